@@ -1,0 +1,47 @@
+# Every target sets up what it needs. `make demo` and `make test` are all a newcomer has to know.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+# An absolute or relative folder with mnist.npz and friends; tests that need it skip without it.
+TRILEMMA_DATA ?= $(if $(wildcard ../shared/data/mnist.npz),$(abspath ../shared/data))
+ifneq ($(TRILEMMA_DATA),)
+export TRILEMMA_DATA
+endif
+export FLWR_TELEMETRY_ENABLED = 0
+export MPLBACKEND = Agg
+
+.PHONY: demo test check lint types imports unit bench clean help
+
+help:            ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
+	touch $@
+
+demo: $(VENV)/.runtime  ## train on phishing with 3 liars among 7 clients: robust, not robust, private
+	$(BIN)/trilemma demo --out runs/demo
+
+test: $(VENV)/.dev lint types imports  ## everything CI runs
+	$(BIN)/pytest -n 2 --dist worksteal
+
+check: $(VENV)/.dev lint types imports  ## the inner loop: everything but the slow tests
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not federation"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+clean:           ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,60 @@
+"""What the data room hands out: data sets, who holds which examples, and stacked batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A classification data set in memory, features already scaled as the name says.
+
+    `x_*` are float32 of shape (examples, ...), `y_*` int64 of shape (examples,).
+    """
+
+    name: str
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    classes: int
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """Return the same data set on `device`."""
+        moved = (tensor.to(device) for tensor in (self.x_train, self.y_train, self.x_test, self.y_test))
+        return Dataset(self.name, *moved, classes=self.classes)
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Which examples each client holds: `train[i]` indexes x_train for client i.
+
+    `valid` indexes x_train too, `test` indexes x_test. They are empty lists where a partition gives clients
+    no validation or test examples of their own; then everyone is tested on the whole test set.
+    """
+
+    train: list[np.ndarray]
+    valid: list[np.ndarray]
+    test: list[np.ndarray]
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return len(self.train)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch per client, stacked: `x` is (k, b, ...), `y` is (k, b).
+
+    `weight` (k, b) sums to one per client and tells each example's share in that client's mean loss; None
+    means 1/b. Clients with fewer than b examples are padded with weight 0.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None

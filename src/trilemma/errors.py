@@ -1,0 +1,38 @@
+"""Errors a user can do something about.
+
+Everything the user may have got wrong raises a `UserError`: its message says what is wrong and what is
+allowed. The command line prints the message, without a traceback, and exits with code 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Bad input. The message says what is wrong and what is allowed."""
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be run."""
+
+
+class DataUnavailable(UserError):
+    """A data set that is neither on disk nor reachable."""
+
+
+class PrivacyError(UserError):
+    """A privacy guarantee was asked for that does not hold."""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """Say which allowed name `name` was probably meant to be, and list all of them.
+
+    >>> nearest("cwmde", ["cwmed", "krum"])
+    "did you mean 'cwmed'? Allowed: cwmed, krum"
+    """
+    names = sorted(allowed)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Allowed: {', '.join(names) or '(none)'}"

@@ -1,0 +1,107 @@
+"""An algorithm is three pure functions on stacked state.
+
+    init(problem, key)                              -> Start(broadcast, clients, server)
+    client(broadcast, state, clients, round, key)   -> ClientStep(messages, state, report)
+    server(messages, state, round, key)             -> ServerStep(broadcast, state, report)
+
+Client state and messages carry a leading client axis. The simulator steps k = n clients at once, a real node
+steps k = 1, and both run the same code: the deployed run can be compared with the simulated one number for
+number. Nothing here has hidden state; what a function does not get as an argument it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from trilemma.data.types import Batch
+from trilemma.keys import Key
+from trilemma.models.types import Model
+from trilemma.privacy.types import NoiseSource, Release
+
+State = Mapping[str, Tensor]
+"""Named tensors. A client's state has the client axis first; the server's has none of its own."""
+
+Report = Mapping[str, Any]
+"""What a step did, for the record: fraction clipped, each client's weight, the rule's info."""
+
+
+class Clients(Protocol):
+    """The k clients a process plays: their identities, their data, and the source of their noise."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Identity of each of the k clients in the federation, 0 … n−1."""
+
+    @property
+    def model(self) -> Model:
+        """The model they train."""
+
+    @property
+    def noise(self) -> NoiseSource:
+        """Where privacy noise comes from: simulated, or the secrets of a real federation."""
+
+    def sample(self, size: int, key: Key) -> Batch:
+        """Draw `size` examples without replacement for each client, each from its own key."""
+
+    def everything(self) -> Batch:
+        """Return all examples of each client, padded with weight 0."""
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What k clients send: `vectors` (k, d) is what the rule aggregates.
+
+    `scalars` and `bytes_` (k,) are the size of the encoded message where it is not simply d float32 numbers.
+    """
+
+    vectors: Tensor
+    scalars: Tensor | None = None
+    bytes_: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """Everything before the first round."""
+
+    broadcast: State
+    clients: State
+    server: State
+
+
+@dataclass(frozen=True)
+class ClientStep:
+    """Result of one client step."""
+
+    messages: Messages
+    state: State
+    report: Report = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """Result of one server step. `report["weights"]` holds every client's share in the aggregate."""
+
+    broadcast: State
+    state: State
+    report: Report = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated algorithm. `broadcast["params"]` (d,) is the global model wherever there is one.
+
+    `release` says what one client lets out in one round, for the accountant; None: no privacy mechanism.
+    `evaluated` maps (broadcast, client state) to the parameters that are scored: (d,) for one global model,
+    (k, d) for personal ones.
+    """
+
+    name: str
+    init: Callable[[Model, tuple[int, ...], Key], Start]
+    client: Callable[[State, State, Clients, int, Key], ClientStep]
+    server: Callable[[Messages, State, int, Key], ServerStep]
+    release: Release | None = None
+    evaluated: Callable[[State, State], Tensor] = lambda broadcast, _: broadcast["params"]

@@ -1,0 +1,77 @@
+"""Names for things: rules, attacks, algorithms, data sets, partitions, models.
+
+Adding one is one file and one registration; the shared test suites, the configuration, `trilemma list` and
+the error messages read the registry and pick it up from there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from trilemma.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """A read-only mapping from names to things, filled by a decorator.
+
+    The first line of a thing's docstring is its summary in listings, unless one is given.
+
+    >>> shapes: Registry[type] = Registry("shape")
+    >>> @shapes.register("square")
+    ... class Square:
+    ...     "Four equal sides."
+    >>> shapes["square"] is Square, shapes.summary("square")
+    (True, 'Four equal sides.')
+    >>> shapes["sqare"]
+    Traceback (most recent call last):
+    trilemma.errors.ConfigError: unknown shape 'sqare': did you mean 'square'? Allowed: square
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._things: dict[str, T] = {}
+        self._summaries: dict[str, str] = {}
+
+    def register(self, name: str, summary: str = "") -> Callable[[T], T]:
+        """Return a decorator that enters a thing under `name`."""
+
+        def enter(thing: T) -> T:
+            if name in self._things:
+                raise RuntimeError(f"{self.kind} {name!r} is registered twice")
+            self._things[name] = thing
+            self._summaries[name] = summary or (thing.__doc__ or "").strip().split("\n")[0]
+            return thing
+
+        return enter
+
+    def summary(self, name: str) -> str:
+        """Return the one line that describes `name`."""
+        self[name]
+        return self._summaries[name]
+
+    def __getitem__(self, name: str) -> T:
+        try:
+            return self._things[name]
+        except KeyError:
+            raise ConfigError(f"unknown {self.kind} {name!r}: {nearest(name, self._things)}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._things
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._things)
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+
+def discover(package: str) -> None:
+    """Import every module of `package`, so that what they register is known."""
+    path = importlib.import_module(package).__path__
+    for module in pkgutil.iter_modules(path, prefix=package + "."):
+        importlib.import_module(module.name)
