@@ -39,7 +39,7 @@ class Key:
 
     def integer(self) -> int:
         """Return this key's 63-bit seed: a hash of seed and path, equal on every machine."""
-        # The type is part of the encoding, so that fold("1") and fold(1) differ, as do ("ab",) and ("a", "b").
+        # The type is part of the encoding, so fold("1") and fold(1) differ, as do ("ab",) and ("a", "b").
         text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (self.seed, *self.path))
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1

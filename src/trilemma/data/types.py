@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,8 +25,13 @@ class Dataset:
 
     def to(self, device: torch.device | str) -> Dataset:
         """Return the same data set on `device`."""
-        moved = (tensor.to(device) for tensor in (self.x_train, self.y_train, self.x_test, self.y_test))
-        return Dataset(self.name, *moved, classes=self.classes)
+        return replace(
+            self,
+            x_train=self.x_train.to(device),
+            y_train=self.y_train.to(device),
+            x_test=self.x_test.to(device),
+            y_test=self.y_test.to(device),
+        )
 
 
 @dataclass(frozen=True)

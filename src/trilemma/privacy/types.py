@@ -8,8 +8,6 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from trilemma.keys import Key
-
 Unit = Literal["user", "example"]
 ThreatName = Literal["cdp", "secldp", "byzldp", "ldp"]
 
@@ -25,7 +23,9 @@ class NoiseLaw:
 class NoiseSource(Protocol):
     """Where clients' noise comes from: a simulation's keys, or the secrets of a real federation."""
 
-    def draw(self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device) -> Tensor:
+    def draw(
+        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> Tensor:
         """Return the noise (k, dim) that clients `ids` add in round `round_`, float32."""
 
 
@@ -55,6 +55,3 @@ class Release:
     def sensitivity(self) -> float:
         """Largest move of the message when the unit is replaced."""
         return 2.0 * self.clip / (self.batch if self.unit == "example" else 1)
-
-
-__all__ = ["Key", "NoiseLaw", "NoiseSource", "Release", "Sampling", "ThreatName", "Unit"]
