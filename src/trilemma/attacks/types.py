@@ -6,24 +6,58 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from trilemma.errors import UserError
 from trilemma.keys import Key
 
 
-class Target(Protocol):
-    """The aggregation the attacker is up against, as far as a search needs to know it."""
+class Outcome(Protocol):
+    """What an aggregation returns, as far as an attack reads it."""
 
-    def __call__(self, vectors: Tensor) -> object:
-        """Aggregate (n, d) messages; the result has a `value` (d,)."""
+    @property
+    def value(self) -> Tensor:
+        """The aggregate (d,)."""
+
+
+class Target(Protocol):
+    """The aggregation the attackers are up against: the very pipeline the server runs.
+
+    A target may also be a `GramTarget`; a search against it is then cheap.
+    """
+
+    def __call__(self, vectors: Tensor, /, *, key: Key | None = None) -> Outcome:
+        """Aggregate (n, d) messages; `key` serves rules that toss coins."""
+
+
+@dataclass(frozen=True)
+class Crafted:
+    """What the Byzantine clients send in a round.
+
+    `messages` is (f, d); its rows may share memory, so copy before writing to it. `strength` is the strength
+    that was used, whether given or found; None where an attack has none.
+    """
+
+    messages: Tensor
+    strength: float | None = None
 
 
 @dataclass(frozen=True)
 class View:
     """What colluding Byzantine clients see in a round: exactly this round's honest messages.
 
-    `own` (f, d) is what they would have sent had they been honest; None when they hold no data. `target` is
-    the very rule the server runs. `position` says which rows of the stacked messages are Byzantine.
+    `honest` (h, d) holds those messages and `own` (f, d) what the Byzantine clients would have sent had they
+    followed the protocol; None when nobody computed that. `target` is the pipeline the server runs. The
+    attackers draw from `key`, which is theirs: they do not see the server's coins. `positions` says which
+    rows of the stacked messages are the Byzantine ones; None: the last f.
+
+    >>> view = View(
+    ...     honest=torch.zeros(2, 3), own=None, byzantine=1,
+    ...     target=lambda x, key=None: x, round=0, key=Key(0), positions=(1,),
+    ... )
+    >>> view.stack(torch.ones(1, 3))[:, 0].tolist()
+    [0.0, 1.0, 0.0]
     """
 
     honest: Tensor
@@ -32,16 +66,60 @@ class View:
     target: Target
     round: int
     key: Key
+    positions: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.honest.ndim != 2 or self.honest.shape[0] < 1:
+            raise UserError(
+                f"an attack needs the honest messages as (h, d) with h >= 1; got {tuple(self.honest.shape)}"
+            )
+        if not self.honest.is_floating_point():
+            raise UserError(f"messages must be of a floating-point type; got {self.honest.dtype}")
+        if self.byzantine < 0:
+            raise UserError(f"the number of Byzantine clients must be >= 0; got {self.byzantine}")
+        own = (self.byzantine, self.honest.shape[1])
+        if self.own is not None and tuple(self.own.shape) != own:
+            raise UserError(f"the Byzantine clients' own messages must be {own}; got {tuple(self.own.shape)}")
+        if self.positions is not None and (
+            len(set(self.positions)) != self.byzantine
+            or len(self.positions) != self.byzantine
+            or not all(0 <= row < self.clients for row in self.positions)
+        ):
+            raise UserError(
+                f"positions must be {self.byzantine} different rows of 0 … {self.clients - 1}; "
+                f"got {self.positions}"
+            )
+
+    @property
+    def clients(self) -> int:
+        """Number of clients n = h + f."""
+        return self.honest.shape[0] + self.byzantine
+
+    @property
+    def order(self) -> Tensor:
+        """For every row of the stack, its row in (honest messages, Byzantine messages): (n,), int64."""
+        honest = self.honest.shape[0]
+        rows = list(range(honest, self.clients) if self.positions is None else self.positions)
+        order = torch.full((self.clients,), -1, dtype=torch.int64)
+        order[rows] = torch.arange(honest, self.clients)
+        order[order < 0] = torch.arange(honest)
+        return order
+
+    def stack(self, messages: Tensor) -> Tensor:
+        """Return all n messages as the server receives them, with the Byzantine `messages` (f, d) put in."""
+        return torch.cat([self.honest, messages])[self.order.to(self.honest.device)]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack. `craft` gives the Byzantine messages (f, d); `poison` the labels Byzantine clients train on.
+    """An attack. `craft` gives the Byzantine messages; `poison` the labels Byzantine clients train on.
 
-    `poison(labels, classes, key)` is applied once to the labels of a Byzantine client. An attack without
-    `craft` sends what the honest protocol computes on the poisoned data.
+    `poison(labels, classes, key)` is applied once to the labels of a Byzantine client, with a key of that
+    client. An attack without `craft` sends what the honest protocol computes on the poisoned data.
+    `reads_own` says that `craft` needs `View.own`.
     """
 
     name: str
-    craft: Callable[[View], Tensor] | None = None
+    craft: Callable[[View], Crafted] | None = None
     poison: Callable[[Tensor, int, Key], Tensor] | None = None
+    reads_own: bool = False

@@ -1,0 +1,165 @@
+"""The honest messages in one pass: mean, a direction of attack, and the Gram matrix of both with them.
+
+Most attacks send m + τ u: the honest mean plus τ times a direction u that every coordinate can compute from
+its own column (the standard deviation, minus the mean, a sign). Whatever such an attack asks, distances and
+inner products at any τ, is then a quadratic form in the (h+2) × (h+2) Gram matrix K of
+
+    z_1 … z_h (honest messages less their mean),  u,  m.
+
+K is additive over blocks of columns, so one pass over the messages gives m, u and K with memory for one
+block. Rows are centred before they are multiplied: an offset common to all clients, however large, costs
+no accuracy where it cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Direction = Callable[[Tensor, Tensor], Tensor]
+"""(centred block (h, c), mean of the block (c,)) -> the direction in these columns (c,)."""
+
+BLOCK = 1 << 18
+"""Numbers in a block: 1 MB of float32, which stays in a core's cache between centring and multiplying."""
+
+
+SQUARABLE = 1e14
+"""Up to here squares and their sums over columns are finite in float32."""
+
+
+def deviation(centred: Tensor, mean: Tensor) -> Tensor:
+    """Coordinate-wise standard deviation of the honest messages (population form, so 0 for h = 1)."""
+    return centred.square().mean(dim=0).sqrt()
+
+
+def minus_mean(centred: Tensor, mean: Tensor) -> Tensor:
+    """Minus the honest mean."""
+    return -mean
+
+
+def minus_deviation(centred: Tensor, mean: Tensor) -> Tensor:
+    """Minus the coordinate-wise standard deviation."""
+    return -deviation(centred, mean)
+
+
+def minus_sign(centred: Tensor, mean: Tensor) -> Tensor:
+    """Minus the sign of the honest mean."""
+    return -torch.sign(mean)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The messages m + τ u, for any τ: `mean` m (d,) and `direction` u (d,), in at least float32."""
+
+    mean: Tensor
+    direction: Tensor
+
+    def at(self, tau: float) -> Tensor:
+        """Return m + τ u."""
+        return torch.add(self.mean, self.direction, alpha=tau)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A line and the Gram matrix `gram` (h+2, h+2) of the centred honest messages, u and m, in that order.
+
+    `gram` is float64 on the CPU, whatever the messages are.
+
+    >>> span = measure(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), minus_mean)
+    >>> span.line.at(2.0).tolist(), span.gram.tolist()[-1]
+    ([-2.0, 0.0], [-2.0, 2.0, -4.0, 4.0])
+    """
+
+    line: Line
+    gram: Tensor
+
+    @property
+    def honest(self) -> int:
+        """Number of honest messages."""
+        return self.gram.shape[0] - 2
+
+    @property
+    def spread(self) -> Tensor:
+        """Gram matrix of the centred honest messages (h, h)."""
+        return self.gram[: self.honest, : self.honest]
+
+    @property
+    def radius(self) -> float:
+        """Root mean square distance of the honest messages from their mean."""
+        return float(torch.sqrt(self.spread.diagonal().mean()))
+
+    @property
+    def reach(self) -> float:
+        """Length of the direction."""
+        return float(torch.sqrt(self.gram[-2, -2]))
+
+
+def finite_rows(messages: Tensor) -> Tensor:
+    """Return the messages without NaN and ±inf; the server drops the others, and so do the attackers.
+
+    One row of zeros when none is left. Numbers too large to be squared in their type come as float64.
+
+    >>> finite_rows(torch.tensor([[1.0, 2.0], [float("nan"), 0.0]])).tolist()
+    [[1.0, 2.0]]
+    """
+    if messages.shape[1] == 0:
+        return messages
+    largest: Tensor = torch.linalg.vector_norm(messages, ord=math.inf, dim=1)
+    finite = torch.isfinite(largest)
+    if not bool(finite.all()):
+        messages, largest = messages[finite], largest[finite]
+        if messages.shape[0] == 0:
+            return messages.new_zeros(1, messages.shape[1])
+    return messages.double() if float(largest.max()) > SQUARABLE else messages
+
+
+def draw_line(honest: Tensor, direction: Direction) -> Line:
+    """Return the line of an attack, without the Gram matrix.
+
+    >>> draw_line(torch.tensor([[1.0], [3.0]]), deviation).at(1.5).tolist()
+    [3.5]
+    """
+    mean, along = _lines_like(honest)
+    for columns, centred, block_mean in _blocks(honest):
+        mean[columns] = block_mean
+        along[columns] = direction(centred, block_mean)
+    return Line(mean, along)
+
+
+def measure(honest: Tensor, direction: Direction) -> Span:
+    """Return the line of an attack and the Gram matrix that answers questions about it, in one pass."""
+    mean, along = _lines_like(honest)
+    rows = honest.shape[0] + 2
+    gram = torch.zeros(rows, rows, dtype=torch.float64, device=honest.device)
+    for columns, centred, block_mean in _blocks(honest):
+        mean[columns] = block_mean
+        along[columns] = direction(centred, block_mean)
+        stacked = torch.cat([centred, along[columns].unsqueeze(0), block_mean.unsqueeze(0)])
+        # Products of one block in its own precision, sums over blocks in float64.
+        gram += stacked @ stacked.T
+    return Span(Line(mean, along), gram.cpu())
+
+
+def _lines_like(honest: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(honest.dtype, torch.float32)
+    return honest.new_empty(honest.shape[1], dtype=dtype), honest.new_empty(honest.shape[1], dtype=dtype)
+
+
+def _blocks(honest: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield (columns, centred block, mean of the block) over all columns."""
+    dtype = torch.promote_types(honest.dtype, torch.float32)
+    on_cpu = honest.device.type == "cpu"
+    width = max(1, (BLOCK if on_cpu else 64 * BLOCK) // honest.shape[0])
+    for start in range(0, honest.shape[1], width):
+        columns = slice(start, start + width)
+        block = honest[:, columns].to(dtype)
+        # Twice, because a mean in float32 is off by the offset's rounding, which the spread may not exceed.
+        rough = block.mean(dim=0)
+        centred = block - rough
+        rest = centred.mean(dim=0)
+        centred -= rest
+        yield columns, centred, rough + rest
