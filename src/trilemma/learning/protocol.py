@@ -1,8 +1,8 @@
 """An algorithm is three pure functions on stacked state.
 
-    init(problem, key)                              -> Start(broadcast, clients, server)
-    client(broadcast, state, clients, round, key)   -> ClientStep(messages, state, report)
-    server(messages, state, round, key)             -> ServerStep(broadcast, state, report)
+    init(model, ids, key)                          -> Start(broadcast, clients, server)
+    client(broadcast, state, clients, round, key)  -> ClientStep(messages, state, report)
+    server(messages, state, round, key)            -> ServerStep(broadcast, state, report)
 
 Client state and messages carry a leading client axis. The simulator steps k = n clients at once, a real node
 steps k = 1, and both run the same code: the deployed run can be compared with the simulated one number for
@@ -11,7 +11,7 @@ number. Nothing here has hidden state; what a function does not get as an argume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,20 +47,26 @@ class Clients(Protocol):
     def sample(self, size: int, key: Key) -> Batch:
         """Draw `size` examples without replacement for each client, each from its own key."""
 
+    def poisson(self, expected: int, key: Key) -> Batch:
+        """Draw each example independently, `expected` of them on average; weights stay 1/expected."""
+
+    def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
+        """Yield `steps` stacked batches of a shuffled loader: reshuffled when exhausted, last one partial."""
+
     def everything(self) -> Batch:
-        """Return all examples of each client, padded with weight 0."""
+        """Return all training examples of each client, padded with weight 0."""
 
 
 @dataclass(frozen=True)
 class Messages:
     """What k clients send: `vectors` (k, d) is what the rule aggregates.
 
-    `scalars` and `bytes_` (k,) are the size of the encoded message where it is not simply d float32 numbers.
+    `scalars` and `bytes` (k,) are the size of each message as it would travel; None: d float32 numbers.
     """
 
     vectors: Tensor
     scalars: Tensor | None = None
-    bytes_: Tensor | None = None
+    bytes: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -90,13 +96,28 @@ class ServerStep:
     report: Report = field(default_factory=dict)
 
 
+def global_model(broadcast: State, state: State, clients: Clients, key: Key) -> Tensor:
+    """Return the broadcast model: what is scored when there is one model for everybody."""
+    return broadcast["params"]
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """A federated algorithm. `broadcast["params"]` (d,) is the global model wherever there is one.
 
-    `release` says what one client lets out in one round, for the accountant; None: no privacy mechanism.
-    `evaluated` maps (broadcast, client state) to the parameters that are scored: (d,) for one global model,
-    (k, d) for personal ones.
+    Attributes:
+        name: As in configurations.
+        init: (model, ids, key) -> Start.
+        client: (broadcast, state, clients, round, key) -> ClientStep; `report["loss"]` (k,) is the training
+            loss, and a client whose loss is not finite has diverged.
+        server: (messages, state, round, key) -> ServerStep.
+        release: What one client lets out in one round, for the accountant; None: no privacy mechanism.
+        evaluated: (broadcast, state, clients, key) -> the parameters that are scored: (d,) for one global
+            model, (k, d) for personal ones. The key is for methods that fine-tune before they are scored.
+        everyone_trains: Whether clients that were not sampled this round train too; their messages are not
+            aggregated, their state is kept. Otherwise only sampled clients are stepped.
+        tolerates_nonfinite: Whether honest messages that are not finite are part of the method's life (and not
+            the end of the run).
     """
 
     name: str
@@ -104,4 +125,6 @@ class Algorithm:
     client: Callable[[State, State, Clients, int, Key], ClientStep]
     server: Callable[[Messages, State, int, Key], ServerStep]
     release: Release | None = None
-    evaluated: Callable[[State, State], Tensor] = lambda broadcast, _: broadcast["params"]
+    evaluated: Callable[[State, State, Clients, Key], Tensor] = global_model
+    everyone_trains: bool = False
+    tolerates_nonfinite: bool = False

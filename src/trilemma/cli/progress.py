@@ -1,0 +1,51 @@
+"""A live progress bar: seed, round, accuracy, ε, time left."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from trilemma.simulate import Record
+
+
+class ProgressBar:
+    """An observer (`simulate.Observer`) that draws one bar per seed on standard error."""
+
+    def __init__(self, console: Console, label: str = "") -> None:
+        self.label = label
+        self._accuracy = "–"
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = None
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
+        """Start a new bar."""
+        self._accuracy = "–"
+        description = f"{self.label} seed {seed}".strip()
+        self._task = self._bar.add_task(description, total=rounds, completed=first_round, facts="")
+
+    def round_finished(self, record: Record) -> None:
+        """Move the bar."""
+        if record.evaluation is not None:
+            self._accuracy = f"{record.evaluation.accuracy:.1%}"
+        epsilon = "∞" if record.epsilon == float("inf") else f"{record.epsilon:.3g}"
+        facts = f"accuracy {self._accuracy}  ε {epsilon}"
+        assert self._task is not None
+        self._bar.update(self._task, completed=record.round, facts=facts)

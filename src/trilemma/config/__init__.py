@@ -1,0 +1,12 @@
+"""Configurations: read, validated, resolved into a release and an algorithm.
+
+>>> from trilemma import config
+>>> settings = config.parse({}, ["federation.clients=9", "federation.byzantine=2", "aggregation.rule=cwmed"])
+>>> settings.federation.f, settings.aggregation.rule
+(2, 'cwmed')
+"""
+
+from trilemma.config.load import Choice, Config, load, parse
+from trilemma.config.schema import parse_seeds
+
+__all__ = ["Choice", "Config", "load", "parse", "parse_seeds"]

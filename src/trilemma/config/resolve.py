@@ -1,0 +1,86 @@
+"""From a configuration to what runs: the rule, the calibrated release and the algorithm.
+
+Both the simulator and a real federation resolve a configuration here, so they cannot disagree about how much
+noise a client adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from trilemma import aggregation, privacy
+from trilemma.aggregation.types import Rule
+from trilemma.config.load import Config
+from trilemma.errors import ConfigError
+from trilemma.learning import Algorithm, Federation
+from trilemma.privacy.types import NoiseLaw, Release
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a configuration means once the amount of data is known.
+
+    `notes` are the reservations a reader of the results must see.
+    """
+
+    rule: Rule
+    release: Release | None
+    threat: privacy.Threat | None
+    algorithm: Algorithm
+    notes: tuple[str, ...] = ()
+
+
+def resolve(config: Config, examples: int) -> Resolved:
+    """Resolve `config` for clients of whom the poorest honest one holds `examples` training examples."""
+    federation = config.federation
+    rule = aggregation.parse(config.aggregation.rule, f=federation.f)
+    release, threat, notes = _release(config, examples)
+    algorithm = config.algorithm.options.build(
+        Federation(federation.clients, federation.f, config.run.rounds, rule, release)
+    )
+    return Resolved(rule, release, threat, algorithm, notes)
+
+
+def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Threat | None, tuple[str, ...]]:
+    wanted = config.privacy
+    if wanted.clip is None:
+        return None, None, ()
+    shape = config.algorithm.options.exposure(wanted.clip, examples)
+    if wanted.threat == "none":
+        return shape, None, ("contributions are clipped but not noised: there is no privacy guarantee",)
+
+    federation = config.federation
+    threat = privacy.Threat(wanted.threat, federation.clients, federation.f, wanted.collusion)
+    notes: list[str] = []
+    if wanted.threat == "cdp" and config.aggregation.rule != "mean":
+        notes.append(
+            f"central privacy is certified for the mean only; {config.aggregation.rule} under cdp has no "
+            "certificate, the figure is what the mean would have"
+        )
+    if wanted.epsilon is not None and wanted.noise == "paper":
+        law = config.algorithm.options.paper_noise(shape, wanted.epsilon, wanted.delta, config.run.rounds)
+        notes.append("noise as the paper sets it is not calibrated to the target: read the certified ε")
+    elif wanted.epsilon is not None:
+        law = privacy.calibrate(
+            wanted.epsilon,
+            wanted.delta,
+            config.run.rounds,
+            wanted.clip,
+            threat,
+            unit=shape.unit,
+            batch=shape.batch,
+            sampling=shape.sampling,
+            **({} if wanted.accountant is None else {"accountant": wanted.accountant}),
+        )
+    elif wanted.noise_multiplier is not None:
+        # The multiplier is linear in σ, so one evaluation at σ = 1 gives the scale under any threat model.
+        unit_multiplier = privacy.multiplier(replace(shape, law=NoiseLaw(sigma_ind=1.0)), threat)
+        law = NoiseLaw(sigma_ind=wanted.noise_multiplier / unit_multiplier)
+    elif wanted.sigma_ind is not None or wanted.sigma_cor is not None:
+        law = NoiseLaw(wanted.sigma_ind or 0.0, wanted.sigma_cor or 0.0)
+    else:
+        raise ConfigError(
+            f"[privacy] threat = {wanted.threat!r} but no noise; give epsilon, sigma_ind and sigma_cor, or "
+            "noise_multiplier, or threat = 'none' to clip without a guarantee"
+        )
+    return replace(shape, law=law), threat, tuple(notes)

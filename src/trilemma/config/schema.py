@@ -1,0 +1,151 @@
+"""What a configuration may say, table by table.
+
+A table is a frozen pydantic model. Tables that choose something by name (`[data]`, `[model]`, `[algorithm]`,
+`[attack]`, and `[data.partition]`) also carry the options of what was chosen; those options are declared by
+the thing itself, in its own file, and found through its registry.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from trilemma.privacy.types import ThreatName
+
+
+class Table(BaseModel):
+    """One table of a configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataTable(Table):
+    """`[data]`: who holds what. Options of the chosen data set stand beside these keys."""
+
+    holders: Literal["honest", "all"] = Field(
+        default="honest",
+        description="divide the data among honest clients only (Byzantine ones mirror them), or among all",
+    )
+    augment: Literal["none", "flip"] = Field(default="none", description="random horizontal flips")
+
+
+class FederationTable(Table):
+    """`[federation]`: how many clients there are and how many lie."""
+
+    clients: int = Field(default=7, ge=1, description="number of clients n")
+    byzantine: int = Field(default=0, ge=0, description="number of Byzantine clients")
+    tolerate: int | None = Field(
+        default=None, ge=0, description="f the rule is told; default: the number of Byzantine clients"
+    )
+
+    @property
+    def f(self) -> int:
+        """Number of Byzantine clients the rule is told to tolerate."""
+        return self.byzantine if self.tolerate is None else self.tolerate
+
+    @model_validator(mode="after")
+    def _honest_majority(self) -> FederationTable:
+        largest = (self.clients - 1) // 2
+        if max(self.f, self.byzantine) > largest:
+            raise ValueError(
+                f"{max(self.f, self.byzantine)} Byzantine of {self.clients} clients: no rule can tell liars "
+                f"from honest clients unless 2f < n; allowed: 0 to {largest} of {self.clients}"
+            )
+        return self
+
+
+class AggregationTable(Table):
+    """`[aggregation]`: the rule, as a chain of names."""
+
+    rule: str = Field(default="mean", description='a rule or a chain, e.g. "caf" or "nnm+cwmed"')
+
+
+class PrivacyTable(Table):
+    """`[privacy]`: who is trusted, how contributions are clipped, how much noise is added.
+
+    Noise is given as a target (`epsilon`), as standard deviations (`sigma_ind`, `sigma_cor`), as a multiple
+    of the sensitivity (`noise_multiplier`), or not at all (then clipping alone gives no guarantee).
+    """
+
+    threat: ThreatName | Literal["none"] = Field(default="none", description="who is trusted with what")
+    clip: float | None = Field(default=None, gt=0, description="bound C on one contribution's norm")
+    epsilon: float | None = Field(default=None, gt=0, description="target ε for the whole run")
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="target δ for the whole run")
+    sigma_ind: float | None = Field(default=None, ge=0, description="std of independent noise")
+    sigma_cor: float | None = Field(default=None, ge=0, description="std of pairwise cancelling noise")
+    noise_multiplier: float | None = Field(
+        default=None, ge=0, description="independent noise as a multiple of the sensitivity"
+    )
+    noise: Literal["certified", "paper"] = Field(
+        default="certified", description="calibrate to a certificate, or by the algorithm's paper"
+    )
+    collusion: int | None = Field(
+        default=None, ge=0, description="Byzantine clients q that collude with the server"
+    )
+    accountant: Literal["exact", "rdp", "pld"] | None = Field(
+        default=None, description="accountant used to calibrate; default: the tightest that applies"
+    )
+
+    @field_validator("clip", "epsilon", "sigma_ind", "sigma_cor", "noise_multiplier")
+    @classmethod
+    def _not_nan(cls, value: float | None) -> float | None:
+        if value is not None and math.isnan(value):
+            raise ValueError("is not a number")
+        return value
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> PrivacyTable:
+        sigmas = self.sigma_ind is not None or self.sigma_cor is not None
+        ways = [self.epsilon is not None, sigmas, self.noise_multiplier is not None]
+        if sum(ways) > 1:
+            raise ValueError(
+                "noise is given twice: allowed is one of epsilon; sigma_ind and sigma_cor; noise_multiplier"
+            )
+        if any(ways) and self.clip is None:
+            raise ValueError("noise without clip protects nothing: give clip, the bound C on a contribution")
+        if any(ways) and self.threat == "none":
+            raise ValueError("noise without a threat model certifies nothing: give threat = cdp, secldp, …")
+        if self.threat == "ldp" and self.sigma_cor:
+            raise ValueError("under ldp nobody shares secrets: sigma_cor must be 0 (secldp and byzldp have it)")
+        return self
+
+
+class RunTable(Table):
+    """`[run]`: how long, which seeds, where."""
+
+    rounds: int = Field(default=100, ge=1, description="number of rounds T")
+    seeds: tuple[int, ...] = Field(default=(1,), min_length=1, description="one run per seed")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to compute")
+    evaluate_every: int | None = Field(
+        default=None, ge=1, description="rounds between evaluations; default: about 50 in a run"
+    )
+    checkpoint_every: int | None = Field(
+        default=None, ge=1, description="rounds between checkpoints; default: about 20 in a run"
+    )
+    returned: Literal["last", "sampled", "average"] = Field(
+        default="last", description="the model a run returns: last, a uniformly sampled iterate, or their mean"
+    )
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _seed_ranges(cls, value: object) -> object:
+        if isinstance(value, int):
+            return (value,)
+        return parse_seeds(value) if isinstance(value, str) else value
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Read seeds as people write them.
+
+    >>> parse_seeds("1-3,7")
+    (1, 2, 3, 7)
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+            raise ValueError(f"cannot read seeds {text!r}; allowed: numbers and ranges, as in 1-5 or 1,3,7")
+        seeds.extend(range(int(first), int(last or first) + 1))
+    return tuple(dict.fromkeys(seeds))

@@ -1,0 +1,151 @@
+"""The directory of a run: what is on disk, and how it survives a crash.
+
+    config.toml              the resolved configuration, defaults included; runs again as it is
+    seed-1/metrics.jsonl     one line per round, flushed as it happens
+    seed-1/checkpoint.pt     the latest checkpoint, replaced atomically
+    seed-1/model.npy         the returned model, written when the seed is finished
+    summary.json             accuracy, loss, ε by accountant, seconds
+    curves.png               accuracy over rounds
+
+A killed run loses the rounds since its last checkpoint and nothing else: on resumption metrics written after
+that checkpoint are cut off and computed again, to the same values.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trilemma import config as configuration
+from trilemma.config import Config
+from trilemma.errors import UserError
+from trilemma.simulate.engine import Progress, Record
+
+
+@dataclass(frozen=True)
+class SeedDirectory:
+    """The part of a run directory that belongs to one seed."""
+
+    path: Path
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object per finished round."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """The latest checkpoint."""
+        return self.path / "checkpoint.pt"
+
+    @property
+    def model_path(self) -> Path:
+        """The returned model, a flat float32 vector; it exists once the seed is finished."""
+        return self.path / "model.npy"
+
+    @property
+    def finished(self) -> bool:
+        """Whether this seed has run to its end."""
+        return self.model_path.exists()
+
+    def append(self, record: Record) -> None:
+        """Write down one round."""
+        with self.metrics_path.open("a") as file:
+            file.write(json.dumps(record.plain()) + "\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Read all complete records back; a torn last line is ignored."""
+        if not self.metrics_path.exists():
+            return []
+        lines = self.metrics_path.read_text().split("\n")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def save(self, progress: Progress) -> None:
+        """Replace the checkpoint."""
+        buffer = io.BytesIO()
+        torch.save(asdict(progress), buffer)
+        write_atomically(self.checkpoint_path, buffer.getvalue())
+
+    def restore(self, device: torch.device) -> Progress | None:
+        """Return the progress of the latest checkpoint, and forget metrics written after it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.checkpoint_path.exists():
+            self.metrics_path.unlink(missing_ok=True)
+            return None
+        progress = Progress(**torch.load(self.checkpoint_path, map_location=device, weights_only=True))
+        kept = [record for record in self.records() if record["round"] <= progress.round]
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        write_atomically(self.metrics_path, text.encode())
+        return progress
+
+    def finish(self, chosen: Tensor) -> None:
+        """Write the returned model; the seed is finished."""
+        buffer = io.BytesIO()
+        np.save(buffer, chosen.detach().cpu().numpy())
+        write_atomically(self.model_path, buffer.getvalue())
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run on disk."""
+
+    path: Path
+    config: Config
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> RunDirectory:
+        """Start a run in a new or empty directory."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"{str(path)!r} already holds something; continue it with --resume {path}, or name another --out"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomically(path / "config.toml", config.toml().encode())
+        return cls(path, config)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Open a run that was started before."""
+        if not (path / "config.toml").exists():
+            raise UserError(f"{str(path)!r} is not a run directory: it has no config.toml")
+        return cls(path, configuration.load(path / "config.toml"))
+
+    def seed(self, seed: int) -> SeedDirectory:
+        """Return the directory of one seed."""
+        return SeedDirectory(self.path / f"seed-{seed}")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Refuse to work on a run that another process is working on."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"another process is working on {str(self.path)!r}") from None
+            yield
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` so that a crash leaves either the old file or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,192 @@
+"""Run a configuration over its seeds, in a directory that survives crashes, and sum it up."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from trilemma import privacy
+from trilemma.config import Config
+from trilemma.simulate import engine
+from trilemma.simulate.directory import RunDirectory, SeedDirectory, write_atomically
+from trilemma.simulate.engine import Evaluation, Progress, Record
+from trilemma.simulate.experiment import Experiment, assemble
+
+
+class Observer(Protocol):
+    """Told about a run as it goes, to draw a progress bar for instance."""
+
+    def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
+        """A seed starts, or continues after `first_round` rounds."""
+
+    def round_finished(self, record: Record) -> None:
+        """A round is finished and written down."""
+
+
+class Silent:
+    """An observer that does nothing."""
+
+    def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
+        """Do nothing."""
+
+    def round_finished(self, record: Record) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A quantity over seeds. A diverged seed counts as None and leaves the mean to the others."""
+
+    mean: float | None
+    std: float | None
+    per_seed: dict[str, float | None]
+
+    @classmethod
+    def of(cls, values: dict[int, float | None]) -> Spread:
+        """Summarise one value per seed; std is the sample standard deviation, 0 for one seed.
+
+        >>> Spread.of({1: 0.8, 2: 0.9}).mean
+        0.85
+        """
+        present = [value for value in values.values() if value is not None]
+        mean = round(statistics.fmean(present), 6) if present else None
+        std = (round(statistics.stdev(present), 6) if len(present) > 1 else 0.0) if present else None
+        return cls(mean, std, {str(seed): value for seed, value in values.items()})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of a run, never one number without the others."""
+
+    accuracy: Spread
+    loss: Spread
+    epsilon: dict[str, float | None]
+    delta: float | None
+    seconds: float
+    algorithm: str
+    rule: str
+    clients: int
+    byzantine: int
+    attack: str
+    threat: str
+    rounds: int
+    diverged: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    directory: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+
+def run(config: Config, out: Path, observer: Observer | None = None) -> Summary:
+    """Run every seed of `config` in the new directory `out`."""
+    return _run(RunDirectory.create(out, config), observer or Silent())
+
+
+def resume(path: Path, observer: Observer | None = None) -> Summary:
+    """Continue the run in `path` from its last checkpoints; a finished run is summed up again."""
+    return _run(RunDirectory.open(path), observer or Silent())
+
+
+def run_or_resume(config: Config, out: Path, observer: Observer | None = None) -> Summary:
+    """Continue the run in `out` if there is one, else start it: what a sweep does for each of its points."""
+    if (out / "config.toml").exists():
+        return resume(out, observer)
+    return run(config, out, observer)
+
+
+def _run(directory: RunDirectory, observer: Observer) -> Summary:
+    with directory.locked():
+        results: dict[int, Evaluation | None] = {}
+        diverged: dict[str, int] = {}
+        experiment = None
+        for seed in directory.config.run.seeds:
+            folder = directory.seed(seed)
+            experiment = assemble(directory.config, seed)
+            try:
+                results[seed] = _run_seed(experiment, folder, observer)
+            except engine.Diverged as stop:
+                results[seed] = None
+                diverged[str(seed)] = stop.round
+        assert experiment is not None  # a configuration has at least one seed
+        summary = _summary(directory, experiment, results, diverged)
+        write_atomically(directory.path / "summary.json", json.dumps(summary.plain(), indent=2).encode())
+        return summary
+
+
+def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer) -> Evaluation:
+    run_table = experiment.config.run
+    evaluate_every = run_table.evaluate_every or max(1, run_table.rounds // 50)
+    checkpoint_every = run_table.checkpoint_every or max(1, run_table.rounds // 20)
+
+    progress = folder.restore(experiment.device) or engine.start(experiment)
+    observer.seed_started(experiment.seed, progress.round, run_table.rounds)
+    saved = progress.round
+    try:
+        while progress.round < run_table.rounds:
+            progress, record = engine.step(experiment, progress)
+            if progress.round % evaluate_every == 0 or progress.round == run_table.rounds:
+                record = _evaluated(experiment, progress, record)
+            folder.append(record)
+            observer.round_finished(record)
+            if progress.round % checkpoint_every == 0 and progress.round < run_table.rounds:
+                folder.save(progress)
+                saved = progress.round
+    except KeyboardInterrupt:
+        if progress.round > saved:
+            folder.save(progress)
+        raise
+    if not folder.finished:
+        folder.save(progress)
+        folder.finish(progress.chosen)
+    return engine.evaluate(experiment, progress.chosen)
+
+
+def _evaluated(experiment: Experiment, progress: Progress, record: Record) -> Record:
+    begin = time.perf_counter()
+    latest = experiment.resolved.algorithm.evaluated(progress.broadcast, progress.clients)
+    evaluation = engine.evaluate(experiment, latest)
+    spent = round(time.perf_counter() - begin, 6)
+    return replace(record, evaluation=evaluation, seconds={**record.seconds, "evaluate": spent})
+
+
+def _summary(
+    directory: RunDirectory,
+    experiment: Experiment,
+    results: dict[int, Evaluation | None],
+    diverged: dict[str, int],
+) -> Summary:
+    config, resolved = directory.config, experiment.resolved
+    epsilon: dict[str, float | None] = {}
+    notes = list(resolved.notes)
+    if resolved.release is not None and resolved.threat is not None:
+        spent = privacy.spent(resolved.release, resolved.threat, config.run.rounds, config.privacy.delta)
+        epsilon = {name: value if value != float("inf") else None for name, value in spent.epsilon.items()}
+        notes.extend(spent.notes)
+    seconds = sum(
+        sum(record["seconds"].values())
+        for seed in config.run.seeds
+        for record in directory.seed(seed).records()
+    )
+    return Summary(
+        accuracy=Spread.of({s: round(r.accuracy, 6) if r else None for s, r in results.items()}),
+        loss=Spread.of({s: round(r.loss, 6) if r else None for s, r in results.items()}),
+        epsilon=epsilon,
+        delta=config.privacy.delta if epsilon else None,
+        seconds=round(seconds, 3),
+        algorithm=config.algorithm.name,
+        rule=config.aggregation.rule,
+        clients=config.federation.clients,
+        byzantine=config.federation.byzantine,
+        attack=config.attack.name if config.federation.byzantine else "none",
+        threat=config.privacy.threat,
+        rounds=config.run.rounds,
+        diverged=diverged,
+        notes=tuple(dict.fromkeys(notes)),
+        directory=str(directory.path),
+    )
