@@ -1,1 +1,48 @@
-"""The data room."""
+"""Data sets, who holds which examples, and stacked batches.
+
+>>> from trilemma import data
+>>> from trilemma.keys import Key
+>>> phishing = data.load("phishing", key=Key(1))
+>>> holdings = data.divide("dirichlet", phishing, 4, key=Key(1), alpha=1.0)
+>>> federated = data.FederatedData(phishing, holdings)
+>>> federated.sample(ids=(0, 1, 2, 3), size=25, key=Key(1).fold("round", 0)).x.shape
+torch.Size([4, 25, 68])
+"""
+
+from trilemma.data.augment import horizontal_flip
+from trilemma.data.catalogue import (
+    DatasetOptions,
+    Options,
+    PartitionOptions,
+    datasets,
+    divide,
+    load,
+    partitions,
+)
+from trilemma.data.dealing import mirror
+from trilemma.data.federated import EpochBatches, FederatedData, Split
+from trilemma.data.storage import Storage
+from trilemma.data.types import Augment, Batch, Dataset, Holdings
+from trilemma.registry import discover
+
+__all__ = [
+    "Augment",
+    "Batch",
+    "Dataset",
+    "DatasetOptions",
+    "EpochBatches",
+    "FederatedData",
+    "Holdings",
+    "Options",
+    "PartitionOptions",
+    "Split",
+    "Storage",
+    "datasets",
+    "divide",
+    "horizontal_flip",
+    "load",
+    "mirror",
+    "partitions",
+]
+
+discover(__name__)

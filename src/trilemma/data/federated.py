@@ -1,0 +1,289 @@
+"""Stacked batches: a data set and its holders on one device, batches for any k clients at once.
+
+Client i draws from `key.fold("client", i)` and from nothing else, so a batch drawn for client i alone equals
+its row in a batch drawn for all. Indices are drawn on the CPU; features move once, in one gather.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trilemma.data.types import Augment, Batch, Dataset, Holdings
+from trilemma.errors import UserError
+from trilemma.keys import Key
+
+Split = Literal["train", "valid", "test"]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One split of all clients end to end: slot offsets[i] + j is client i's j-th example.
+
+    Labels belong to slots, not to examples: an example that two clients hold can have two labels.
+    """
+
+    x: Tensor
+    rows: Tensor
+    labels: Tensor
+    sizes: np.ndarray
+    offsets: np.ndarray
+
+    @staticmethod
+    def of(x: Tensor, y: Tensor, held: Sequence[np.ndarray]) -> _Held:
+        rows = torch.from_numpy(np.concatenate([*held, np.empty(0, np.int64)]).astype(np.int64)).to(x.device)
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(y):
+            raise UserError(f"holdings name example {int(rows.max())} of a split of {len(y)}")
+        sizes = np.array([len(indices) for indices in held], dtype=np.int64)
+        return _Held(x, rows, y[rows], sizes, np.concatenate([[0], np.cumsum(sizes)[:-1]]))
+
+    def gather(self, slots: np.ndarray) -> tuple[Tensor, Tensor]:
+        where = torch.from_numpy(slots).to(self.rows.device)
+        return self.x[self.rows[where]], self.labels[where]
+
+
+class FederatedData:
+    """Who holds what, ready to be drawn from.
+
+    >>> from trilemma.data import divide, load
+    >>> data = load("phishing", key=Key(1))
+    >>> fed = FederatedData(data, divide("homogeneous", data, 4, key=Key(1)))
+    >>> batch = fed.sample((0, 2), 25, Key(1).fold("round", 0))
+    >>> batch.x.shape, batch.y.shape
+    (torch.Size([2, 25, 68]), torch.Size([2, 25]))
+    >>> alone = fed.sample((2,), 25, Key(1).fold("round", 0))
+    >>> bool((alone.x[0] == batch.x[1]).all())
+    True
+    """
+
+    def __init__(self, dataset: Dataset, holdings: Holdings, device: torch.device | str = "cpu") -> None:
+        self.dataset = dataset.to(device)
+        self.holdings = holdings
+        data = self.dataset
+        self._splits: dict[Split, _Held] = {
+            "train": _Held.of(data.x_train, data.y_train, holdings.train),
+            "valid": _Held.of(data.x_train, data.y_train, holdings.valid),
+            "test": _Held.of(data.x_test, data.y_test, holdings.test),
+        }
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return self.holdings.clients
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of training examples of each client, (n,)."""
+        return self._splits["train"].sizes
+
+    def sample(self, ids: Sequence[int], size: int, key: Key) -> Batch:
+        """Draw `size` training examples without replacement for each of the clients `ids`.
+
+        Raises:
+            UserError: A client holds fewer than `size` examples.
+        """
+        held = self._training(ids, size)
+        short = [i for i in ids if held.sizes[i] < size]
+        if short:
+            raise UserError(
+                f"batch size {size} exceeds the {held.sizes[short[0]]} training examples of client "
+                f"{short[0]}; allowed: 1 to {held.sizes.min()}, the size of the smallest client"
+            )
+        slots = np.empty((len(ids), size), dtype=np.int64)
+        for row, i in enumerate(ids):
+            drawn = key.fold("client", i).numpy().choice(held.sizes[i], size, replace=False)
+            np.add(drawn, held.offsets[i], out=slots[row])
+        x, y = held.gather(slots)
+        return Batch(self._augmented(x, ids, key), y)
+
+    def poisson(self, ids: Sequence[int], rate: float, key: Key) -> Batch:
+        """Draw each training example of each client independently with probability `rate`.
+
+        The batch is as wide as the largest draw, others are padded with weight 0. Weights are 1/(rate·m_i):
+        dividing by the expected size, which is public, instead of the drawn one keeps the sensitivity of the
+        weighted sum at clip/(rate·m_i), as the Poisson accountants assume.
+        """
+        if not 0 < rate <= 1:
+            raise UserError(f"sampling rate {rate:g}: allowed are 0 < rate ≤ 1")
+        held = self._training(ids, 1)
+        draws = []
+        for i in ids:
+            # The number of successes, then which: the same law as one coin per example, in O(batch).
+            rng = key.fold("client", i).numpy()
+            draws.append(rng.choice(held.sizes[i], rng.binomial(held.sizes[i], rate), replace=False))
+        slots, present = _padded(held, ids, draws, width=max(1, *(len(drawn) for drawn in draws)))
+        x, y = held.gather(slots)
+        weight = self._tensor(present / (rate * held.sizes[list(ids)])[:, None])
+        return Batch(self._augmented(x, ids, key), y, weight)
+
+    def epoch_batches(
+        self, ids: Sequence[int], size: int, steps: int, key: Key, start: int = 0
+    ) -> EpochBatches:
+        """Return `steps` batches as a shuffling loader gives them, from its step `start` on.
+
+        A client's examples are shuffled, cut into batches of `size`, the last one smaller, and shuffled anew
+        when they are used up. The order depends on `key` and the client's epoch only: with the same key, the
+        batches from `start` = s on continue those before s, without any state being kept.
+        """
+        if steps < 0 or start < 0:
+            raise UserError(f"steps = {steps}, start = {start}: both must be at least 0")
+        held = self._training(ids, size)
+        width = int(min(size, held.sizes[list(ids)].max()))
+        slots = np.empty((steps, len(ids), width), dtype=np.int64)
+        present = np.empty((steps, len(ids), width), dtype=bool)
+        for row, i in enumerate(ids):
+            loader = _Loader(int(held.sizes[i]), size, key.fold("client", i))
+            for step in range(steps):
+                drawn = loader.batch(start + step)
+                slots[step, row], present[step, row] = _pad(drawn, int(held.offsets[i]), width)
+        return EpochBatches(self, slots, present, tuple(ids), key, start)
+
+    def everything(self, ids: Sequence[int], split: Split = "train") -> Batch:
+        """Return all examples of each client, padded with weight 0 to the largest.
+
+        Where clients have no test examples of their own, each gets the whole test set (shared memory).
+        """
+        self._check(ids)
+        held = self._splits[split]
+        if not len(held.sizes):
+            if split == "valid":
+                raise UserError(
+                    "this partition gives clients no validation examples; shards and natural partitions do"
+                )
+            x, y = self.dataset.x_test, self.dataset.y_test
+            weight = self._tensor(np.full((len(ids), len(y)), 1 / max(1, len(y))))
+            return Batch(x.expand(len(ids), *x.shape), y.expand(len(ids), *y.shape), weight)
+        sizes = held.sizes[list(ids)]
+        draws = [np.arange(m) for m in sizes]
+        slots, present = _padded(held, ids, draws, width=int(max(1, *sizes)))
+        x, y = held.gather(slots)
+        return Batch(x, y, self._tensor(present / np.maximum(1, sizes)[:, None]))
+
+    def with_labels(self, ids: Sequence[int], relabel: Callable[[Tensor, int], Tensor]) -> FederatedData:
+        """Return the same data where client i of `ids` trains on the labels `relabel(labels, i)`.
+
+        Other clients keep their labels, also of examples they share with a relabelled client.
+
+        >>> from trilemma.data import divide, load
+        >>> data = load("phishing", key=Key(1))
+        >>> fed = FederatedData(data, divide("homogeneous", data, 4, key=Key(1)))
+        >>> liar = fed.with_labels([3], lambda labels, client: 1 - labels)
+        >>> (fed.everything([3]).y + liar.everything([3]).y).unique().tolist()
+        [1]
+        """
+        self._check(ids)
+        held = self._splits["train"]
+        labels = held.labels.clone()
+        for i in ids:
+            mine = slice(int(held.offsets[i]), int(held.offsets[i] + held.sizes[i]))
+            new = relabel(labels[mine].clone(), i)
+            if new.shape != labels[mine].shape:
+                raise UserError(f"client {i}: {tuple(new.shape)} new labels for {held.sizes[i]} examples")
+            if len(new) and not 0 <= int(new.min()) <= int(new.max()) < self.dataset.classes:
+                raise UserError(f"client {i}: new labels must lie in 0 … {self.dataset.classes - 1}")
+            labels[mine] = new
+        other = copy.copy(self)
+        other._splits = {**self._splits, "train": _Held(held.x, held.rows, labels, held.sizes, held.offsets)}
+        return other
+
+    def _training(self, ids: Sequence[int], size: int) -> _Held:
+        self._check(ids)
+        if size < 1:
+            raise UserError(f"batch size {size}: at least 1 is needed")
+        return self._splits["train"]
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if not len(ids):
+            raise UserError("no clients were named; at least one is needed")
+        wrong = [i for i in ids if not 0 <= i < self.clients]
+        if wrong:
+            raise UserError(f"client {wrong[0]} does not exist; allowed: 0 to {self.clients - 1}")
+
+    def _augmented(self, x: Tensor, ids: Sequence[int], key: Key) -> Tensor:
+        augment: Augment | None = self.dataset.augment
+        return augment(x, [key.fold("client", i, "augment") for i in ids]) if augment else x
+
+    def _tensor(self, weight: np.ndarray) -> Tensor:
+        return torch.from_numpy(weight.astype(np.float32)).to(self.dataset.x_train.device)
+
+
+class EpochBatches(Sequence[Batch]):
+    """Batches of a shuffling loader, one (k, b) batch per step; features are gathered when a step is read."""
+
+    def __init__(
+        self,
+        data: FederatedData,
+        slots: np.ndarray,
+        present: np.ndarray,
+        ids: tuple[int, ...],
+        key: Key,
+        start: int,
+    ) -> None:
+        self._data, self._slots, self._present = data, slots, present
+        self._ids, self._key, self._start = ids, key, start
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @overload
+    def __getitem__(self, step: int) -> Batch: ...
+    @overload
+    def __getitem__(self, step: slice) -> list[Batch]: ...
+    def __getitem__(self, step: int | slice) -> Batch | list[Batch]:
+        if isinstance(step, slice):
+            return [self[index] for index in range(*step.indices(len(self)))]
+        step = range(len(self))[step]
+        x, y = self._data._splits["train"].gather(self._slots[step])
+        present = self._present[step]
+        key = self._key.fold("step", self._start + step)
+        weight = self._data._tensor(present / present.sum(axis=1, keepdims=True))
+        return Batch(self._data._augmented(x, self._ids, key), y, weight)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[step] for step in range(len(self)))
+
+    def stacked(self) -> Batch:
+        """Return all steps in one batch of shape (steps, k, b, …); mind the memory."""
+        batches = list(self)
+        weights = [batch.weight for batch in batches if batch.weight is not None]
+        return Batch(
+            torch.stack([b.x for b in batches]), torch.stack([b.y for b in batches]), torch.stack(weights)
+        )
+
+
+class _Loader:
+    """The order in which one client's loader gives out examples, as a function of the step."""
+
+    def __init__(self, examples: int, size: int, key: Key) -> None:
+        self._examples, self._size, self._key = examples, size, key
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def batch(self, step: int) -> np.ndarray:
+        epoch, position = divmod(step, math.ceil(self._examples / self._size))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = self._key.fold("epoch", epoch).numpy().permutation(self._examples)
+        return self._order[position * self._size : (position + 1) * self._size]
+
+
+def _pad(drawn: np.ndarray, offset: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return `width` slots and which of them are real; padding repeats the client's first example."""
+    slots = np.full(width, offset, dtype=np.int64)
+    slots[: len(drawn)] += drawn
+    return slots, np.arange(width) < len(drawn)
+
+
+def _padded(
+    held: _Held, ids: Sequence[int], draws: Sequence[np.ndarray], width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    # An empty client at the very end has no slot of its own to repeat: the last slot stands in.
+    last = max(0, len(held.rows) - 1)
+    pairs = [_pad(drawn, min(int(held.offsets[i]), last), width) for i, drawn in zip(ids, draws, strict=True)]
+    return np.stack([slots for slots, _ in pairs]), np.stack([present for _, present in pairs])
