@@ -1,1 +1,28 @@
-"""The models room."""
+"""The models room: classifiers as pure functions of one flat parameter vector, for k clients at once.
+
+`build` makes a model by name, `gradients` the stacked gradients of k clients, plain or clipped, `evaluate`
+scores parameters. Parameters are flat vectors: (d,) shared by all clients or (k, d), one model each.
+"""
+
+from trilemma.models.catalogue import build, models
+from trilemma.models.flat import flatten, unflatten
+from trilemma.models.scoring import Score, evaluate
+from trilemma.models.stacked import Clip, Gradients, gradients
+from trilemma.models.types import Buffers, Examples, Model, Params, Span
+
+__all__ = [
+    "Buffers",
+    "Clip",
+    "Examples",
+    "Gradients",
+    "Model",
+    "Params",
+    "Score",
+    "Span",
+    "build",
+    "evaluate",
+    "flatten",
+    "gradients",
+    "models",
+    "unflatten",
+]

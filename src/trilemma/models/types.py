@@ -5,13 +5,62 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from trilemma.errors import UserError
 from trilemma.keys import Key
 
 Params = Mapping[str, Tensor]
+"""Parameter tensors by name: of their own shape, or with a leading client axis (k, …) where personal."""
+
+Buffers = Mapping[str, Tensor]
+"""Running statistics by name, always with a leading client axis: (k, channels)."""
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class Examples(Protocol):
+    """One batch per client, stacked. `trilemma.data.types.Batch` is one.
+
+    `x` is (k, b, …), `y` (k, b). `weight` (k, b) sums to one per client; None means 1/b each, and weight 0
+    marks padding.
+    """
+
+    @property
+    def x(self) -> Tensor:
+        """Features."""
+
+    @property
+    def y(self) -> Tensor:
+        """Labels."""
+
+    @property
+    def weight(self) -> Tensor | None:
+        """Share of each example in its client's mean."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a tensor, or a whole layer, lies in the flat vector: `flat[..., span.slice]`."""
+
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def slice(self) -> slice:
+        """The slice of the flat vector."""
+        return slice(self.start, self.stop)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return self.stop - self.start
 
 
 @dataclass(frozen=True)
@@ -20,19 +69,69 @@ class Model:
 
     Parameters travel as one flat vector: tensors flattened row-major and concatenated in the order of
     `shapes` (weight before bias, in model-definition order). `forward(params, x, tape)` maps a dict of
-    parameter tensors and a batch to logits; `tape` is explained in `trilemma.models.layers`.
+    parameter tensors and a batch to logits; `tape` is explained in `trilemma.models.tape`.
+
+    >>> from trilemma import models
+    >>> model = models.build("mnist-mlp", (784,), 10)
+    >>> model.dim, [(layer.name, layer.size) for layer in model.layers]
+    (79510, [('fc1', 78500), ('fc2', 1010)])
+    >>> model.last(1)
+    Span(name='fc2', start=78500, stop=79510)
     """
 
     name: str
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    shapes: Shapes
     forward: Callable[[Params, Tensor, Any], Tensor]
     init: Callable[[Key], Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
     """(logits, labels) -> loss of every example."""
     predict: Callable[[Tensor], Tensor]
     """logits -> predicted labels."""
+    buffers: Shapes = ()
+    """Names and shapes of one client's running statistics; empty for models without batch normalisation."""
 
-    @property
+    @cached_property
     def dim(self) -> int:
         """Number of parameters."""
         return sum(math.prod(shape) for _, shape in self.shapes)
+
+    @cached_property
+    def tensors(self) -> tuple[Span, ...]:
+        """Where every parameter tensor lies in the flat vector."""
+        spans, start = [], 0
+        for name, shape in self.shapes:
+            spans.append(Span(name, start, start + math.prod(shape)))
+            start = spans[-1].stop
+        return tuple(spans)
+
+    @cached_property
+    def layers(self) -> tuple[Span, ...]:
+        """Where every layer lies in the flat vector: tensors "fc1.weight" and "fc1.bias" are layer "fc1"."""
+        groups = (
+            (name, list(spans)) for name, spans in groupby(self.tensors, lambda span: layer_of(span.name))
+        )
+        return tuple(Span(name, spans[0].start, spans[-1].stop) for name, spans in groups)
+
+    def last(self, count: int) -> Span:
+        """Return the span of the last `count` layers; 0 means all of them."""
+        if not 0 <= count <= len(self.layers):
+            raise UserError(
+                f"{self.name} has {len(self.layers)} layers: cannot take the last {count}, "
+                f"allowed are 0 (all) to {len(self.layers)}"
+            )
+        first = self.layers[-count if count else 0]
+        return Span(first.name, first.start, self.dim)
+
+    def initial_buffers(self, clients: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """Return the running statistics `clients` clients start from: mean 0, variance 1."""
+        return {
+            name: torch.full(
+                (clients, *shape), float(name.endswith("variance")), dtype=torch.float32, device=device
+            )
+            for name, shape in self.buffers
+        }
+
+
+def layer_of(tensor: str) -> str:
+    """Return the layer a parameter tensor belongs to: "unit1.conv1.weight" is of layer "unit1.conv1"."""
+    return tensor.rpartition(".")[0]

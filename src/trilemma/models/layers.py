@@ -1,0 +1,309 @@
+"""Layers: frozen descriptions of their parameters that act on all clients at once.
+
+A batch has the axes (b, …) or (k, b, …). Parameters have their own shape, shared by all clients, or a leading
+client axis, one model per client; every layer takes both. Layers with parameters write their input and output
+on the tape when asked to (`trilemma.models.tape`). The initialisation law is PyTorch's default: weights and
+biases uniform on ±1/√fan-in, drawn from a key of their own; normalisation starts as the identity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trilemma.keys import Key
+from trilemma.models import convolution
+from trilemma.models.convolution import Geometry
+from trilemma.models.tape import ConvTap, LinearTap, NormTap, Tape
+from trilemma.models.types import Model, Params, Shapes
+
+EPSILON = 1e-5
+"""Added to variances by batch normalisation."""
+
+MOMENTUM = 0.1
+"""Share of the newest batch in the running statistics."""
+
+
+class Layer:
+    """A layer without parameters, unless a subclass says otherwise."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """Names and shapes of the parameters, in flat order."""
+        return ()
+
+    @property
+    def buffers(self) -> Shapes:
+        """Names and shapes of the running statistics of one client."""
+        return ()
+
+    def init(self, key: Key) -> Tensor:
+        """Draw the flat initial parameters."""
+        return torch.empty(0)
+
+    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+        """Map a batch to the next layer's batch."""
+        raise NotImplementedError
+
+
+def _uniform(shapes: Shapes, fan_in: int, key: Key) -> Tensor:
+    bound = 1.0 / math.sqrt(fan_in)
+    sizes = [(name, math.prod(shape)) for name, shape in shapes]
+    return torch.cat(
+        [
+            torch.empty(size).uniform_(-bound, bound, generator=key.fold("init", name).torch())
+            for name, size in sizes
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Linear(Layer):
+    """z = a Wᵀ + β."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+    @property
+    def shapes(self) -> Shapes:
+        """Weight (out, in), bias (out)."""
+        return (f"{self.name}.weight", (self.outputs, self.inputs)), (f"{self.name}.bias", (self.outputs,))
+
+    def init(self, key: Key) -> Tensor:
+        """Uniform on ±1/√in."""
+        return _uniform(self.shapes, self.inputs, key)
+
+    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+        """Map (…, b, in) to (…, b, out)."""
+        weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
+        if weight.dim() == 3:
+            z = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+        else:
+            z = F.linear(x, weight, bias)
+        return tape.add(LinearTap(self.name, x.detach(), z)) if tape.record else z
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """z = W ∗ a + β, a square two-dimensional convolution."""
+
+    name: str
+    inputs: int
+    outputs: int
+    geometry: Geometry
+
+    @property
+    def shapes(self) -> Shapes:
+        """Weight (out, in, kernel, kernel), bias (out)."""
+        size = self.geometry.kernel
+        return (
+            (f"{self.name}.weight", (self.outputs, self.inputs, size, size)),
+            (f"{self.name}.bias", (self.outputs,)),
+        )
+
+    def init(self, key: Key) -> Tensor:
+        """Uniform on ±1/√(in·kernel²)."""
+        return _uniform(self.shapes, self.inputs * self.geometry.kernel**2, key)
+
+    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+        """Map (…, b, in, h, w) to (…, b, out, h', w')."""
+        weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
+        z = convolution.forward(x, weight, bias, self.geometry)
+        return tape.add(ConvTap(self.name, x.detach(), z, self.geometry)) if tape.record else z
+
+
+@dataclass(frozen=True)
+class BatchNorm(Layer):
+    """z = γ (x − μ)/√(σ² + ε) + β per channel; μ, σ² of the client's batch when training, else running ones.
+
+    Padding does not count in the statistics. Running statistics are the client's own: they come in and go out
+    with the tape.
+    """
+
+    name: str
+    channels: int
+
+    @property
+    def shapes(self) -> Shapes:
+        """Scale γ, then shift β."""
+        return (f"{self.name}.weight", (self.channels,)), (f"{self.name}.bias", (self.channels,))
+
+    @property
+    def buffers(self) -> Shapes:
+        """Running mean and variance."""
+        return (f"{self.name}.mean", (self.channels,)), (f"{self.name}.variance", (self.channels,))
+
+    def init(self, key: Key) -> Tensor:
+        """Start as the identity: γ = 1, β = 0."""
+        return torch.cat([torch.ones(self.channels), torch.zeros(self.channels)])
+
+    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+        """Normalise (…, b, channels, h, w)."""
+        mean, variance = self._statistics(x, tape)
+        normalised = (x - mean) * torch.rsqrt(variance + EPSILON)
+        weight, bias = (
+            params[f"{self.name}.{part}"][..., None, :, None, None] for part in ("weight", "bias")
+        )
+        z = torch.addcmul(bias, normalised, weight)
+        return tape.add(NormTap(self.name, normalised.detach(), z)) if tape.record else z
+
+    def _statistics(self, x: Tensor, tape: Tape) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, shaped to broadcast against `x`."""
+        names = f"{self.name}.mean", f"{self.name}.variance"
+        if not tape.train:
+            mean, variance = (tape.buffers[name] for name in names)
+            if x.dim() == 4:  # one model, one client
+                mean, variance = mean[0], variance[0]
+            return mean[..., None, :, None, None], variance[..., None, :, None, None]
+        area = x.shape[-2] * x.shape[-1]
+        if tape.present is None:
+            variance, mean = torch.var_mean(x, (-4, -2, -1), correction=0, keepdim=True)
+            count = torch.full(x.shape[:-4], float(x.shape[-4] * area), device=x.device)
+        else:
+            present = tape.present[..., None, None, None]
+            count = tape.present.sum(-1) * area
+            total = count[..., None, None, None, None]
+            mean = (x * present).sum((-4, -2, -1), keepdim=True) / total
+            variance = ((x - mean).square() * present).sum((-4, -2, -1), keepdim=True) / total
+        if tape.buffers:
+            unbias = (count / (count - 1).clamp(min=1))[..., None]
+            fresh = mean.detach()[..., 0, :, 0, 0], variance.detach()[..., 0, :, 0, 0] * unbias
+            for name, value in zip(names, fresh, strict=True):
+                tape.updated[name] = torch.lerp(tape.buffers[name], value, MOMENTUM)
+        return mean, variance
+
+
+@dataclass(frozen=True)
+class Relu(Layer):
+    """max(x, 0)."""
+
+    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+        """Rectify."""
+        return F.relu(x)
+
+
+@dataclass(frozen=True)
+class MaxPool(Layer):
+    """The largest value of every window."""
+
+    window: Geometry
+
+    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+        """Pool the last two axes."""
+        flat = x.flatten(0, -4)
+        z = F.max_pool2d(flat, self.window.kernel, self.window.stride, self.window.padding)
+        return z.view(*x.shape[:-3], *z.shape[1:])
+
+
+@dataclass(frozen=True)
+class MeanPool(Layer):
+    """The mean of every channel."""
+
+    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+        """Average over the last two axes."""
+        return x.mean((-2, -1))
+
+
+@dataclass(frozen=True)
+class Reshape(Layer):
+    """Give every example, of `axes` axes, another shape."""
+
+    axes: int
+    shape: tuple[int, ...]
+
+    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+        """Reshape the last `axes` axes."""
+        return x.reshape(*x.shape[: x.dim() - self.axes], *self.shape)
+
+
+@dataclass(frozen=True)
+class Residual(Layer):
+    """relu(norm2(conv2(relu(norm1(conv1 x)))) + shortcut x); the shortcut is a 1×1 convolution or nothing."""
+
+    conv1: Conv
+    conv2: Conv
+    shortcut: Conv | None
+    norm1: BatchNorm
+    norm2: BatchNorm
+
+    @property
+    def parts(self) -> tuple[Layer, ...]:
+        """The layers inside, in flat order."""
+        convolutions = (self.conv1, self.conv2, *([self.shortcut] if self.shortcut else []))
+        return (*convolutions, self.norm1, self.norm2)
+
+    @property
+    def shapes(self) -> Shapes:
+        """Those of the parts."""
+        return tuple(shape for part in self.parts for shape in part.shapes)
+
+    @property
+    def buffers(self) -> Shapes:
+        """Those of the parts."""
+        return tuple(shape for part in self.parts for shape in part.buffers)
+
+    def init(self, key: Key) -> Tensor:
+        """Draw every part."""
+        return torch.cat([part.init(key) for part in self.parts])
+
+    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+        """Apply the unit."""
+        inner = F.relu(self.norm1(params, self.conv1(params, x, tape), tape))
+        inner = self.norm2(params, self.conv2(params, inner, tape), tape)
+        return F.relu(inner + (self.shortcut(params, x, tape) if self.shortcut else x))
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What logits mean: the loss of every example and the predicted label."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    predict: Callable[[Tensor], Tensor]
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    flat = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    return flat.view(labels.shape)
+
+
+def _binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits[..., 0], labels.to(logits.dtype), reduction="none")
+
+
+CROSS_ENTROPY = Objective(_cross_entropy, lambda logits: logits.argmax(-1))
+"""Softmax cross-entropy over one logit per class."""
+
+BINARY_CROSS_ENTROPY = Objective(_binary_cross_entropy, lambda logits: (logits[..., 0] > 0).long())
+"""Logistic loss of one logit; labels 0 and 1."""
+
+
+def sequential(name: str, layers: Sequence[Layer], objective: Objective = CROSS_ENTROPY) -> Model:
+    """Chain layers into a model.
+
+    >>> model = sequential("tiny", [Linear("fc1", 4, 3), Relu(), Linear("fc2", 3, 2)])
+    >>> model.dim, model.init(Key(1)).shape
+    (23, torch.Size([23]))
+    """
+    chain = tuple(layers)
+
+    def forward(params: Params, x: Tensor, tape: Tape | None = None) -> Tensor:
+        tape = Tape() if tape is None else tape
+        for layer in chain:
+            x = layer(params, x, tape)
+        return x
+
+    return Model(
+        name=name,
+        shapes=tuple(shape for layer in chain for shape in layer.shapes),
+        forward=forward,
+        init=lambda key: torch.cat([layer.init(key) for layer in chain]),
+        loss=objective.loss,
+        predict=objective.predict,
+        buffers=tuple(shape for layer in chain for shape in layer.buffers),
+    )

@@ -1,0 +1,139 @@
+"""The tape: how one forward and one backward pass give every client's, or every example's, gradient.
+
+A layer with parameters computes z = W ∗ a. Its gradient for any set of examples is a sum over them of
+products of the input a and the gradient of the loss at the output z. So a forward pass over the examples of
+all clients together writes down (a, z) of every parametrised layer, one backward pass finds ∂loss/∂z for all
+layers and all examples without forming a single weight gradient, and then
+
+    client gradient     G_c = Σ_{i of c} (∂ℓ_i/∂z) ⊗ a_i              one batched product per layer,
+    example norms       ‖G_i‖² = ‖∂ℓ_i/∂z‖² (‖a_i‖² + 1)               for a linear layer with bias, without
+                                                                     forming the example's gradient,
+    clipped sum         Σ_i s_i G_i: scale ∂ℓ_i/∂z by s_i, then as for the client gradient.
+
+(Goodfellow 2015, "Efficient per-example gradient computations"; Li et al. 2022 call the norms "ghost
+clipping".)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trilemma.errors import UserError
+from trilemma.models import convolution
+from trilemma.models.convolution import Geometry
+
+
+class Tap(Protocol):
+    """What one parametrised layer left on the tape. Everything has the axes (k clients, b examples, …)."""
+
+    @property
+    def name(self) -> str:
+        """The layer's name."""
+
+    @property
+    def output(self) -> Tensor:
+        """The layer's output z."""
+
+    def accumulate(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
+        """Add each client's gradient, given ∂loss/∂z, to its parameters' tensors in `out` (k, …)."""
+
+    def squared_norms(self, grad: Tensor) -> Tensor:
+        """Return the squared norm (k, b) of each example's gradient, given ∂loss/∂z."""
+
+
+@dataclass
+class Tape:
+    """What a forward pass reads and writes besides parameters and examples.
+
+    `train` decides whether batch normalisation uses the batch's statistics or the running ones in `buffers`;
+    `present` (k, b) in {0, 1} marks the examples that are not padding (None: all). After the pass, `taps`
+    holds the parametrised layers, where `record` asked for them, and `updated` the new running statistics.
+    """
+
+    record: bool = False
+    train: bool = False
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    present: Tensor | None = None
+    taps: list[Tap] = field(default_factory=list)
+    updated: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, tap: Tap) -> Tensor:
+        """Write down `tap` and return its output, which from here on is part of the backward pass."""
+        if not tap.output.requires_grad:
+            tap.output.requires_grad_()
+        self.taps.append(tap)
+        return tap.output
+
+
+@dataclass(frozen=True)
+class LinearTap:
+    """z = a Wᵀ + β, with a (k, b, in) and z (k, b, out)."""
+
+    name: str
+    input: Tensor
+    output: Tensor
+
+    def accumulate(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
+        """Add G_W = Σ_i ∂ℓ_i/∂z ⊗ a_i and G_β = Σ_i ∂ℓ_i/∂z."""
+        out[f"{self.name}.weight"].baddbmm_(grad.transpose(1, 2), self.input)
+        out[f"{self.name}.bias"].add_(grad.sum(1))
+
+    def squared_norms(self, grad: Tensor) -> Tensor:
+        """‖∂ℓ/∂z‖² (‖a‖² + 1): an outer product's norm is the product of the norms."""
+        return grad.square().sum(-1) * (self.input.square().sum(-1) + 1.0)
+
+
+@dataclass(frozen=True)
+class ConvTap:
+    """z = W ∗ a + β, with a (k, b, c, h, w) and z (k, b, out, h', w')."""
+
+    name: str
+    input: Tensor
+    output: Tensor
+    geometry: Geometry
+
+    def accumulate(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
+        """Add the weight gradient of every client's examples."""
+        weight = convolution.client_gradients(self.input, grad, self.geometry)
+        out[f"{self.name}.weight"].add_(weight)
+        out[f"{self.name}.bias"].add_(grad.sum((1, 3, 4)))
+
+    def squared_norms(self, grad: Tensor) -> Tensor:
+        """Sum over positions before squaring: positions of one example share the weights."""
+        bias = grad.sum((-2, -1)).square().sum(-1)
+        return convolution.squared_norms(self.input, grad, self.geometry) + bias
+
+
+@dataclass(frozen=True)
+class NormTap:
+    """z = γ x̂ + β after batch normalisation, with x̂ and z (k, b, c, h, w)."""
+
+    name: str
+    normalised: Tensor
+    output: Tensor
+
+    def accumulate(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
+        """Add G_γ = Σ ∂ℓ/∂z · x̂ and G_β = Σ ∂ℓ/∂z."""
+        out[f"{self.name}.weight"].add_((grad * self.normalised).sum((1, 3, 4)))
+        out[f"{self.name}.bias"].add_(grad.sum((1, 3, 4)))
+
+    def squared_norms(self, grad: Tensor) -> Tensor:
+        """Refuse: with batch normalisation an example's loss depends on the whole batch."""
+        raise UserError(f"layer {self.name!r} mixes the examples of a batch: none has a gradient of its own")
+
+
+def inner_products(taps: list[Tap], grads: tuple[Tensor, ...]) -> Tensor:
+    """Return ⟨∇ℓ_i, θ⟩ (k, b): for z = W ∗ a + β a layer's share is ⟨∂ℓ_i/∂z, z_i⟩."""
+    return torch.stack(
+        [(grad * tap.output.detach()).flatten(2).sum(-1) for tap, grad in zip(taps, grads, strict=True)]
+    ).sum(0)
+
+
+def squared_norms(taps: list[Tap], grads: tuple[Tensor, ...]) -> Tensor:
+    """Return the squared norm (k, b) of every example's whole gradient."""
+    return torch.stack([tap.squared_norms(grad) for tap, grad in zip(taps, grads, strict=True)]).sum(0)
