@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 
 from trilemma import attacks, data, learning, models
 from trilemma.config.schema import (
@@ -125,7 +127,7 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[str] = ()) -> Config:
         "data": chosen,
         "holding": _check(problems, "data", DataTable, holding),
         "partition": _choose(problems, "data.partition", data.partitions, _as_table(partition)),
-        "model": _choose(problems, "model", models.models, _as_table(tables.get("model", "logistic"))),
+        "model": _choose(problems, "model", model_options(), _as_table(tables.get("model", "logistic"))),
         "algorithm": _choose(
             problems, "algorithm", learning.algorithms, _as_table(tables.get("algorithm", "dsgd"))
         ),
@@ -208,6 +210,18 @@ def _check(
             else:
                 problems.append(f"[{where}] {_message(detail['msg'])}")
         return None
+
+
+@functools.cache
+def model_options() -> Registry[type[BaseModel]]:
+    """Return, for every model, a table of the keyword options its builder takes."""
+    registry: Registry[type[BaseModel]] = Registry("model")
+    for name, builder in models.models.items():
+        _, _, *parameters = inspect.signature(builder, eval_str=True).parameters.values()
+        fields: dict[str, Any] = {p.name: (p.annotation, p.default) for p in parameters}
+        options = create_model(name, __config__=Table.model_config, **fields)
+        registry.register(name, models.models.summary(name))(options)
+    return registry
 
 
 def _message(text: str) -> str:

@@ -28,7 +28,6 @@ class DataTable(Table):
         default="honest",
         description="divide the data among honest clients only (Byzantine ones mirror them), or among all",
     )
-    augment: Literal["none", "flip"] = Field(default="none", description="random horizontal flips")
 
 
 class FederationTable(Table):
@@ -39,19 +38,39 @@ class FederationTable(Table):
     tolerate: int | None = Field(
         default=None, ge=0, description="f the rule is told; default: the number of Byzantine clients"
     )
+    placement: Literal["last", "random"] = Field(
+        default="last", description="which clients are Byzantine: the last ones, or drawn from the seed"
+    )
+    sampled: int | None = Field(
+        default=None, ge=1, description="clients S whose messages count in a round; default: all"
+    )
 
     @property
     def f(self) -> int:
         """Number of Byzantine clients the rule is told to tolerate."""
         return self.byzantine if self.tolerate is None else self.tolerate
 
+    @property
+    def heard(self) -> int:
+        """Number of clients whose messages the server aggregates in a round."""
+        return self.clients if self.sampled is None else self.sampled
+
     @model_validator(mode="after")
-    def _honest_majority(self) -> FederationTable:
-        largest = (self.clients - 1) // 2
-        if max(self.f, self.byzantine) > largest:
+    def _possible(self) -> FederationTable:
+        if self.heard > self.clients:
             raise ValueError(
-                f"{max(self.f, self.byzantine)} Byzantine of {self.clients} clients: no rule can tell liars "
-                f"from honest clients unless 2f < n; allowed: 0 to {largest} of {self.clients}"
+                f"sampled = {self.sampled} of {self.clients} clients; allowed: 1 to {self.clients}"
+            )
+        if self.byzantine >= self.clients:
+            raise ValueError(
+                f"{self.byzantine} of {self.clients} clients Byzantine leaves nobody to learn for"
+            )
+        largest = (self.heard - 1) // 2
+        if self.f > largest:
+            raise ValueError(
+                f"f = {self.f} Byzantine of n = {self.heard} clients: no rule can tell liars from honest "
+                f"clients unless 2f < n; allowed: 0 to {largest} of {self.heard} (to study more liars than a "
+                "rule can tolerate, say what the rule is told with tolerate)"
             )
         return self
 
@@ -108,7 +127,9 @@ class PrivacyTable(Table):
         if any(ways) and self.threat == "none":
             raise ValueError("noise without a threat model certifies nothing: give threat = cdp, secldp, …")
         if self.threat == "ldp" and self.sigma_cor:
-            raise ValueError("under ldp nobody shares secrets: sigma_cor must be 0 (secldp and byzldp have it)")
+            raise ValueError(
+                "under ldp nobody shares secrets: sigma_cor must be 0 (secldp and byzldp have it)"
+            )
         return self
 
 
@@ -125,7 +146,8 @@ class RunTable(Table):
         default=None, ge=1, description="rounds between checkpoints; default: about 20 in a run"
     )
     returned: Literal["last", "sampled", "average"] = Field(
-        default="last", description="the model a run returns: last, a uniformly sampled iterate, or their mean"
+        default="last",
+        description="the model a run returns: last, a uniformly sampled iterate, or their mean",
     )
 
     @field_validator("seeds", mode="before")

@@ -16,7 +16,6 @@ that says which, with its paper.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -24,16 +23,24 @@ from pydantic import Field
 
 from trilemma import models
 from trilemma.keys import Key
-from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, ServerStep, Start, State
+from trilemma.learning.privatise import draw_batch, noised
+from trilemma.learning.protocol import (
+    Algorithm,
+    Clients,
+    ClientStep,
+    Messages,
+    ServerFunction,
+    ServerStep,
+    Start,
+    State,
+)
+from trilemma.learning.schedules import Schedule, Theory
 from trilemma.learning.settings import AlgorithmSettings, Federation, rule_report
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release, Sampling, Unit
 
-Schedule = Callable[[int], float]
-"""A quantity that may change from round to round."""
 
-
-def descent_server(federation: Federation, lr: Schedule) -> Callable[..., ServerStep]:
+def descent_server(federation: Federation, lr: Schedule) -> ServerFunction:
     """Return the server function θ ← θ − γ_t R(messages)."""
 
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
@@ -53,7 +60,11 @@ class MomentumSettings(AlgorithmSettings):
     l2: float = Field(default=0.0, ge=0, description="L2 regularisation λ: adds λθ to every gradient")
     unit: Unit = Field(default="user", description="what privacy protects: clip per client or per example")
     sampling: Literal["without_replacement", "poisson"] = Field(
-        default="without_replacement", description="how a batch is drawn"
+        default="without_replacement",
+        description="how a batch is drawn; poisson needs [privacy] and unit = example",
+    )
+    schedule: Theory | None = Field(
+        default=None, description="the theorems' learning rates and momenta instead of lr and momentum"
     )
 
     def exposure(self, clip: float, examples: int) -> Release:
@@ -63,17 +74,20 @@ class MomentumSettings(AlgorithmSettings):
         sampling = Sampling(self.sampling, min(1.0, self.batch / examples))
         return Release(clip, NoiseLaw(), unit="example", batch=self.batch, sampling=sampling)
 
+    def schedules(self, rounds: int) -> tuple[Schedule, Schedule]:
+        """Return learning rate and momentum as functions of the round."""
+        if self.schedule is not None:
+            return self.schedule.at(rounds)
+        return lambda _: self.lr, lambda _: self.momentum
+
     def build(self, federation: Federation) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        return momentum_algorithm(
-            type(self).__name__, self, federation, lr=lambda _: self.lr, beta=lambda _: self.momentum
-        )
+        return momentum_algorithm(self, federation)
 
 
-def momentum_algorithm(
-    name: str, settings: MomentumSettings, federation: Federation, lr: Schedule, beta: Schedule
-) -> Algorithm:
-    """Build the shared loop with schedules for the learning rate and the momentum."""
+def momentum_algorithm(settings: MomentumSettings, federation: Federation) -> Algorithm:
+    """Build the shared loop."""
+    lr, beta = settings.schedules(federation.rounds)
     release = federation.release
     clip = models.Clip.none() if release is None else _clip_of(release)
 
@@ -83,23 +97,14 @@ def momentum_algorithm(
         return Start(state, {"momentum": torch.zeros(len(ids), model.dim)}, state)
 
     def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
-        if settings.sampling == "poisson":
-            batch = clients.poisson(settings.batch, key.fold("batch"))
-        else:
-            batch = clients.sample(settings.batch, key.fold("batch"))
-        step = models.gradients(
-            clients.model, broadcast["params"], batch.x, batch.y, batch.weight, clip=clip, l2=settings.l2
-        )
-        gradient = step.value
-        if release is not None and release.law != NoiseLaw():
-            gradient = gradient + clients.noise.draw(
-                release.law, clients.ids, gradient.shape[1], round_, gradient.device
-            )
+        batch = draw_batch(clients, settings.batch, release, key.fold("batch"))
+        step = models.gradients(clients.model, broadcast["params"], batch, clip=clip, l2=settings.l2)
+        gradient = noised(step.value, release, clients, round_)
         momentum = torch.lerp(gradient, state["momentum"], beta(round_))
         report = {"loss": step.loss, "clipped": step.clipped}
         return ClientStep(Messages(momentum), {"momentum": momentum}, report)
 
-    return Algorithm(name, init, client, descent_server(federation, lr), release)
+    return Algorithm(type(settings).__name__, init, client, descent_server(federation, lr), release)
 
 
 def _clip_of(release: Release) -> models.Clip:

@@ -47,8 +47,8 @@ class Clients(Protocol):
     def sample(self, size: int, key: Key) -> Batch:
         """Draw `size` examples without replacement for each client, each from its own key."""
 
-    def poisson(self, expected: int, key: Key) -> Batch:
-        """Draw each example independently, `expected` of them on average; weights stay 1/expected."""
+    def poisson(self, rate: float, key: Key) -> Batch:
+        """Draw each example independently with probability `rate`; weights stay 1/(rate·m)."""
 
     def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
         """Yield `steps` stacked batches of a shuffled loader: reshuffled when exhausted, last one partial."""
@@ -96,6 +96,11 @@ class ServerStep:
     report: Report = field(default_factory=dict)
 
 
+InitFunction = Callable[[Model, tuple[int, ...], Key], Start]
+ClientFunction = Callable[[State, State, Clients, int, Key], ClientStep]
+ServerFunction = Callable[[Messages, State, int, Key], ServerStep]
+
+
 def global_model(broadcast: State, state: State, clients: Clients, key: Key) -> Tensor:
     """Return the broadcast model: what is scored when there is one model for everybody."""
     return broadcast["params"]
@@ -121,9 +126,9 @@ class Algorithm:
     """
 
     name: str
-    init: Callable[[Model, tuple[int, ...], Key], Start]
-    client: Callable[[State, State, Clients, int, Key], ClientStep]
-    server: Callable[[Messages, State, int, Key], ServerStep]
+    init: InitFunction
+    client: ClientFunction
+    server: ServerFunction
     release: Release | None = None
     evaluated: Callable[[State, State, Clients, Key], Tensor] = global_model
     everyone_trains: bool = False

@@ -9,7 +9,8 @@ True
 """
 
 from trilemma.simulate.directory import RunDirectory
-from trilemma.simulate.engine import Diverged, Evaluation, Progress, Record, evaluate, start, step
+from trilemma.simulate.engine import Diverged, Progress, Record, latest_model, start, step
+from trilemma.simulate.evaluation import Evaluation, Fairness, evaluate
 from trilemma.simulate.experiment import Experiment, SimulatedClients, assemble
 from trilemma.simulate.runner import Observer, Silent, Spread, Summary, resume, run, run_or_resume
 
@@ -17,6 +18,7 @@ __all__ = [
     "Diverged",
     "Evaluation",
     "Experiment",
+    "Fairness",
     "Observer",
     "Progress",
     "Record",
@@ -27,6 +29,7 @@ __all__ = [
     "Summary",
     "assemble",
     "evaluate",
+    "latest_model",
     "resume",
     "run",
     "run_or_resume",

@@ -8,8 +8,9 @@ interrupted continues exactly as it would have.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,11 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trilemma import models
 from trilemma.attacks.types import View
-from trilemma.learning import Messages
+from trilemma.learning import ClientStep, Messages
 from trilemma.learning.protocol import State
+from trilemma.simulate.evaluation import Evaluation
 from trilemma.simulate.experiment import Experiment
+
+
+class Diverged(ArithmeticError):
+    """An honest client's training is not finite any more: the run has no result from this round on."""
+
+    def __init__(self, round_: int) -> None:
+        super().__init__(f"honest training is not finite in round {round_}")
+        self.round = round_
 
 
 @dataclass(frozen=True)
@@ -38,22 +47,6 @@ class Progress:
     chosen: Tensor
 
 
-class Diverged(ArithmeticError):
-    """An honest client's message is not finite any more: the run has no result from this round on."""
-
-    def __init__(self, round_: int) -> None:
-        super().__init__(f"honest messages are not finite in round {round_}")
-        self.round = round_
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Test loss and accuracy of the current model."""
-
-    loss: float
-    accuracy: float
-
-
 @dataclass(frozen=True)
 class Record:
     """What is written down about one round. `round` counts finished rounds, from 1."""
@@ -61,23 +54,23 @@ class Record:
     round: int
     epsilon: float
     train_loss: float
-    weights: list[float]
-    attack_strength: float | None
-    report: Mapping[str, Any]
+    weights: Sequence[float]
+    attack_strength: float | None = None
+    facts: Mapping[str, float] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Return the record as JSON values; infinite ε is None."""
+        """Return the record as JSON values; an infinite ε is None."""
+        scores = {"loss": None, "accuracy": None} if self.evaluation is None else self.evaluation.plain()
         return {
             "round": self.round,
-            "loss": self.evaluation.loss if self.evaluation else None,
-            "accuracy": self.evaluation.accuracy if self.evaluation else None,
-            "epsilon": self.epsilon if self.epsilon != float("inf") else None,
+            **scores,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
             "train_loss": self.train_loss,
             "attack_strength": self.attack_strength,
-            **self.report,
-            "weights": self.weights,
+            **self.facts,
+            "weights": list(self.weights),
             "seconds": dict(self.seconds),
         }
 
@@ -98,80 +91,142 @@ class Stopwatch:
         finally:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 6)
 
 
 def start(experiment: Experiment) -> Progress:
     """Return the progress before the first round."""
     beginning = experiment.resolved.algorithm.init(
-        experiment.model, experiment.clients.ids, experiment.key.fold("init")
+        experiment.clients.model, experiment.clients.ids, experiment.key.fold("init")
     )
-    move = experiment.device
-    broadcast = _to(beginning.broadcast, move)
-    clients, server = _to(beginning.clients, move), _to(beginning.server, move)
-    algorithm = experiment.resolved.algorithm
-    return Progress(0, broadcast, clients, server, algorithm.evaluated(broadcast, clients))
+    progress = Progress(
+        round=0,
+        broadcast=_to(beginning.broadcast, experiment.device),
+        clients=_to(beginning.clients, experiment.device),
+        server=_to(beginning.server, experiment.device),
+        chosen=torch.empty(0),
+    )
+    return replace(progress, chosen=latest_model(experiment, progress))
 
 
 def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
-    """Run one round: honest clients, then the attack, then the server."""
+    """Run one round: clients, then the attack, then the server."""
     algorithm = experiment.resolved.algorithm
     key = experiment.key.fold("round", progress.round)
+    heard = experiment.sampled(progress.round)
     watch = Stopwatch(experiment.device)
 
     with watch.stage("clients"):
-        sent = algorithm.client(progress.broadcast, progress.clients, experiment.clients, progress.round, key)
-        if not torch.isfinite(sent.messages.vectors[: experiment.honest]).all():
-            raise Diverged(progress.round + 1)
+        stepped, sent = _clients(experiment, progress, heard)
+        honest = [row for row, i in enumerate(stepped) if i not in experiment.byzantine]
+        _check_finite(experiment, progress.round, sent, honest)
     with watch.stage("attack"):
-        messages, strength = attacked(experiment, sent.messages, progress.round)
+        messages, strength = _attacked(experiment, progress.round, stepped, sent.messages, heard)
     with watch.stage("server"):
         done = algorithm.server(messages, progress.server, progress.round, key.fold("server"))
 
-    finished = progress.round + 1
-    following = Progress(finished, done.broadcast, sent.state, done.state, progress.chosen)
+    following = Progress(
+        round=progress.round + 1,
+        broadcast=done.broadcast,
+        clients=_merged(experiment, progress.clients, stepped, sent.state),
+        server=done.state,
+        chosen=progress.chosen,
+    )
     following = replace(following, chosen=_chosen(experiment, following))
-    honest_loss = sent.report["loss"][: experiment.honest]
+    weights = [0.0] * experiment.config.federation.clients
+    for i, weight in zip(heard, done.report["weights"].tolist(), strict=True):
+        weights[i] = round(weight, 6)
     record = Record(
-        round=finished,
+        round=following.round,
         epsilon=float(experiment.epsilon_curve[progress.round]),
-        train_loss=float(honest_loss.mean()),
-        weights=[round(weight, 6) for weight in done.report["weights"].tolist()],
+        train_loss=float(sent.report["loss"][honest].mean()),
+        weights=weights,
         attack_strength=strength,
-        report=_facts(sent.report, experiment.honest),
-        seconds={stage: round(spent, 6) for stage, spent in watch.seconds.items()},
+        facts=_facts(sent, honest) | _wire(experiment, progress.broadcast, messages),
+        seconds=watch.seconds,
     )
     return following, record
 
 
-def attacked(experiment: Experiment, sent: Messages, round_: int) -> tuple[Messages, float | None]:
-    """Put the Byzantine clients' messages in place of what they would have sent."""
-    byzantine = experiment.config.federation.byzantine
+def latest_model(experiment: Experiment, progress: Progress) -> Tensor:
+    """Return the parameters the algorithm is scored by: (d,), or (k, d) for the clients that compute."""
+    key = experiment.key.fold("evaluate", progress.round)
+    return experiment.resolved.algorithm.evaluated(
+        progress.broadcast, progress.clients, experiment.clients, key
+    )
+
+
+def _clients(
+    experiment: Experiment, progress: Progress, heard: tuple[int, ...]
+) -> tuple[tuple[int, ...], ClientStep]:
+    """Step the clients that train this round; return who they are and what they sent."""
+    algorithm, everyone = experiment.resolved.algorithm, experiment.clients
+    key = experiment.key.fold("round", progress.round)
+    stepped = everyone.ids
+    if not algorithm.everyone_trains and len(heard) < experiment.config.federation.clients:
+        stepped = tuple(i for i in everyone.ids if i in heard)
+    if stepped == everyone.ids:
+        return stepped, algorithm.client(progress.broadcast, progress.clients, everyone, progress.round, key)
+    rows = [everyone.ids.index(i) for i in stepped]
+    state = {name: tensor[rows] for name, tensor in progress.clients.items()}
+    return stepped, algorithm.client(progress.broadcast, state, everyone.only(*stepped), progress.round, key)
+
+
+def _merged(experiment: Experiment, before: State, stepped: tuple[int, ...], after: State) -> State:
+    """Put the new state of the clients that trained among those that did not."""
+    if stepped == experiment.clients.ids:
+        return after
+    rows = torch.tensor([experiment.clients.ids.index(i) for i in stepped], device=experiment.device)
+    return {name: tensor.index_copy(0, rows, after[name]) for name, tensor in before.items()}
+
+
+def _attacked(
+    experiment: Experiment, round_: int, stepped: tuple[int, ...], sent: Messages, heard: tuple[int, ...]
+) -> tuple[Messages, float | None]:
+    """Select the messages the server hears, the Byzantine ones replaced by what the attack makes of them."""
+    liars = tuple(i for i in heard if i in experiment.byzantine)
     craft = experiment.attack.craft
-    if byzantine == 0 or craft is None:
-        return sent, None
-    honest, own = sent.vectors[: experiment.honest], sent.vectors[experiment.honest :]
+    row = {i: index for index, i in enumerate(stepped)}
+    if not liars or craft is None:
+        return _rows(sent, [row[i] for i in heard]), None
+    honest = _rows(sent, [row[i] for i in heard if i not in liars])
+    own = _rows(sent, [row[i] for i in liars]).vectors if liars[0] in row else None
+    positions = tuple(heard.index(i) for i in liars)
+    last = positions == tuple(range(len(heard) - len(liars), len(heard)))
     view = View(
-        honest=honest,
-        own=own if len(own) else None,
-        byzantine=byzantine,
+        honest=honest.vectors,
+        own=own,
+        byzantine=len(liars),
         target=experiment.resolved.rule,
         round=round_,
         key=experiment.key.fold("round", round_, "attack"),
+        positions=None if last else positions,
     )
     crafted = craft(view)
-    return Messages(torch.cat([honest, crafted.messages])), crafted.strength
+    stack = torch.cat([honest.vectors, crafted.messages]) if last else view.stack(crafted.messages)
+    return Messages(stack), crafted.strength
 
 
-def evaluate(experiment: Experiment, params: Tensor) -> Evaluation:
-    """Score `params` on the test set."""
-    x, y = experiment.test_set()
-    result = models.evaluate(experiment.model, params, x, y)
-    return Evaluation(float(result.loss), float(result.accuracy))
+def _rows(sent: Messages, rows: list[int]) -> Messages:
+    if rows == list(range(len(sent.vectors))):
+        return sent
+    return Messages(
+        sent.vectors[rows],
+        None if sent.scalars is None else sent.scalars[rows],
+        None if sent.bytes is None else sent.bytes[rows],
+    )
+
+
+def _check_finite(experiment: Experiment, round_: int, sent: ClientStep, honest: list[int]) -> None:
+    finite = bool(torch.isfinite(sent.report["loss"][honest]).all())
+    if finite and not experiment.resolved.algorithm.tolerates_nonfinite:
+        finite = bool(torch.isfinite(_rows(sent.messages, honest).vectors).all())
+    if not finite:
+        raise Diverged(round_ + 1)
 
 
 def _chosen(experiment: Experiment, progress: Progress) -> Tensor:
-    latest = experiment.resolved.algorithm.evaluated(progress.broadcast, progress.clients)
+    latest = latest_model(experiment, progress)
     match experiment.config.run.returned:
         case "last":
             return latest
@@ -183,12 +238,28 @@ def _chosen(experiment: Experiment, progress: Progress) -> Tensor:
             return latest if progress.round <= picked else progress.chosen
 
 
-def _facts(report: Mapping[str, Any], honest: int) -> dict[str, Any]:
-    """Average a client report over the honest clients."""
+def _facts(sent: ClientStep, honest: list[int]) -> dict[str, float]:
+    """Average what clients report over the honest ones."""
     return {
-        name: float(value[:honest].float().mean())
-        for name, value in report.items()
+        name: float(value[honest].float().mean())
+        for name, value in sent.report.items()
         if isinstance(value, Tensor) and name != "loss"
+    }
+
+
+def _wire(experiment: Experiment, broadcast: State, messages: Messages) -> dict[str, float]:
+    """Count what travels in a round, in scalars and in bytes, to and from all clients that take part."""
+    heard, dim = messages.vectors.shape
+    everyone = experiment.resolved.algorithm.everyone_trains
+    listeners = experiment.config.federation.clients if everyone else heard
+    down = sum(tensor.numel() for tensor in broadcast.values())
+    scalars = heard * dim if messages.scalars is None else float(messages.scalars.sum())
+    sent = 4 * heard * dim if messages.bytes is None else float(messages.bytes.sum())
+    return {
+        "up_scalars": scalars,
+        "up_bytes": sent,
+        "down_scalars": listeners * down,
+        "down_bytes": 4 * listeners * down,
     }
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from trilemma import data, models, privacy
 from trilemma.attacks.types import Attack
@@ -33,9 +33,13 @@ class SimulatedClients:
         """Draw `size` examples without replacement for each client."""
         return self.data.sample(self.ids, size, key)
 
-    def poisson(self, expected: int, key: Key) -> Batch:
-        """Draw each example independently, `expected` on average, weighted 1/expected."""
-        return self.data.poisson(self.ids, expected, key)
+    def poisson(self, rate: float, key: Key) -> Batch:
+        """Draw each example independently with probability `rate`."""
+        return self.data.poisson(self.ids, rate, key)
+
+    def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
+        """Yield `steps` batches of a shuffled loader."""
+        return iter(self.data.epoch_batches(self.ids, size, steps, key))
 
     def everything(self) -> Batch:
         """Return all training examples of each client, padded with weight 0."""
@@ -50,15 +54,14 @@ class SimulatedClients:
 class Experiment:
     """One seed of one configuration, ready to run.
 
-    `clients` are the clients that compute: all honest ones, and the Byzantine ones when their attack trains
-    on poisoned data. The ids of Byzantine clients are the last ones.
+    `clients` are the clients that compute: all honest ones, and the Byzantine ones where their attack wants to
+    know what they would have sent, or trains on poisoned data.
     """
 
     config: Config
     seed: int
     device: torch.device
-    federated: data.FederatedData
-    model: Model
+    byzantine: tuple[int, ...]
     clients: SimulatedClients
     attack: Attack
     resolved: Resolved
@@ -68,10 +71,10 @@ class Experiment:
         """The root of every random draw of this run."""
         return Key(self.seed)
 
-    @property
-    def honest(self) -> int:
-        """Number of honest clients; their ids are 0 … honest−1."""
-        return self.config.federation.clients - self.config.federation.byzantine
+    @cached_property
+    def honest(self) -> tuple[int, ...]:
+        """The honest clients."""
+        return tuple(i for i in range(self.config.federation.clients) if i not in self.byzantine)
 
     @cached_property
     def epsilon_curve(self) -> np.ndarray:
@@ -83,9 +86,14 @@ class Experiment:
         accountant = "exact" if release.sampling.scheme == "none" else "rdp"
         return privacy.epsilon_curve(release, threat, rounds, self.config.privacy.delta, accountant)
 
-    def test_set(self) -> tuple[Tensor, Tensor]:
-        """The examples accuracy is measured on."""
-        return self.federated.dataset.x_test, self.federated.dataset.y_test
+    def sampled(self, round_: int) -> tuple[int, ...]:
+        """The clients whose messages are aggregated in a round: all of them, or S drawn uniformly."""
+        federation = self.config.federation
+        if federation.sampled is None:
+            return tuple(range(federation.clients))
+        rng = self.key.fold("round", round_, "sampled").numpy()
+        drawn = rng.choice(federation.clients, federation.sampled, replace=False)
+        return tuple(sorted(int(i) for i in drawn))
 
 
 def assemble(config: Config, seed: int) -> Experiment:
@@ -93,36 +101,37 @@ def assemble(config: Config, seed: int) -> Experiment:
     device = choose_device(config.run.device)
     key = Key(seed)
     federation = config.federation
-    honest = federation.clients - federation.byzantine
-
-    holders = honest if config.holding.holders == "honest" else federation.clients
-    federated = data.federate(
-        config.data.options,
-        config.partition.options,
-        holders,
-        key.fold("data"),
-        augment=config.holding.augment,
-    )
+    byzantine = _byzantine(config, key)
+    honest = [i for i in range(federation.clients) if i not in byzantine]
     attack = config.attack.options.build()
-    if holders < federation.clients:
-        federated = federated.mirror(federation.clients)
-    byzantine = tuple(range(honest, federation.clients))
-    poison = attack.poison
-    if poison is not None:
-        federated = federated.with_labels(byzantine, poison, key.fold("poison"))
-    federated = federated.to(device)
 
-    poorest = min(len(federated.holdings.train[i]) for i in range(honest))
+    dataset = config.data.options.load(key.fold("data"), data.Storage.from_environment())
+    holdings = _holdings(config, dataset, len(honest), key.fold("partition"))
+    federated = data.FederatedData(dataset, holdings, device)
+    if attack.poison is not None:
+        poison = attack.poison
+        poison_key = key.fold("poison")
+        federated = federated.with_labels(
+            byzantine, lambda labels, i: poison(labels, dataset.classes, poison_key.fold("client", i))
+        )
+
+    poorest = int(min(federated.sizes[i] for i in honest))
     batch = getattr(config.algorithm.options, "batch", None)
     if batch is not None and batch > poorest:
         raise ConfigError(
             f"[algorithm] batch = {batch}: the poorest client holds {poorest} examples; allowed: 1 to {poorest}"
         )
-    model = models.build(config.model.options, federated.dataset.x_train.shape[1:], federated.dataset.classes)
-    computing = tuple(range(honest)) + (byzantine if attack.poison is not None else ())
+    model = models.build(
+        config.model.name,
+        dataset.x_train.shape[1:],
+        dataset.classes,
+        **config.model.options.model_dump(),
+    )
+    computes = attack.reads_own or attack.poison is not None or attack.craft is None
+    computing = tuple(range(federation.clients)) if computes else tuple(honest)
     noise = privacy.SimulatedNoise(key.fold("noise"), federation.clients)
     clients = SimulatedClients(computing, federated, model, noise)
-    return Experiment(config, seed, device, federated, model, clients, attack, resolve(config, poorest))
+    return Experiment(config, seed, device, byzantine, clients, attack, resolve(config, poorest))
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -132,3 +141,21 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(wanted)
+
+
+def _byzantine(config: Config, key: Key) -> tuple[int, ...]:
+    federation = config.federation
+    if federation.placement == "last":
+        return tuple(range(federation.clients - federation.byzantine, federation.clients))
+    drawn = key.fold("byzantine").numpy().choice(federation.clients, federation.byzantine, replace=False)
+    return tuple(sorted(int(i) for i in drawn))
+
+
+def _holdings(config: Config, dataset: data.Dataset, honest: int, key: Key) -> data.Holdings:
+    """Divide the data among all clients, or among the honest ones with the Byzantine ones mirroring them."""
+    total = config.federation.clients
+    if config.holding.holders == "all":
+        return config.partition.options.divide(dataset, total, key)
+    if config.federation.placement != "last":
+        raise ConfigError("[data] holders = 'honest' needs [federation] placement = 'last'; else use 'all'")
+    return data.mirror(config.partition.options.divide(dataset, honest, key), total)

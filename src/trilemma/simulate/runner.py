@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from trilemma import privacy
 from trilemma.config import Config
 from trilemma.simulate import engine
 from trilemma.simulate.directory import RunDirectory, SeedDirectory, write_atomically
-from trilemma.simulate.engine import Evaluation, Progress, Record
+from trilemma.simulate.engine import Progress, Record
+from trilemma.simulate.evaluation import Evaluation, evaluate
 from trilemma.simulate.experiment import Experiment, assemble
 
 
@@ -144,15 +147,20 @@ def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer)
     if not folder.finished:
         folder.save(progress)
         folder.finish(progress.chosen)
-    return engine.evaluate(experiment, progress.chosen)
+    return evaluate(experiment, progress.chosen, _statistics(experiment, progress))
 
 
 def _evaluated(experiment: Experiment, progress: Progress, record: Record) -> Record:
     begin = time.perf_counter()
-    latest = experiment.resolved.algorithm.evaluated(progress.broadcast, progress.clients)
-    evaluation = engine.evaluate(experiment, latest)
+    latest = engine.latest_model(experiment, progress)
+    evaluation = evaluate(experiment, latest, _statistics(experiment, progress))
     spent = round(time.perf_counter() - begin, 6)
     return replace(record, evaluation=evaluation, seconds={**record.seconds, "evaluate": spent})
+
+
+def _statistics(experiment: Experiment, progress: Progress) -> dict[str, Tensor]:
+    """Return the running statistics clients keep in their state, for models that have them."""
+    return {name: progress.clients[name] for name, _ in experiment.clients.model.buffers}
 
 
 def _summary(

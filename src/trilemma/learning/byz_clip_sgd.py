@@ -1,0 +1,29 @@
+"""Byz-Clip-SGD: clipped, noised gradients and a robust rule, without momentum.
+
+    x ← x − γ RAgg(c_1, …, c_n),   c_i = clip_τ(∇f_i(x; ξ)) + ω_i,   ω_i ~ N(0, σ_ω² I)
+
+Algorithm 3 of the Byz-Clip21 paper: the plain rival that error feedback and double momentum are measured
+against. The loop is in `trilemma.learning.momentum`, with momentum 0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trilemma.learning.byz_clip21 import order_of_magnitude_noise
+from trilemma.learning.momentum import MomentumSettings
+from trilemma.learning.settings import algorithms
+from trilemma.privacy.types import NoiseLaw, Release
+
+
+@algorithms.register("byz-clip-sgd")
+class ByzClipSGD(MomentumSettings):
+    """Byz-Clip-SGD: clipped and noised gradients, a robust rule, no momentum."""
+
+    momentum: Literal[0.0] = Field(default=0.0, description="none; safe-dshb has momentum")
+
+    def paper_noise(self, release: Release, epsilon: float, delta: float, rounds: int) -> NoiseLaw:
+        """Return the paper's noise, an order of magnitude."""
+        return order_of_magnitude_noise(release, epsilon, delta, rounds)

@@ -1,0 +1,31 @@
+"""Byz-SGDM: momentum at the clients and a robust rule, without privacy.
+
+    v_i ← (1−β) v_i + β ∇f_i(x; ξ),   x ← x − γ RAgg(v_1, …, v_n)
+
+Algorithm 2 of the Byz-Clip21 paper: what Byz-Clip21-SGD2M becomes at τ = ∞, β̂ = 1. The loop is in
+`trilemma.learning.momentum`, whose momentum is 1 − β.
+
+Reference: Karimireddy, He, Jaggi, *Learning from history for Byzantine robust optimization*, ICML 2021.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trilemma.errors import PrivacyError
+from trilemma.learning.momentum import MomentumSettings
+from trilemma.learning.settings import algorithms
+from trilemma.privacy.types import Release
+
+
+@algorithms.register("byz-sgdm")
+class ByzSGDM(MomentumSettings):
+    """Byz-SGDM: client momentum and a robust rule, no privacy (ICML 2021)."""
+
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="1 − β")
+
+    def exposure(self, clip: float, examples: int) -> Release:
+        """Refuse: this algorithm neither clips nor adds noise."""
+        raise PrivacyError(
+            "byz-sgdm neither clips nor adds noise: drop [privacy], or use safe-dshb, cafcor or byz-clip21-sgd2m"
+        )

@@ -1,0 +1,28 @@
+"""CafCor: noise that cancels between clients, and a rule (CAF) that needs no bound on their spread.
+
+    g_i = clip((1/b) Σ_j ∇ℓ(θ; x_j), C)
+    m_i ← β m_i + (1−β) (g_i + v̄_i + Σ_{j≠i} v_ij)
+    θ ← θ − γ CAF(m_1, …, m_n)
+
+with v̄_i ~ N(0, σ_ind² I) its own and v_ij = −v_ji ~ N(0, σ_cor² I) shared with client j, unknown to the server.
+Summed over all clients the shared noise cancels, so the mean carries little noise although every single message
+carries much. The threat model ([privacy] threat) says who knows which secrets: cdp, secldp, byzldp, ldp. The
+loop is in `trilemma.learning.momentum`; the noise comes from `clients.noise`.
+
+Reference: *Towards trustworthy federated learning with untrusted participants*, ICML 2025, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trilemma.learning.momentum import MomentumSettings
+from trilemma.learning.settings import algorithms
+
+
+@algorithms.register("cafcor")
+class CafCor(MomentumSettings):
+    """CafCor: clipped gradients, correlated noise, momentum; made for the rule caf (ICML 2025)."""
+
+    momentum: float = Field(default=0.85, ge=0, lt=1, description="momentum β")
+    batch: int = Field(default=50, ge=1, description="examples b per client and round")

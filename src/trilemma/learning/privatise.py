@@ -1,0 +1,41 @@
+"""What a private client does to its batch and its vectors, the same in every algorithm: draw, clip, add noise."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trilemma.data.types import Batch
+from trilemma.keys import Key
+from trilemma.learning.protocol import Clients
+from trilemma.privacy.types import NoiseLaw, Release
+
+
+def draw_batch(clients: Clients, size: int, release: Release | None, key: Key) -> Batch:
+    """Draw a batch as the accountant assumes: Poisson where the release says so, else without replacement."""
+    if release is not None and release.sampling.scheme == "poisson":
+        return clients.poisson(release.sampling.rate, key)
+    return clients.sample(size, key)
+
+
+def clip_rows(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Clip every row to norm `threshold`; also return which rows were longer.
+
+    >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)[0]
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
+    """
+    if math.isinf(threshold):
+        return vectors, torch.zeros(len(vectors), device=vectors.device)
+    norms = vectors.norm(dim=1)
+    factor = (threshold / norms).clamp(max=1.0)  # a zero row divides to infinity and is clamped to 1
+    return vectors * factor[:, None], (norms > threshold).float()
+
+
+def noised(vectors: Tensor, release: Release | None, clients: Clients, round_: int) -> Tensor:
+    """Add the noise the release asks for; without any, return the very same tensor."""
+    if release is None or release.law == NoiseLaw():
+        return vectors
+    return vectors + clients.noise.draw(release.law, clients.ids, vectors.shape[1], round_, vectors.device)
