@@ -1,0 +1,109 @@
+"""What a federation's operator asks of the SuperLink: register nodes, start a run, look, stop."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.serde import fab_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from trilemma.errors import UserError
+from trilemma.flower.layout import Party
+
+
+@dataclass(frozen=True)
+class Node:
+    """A registered node, as the SuperLink sees it."""
+
+    public_key: bytes
+    status: str
+
+
+class Control:
+    """A connection to the SuperLink's control interface, over the federation's TLS."""
+
+    def __init__(self, client: ControlHttpClient) -> None:
+        self._client = client
+
+    def nodes(self) -> list[Node]:
+        """Return the registered nodes."""
+        listed = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return [Node(node.public_key, node.status) for node in listed]
+
+    def register(self, public_keys: list[Path]) -> int:
+        """Register the node keys that are not; return how many were new."""
+        known = {node.public_key for node in self.nodes()}
+        new = [key for key in map(node_key_bytes, public_keys) if key not in known]
+        for key in new:
+            self._client.RegisterNode(RegisterNodeRequest(public_key=key))
+        return len(new)
+
+    def start(self, app: Path) -> int:
+        """Start a run of the Flower app in folder `app`; return its id."""
+        content = build_fab_from_disk(app)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        response = self._client.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
+        if not response.HasField("run_id"):
+            raise UserError(f"the SuperLink did not start the run: {response.note or 'no reason given'}")
+        return int(response.run_id)
+
+    def status(self, run: int) -> str:
+        """Return a run's status: `running`, `finished:completed`, `finished:failed`, `finished:stopped`."""
+        found: Any = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict.get(run)
+        if found is None:
+            return "unknown"
+        return ":".join(part for part in (found.status.status, found.status.sub_status) if part)
+
+    def active(self) -> list[int]:
+        """Return the runs that are not finished."""
+        runs = self._client.ListRuns(ListRunsRequest()).run_dict
+        return [run for run, found in runs.items() if found.status.status != "finished"]
+
+    def stop(self, run: int) -> None:
+        """Stop a run."""
+        self._client.StopRun(StopRunRequest(run_id=run))
+
+
+@contextmanager
+def connect(server: Party) -> Iterator[Control]:
+    """Connect to the SuperLink of `server`'s federation."""
+    client = ControlHttpClient.from_server_address(
+        server.federation.address,
+        insecure=False,
+        root_certificates=server.authority.read_bytes(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-cli")],
+    )
+    try:
+        yield Control(client)
+    except httpx.HTTPStatusError as error:
+        raise UserError(f"the SuperLink refused: {error.response.text[:500]}") from None
+    except httpx.TransportError as error:
+        address = server.federation.address
+        raise UserError(f"no SuperLink answers at {address} ({error}); start it with `up`") from None
+    finally:
+        client.close()
+
+
+def node_key_bytes(path: Path) -> bytes:
+    """Read a node's public key in the encoding Flower registers."""
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    key: Any = serialization.load_ssh_public_key(path.read_bytes())
+    return bytes(public_key_to_bytes(key))

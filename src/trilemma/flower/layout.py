@@ -1,0 +1,289 @@
+"""One folder per party: what each holds, and what nobody else may.
+
+    federation/
+      authority/      the CA's private key: off-line after `init`
+      server/         TLS certificate and key, the public halves of all node keys, the run configuration
+      client-0/ …     CA certificate, node key, identity key, sampling seed, roster, the run configuration
+
+A party's folder holds its own secrets only, so handing `client-3/` to party 3 hands over exactly what that
+party needs. `federation.toml` is the same everywhere and public. Every party reads its own copy of
+`config.toml`: a server that changes its copy is refused by the clients, it cannot lower their noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from trilemma.errors import UserError
+from trilemma.flower import certificates
+from trilemma.flower.identities import new_identity, write_roster
+
+PUBLIC = "federation.toml"
+CONFIG = "config.toml"
+TASK = "task.py"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long the server waits, in seconds; `repeats` is how often a failed round is asked again."""
+
+    round_limit: float = 120.0
+    join_limit: float = 60.0
+    poll: float = 0.2
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The public facts of a federation, the same in every party's folder.
+
+    >>> Federation("pilot", clients=3).toml().splitlines()[0]
+    'name = "pilot"'
+    >>> Federation.parse(Federation("pilot", clients=3).toml()).clients
+    3
+    """
+
+    name: str
+    clients: int
+    host: str = "127.0.0.1"
+    port: int = 9190
+    timing: Timing = Timing()
+
+    @property
+    def address(self) -> str:
+        """Where the server listens."""
+        return f"{self.host}:{self.port}"
+
+    def runtime_port(self, client: int) -> int:
+        """Port on which client `client`'s node talks to its own worker, on its own machine only."""
+        return self.port + 1 + client
+
+    def toml(self) -> str:
+        """Return the facts as TOML."""
+        timing = self.timing
+        return (
+            f'name = "{self.name}"\n'
+            f"clients = {self.clients}\n"
+            f'host = "{self.host}"\n'
+            f"port = {self.port}\n"
+            "\n[timing]  # seconds; repeats: how often a failed round is asked again\n"
+            f"round_limit = {timing.round_limit}\n"
+            f"join_limit = {timing.join_limit}\n"
+            f"poll = {timing.poll}\n"
+            f"repeats = {timing.repeats}\n"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Federation:
+        """Read the facts from TOML."""
+        try:
+            facts = tomllib.loads(text)
+            return cls(**{**facts, "timing": Timing(**facts.get("timing", {}))})
+        except (tomllib.TOMLDecodeError, TypeError) as error:
+            raise UserError(f"{PUBLIC} cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class Party:
+    """One party's folder. `client` is None for the server."""
+
+    folder: Path
+    client: int | None
+
+    @classmethod
+    def open(cls, folder: Path) -> Party:
+        """Open a party's folder, or say what is missing."""
+        folder = folder.resolve()
+        if not (folder / PUBLIC).is_file():
+            raise UserError(f"{folder} is not a party's folder: it has no {PUBLIC}")
+        if folder.name == "server":
+            return cls(folder, None)
+        prefix, _, number = folder.name.rpartition("-")
+        if prefix != "client" or not number.isdigit():
+            raise UserError(f"{folder.name!r} is no party; allowed: server, client-0, client-1, …")
+        return cls(folder, int(number))
+
+    @property
+    def name(self) -> str:
+        """`server` or `client-i`."""
+        return self.folder.name
+
+    @property
+    def federation(self) -> Federation:
+        """The public facts, as this party has them."""
+        return Federation.parse((self.folder / PUBLIC).read_text())
+
+    @property
+    def config(self) -> Path:
+        """This party's copy of the run configuration."""
+        return self.folder / CONFIG
+
+    @property
+    def terms(self) -> str:
+        """Digest of what all parties must have agreed on: configuration and roster."""
+        digest = hashlib.sha256()
+        for path in (self.config, self.roster):
+            content = path.read_bytes()
+            digest.update(len(content).to_bytes(8, "big") + content)
+        return digest.hexdigest()
+
+    @property
+    def authority(self) -> Path:
+        """The CA certificate: a client's only trusted root."""
+        return self.folder / "tls" / "ca.crt"
+
+    @property
+    def roster(self) -> Path:
+        """Everybody's identity public keys, as this party trusts them."""
+        return self.folder / "roster.json"
+
+    @property
+    def identity(self) -> Path:
+        """A client's Ed25519 identity key."""
+        return self.folder / "secrets" / "identity.key"
+
+    @property
+    def node_key(self) -> Path:
+        """A client's node key for Flower's authentication."""
+        return self.folder / "secrets" / "node.key"
+
+    @property
+    def seed(self) -> Path:
+        """A client's private seed: which examples it samples is nobody else's business."""
+        return self.folder / "secrets" / "seed"
+
+    @property
+    def executor_secret(self) -> Path:
+        """What this party's Flower process and its worker share, so that no other process takes its tasks."""
+        return self.folder / "secrets" / "executor"
+
+    @property
+    def task(self) -> Path | None:
+        """The party's own model and data, where it brings them."""
+        path = self.folder / TASK
+        return path if path.is_file() else None
+
+    @property
+    def state(self) -> Path:
+        """What must survive a crash."""
+        return self.folder / "state"
+
+    @property
+    def running(self) -> Path:
+        """Records and logs of this party's processes."""
+        return self.folder / "run"
+
+    @property
+    def flower_home(self) -> Path:
+        """Flower's own configuration folder (FLWR_HOME)."""
+        return self.folder / "flwr"
+
+    def nodes(self) -> list[Path]:
+        """Return the public halves of all node keys, in the order of the clients (server only)."""
+        return sorted((self.folder / "nodes").glob("*.pub"), key=lambda path: int(path.stem.split("-")[1]))
+
+
+def parties(folder: Path) -> list[Party]:
+    """Return the parties in `folder`: itself where it is one, else all it contains, the server first."""
+    if (folder / PUBLIC).is_file():
+        return [Party.open(folder)]
+    found = [Party.open(path.parent) for path in folder.glob(f"*/{PUBLIC}")]
+    if not found:
+        raise UserError(
+            f"there is no federation in {folder}; make one with `trilemma federation init {folder}`"
+        )
+    return sorted(found, key=lambda party: -1 if party.client is None else party.client)
+
+
+def init(
+    folder: Path,
+    federation: Federation,
+    config: str,
+    hosts: tuple[str, ...] = ("localhost",),
+    task: Path | None = None,
+) -> list[Party]:
+    """Make everything a federation needs; refuse to touch one that is there."""
+    if federation.clients < 1:
+        raise UserError(f"a federation needs at least one client, not {federation.clients}")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
+    names = ["server", *(f"client-{i}" for i in range(federation.clients))]
+    for name in names:
+        home = folder / name
+        home.mkdir(parents=True)
+        (home / PUBLIC).write_text(federation.toml())
+        (home / CONFIG).write_text(config)
+        if task is not None:
+            shutil.copyfile(task, home / TASK)
+    found = parties(folder)
+    server, clients = found[0], found[1:]
+
+    authority = certificates.new_authority(federation.name)
+    certificates.write_secret(folder / "authority" / "ca.key", authority.key)
+    (folder / "authority" / "ca.crt").write_bytes(authority.certificate)
+    write_certificate(server, authority, (federation.host, *hosts))
+    public_keys = []
+    for client in clients:
+        private, public = certificates.new_node_key()
+        certificates.write_secret(client.node_key, private)
+        (server.folder / "nodes").mkdir(exist_ok=True)
+        (server.folder / "nodes" / f"{client.name}.pub").write_bytes(public)
+        certificates.write_secret(client.seed, secrets.token_hex(16).encode())
+        public_keys.append(new_identity(client.identity))
+    for party in found:
+        party.authority.parent.mkdir(exist_ok=True)
+        party.authority.write_bytes(authority.certificate)
+        certificates.write_secret(party.executor_secret, secrets.token_hex(32).encode())
+        write_roster(party.roster, federation.name, public_keys)
+    write_flower_files(server)
+    return found
+
+
+def write_certificate(server: Party, authority: certificates.Issued, hosts: tuple[str, ...]) -> None:
+    """Issue and install the server's certificate."""
+    issued = certificates.issue_server(authority, tuple(dict.fromkeys(hosts)))
+    install_certificate(server, issued)
+
+
+def install_certificate(server: Party, issued: certificates.Issued) -> None:
+    """Put a certificate and its key where the server looks for them."""
+    certificates.write_secret(server.folder / "secrets" / "server.key", issued.key)
+    (server.folder / "tls").mkdir(exist_ok=True)
+    (server.folder / "tls" / "server.crt").write_bytes(issued.certificate)
+
+
+def write_flower_files(server: Party) -> None:
+    """Write what `flwr run server/app federation` needs: an app and a connection."""
+    app = server.folder / "app"
+    app.mkdir(exist_ok=True)
+    (app / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n\n'
+        "[project]\n"
+        'name = "trilemma-federation"\nversion = "1.0.0"\n'
+        'description = "Private and robust federated learning"\nlicense = "Apache-2.0"\n'
+        "dependencies = []\n\n"
+        "[tool.flwr.app]\n"
+        'publisher = "trilemma"\n\n'
+        "[tool.flwr.app.components]\n"
+        'serverapp = "apps:server"\n'
+        'clientapp = "apps:client"\n\n'
+        "[tool.flwr.app.config]\n"
+    )
+    (app / "apps.py").write_text(
+        '"""The apps are part of the installed package; this file only names them."""\n\n'
+        "from trilemma.flower.client_app import app as client\n"
+        "from trilemma.flower.server_app import app as server\n\n"
+        '__all__ = ["client", "server"]\n'
+    )
+    server.flower_home.mkdir(exist_ok=True)
+    (server.flower_home / "config.toml").write_text(
+        '[superlink]\ndefault = "federation"\n\n'
+        "[superlink.federation]\n"
+        f'address = "{server.federation.address}"\n'
+        f'root-certificates = "{server.authority}"\n'
+    )

@@ -1,0 +1,24 @@
+"""`flower-supernode`, asking for work more often.
+
+    python -m trilemma.flower.supernode --superlink HOST:PORT …      (every option of flower-supernode)
+
+Runs Flower's command unchanged, with the waits of `trilemma.flower.tuning`.
+"""
+
+from __future__ import annotations
+
+from flwr.supernode import start_client_internal
+from flwr.supernode.cli import flower_supernode
+
+from trilemma.flower.tuning import bounded_clock, poll_seconds, retry_sooner
+
+
+def main() -> None:
+    """Run flower-supernode with bounded sleeps."""
+    retry_sooner()
+    start_client_internal.time = bounded_clock(poll_seconds())
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main()

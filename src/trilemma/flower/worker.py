@@ -1,0 +1,168 @@
+"""The process that does a party's work: it takes tasks from the party's Flower process and runs OUR apps.
+
+    python -m trilemma.flower.worker FOLDER          (a party's folder)
+
+Flower's default starts a new Python for every message and runs the code the server uploaded. Both are wrong
+here. A process per message costs seconds of imports per client and round; and a client that runs the
+server's code is protected from nothing: that code could read the identity key. This worker stays up, and runs
+the apps of the package installed on its own machine, whatever the upload says. Flower knows this arrangement
+as process isolation; the worker speaks the same protocol as `flower-superexec` with `flwr-clientapp` and
+`flwr-serverapp`, with a secret shared between it and the party's Flower process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from logging import ERROR, INFO
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.app import Context, Error, Message
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.serde import context_from_proto, context_to_proto, run_from_proto
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.supercore import log
+from flwr.supercore.auth import load_superexec_auth_secret
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
+
+from trilemma.flower.layout import Party
+from trilemma.flower.tuning import retry_sooner
+
+PARTY = "TRILEMMA_PARTY"
+
+
+class Worker:
+    """Takes one task at a time from the Flower process at `address` and runs it."""
+
+    def __init__(self, party: Party, task_type: TaskType, address: str, certificate: bytes | None) -> None:
+        self.task_type = task_type
+        self.address = address
+        self.certificate = certificate
+        self.poll = party.federation.timing.poll
+        secret = load_superexec_auth_secret(secret_file=str(party.executor_secret))
+        self._queue = self._client(
+            "SuperExec",
+            SuperExecAuthHttpInterceptor(
+                master_secret=secret, protected_methods=frozenset({"/flwr.proto.Runtime/AcquireTask"})
+            ),
+        )
+
+    def _client(self, component: str, interceptor: ProtobufClientInterceptor) -> RuntimeHttpClient:
+        return RuntimeHttpClient.from_server_address(
+            self.address,
+            insecure=self.certificate is None,
+            root_certificates=self.certificate,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name=component), interceptor],
+        )
+
+    def acquire(self) -> str | None:
+        """Return the token of a waiting task, or None."""
+        response = self._queue.AcquireTask(AcquireTaskRequest(supported_task_types=[self.task_type]))
+        return str(response.token) if response.HasField("task") and response.token else None
+
+    def serve(self, run: Callable[[str], None]) -> None:
+        """Run tasks for ever. A Flower process that is away is waited for."""
+        while True:
+            try:
+                token = self.acquire()
+            except (httpx.TransportError, httpx.HTTPStatusError):
+                token = None
+            if token is None:
+                time.sleep(self.poll)
+                continue
+            # A broken task must not take the party down; Flower reports it to the other side.
+            with suppress(httpx.HTTPError, RunNotRunningException):
+                run(token)
+
+    def client_task(self, token: str) -> None:
+        """Answer one message with the installed ClientApp."""
+        from trilemma.flower.client_app import app
+
+        client = self._client("flwr-clientapp", RuntimeTokenHttpInterceptor(token))
+        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        heartbeat.start()
+        context: Context | None = None
+        try:
+            message, context, _, _ = pull_task_input(client)
+            try:
+                reply, status, details = app(message=message, context=context), SubStatus.COMPLETED, ""
+            except Exception as error:
+                log(ERROR, "the client app failed", exc_info=error)
+                status, details = SubStatus.FAILED, f"{type(error).__name__}: {error}"
+                reason = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details)
+                reply = Message(reason, reply_to=message)
+            push_message(client, reply, context)
+            _finish(client, context, status, details)
+        finally:
+            heartbeat.stop()
+            client.close()
+
+    def server_task(self, token: str) -> None:
+        """Run the installed ServerApp to its end."""
+        from trilemma.flower.server_app import app
+
+        grid = HttpGrid(self.address, self.certificate is None, self.certificate, token=token)
+        client: Any = grid._runtime_client
+        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        heartbeat.start()
+        try:
+            task = client.PullTaskInput(PullTaskInputRequest())
+            # Flower's Message constructor reads these where the process was started for one task only.
+            TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
+            TaskIdentity.node_id = task.context.node_id
+            context = context_from_proto(task.context)
+            grid.set_run(run_from_proto(task.run))
+            try:
+                app(grid=grid, context=context)
+                status, details = SubStatus.COMPLETED, ""
+            except Exception as error:
+                log(ERROR, "the server app failed", exc_info=error)
+                status, details = SubStatus.FAILED, f"{type(error).__name__}: {error}"
+            _finish(client, context, status, details)
+        finally:
+            heartbeat.stop()
+            grid.close()
+
+
+def _finish(client: RuntimeHttpClient, context: Context, status: str, details: str) -> None:
+    client.PushTaskOutput(
+        PushTaskOutputRequest(context=context_to_proto(context), sub_status=status, details=details)
+    )
+
+
+def main(folder: str) -> None:
+    """Work for the party whose folder is given, until stopped."""
+    party = Party.open(Path(folder))
+    retry_sooner()
+    os.environ[PARTY] = str(party.folder)
+    federation = party.federation
+    log(INFO, "working for %s", party.name)
+    if party.client is None:
+        certificate = party.authority.read_bytes()
+        worker = Worker(party, TaskType.SERVER_APP, federation.address, certificate)
+        worker.serve(worker.server_task)
+    else:
+        address = f"127.0.0.1:{federation.runtime_port(party.client)}"
+        worker = Worker(party, TaskType.CLIENT_APP, address, None)
+        worker.serve(worker.client_task)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
