@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trilemma.data.streams import each_stream
 from trilemma.keys import Key
 
 
@@ -16,8 +17,8 @@ def horizontal_flip(x: Tensor, keys: Sequence[Key]) -> Tensor:
 
     >>> x = torch.arange(3.0).expand(1, 4, 1, 1, 3)
     >>> horizontal_flip(x, [Key(1)])[0, :, 0, 0, 0].tolist()
-    [0.0, 2.0, 2.0, 2.0]
+    [2.0, 0.0, 0.0, 0.0]
     """
-    coins = np.stack([key.numpy().random(x.shape[1]) < 0.5 for key in keys])
+    coins = np.stack([stream.random(x.shape[1]) < 0.5 for stream in each_stream(keys)])
     chosen = torch.from_numpy(coins).to(x.device).view(*coins.shape, *[1] * (x.ndim - 2))
     return torch.where(chosen, x.flip(-1), x)

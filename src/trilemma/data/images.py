@@ -86,8 +86,8 @@ class ImageSource:
             f"{self.name} is not available: {reason}\n"
             f"Ways to get it: (1) put {self.packed[0]} (arrays {', '.join(Arrays._fields)}; uint8) into "
             f"the folder named by TRILEMMA_DATA ({folder}); (2) online, without TRILEMMA_OFFLINE, it is "
-            f"downloaded from {self.remote[0].addresses[0]} into {storage.cache}; (3) offline, use a data set "
-            f"that needs no files: phishing, synthetic"
+            f"downloaded from {self.remote[0].addresses[0]} into {storage.cache}; (3) offline, use a data "
+            f"set that needs no files: phishing, synthetic"
         )
 
 
@@ -114,11 +114,8 @@ class ImageSet(DatasetOptions):
         source = self.source
         arrays, origin = source.arrays(storage)
         counts = (len(arrays.y_train), len(arrays.y_test))
-        part = (
-            ""
-            if counts == source.examples
-            else f", a subset of {source.examples[0]:,}/{source.examples[1]:,}"
-        )
+        full = source.examples
+        part = "" if counts == full else f", a subset of {full[0]:,}/{full[1]:,}"
         return Dataset(
             name=f"{source.name}-subset" if part else source.name,
             x_train=self._features(arrays.x_train),

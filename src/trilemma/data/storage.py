@@ -60,19 +60,11 @@ class Storage:
     def _fetch_one(self, folder: Path, file: RemoteFile) -> Path:
         if not self.download and not (folder / file.name).is_file():
             raise DataUnavailable(f"{file.name} is not in {folder} and downloads are off (TRILEMMA_OFFLINE)")
+        downloader = pooch.HTTPDownloader(progressbar=True, timeout=(CONNECT_SECONDS, READ_SECONDS))
         failures = []
         for address in file.addresses:
             try:
-                path = pooch.retrieve(
-                    address,
-                    known_hash=file.checksum,
-                    fname=file.name,
-                    path=folder,
-                    downloader=pooch.HTTPDownloader(
-                        progressbar=True, timeout=(CONNECT_SECONDS, READ_SECONDS)
-                    ),
-                )
-                return Path(path)
+                return Path(pooch.retrieve(address, file.checksum, file.name, folder, downloader=downloader))
             except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong hash: ValueError
                 failures.append(f"{address}: {_first_line(error)}")
         raise DataUnavailable("; ".join(failures))
