@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from trilemma import aggregation, privacy
 from trilemma.aggregation.types import Rule
 from trilemma.config.load import Config
-from trilemma.errors import ConfigError
+from trilemma.errors import ConfigError, PrivacyError
 from trilemma.learning import Algorithm, Federation
 from trilemma.privacy.types import NoiseLaw, Release
 
@@ -53,10 +53,15 @@ def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Thr
     threat = privacy.Threat(wanted.threat, federation.clients, federation.f, wanted.collusion)
     notes: list[str] = []
     if wanted.threat == "cdp" and config.aggregation.rule != "mean":
-        notes.append(
-            f"central privacy is certified for the mean only; {config.aggregation.rule} under cdp has no "
-            "certificate, the figure is what the mean would have"
+        gap = (
+            f"central privacy is certified for the mean only: the ε of {config.aggregation.rule} under cdp is "
+            "not a guarantee, it is what the mean would have"
         )
+        if not wanted.uncertified:
+            raise PrivacyError(
+                f"{gap}; allowed: rule = 'mean', another threat model, or [privacy] uncertified = true"
+            )
+        notes.append(gap)
     if wanted.epsilon is not None and wanted.noise == "paper":
         law = config.algorithm.options.paper_noise(shape, wanted.epsilon, wanted.delta, config.run.rounds)
         notes.append("noise as the paper sets it is not calibrated to the target: read the certified ε")

@@ -103,6 +103,9 @@ class PrivacyTable(Table):
     collusion: int | None = Field(
         default=None, ge=0, description="Byzantine clients q that collude with the server"
     )
+    uncertified: bool = Field(
+        default=False, description="run although no privacy guarantee is known for this combination"
+    )
     accountant: Literal["exact", "rdp", "pld"] | None = Field(
         default=None, description="accountant used to calibrate; default: the tightest that applies"
     )

@@ -98,7 +98,7 @@ class ByzClip21SGD2MPlus(_ErrorFeedbackSettings):
 
         v_i ← (1−β) v_i + β (mean_j clip_{τ_i}(∇f_ij) + ω_i),   c_i = clip_{τ_o}(v_i − g_i)
 
-    τ_i is [privacy] clip; the noise is inside v_i, so amplification by subsampling applies and c_i needs none.
+    τ_i is [privacy] clip. The noise is inside v_i: amplification by subsampling applies, c_i needs none.
     """
 
     outer_clip: float = Field(default=1.0, gt=0, description="τ_o, the clip of the error feedback")

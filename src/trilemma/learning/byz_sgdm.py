@@ -27,5 +27,6 @@ class ByzSGDM(MomentumSettings):
     def exposure(self, clip: float, examples: int) -> Release:
         """Refuse: this algorithm neither clips nor adds noise."""
         raise PrivacyError(
-            "byz-sgdm neither clips nor adds noise: drop [privacy], or use safe-dshb, cafcor or byz-clip21-sgd2m"
+            "byz-sgdm neither clips nor adds noise: drop [privacy], or use safe-dshb, cafcor or "
+            "byz-clip21-sgd2m"
         )

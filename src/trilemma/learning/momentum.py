@@ -10,8 +10,8 @@ Server, with a robust rule R and learning rate γ:
 
     θ ← θ − γ R(m_1, …, m_n)
 
-DSGD, DP-DSGD, SAFE-DSHB and CafCor are this loop under different clipping and different noise; each has a file
-that says which, with its paper.
+DSGD, DP-DSGD, SAFE-DSHB and CafCor are this loop under different clipping and different noise; each has a
+file that says which, with its paper.
 """
 
 from __future__ import annotations

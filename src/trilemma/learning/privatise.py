@@ -1,4 +1,4 @@
-"""What a private client does to its batch and its vectors, the same in every algorithm: draw, clip, add noise."""
+"""What private clients do to batches and vectors, the same in every algorithm: draw, clip, add noise."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ class Algorithm:
             model, (k, d) for personal ones. The key is for methods that fine-tune before they are scored.
         everyone_trains: Whether clients that were not sampled this round train too; their messages are not
             aggregated, their state is kept. Otherwise only sampled clients are stepped.
-        tolerates_nonfinite: Whether honest messages that are not finite are part of the method's life (and not
-            the end of the run).
+        tolerates_nonfinite: Whether honest messages that are not finite are part of the method's life, and
+            not the end of the run.
     """
 
     name: str

@@ -1,0 +1,74 @@
+"""Configurations: every wrong kind gets a message that says what is allowed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from trilemma import config
+from trilemma.errors import ConfigError, UserError
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("federation.clents=9", "[federation] unknown key 'clents': did you mean 'clients'?"),
+        ("federatoin.clients=9", "unknown table [federatoin]: did you mean 'federation'?"),
+        ("federation.byzantine=4", "f = 4 Byzantine of n = 7 clients"),
+        ("federation.clients=0", "[federation] clients = 0: input should be greater than or equal to 1"),
+        ("federation.sampled=9", "sampled = 9 of 7 clients; allowed: 1 to 7"),
+        ("privacy.clip=-1", "[privacy] clip = -1: input should be greater than 0"),
+        ("privacy.epsilon=1", "noise without clip protects nothing"),
+        ("privacy.treat=ldp", "unknown key 'treat': did you mean 'threat'?"),
+        ("privacy.delta=1", "[privacy] delta = 1: input should be less than 1"),
+        ("algorithm.name=dsdg", "unknown algorithm 'dsdg': did you mean 'dsgd'?"),
+        ("algorithm.lrr=1", "[algorithm] unknown key 'lrr': did you mean 'lr'?"),
+        ("algorithm.lr=fast", "[algorithm] lr = 'fast'"),
+        ("attack.name=sff", "unknown attack 'sff': did you mean 'sf'?"),
+        ("data.name=mnits", "unknown data set 'mnits': did you mean 'mnist'?"),
+        ("data.partition=dirichle", "unknown partition 'dirichle': did you mean 'dirichlet'?"),
+        ("data.partition.alhpa=1", "[data.partition] needs a name"),
+        ("model.name=cmm", "unknown model 'cmm': did you mean 'cnn'?"),
+        ("run.rounds=0", "[run] rounds = 0: input should be greater than or equal to 1"),
+        ("run.seeds=5-1", "cannot read seeds '5-1'; allowed: numbers and ranges"),
+        ("rounds=5", "cannot read 'rounds=5'; allowed: table.key=value"),
+    ],
+)
+def test_wrong_config_says_what_is_wrong_and_what_is_allowed(change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        config.parse({}, [change])
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.parse({}, ["run.rounds=0", "privacy.clip=-1", "attack.name=x"])
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_noise_is_said_once() -> None:
+    changes = ["privacy.threat=ldp", "privacy.clip=1", "privacy.epsilon=1", "privacy.sigma_ind=1"]
+    with pytest.raises(ConfigError, match="noise is given twice"):
+        config.parse({}, changes)
+
+
+def test_a_name_stands_for_its_table() -> None:
+    settings = config.parse({"data": {"name": "phishing", "partition": "dirichlet"}}, ["data.partition.alpha=0.5"])
+    assert settings.partition.dump() == {"name": "dirichlet", "alpha": 0.5}
+
+
+def test_toml_round_trip_keeps_everything() -> None:
+    import tomllib
+
+    settings = config.parse({}, ["run.seeds=1-3", "model.name=mlp", "model.hidden=[5,6]", "privacy.clip=inf"])
+    again = config.parse(tomllib.loads(settings.toml()))
+    assert again.dump() == settings.dump()
+    assert again.run.seeds == (1, 2, 3)
+
+
+def test_a_missing_or_broken_file_is_a_user_error(tmp_path) -> None:
+    with pytest.raises(UserError, match="there is no configuration file"):
+        config.load(tmp_path / "nothing.toml")
+    (tmp_path / "broken.toml").write_text("[run\n")
+    with pytest.raises(UserError, match="cannot read"):
+        config.load(tmp_path / "broken.toml")

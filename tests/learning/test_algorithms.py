@@ -1,0 +1,114 @@
+"""The suite every registered algorithm passes: adding an algorithm adds its tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trilemma import aggregation, data, learning, models, privacy
+from trilemma.keys import Key
+from trilemma.learning.protocol import Algorithm
+from trilemma.simulate import SimulatedClients
+
+CLIENTS = 4
+
+
+def make_clients(ids: tuple[int, ...] = tuple(range(CLIENTS))) -> SimulatedClients:
+    key = Key(7)
+    dataset = data.load("phishing", key=key)
+    federated = data.FederatedData(dataset, data.divide("homogeneous", dataset, CLIENTS, key=key))
+    model = models.build("logistic", (68,), 2)
+    return SimulatedClients(ids, federated, model, privacy.SimulatedNoise(key.fold("noise"), CLIENTS))
+
+
+def build(name: str, private: bool = False) -> Algorithm:
+    settings = learning.algorithms[name]()
+    release = None
+    if private:
+        shape = settings.exposure(clip=1.0, examples=2100)
+        law = privacy.NoiseLaw(sigma_ind=0.1, sigma_cor=0.2)
+        release = privacy.Release(shape.clip, law, shape.unit, shape.batch, shape.sampling)
+    rule = aggregation.parse("mean", f=0)
+    return settings.build(learning.Federation(CLIENTS, 0, rounds=5, rule=rule, release=release))
+
+
+def is_private(name: str) -> bool:
+    try:
+        learning.algorithms[name]().exposure(clip=1.0, examples=100)
+    except (privacy.PrivacyError, NotImplementedError):
+        return False
+    return True
+
+
+VARIANTS = [
+    pytest.param(name, private, id=f"{name}-{'private' if private else 'plain'}")
+    for name in learning.algorithms
+    for private in (False, True)
+    if not private or is_private(name)
+]
+
+
+def run_rounds(algorithm: Algorithm, clients: SimulatedClients, rounds: int = 3):
+    """Yield (sent, broadcast) per round."""
+    begin = algorithm.init(clients.model, clients.ids, Key(1).fold("init"))
+    broadcast, state, server = begin.broadcast, begin.clients, begin.server
+    for t in range(rounds):
+        key = Key(1).fold("round", t)
+        sent = algorithm.client(broadcast, state, clients, t, key)
+        done = algorithm.server(sent.messages, server, t, key.fold("server"))
+        yield sent, done
+        broadcast, state, server = done.broadcast, sent.state, done.state
+
+
+@pytest.mark.parametrize(("name", "private"), VARIANTS)
+def test_state_and_messages_have_the_client_axis(name: str, private: bool) -> None:
+    for sent, done in run_rounds(build(name, private), make_clients()):
+        assert sent.messages.vectors.shape[0] == CLIENTS
+        assert all(tensor.shape[0] == CLIENTS for tensor in sent.state.values())
+        assert sent.report["loss"].shape == (CLIENTS,)
+        assert done.report["weights"].shape == (CLIENTS,)
+        assert torch.isfinite(sent.messages.vectors).all()
+
+
+@pytest.mark.parametrize(("name", "private"), VARIANTS)
+def test_functions_are_pure(name: str, private: bool) -> None:
+    algorithm, clients = build(name, private), make_clients()
+    begin = algorithm.init(clients.model, clients.ids, Key(1).fold("init"))
+    before = {n: t.clone() for n, t in begin.clients.items()}
+    torch_state = torch.random.get_rng_state()
+    first = algorithm.client(begin.broadcast, begin.clients, clients, 0, Key(1).fold("round", 0))
+    again = algorithm.client(begin.broadcast, begin.clients, clients, 0, Key(1).fold("round", 0))
+    assert torch.equal(first.messages.vectors, again.messages.vectors)
+    assert all(torch.equal(before[n], begin.clients[n]) for n in before)
+    assert torch.equal(torch_state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(("name", "private"), VARIANTS)
+def test_one_by_one_equals_stacked(name: str, private: bool) -> None:
+    algorithm, clients = build(name, private), make_clients()
+    begin = algorithm.init(clients.model, clients.ids, Key(1).fold("init"))
+    singles = [algorithm.init(clients.model, (i,), Key(1).fold("init")).clients for i in clients.ids]
+    broadcast, state, server = begin.broadcast, begin.clients, begin.server
+    for t in range(3):
+        key = Key(1).fold("round", t)
+        sent = algorithm.client(broadcast, state, clients, t, key)
+        steps = [
+            algorithm.client(broadcast, singles[i], clients.only(i), t, key) for i in range(CLIENTS)
+        ]
+        alone = torch.cat([step.messages.vectors for step in steps])
+        torch.testing.assert_close(alone, sent.messages.vectors, rtol=1e-6, atol=1e-6)
+        done = algorithm.server(sent.messages, server, t, key.fold("server"))
+        broadcast, state, server = done.broadcast, sent.state, done.state
+        singles = [step.state for step in steps]
+
+
+@pytest.mark.parametrize("name", [n for n in learning.algorithms if is_private(n)])
+def test_no_noise_and_no_clip_is_the_plain_run_bit_for_bit(name: str) -> None:
+    settings = learning.algorithms[name]()
+    shape = settings.exposure(clip=float("inf"), examples=2100)
+    rule = aggregation.parse("mean", f=0)
+    loose = settings.build(learning.Federation(CLIENTS, 0, rounds=5, rule=rule, release=shape))
+    for (a, _), (b, _) in zip(
+        run_rounds(loose, make_clients()), run_rounds(build(name), make_clients()), strict=True
+    ):
+        assert torch.equal(a.messages.vectors, b.messages.vectors)

@@ -1,0 +1,102 @@
+"""One round: who is heard, what the attack replaces, what is recorded."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from trilemma import config, privacy, simulate
+from trilemma.errors import ConfigError
+
+BASE = {
+    "federation": {"clients": 7, "byzantine": 3},
+    "algorithm": {"name": "dsgd", "lr": 1.0, "momentum": 0.9, "batch": 25},
+    "run": {"rounds": 10},
+}
+
+
+def experiment(*changes: str) -> simulate.Experiment:
+    return simulate.assemble(config.parse(BASE, changes), 1)
+
+
+def test_data_is_divided_among_the_honest_by_default() -> None:
+    honest = experiment("attack.name=sf")
+    assert honest.honest == (0, 1, 2, 3)
+    assert honest.clients.data.sizes[:4].sum() == 8400
+    everyone = experiment("attack.name=sf", "data.holders=all")
+    assert everyone.clients.data.sizes.sum() == 8400
+
+
+def test_sign_flip_replaces_the_byzantine_messages_by_minus_the_mean() -> None:
+    """With 4 honest and 3 times −mean, the plain mean is 1/7 of the honest mean."""
+    attacked, alone = experiment("attack.name=sf"), experiment("federation.byzantine=0", "federation.clients=4")
+    a, _ = simulate.step(attacked, simulate.start(attacked))
+    b, _ = simulate.step(alone, simulate.start(alone))
+    begin = simulate.start(alone).broadcast["params"]
+    torch.testing.assert_close(a.broadcast["params"] - begin, (b.broadcast["params"] - begin) / 7)
+
+
+def test_label_flip_trains_byzantine_clients_on_other_labels() -> None:
+    poisoned = experiment("attack.name=lf")
+    assert poisoned.clients.ids == tuple(range(7))
+    mirrored, honest = poisoned.clients.data.everything([4]), poisoned.clients.data.everything([0])
+    assert torch.equal(mirrored.x, honest.x)
+    assert torch.equal(mirrored.y, 1 - honest.y)
+
+
+def test_only_sampled_clients_are_heard_and_keep_their_state() -> None:
+    settings = ("attack.name=none", "federation.byzantine=0", "federation.sampled=3")
+    chosen = experiment(*settings)
+    progress = simulate.start(chosen)
+    for _ in range(4):
+        heard = chosen.sampled(progress.round)
+        before = progress.clients["momentum"]
+        progress, record = simulate.step(chosen, progress)
+        silent = [i for i in range(7) if i not in heard]
+        assert len(heard) == 3
+        assert [i for i, weight in enumerate(record.weights) if weight] == list(heard)
+        assert torch.equal(progress.clients["momentum"][silent], before[silent])
+        assert not torch.equal(progress.clients["momentum"][list(heard)], before[list(heard)])
+
+
+def test_random_placement_moves_the_liars_not_the_result() -> None:
+    """Messages stand at their client's place: weights of liars are those of Byzantine ids."""
+    chosen = experiment(
+        "attack.name=sf", "federation.placement=random", "data.holders=all", "aggregation.rule=cwmed"
+    )
+    assert chosen.byzantine != (4, 5, 6)
+    _, record = simulate.step(chosen, simulate.start(chosen))
+    liars = sum(record.weights[i] for i in chosen.byzantine)
+    assert liars < 3 / 7
+
+
+def test_epsilon_in_the_record_is_the_accountants() -> None:
+    chosen = experiment(
+        "attack.name=sf",
+        "algorithm.name=cafcor",
+        "privacy.threat=secldp",
+        "privacy.clip=1.0",
+        "privacy.sigma_cor=2.0",
+        "privacy.sigma_ind=0.5",
+    )
+    progress = simulate.start(chosen)
+    for t in range(1, 4):
+        progress, record = simulate.step(chosen, progress)
+        spent = privacy.spent(chosen.resolved.release, chosen.resolved.threat, t, 1e-5)
+        assert record.epsilon == pytest.approx(spent.epsilon["exact"], rel=1e-6)
+        assert math.isfinite(record.epsilon)
+
+
+def test_batch_larger_than_a_client_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"allowed: 1 to 2100"):
+        experiment("algorithm.batch=3000")
+    assert experiment("algorithm.batch=2100") is not None
+
+
+def test_wire_cost_counts_up_and_down() -> None:
+    chosen = experiment("attack.name=sf")
+    _, record = simulate.step(chosen, simulate.start(chosen))
+    assert record.facts["up_scalars"] == 7 * 69
+    assert record.facts["down_bytes"] == 7 * 69 * 4

@@ -1,0 +1,160 @@
+"""Runs on disk: same seed, same bytes; resumed, killed and interrupted runs end at the same model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trilemma import config, simulate
+from trilemma.errors import UserError
+
+BASE = {
+    "federation": {"clients": 7, "byzantine": 3},
+    "algorithm": {"name": "dsgd", "lr": 1.0, "momentum": 0.9, "batch": 25},
+    "aggregation": {"rule": "cwmed"},
+    "attack": {"name": "sf"},
+    "run": {"rounds": 12, "checkpoint_every": 5, "evaluate_every": 4},
+}
+
+
+def model_bytes(path: Path, seed: int = 1) -> bytes:
+    return (path / f"seed-{seed}" / "model.npy").read_bytes()
+
+
+def metrics(path: Path, seed: int = 1) -> list[dict]:
+    """Records without the seconds, which are the only thing that may differ."""
+    lines = (path / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def test_same_seed_same_bytes_and_other_seed_other_bytes(tmp_path: Path) -> None:
+    settings = config.parse(BASE, ["run.seeds=[1,2]"])
+    simulate.run(settings, tmp_path / "a")
+    simulate.run(settings, tmp_path / "b")
+    assert model_bytes(tmp_path / "a") == model_bytes(tmp_path / "b")
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+    assert model_bytes(tmp_path / "a", 1) != model_bytes(tmp_path / "a", 2)
+
+
+def test_a_record_says_what_happened(tmp_path: Path) -> None:
+    simulate.run(config.parse(BASE), tmp_path / "run")
+    records = metrics(tmp_path / "run")
+    assert [record["round"] for record in records] == list(range(1, 13))
+    assert len(records[0]["weights"]) == 7
+    assert sum(records[0]["weights"]) == pytest.approx(1, abs=1e-4)
+    assert records[0]["accuracy"] is None
+    assert 0 <= records[3]["accuracy"] <= 1
+    assert records[3]["epsilon"] is None
+    seconds = json.loads((tmp_path / "run/seed-1/metrics.jsonl").read_text().splitlines()[3])["seconds"]
+    assert set(seconds) == {"clients", "attack", "server", "evaluate"}
+
+
+class StopAfter:
+    """An observer that interrupts like Ctrl-C."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
+        self.first_round = first_round
+
+    def round_finished(self, record: simulate.Record) -> None:
+        if record.round == self.rounds:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("stop", [1, 5, 7])
+def test_interrupted_run_resumes_to_the_same_model(tmp_path: Path, stop: int) -> None:
+    settings = config.parse(BASE)
+    simulate.run(settings, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        simulate.run(settings, tmp_path / "cut", StopAfter(stop))
+    observer = StopAfter(-1)
+    simulate.resume(tmp_path / "cut", observer)
+    assert observer.first_round == stop, "Ctrl-C saves the rounds that are finished"
+    assert model_bytes(tmp_path / "cut") == model_bytes(tmp_path / "whole")
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_killed_run_resumes_to_the_same_model(tmp_path: Path) -> None:
+    """kill -9 in the middle, a torn last line included."""
+    changes = ["run.rounds=3000", "run.checkpoint_every=50", "run.evaluate_every=1000"]
+    settings = config.parse(BASE, changes)
+    simulate.run(settings, tmp_path / "whole")
+    arguments = [sys.executable, "-c", "from trilemma.cli import main; main()", "run", "--json"]
+    arguments += ["--out", str(tmp_path / "cut")]
+    (tmp_path / "config.toml").write_text(settings.toml())
+    process = subprocess.Popen([*arguments, str(tmp_path / "config.toml")], stdout=subprocess.DEVNULL)
+    target = tmp_path / "cut/seed-1/metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (target.exists() and target.stat().st_size > 20_000):
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(timeout=30)
+    assert not (tmp_path / "cut/seed-1/model.npy").exists(), "it was killed in the middle"
+    with target.open("a") as file:
+        file.write('{"round": 99999, "tor')
+    simulate.resume(tmp_path / "cut")
+    assert model_bytes(tmp_path / "cut") == model_bytes(tmp_path / "whole")
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+
+
+def test_a_directory_in_use_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(UserError, match="already holds something"):
+        simulate.run(config.parse(BASE), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+    with pytest.raises(UserError, match="not a run directory"):
+        simulate.resume(tmp_path)
+
+
+def test_two_processes_do_not_work_on_one_run(tmp_path: Path) -> None:
+    settings = config.parse(BASE)
+    simulate.run(settings, tmp_path / "run")
+    with (
+        simulate.RunDirectory.open(tmp_path / "run").locked(),
+        pytest.raises(UserError, match="another process"),
+    ):
+        simulate.resume(tmp_path / "run")
+
+
+def test_the_resolved_config_runs_again_to_the_same_model(tmp_path: Path) -> None:
+    simulate.run(config.parse(BASE), tmp_path / "a")
+    simulate.run(config.load(tmp_path / "a/config.toml"), tmp_path / "b")
+    assert model_bytes(tmp_path / "a") == model_bytes(tmp_path / "b")
+
+
+def test_divergence_is_a_star_with_the_round(tmp_path: Path) -> None:
+    settings = config.parse(
+        BASE, ["algorithm.lr=1e38", "aggregation.rule=mean", "algorithm.l2=1.0", "federation.tolerate=0"]
+    )
+    summary = simulate.run(settings, tmp_path / "run")
+    assert summary.accuracy.mean is None
+    assert 1 <= summary.diverged["1"] <= 12
+
+
+@pytest.mark.parametrize("returned", ["last", "sampled", "average"])
+def test_returned_model(tmp_path: Path, returned: str) -> None:
+    settings = config.parse(BASE, [f"run.returned={returned}"])
+    experiment = simulate.assemble(settings, 1)
+    progress = simulate.start(experiment)
+    iterates = []
+    for _ in range(12):
+        progress, _ = simulate.step(experiment, progress)
+        iterates.append(progress.broadcast["params"])
+    match returned:
+        case "last":
+            assert progress.chosen.equal(iterates[-1])
+        case "sampled":
+            assert any(progress.chosen.equal(iterate) for iterate in iterates)
+        case "average":
+            mean = sum(iterates) / len(iterates)
+            assert (progress.chosen - mean).abs().max() < 1e-5
