@@ -23,7 +23,7 @@ from trilemma.registry import Registry
 class Options(BaseModel):
     """Options a user may set: frozen, and nothing else is accepted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @classmethod
     def parse(cls, **values: Any) -> Self:

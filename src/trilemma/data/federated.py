@@ -41,7 +41,7 @@ class _Held:
     def of(x: Tensor, y: Tensor, held: Sequence[np.ndarray]) -> _Held:
         rows = torch.from_numpy(np.concatenate([*held, np.empty(0, np.int64)]).astype(np.int64)).to(x.device)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(y):
-            raise UserError(f"holdings name example {int(rows.max())} of a split of {len(y)}")
+            raise UserError(f"holdings name examples outside 0 … {len(y) - 1}")
         sizes = np.array([len(indices) for indices in held], dtype=np.int64)
         return _Held(x, rows, y[rows], sizes, np.concatenate([[0], np.cumsum(sizes)[:-1]]))
 
@@ -68,6 +68,11 @@ class FederatedData:
     """
 
     def __init__(self, dataset: Dataset, holdings: Holdings, device: torch.device | str = "cpu") -> None:
+        empty = [i for i, rows in enumerate(holdings.train) if not len(rows)]
+        if empty:
+            raise UserError(f"client {empty[0]} holds no training examples; every client needs at least one")
+        if {len(holdings.valid), len(holdings.test)} - {0, holdings.clients}:
+            raise UserError("validation and test examples must be given for every client or for none")
         self.dataset = dataset.to(device)
         self.holdings = holdings
         data = self.dataset
@@ -284,7 +289,7 @@ class _Loader:
 
 
 def _pack(first: np.ndarray, draws: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return `width` slots per draw and which of them are real; padding repeats slot `first` of the client."""
+    """Return `width` slots per draw and which of them are real; padding repeats the slot `first`."""
     slots = np.repeat(first[:, None], width, axis=1)
     for row, drawn in zip(slots, draws, strict=True):
         row[: len(drawn)] += drawn

@@ -82,6 +82,8 @@ class ImageSource:
 
     def _ways(self, storage: Storage, reason: str) -> str:
         folder = f"now {storage.directory}" if storage.directory else "now unset"
+        if storage.directory and not storage.directory.is_dir():
+            folder += ", which does not exist"
         return (
             f"{self.name} is not available: {reason}\n"
             f"Ways to get it: (1) put {self.packed[0]} (arrays {', '.join(Arrays._fields)}; uint8) into "

@@ -14,6 +14,7 @@ from trilemma.errors import DataUnavailable
 
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 """How long to wait for a server to answer, and between two pieces of a file."""
+CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,13 @@ class Storage:
         return [self._fetch_one(self.cache / folder, file) for file in files]
 
     def _fetch_one(self, folder: Path, file: RemoteFile) -> Path:
-        if not self.download and not (folder / file.name).is_file():
-            raise DataUnavailable(f"{file.name} is not in {folder} and downloads are off (TRILEMMA_OFFLINE)")
-        downloader = pooch.HTTPDownloader(progressbar=True, timeout=(CONNECT_SECONDS, READ_SECONDS))
+        if not self.download:
+            path = folder / file.name
+            if path.is_file() and pooch.hashes.hash_matches(path, file.checksum):
+                return path
+            raise DataUnavailable(f"{path} is absent or damaged and TRILEMMA_OFFLINE forbids a download")
+        patience = (CONNECT_SECONDS, READ_SECONDS)
+        downloader = pooch.HTTPDownloader(progressbar=True, chunk_size=CHUNK_BYTES, timeout=patience)
         failures = []
         for address in file.addresses:
             try:

@@ -67,7 +67,7 @@ class Synthetic(DatasetOptions):
         for size, shift, centre in zip(sizes, model_shift, centres, strict=True):
             weights, bias = shared or _model(rng, shift)
             x = centre + DEVIATIONS * rng.normal(size=(size, FEATURES))
-            features.append(x)
+            features.append(x.astype(np.float32))
             labels.append(np.argmax(x @ weights + bias, axis=1))
         return self._assemble(features, labels, rng)
 
@@ -89,16 +89,16 @@ class Synthetic(DatasetOptions):
             held.train.append(own[: len(train)])
             held.valid.append(own[len(train) :])
 
-        def pick(arrays: list[np.ndarray], rows: list[np.ndarray], kind: torch.dtype) -> torch.Tensor:
+        def pick(arrays: list[np.ndarray], rows: list[np.ndarray]) -> torch.Tensor:
             chosen = [array[own] for array, own in zip(arrays, rows, strict=True)]
-            return torch.from_numpy(np.concatenate(chosen)).to(kind)
+            return torch.from_numpy(np.concatenate(chosen))
 
         return Dataset(
             name="synthetic",
-            x_train=pick(features, learn, torch.float32),
-            y_train=pick(labels, learn, torch.int64),
-            x_test=pick(features, test, torch.float32),
-            y_test=pick(labels, test, torch.int64),
+            x_train=pick(features, learn),
+            y_train=pick(labels, learn),
+            x_test=pick(features, test),
+            y_test=pick(labels, test),
             classes=CLASSES,
             description=f"Synthetic({self.alpha:g}, {self.beta:g}){' iid' if self.iid else ''}, "
             f"{self.clients} clients, {sum(map(len, labels)):,} points",
