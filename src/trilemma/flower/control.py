@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from cryptography.hazmat.primitives import serialization
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.serde import fab_to_proto
+from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
     ListRunsRequest,
@@ -55,11 +55,13 @@ class Control:
             self._client.RegisterNode(RegisterNodeRequest(public_key=key))
         return len(new)
 
-    def start(self, app: Path) -> int:
-        """Start a run of the Flower app in folder `app`; return its id."""
+    def start(self, app: Path, name: str) -> int:
+        """Start the run `name` of the Flower app in folder `app`; return Flower's id of it."""
         content = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-        response = self._client.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
+        response = self._client.StartRun(
+            StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({"run": name}))
+        )
         if not response.HasField("run_id"):
             raise UserError(f"the SuperLink did not start the run: {response.note or 'no reason given'}")
         return int(response.run_id)

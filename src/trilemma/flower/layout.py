@@ -42,6 +42,9 @@ class Timing:
 class Federation:
     """The public facts of a federation, the same in every party's folder.
 
+    `examples` is how many training examples the poorest client holds, where clients bring their own data;
+    `transcript` makes the server keep every vector it admitted.
+
     >>> Federation("pilot", clients=3).toml().splitlines()[0]
     'name = "pilot"'
     >>> Federation.parse(Federation("pilot", clients=3).toml()).clients
@@ -52,6 +55,8 @@ class Federation:
     clients: int
     host: str = "127.0.0.1"
     port: int = 9190
+    examples: int | None = None
+    transcript: bool = False
     timing: Timing = Timing()
 
     @property
@@ -71,6 +76,8 @@ class Federation:
             f"clients = {self.clients}\n"
             f'host = "{self.host}"\n'
             f"port = {self.port}\n"
+            + ("" if self.examples is None else f"examples = {self.examples}\n")
+            + f"transcript = {str(self.transcript).lower()}\n"
             "\n[timing]  # seconds; repeats: how often a failed round is asked again\n"
             f"round_limit = {timing.round_limit}\n"
             f"join_limit = {timing.join_limit}\n"
@@ -163,6 +170,11 @@ class Party:
         return self.folder / "secrets" / "executor"
 
     @property
+    def budget_file(self) -> Path:
+        """A client's own limit on what it spends, over all runs."""
+        return self.folder / "budget.toml"
+
+    @property
     def task(self) -> Path | None:
         """The party's own model and data, where it brings them."""
         path = self.folder / TASK
@@ -206,6 +218,7 @@ def init(
     config: str,
     hosts: tuple[str, ...] = ("localhost",),
     task: Path | None = None,
+    budget: float | None = None,
 ) -> list[Party]:
     """Make everything a federation needs; refuse to touch one that is there."""
     if federation.clients < 1:
@@ -233,6 +246,10 @@ def init(
         certificates.write_secret(client.node_key, private)
         (server.folder / "nodes").mkdir(exist_ok=True)
         (server.folder / "nodes" / f"{client.name}.pub").write_bytes(public)
+        client.budget_file.write_text(
+            "# This client's own limit on ε, over all runs; it refuses a round that would exceed it.\n"
+            + ("# epsilon = 10.0\n" if budget is None else f"epsilon = {budget}\n")
+        )
         certificates.write_secret(client.seed, secrets.token_hex(16).encode())
         public_keys.append(new_identity(client.identity))
     for party in found:

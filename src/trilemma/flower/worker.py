@@ -42,10 +42,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
+from trilemma.flower.client_app import PARTY
+from trilemma.flower.client_app import app as client_app
 from trilemma.flower.layout import Party
+from trilemma.flower.server_app import app as server_app
 from trilemma.flower.tuning import retry_sooner
-
-PARTY = "TRILEMMA_PARTY"
 
 
 class Worker:
@@ -93,8 +94,6 @@ class Worker:
 
     def client_task(self, token: str) -> None:
         """Answer one message with the installed ClientApp."""
-        from trilemma.flower.client_app import app
-
         client = self._client("flwr-clientapp", RuntimeTokenHttpInterceptor(token))
         heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
         heartbeat.start()
@@ -102,7 +101,7 @@ class Worker:
         try:
             message, context, _, _ = pull_task_input(client)
             try:
-                reply, status, details = app(message=message, context=context), SubStatus.COMPLETED, ""
+                reply, status, details = client_app(message=message, context=context), SubStatus.COMPLETED, ""
             except Exception as error:
                 log(ERROR, "the client app failed", exc_info=error)
                 status, details = SubStatus.FAILED, f"{type(error).__name__}: {error}"
@@ -116,8 +115,6 @@ class Worker:
 
     def server_task(self, token: str) -> None:
         """Run the installed ServerApp to its end."""
-        from trilemma.flower.server_app import app
-
         grid = HttpGrid(self.address, self.certificate is None, self.certificate, token=token)
         client: Any = grid._runtime_client
         heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
@@ -128,9 +125,11 @@ class Worker:
             TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
             TaskIdentity.node_id = task.context.node_id
             context = context_from_proto(task.context)
-            grid.set_run(run_from_proto(task.run))
+            run = run_from_proto(task.run)
+            context.run_config = dict(run.override_config)
+            grid.set_run(run)
             try:
-                app(grid=grid, context=context)
+                server_app(grid=grid, context=context)
                 status, details = SubStatus.COMPLETED, ""
             except Exception as error:
                 log(ERROR, "the server app failed", exc_info=error)

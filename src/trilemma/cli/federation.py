@@ -1,0 +1,167 @@
+"""`trilemma federation`: make, start, run, look at and stop a real federation."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from trilemma.errors import UserError
+
+if TYPE_CHECKING:
+    from trilemma.flower.layout import Party
+
+federation_app = typer.Typer(
+    help="A real federation on Flower: TLS, node authentication, keys, crashes and liars.",
+    no_args_is_help=True,
+)
+console = Console()
+
+Folder = Annotated[Path, typer.Argument(help="a federation's folder, or one party's folder in it")]
+
+
+def _require_flower() -> None:
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise UserError("a federation needs Flower: pip install 'trilemma[flower]'") from None
+
+
+def _server(folder: Path) -> Party:
+    from trilemma.flower.layout import parties
+
+    server = parties(folder)[0]
+    if server.client is not None:
+        raise UserError(f"{folder} is a client's folder; this is done where the server is")
+    return server
+
+
+@federation_app.command("init")
+def init_command(
+    folder: Annotated[Path, typer.Argument(help="a new folder")],
+    clients: Annotated[int, typer.Option(help="number of clients")] = 5,
+    config: Annotated[Path | None, typer.Option(help="run configuration; default: all defaults")] = None,
+    task: Annotated[Path | None, typer.Option(help="a task.py with your model and data")] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="with --task: examples the poorest client holds")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="address the server listens on and clients connect to")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="the server's port; clients use the ports after it, locally")
+    ] = 9190,
+    name: Annotated[str, typer.Option(help="the federation's name")] = "federation",
+    budget: Annotated[float | None, typer.Option(help="every client's own limit on ε, over all runs")] = None,
+    round_limit: Annotated[float, typer.Option(help="seconds a client has to answer in a round")] = 120.0,
+    join_limit: Annotated[float, typer.Option(help="seconds clients have to join")] = 60.0,
+    transcript: Annotated[bool, typer.Option(help="the server keeps every vector it admitted")] = False,
+) -> None:
+    """Make keys, certificates, roster and configuration: one folder per party."""
+    _require_flower()
+    from trilemma import config as configurations
+    from trilemma.flower import layout
+
+    settings = configurations.load(config, [f"federation.clients={clients}"])
+    facts = layout.Federation(
+        name=name,
+        clients=clients,
+        host=host,
+        port=port,
+        examples=examples,
+        transcript=transcript,
+        timing=layout.Timing(round_limit=round_limit, join_limit=join_limit),
+    )
+    made = layout.init(folder, facts, settings.toml(), task=task, budget=budget)
+    for party in made:
+        console.print(f"{party.folder}", highlight=False)
+    console.print(
+        f"\nKeep {folder / 'authority'} off-line. Each other folder goes to its party and to nobody else.\n"
+        f"On this machine: trilemma federation up {folder}; trilemma federation run {folder}",
+        highlight=False,
+    )
+
+
+@federation_app.command("up")
+def up_command(folder: Folder) -> None:
+    """Start what is not running; say what was started."""
+    _require_flower()
+    from trilemma.flower import deployment
+
+    started = deployment.up(folder, say=lambda line: console.print(line, highlight=False))
+    console.print(f"{len(started)} processes started" if started else "everything was running")
+
+
+@federation_app.command("run")
+def run_command(
+    folder: Folder,
+    name: Annotated[str, typer.Option(help="name of the run; a run that exists is continued")] = "default",
+    limit: Annotated[float, typer.Option(help="stop watching after so many seconds")] = 86400.0,
+) -> None:
+    """Run the configuration, from where it stands, and show the rounds as they are committed."""
+    _require_flower()
+    from trilemma.flower.commits import CommitLog
+    from trilemma.flower.control import connect
+
+    server = _server(folder)
+    log = CommitLog(server.state / "runs" / name)
+    with connect(server) as control:
+        for old in control.active():
+            control.stop(old)
+        run = control.start(server.folder / "app", name)
+        shown = len(log.records())
+        deadline = time.monotonic() + limit
+        state = "starting"
+        while not state.startswith("finished") and time.monotonic() < deadline:
+            time.sleep(0.5)
+            state = control.status(run)
+            records = log.records()
+            for record in records[shown:]:
+                console.print(_line(record), highlight=False)
+            shown = len(records)
+    if state != "finished:completed":
+        logs = server.running / "worker.log"
+        raise UserError(f"run {name!r} ended as {state!r}; the server's log is {logs}")
+    console.print(f"finished; the model is in {log.folder / 'result'}", highlight=False)
+
+
+def _line(record: dict[str, object]) -> str:
+    parts = [f"round {record['round']}"]
+    if "accuracy" in record:
+        parts.append(f"accuracy {record['accuracy']:.3f}")
+    if record.get("absent"):
+        parts.append(f"absent {record['absent']}")
+    if record.get("rejected"):
+        parts.append(f"rejected {record['rejected']}")
+    return ", ".join(parts)
+
+
+@federation_app.command("status")
+def status_command(folder: Folder) -> None:
+    """Show every process and every run."""
+    _require_flower()
+    from trilemma.flower import deployment
+    from trilemma.flower.commits import CommitLog
+    from trilemma.flower.layout import parties
+
+    table = Table("party", "process", "pid", "state")
+    for one in deployment.status(folder):
+        table.add_row(one.party, one.process, str(one.pid), "running" if one.alive else "[red]dead[/]")
+    console.print(table)
+    server = parties(folder)[0]
+    for run in sorted((server.state / "runs").glob("*")) if server.client is None else []:
+        last = CommitLog(run).last()
+        console.print(f"run {run.name}: {0 if last is None else last.rounds} rounds committed")
+
+
+@federation_app.command("down")
+def down_command(folder: Folder) -> None:
+    """Stop every process that `up` started."""
+    _require_flower()
+    from trilemma.flower import deployment
+
+    console.print(f"{deployment.down(folder)} processes stopped")

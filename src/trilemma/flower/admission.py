@@ -1,0 +1,118 @@
+"""Admission: which replies enter a round, and why the others do not.
+
+A pure function from what arrived to what is accepted. A reply that is malformed, late, doubled, of another
+round, of the wrong shape or type, too long, or not finite is rejected with a reason; its sender counts as
+Byzantine for the round and the round goes on. Nothing a client says about itself is believed: who it is comes
+from the node it is connected by, and there are no client-reported metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trilemma.flower import wire
+
+HEADROOM = 4096
+"""Bytes a header may take beside the vector."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an admissible reply looks like. `clients` maps nodes that were asked to the clients they are."""
+
+    run: str
+    epoch: int
+    round: int
+    dim: int
+    clients: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came from a node: a block, or an error Flower reports in its place."""
+
+    node: int
+    block: bytes | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A reply that was not accepted. `client` is None where the node is nobody in this epoch."""
+
+    node: int
+    client: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The outcome: vectors by client, and every rejection."""
+
+    vectors: Mapping[int, Tensor]
+    rejected: tuple[Rejection, ...] = ()
+
+    def stack(self, rows: Iterable[int], dim: int) -> Tensor:
+        """Return one row per client of `rows`; a client without an accepted vector is a row of NaN.
+
+        That is how a rule is told about absence: rows that are not finite count against f.
+        """
+        absent = torch.full((dim,), torch.nan)
+        return torch.stack([self.vectors.get(client, absent) for client in rows])
+
+
+def admit(expected: Expected, replies: Iterable[Reply]) -> Admitted:
+    """Decide about every reply, in the order of arrival.
+
+    >>> expected = Expected("run", epoch=0, round=4, dim=2, clients={11: 0, 12: 1})
+    >>> good = wire.dumps(wire.Answer(client=0, run="run", epoch=0, round=4), {"vector": torch.ones(2)})
+    >>> old = wire.dumps(wire.Answer(client=1, run="run", epoch=0, round=3), {"vector": torch.ones(2)})
+    >>> outcome = admit(expected, [Reply(11, good), Reply(12, old), Reply(11, good)])
+    >>> sorted(outcome.vectors)
+    [0]
+    >>> [(rejection.client, rejection.reason) for rejection in outcome.rejected]
+    [(1, 'round 3 where 4 was asked'), (0, 'a second reply in one round')]
+    """
+    vectors: dict[int, Tensor] = {}
+    rejected: list[Rejection] = []
+    heard: set[int] = set()
+    for reply in replies:
+        client = expected.clients.get(reply.node)
+        try:
+            if client is None:
+                raise wire.WireError("the node was not asked")
+            if reply.node in heard:
+                raise wire.WireError("a second reply in one round")
+            heard.add(reply.node)
+            vectors[client] = _vector(expected, client, reply)
+        except wire.WireError as error:
+            rejected.append(Rejection(reply.node, client, str(error)))
+    return Admitted(vectors, tuple(rejected))
+
+
+def _vector(expected: Expected, client: int, reply: Reply) -> Tensor:
+    if reply.block is None:
+        raise wire.WireError(f"no message but an error: {reply.error}")
+    header, tensors = wire.loads(reply.block, wire.Answer, limit=4 * expected.dim + HEADROOM)
+    if header.round != expected.round:
+        raise wire.WireError(f"round {header.round} where {expected.round} was asked")
+    if (header.run, header.epoch) != (expected.run, expected.epoch):
+        raise wire.WireError(
+            f"run {header.run!r}, epoch {header.epoch} where {expected.run!r}, {expected.epoch} was asked"
+        )
+    if header.client != client:
+        raise wire.WireError(f"claims to be client {header.client}")
+    if set(tensors) != {"vector"}:
+        raise wire.WireError(f"tensors {sorted(tensors)} where only a vector was asked")
+    vector = tensors["vector"]
+    if vector.dtype != torch.float32:
+        raise wire.WireError(f"type {vector.dtype} where float32 was asked")
+    if vector.shape != (expected.dim,):
+        raise wire.WireError(f"shape {tuple(vector.shape)} where ({expected.dim},) was asked")
+    if not torch.isfinite(vector).all():
+        raise wire.WireError("the vector is not finite")
+    return vector

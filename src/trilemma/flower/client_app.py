@@ -1,0 +1,39 @@
+"""The Flower ClientApp: it hands blocks to the client's `Node` and sends back what that says.
+
+Which client it is, and everything it believes, is in the folder named by TRILEMMA_PARTY.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from trilemma.errors import UserError
+from trilemma.flower import wire
+from trilemma.flower.layout import Party
+from trilemma.flower.node import Node
+
+PARTY = "TRILEMMA_PARTY"
+app = ClientApp()
+
+
+@lru_cache(maxsize=1)
+def node(folder: str) -> Node:
+    """Return the client whose folder is given; its data are loaded once per process."""
+    return Node(Party.open(Path(folder)))
+
+
+def query(message: Message, context: Context) -> Message:
+    """Answer one block."""
+    folder = os.environ.get(PARTY)
+    if not folder:
+        raise UserError(f"{PARTY} must name this party's folder")
+    block = node(folder).answer(wire.from_record(message.content))
+    return Message(wire.to_record(block), reply_to=message)
+
+
+app.query()(query)

@@ -1,0 +1,163 @@
+"""The server's memory: after each round everything needed to continue is replaced by one atomic write.
+
+A server that is killed at any moment finds the last committed round when it starts again, asks the same
+question as before (clients then give the same answer as before), and cannot apply a round twice: a commit of
+any round but the next one is refused, and a lock that dies with its process keeps a second server out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trilemma.errors import UserError
+from trilemma.flower import wire
+from trilemma.flower.epochs import Epoch
+from trilemma.learning.protocol import State
+
+
+class _CommitHeader(wire.Header):
+    kind = "commit"
+    run: str
+    terms: str
+    rounds: int
+    epoch: int
+    members: list[int]
+    rows: list[int]
+    unused: list[int]
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Where a run stands after `rounds` rounds.
+
+    `unused` are the clients whose answer did not enter the last of them; `record` is what is said about it.
+    """
+
+    run: str
+    terms: str
+    rounds: int
+    epoch: Epoch | None
+    broadcast: State
+    server: State
+    unused: tuple[int, ...] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    def block(self) -> bytes:
+        """Return the commit as bytes."""
+        epoch = self.epoch or Epoch(-1, (), ())
+        header = _CommitHeader(
+            run=self.run,
+            terms=self.terms,
+            rounds=self.rounds,
+            epoch=epoch.number,
+            members=list(epoch.members),
+            rows=list(epoch.rows),
+            unused=list(self.unused),
+            record=dict(self.record),
+        )
+        return wire.dumps(header, {**_under("broadcast", self.broadcast), **_under("server", self.server)})
+
+    @classmethod
+    def from_block(cls, block: bytes) -> Commit:
+        """Read a commit."""
+        header, tensors = wire.loads(block, _CommitHeader)
+        epoch = Epoch(header.epoch, tuple(header.members), tuple(header.rows)) if header.epoch >= 0 else None
+        return cls(
+            header.run,
+            header.terms,
+            header.rounds,
+            epoch,
+            part_of("broadcast", tensors),
+            part_of("server", tensors),
+            tuple(header.unused),
+            header.record,
+        )
+
+
+def _under(prefix: str, state: State) -> dict[str, Any]:
+    return {f"{prefix}/{name}": tensor for name, tensor in state.items()}
+
+
+def part_of(prefix: str, tensors: wire.Tensors) -> dict[str, Any]:
+    """Return the tensors whose names begin with `prefix/`, without it.
+
+    >>> import torch
+    >>> part_of("a", {"a/x": torch.ones(1), "b/x": torch.zeros(1)})
+    {'x': tensor([1.])}
+    """
+    start = f"{prefix}/"
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+class CommitLog:
+    """The commits of one run, in its folder: the last one whole, and a line of record for each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file = folder / "commit"
+        self._records = folder / "rounds.jsonl"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process out; the lock is gone when the process is."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another server works on the run in {self.folder}") from None
+            yield
+
+    def last(self) -> Commit | None:
+        """Return the last commit, or None before the first."""
+        if not self._file.is_file():
+            return None
+        commit = Commit.from_block(self._file.read_bytes())
+        self._repair(commit)
+        return commit
+
+    def append(self, commit: Commit) -> None:
+        """Commit the next round."""
+        before = self.last()
+        expected = 0 if before is None else before.rounds + 1
+        if commit.rounds != expected:
+            raise UserError(f"round {commit.rounds} cannot be committed: the next one is {expected}")
+        wire.write_durably(self._file, commit.block())
+        self._write_record(commit)
+
+    def update_epoch(self, commit: Commit) -> None:
+        """Replace the last commit by one of the same round that differs in its epoch."""
+        before = self.last()
+        if before is None or before.rounds != commit.rounds:
+            raise UserError("an epoch can only change between two rounds")
+        wire.write_durably(self._file, commit.block())
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return what was written about every committed round."""
+        if not self._records.is_file():
+            return []
+        return [json.loads(line) for line in self._records.read_text().splitlines()]
+
+    def _write_record(self, commit: Commit) -> None:
+        if commit.record:
+            with self._records.open("a") as file:
+                file.write(json.dumps(dict(commit.record)) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _repair(self, commit: Commit) -> None:
+        """Bring the records in line with the commit: the process may have died between the two writes."""
+        lines = self._records.read_bytes().split(b"\n") if self._records.is_file() else [b""]
+        whole = [json.loads(line) for line in lines[:-1]]
+        if lines[-1]:
+            wire.write_durably(self._records, b"".join(line + b"\n" for line in lines[:-1]))
+        if commit.record and commit.record not in whole[-1:]:
+            self._write_record(commit)

@@ -1,0 +1,93 @@
+"""Who takes part, and what happens when some do not: pure decisions, no clocks and no network.
+
+An epoch is a set of clients with pairwise keys. In a federation of n clients of whom f may fail or lie:
+
+* at most f clients without an admitted answer: the round is committed; they count against f;
+* more: the round is asked again, `repeats` times; clients that answered return the same answer;
+* still more: a new epoch, with fresh keys, among those who answer its hello. Those who do not answer a hello
+  count against f as long as there are at most f of them; else the epoch is a smaller federation of those
+  present, which still must outnumber f liars (n' > 2f); else the run stops and says so.
+
+What a client released in a round that was given up is spent: its ledger keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from trilemma.errors import UserError
+
+
+class Stopped(UserError):
+    """The federation cannot go on; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The size n of the federation, the f it tolerates, and how often it tries."""
+
+    clients: int
+    tolerated: int
+    repeats: int = 1
+    epochs_per_round: int = 3
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """`members` share keys and are asked; `rows` are the clients the rule is told about."""
+
+    number: int
+    members: tuple[int, ...]
+    rows: tuple[int, ...]
+
+
+def open_epoch(policy: Policy, number: int, joined: Iterable[int]) -> Epoch:
+    """Open an epoch with those who joined.
+
+    >>> open_epoch(Policy(5, 1), 0, [0, 1, 2, 4])
+    Epoch(number=0, members=(0, 1, 2, 4), rows=(0, 1, 2, 3, 4))
+    >>> open_epoch(Policy(5, 1), 1, [0, 1, 2])
+    Epoch(number=1, members=(0, 1, 2), rows=(0, 1, 2))
+    >>> open_epoch(Policy(5, 1), 1, [0, 1])
+    Traceback (most recent call last):
+    trilemma.flower.epochs.Stopped: 2 of 5 clients joined epoch 1; with up to 1 liars at least 3 are needed
+    """
+    members = tuple(sorted(set(joined)))
+    if policy.clients - len(members) <= policy.tolerated:
+        return Epoch(number, members, tuple(range(policy.clients)))
+    needed = 2 * policy.tolerated + 1
+    if len(members) < needed:
+        raise Stopped(
+            f"{len(members)} of {policy.clients} clients joined epoch {number}; with up to "
+            f"{policy.tolerated} liars at least {needed} are needed"
+        )
+    return Epoch(number, members, members)
+
+
+Decision = Literal["commit", "repeat", "rekey"]
+
+
+def decide(policy: Policy, epoch: Epoch, answered: Iterable[int], attempt: int) -> Decision:
+    """Say what follows attempt number `attempt` (from 0) of a round.
+
+    >>> policy, epoch = Policy(5, 1), open_epoch(Policy(5, 1), 0, range(5))
+    >>> decide(policy, epoch, {0, 1, 2, 3}, attempt=0)
+    'commit'
+    >>> decide(policy, epoch, {0, 1, 2}, attempt=0), decide(policy, epoch, {0, 1, 2}, attempt=1)
+    ('repeat', 'rekey')
+    """
+    absent = set(epoch.rows) - set(answered)
+    if len(absent) <= policy.tolerated:
+        return "commit"
+    return "repeat" if attempt < policy.repeats else "rekey"
+
+
+def check_progress(policy: Policy, round_: int, failed_epochs: int) -> None:
+    """Stop a run whose round failed in epoch after epoch: each try costs the clients privacy."""
+    if failed_epochs >= policy.epochs_per_round:
+        raise Stopped(
+            f"round {round_} failed in {failed_epochs} epochs in a row; every try costs the clients privacy, "
+            "so the run stops. Find out why clients do not answer, then start it again: it will continue here"
+        )

@@ -1,0 +1,120 @@
+"""A client's memory of what it let out: the last answer, and its state before and after it.
+
+The answer is on disk before it leaves. A server that asks again (it crashed, or the round is repeated) gets
+the very same bytes, so asking twice reveals nothing new and costs nothing; a server that asks the same round
+with different numbers is refused. A client that was not heard in a round takes back its state, not its
+ledger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from trilemma.errors import UserError
+from trilemma.flower import wire
+from trilemma.flower.commits import part_of
+from trilemma.learning.protocol import State
+
+
+class Refused(UserError):
+    """A request this client does not answer; the reason travels back to the server."""
+
+
+class _EntryHeader(wire.Header):
+    kind = "journal"
+    run: str
+    epoch: int
+    round: int
+    asked: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The last answer: the question it belongs to (by digest), the vector, and the state around it."""
+
+    run: str
+    epoch: int
+    round: int
+    asked: str
+    vector: Tensor
+    before: State
+    after: State
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Take a new step from `state`; None: from the beginning."""
+
+    state: State | None
+
+
+@dataclass(frozen=True)
+class Again:
+    """Send the vector that was sent before."""
+
+    vector: Tensor
+
+
+def what_to_do(entry: Entry | None, client: int, ask: wire.Ask, asked: str) -> Fresh | Again:
+    """Decide how to answer a question, given the last answer.
+
+    >>> import torch
+    >>> entry = Entry("run", 0, 4, "digest", torch.ones(1), {"m": torch.zeros(1)}, {"m": torch.ones(1)})
+    >>> following = wire.Ask(run="run", epoch=0, round=5, unused=[])
+    >>> what_to_do(entry, 2, following, "other").state
+    {'m': tensor([1.])}
+    >>> what_to_do(entry, 2, following.model_copy(update={"unused": [2]}), "other").state
+    {'m': tensor([0.])}
+    >>> what_to_do(entry, 2, following.model_copy(update={"round": 4}), "digest").vector
+    tensor([1.])
+    >>> what_to_do(entry, 2, following.model_copy(update={"round": 4}), "other")
+    Traceback (most recent call last):
+    trilemma.flower.journal.Refused: round 4 was asked before, with other numbers
+    """
+    if entry is None:
+        return Fresh(None)
+    if ask.epoch < entry.epoch:
+        raise Refused(f"epoch {ask.epoch} is over, this client has answered in epoch {entry.epoch}")
+    if ask.round < entry.round:
+        raise Refused(f"round {ask.round} is over, this client has answered round {entry.round}")
+    if ask.round > entry.round:
+        unheard = ask.round == entry.round + 1 and client in ask.unused
+        return Fresh(entry.before if unheard else entry.after)
+    if ask.epoch > entry.epoch:
+        return Fresh(entry.before)  # the round was given up; what was sent under the old keys is spent
+    if asked != entry.asked:
+        raise Refused(f"round {ask.round} was asked before, with other numbers")
+    return Again(entry.vector)
+
+
+class Journal:
+    """The journal of one run, one file in the run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "journal"
+
+    def last(self) -> Entry | None:
+        """Return the last entry."""
+        if not self._file.is_file():
+            return None
+        header, tensors = wire.loads(self._file.read_bytes(), _EntryHeader)
+        return Entry(
+            header.run,
+            header.epoch,
+            header.round,
+            header.asked,
+            tensors["vector"],
+            part_of("before", tensors),
+            part_of("after", tensors),
+        )
+
+    def write(self, entry: Entry) -> None:
+        """Replace the last entry; on disk when this returns."""
+        header = _EntryHeader(run=entry.run, epoch=entry.epoch, round=entry.round, asked=entry.asked)
+        tensors = {"vector": entry.vector}
+        tensors |= {f"before/{name}": tensor for name, tensor in entry.before.items()}
+        tensors |= {f"after/{name}": tensor for name, tensor in entry.after.items()}
+        wire.write_durably(self._file, wire.dumps(header, tensors))

@@ -1,0 +1,171 @@
+"""A client's side of a run, without Flower: it answers blocks with blocks, or refuses with a reason.
+
+What a client believes is on its own disk: its configuration, its roster, its identity, its budget. The
+server proposes a run, relays keys and sends numbers; it cannot change how much is clipped and noised, with
+whom noise is shared, or how much privacy is spent.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trilemma.flower import wire
+from trilemma.flower.journal import Again, Entry, Journal, Refused, what_to_do
+from trilemma.flower.layout import Party
+from trilemma.flower.sessions import Session
+from trilemma.flower.task import OneClient, Task, load_task
+from trilemma.learning.protocol import State
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One client: everything it knows is in its folder."""
+
+    party: Party
+
+    @property
+    def client(self) -> int:
+        """Which client this is."""
+        assert self.party.client is not None
+        return self.party.client
+
+    @cached_property
+    def task(self) -> Task:
+        """The task, as this client has it."""
+        return load_task(self.party)
+
+    def folder(self, run: str) -> Path:
+        """Where the memory of a run is kept."""
+        if not RUN_NAME.fullmatch(run):
+            raise Refused(f"{run!r} is no name for a run; allowed: letters, digits, dots, dashes, up to 64")
+        return self.party.state / "runs" / run
+
+    def answer(self, block: bytes) -> bytes:
+        """Answer a block from the server."""
+        kind = wire.kind_of(block)
+        handlers: dict[str, Callable[[bytes], bytes]] = {
+            wire.Hello.kind: self._hello,
+            wire.Keys.kind: self._keys,
+            wire.Ask.kind: self._ask,
+            wire.Finished.kind: self._finished,
+        }
+        if kind not in handlers:
+            raise Refused(f"a client does not answer {kind!r}")
+        return handlers[kind](block)
+
+    def _session(self, run: str) -> Session:
+        return Session(self.party, run, self.folder(run))
+
+    def _hello(self, block: bytes) -> bytes:
+        hello, _ = wire.loads(block, wire.Hello)
+        if hello.terms != self.party.terms:
+            raise Refused(
+                "the server's configuration or roster is not this client's; all parties must hold the same "
+                "config.toml and roster.json"
+            )
+        key = self._session(hello.run).open(hello.epoch, needs_key=self._shares_noise)
+        return wire.dumps(wire.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
+
+    @property
+    def _shares_noise(self) -> bool:
+        release = self.task.resolved.release
+        return release is not None and release.law.sigma_cor > 0
+
+    def _keys(self, block: bytes) -> bytes:
+        keys, _ = wire.loads(block, wire.Keys)
+        self._session(keys.run).agree(keys.epoch, {int(client): key for client, key in keys.keys.items()})
+        return wire.dumps(wire.Ready(client=self.client, run=keys.run, epoch=keys.epoch))
+
+    def _ask(self, block: bytes) -> bytes:
+        ask, broadcast = wire.loads(block, wire.Ask)
+        asked = wire.digest(block)
+        journal = Journal(self.folder(ask.run))
+        todo = what_to_do(journal.last(), self.client, ask, asked)
+        if isinstance(todo, Again):
+            vector = todo.vector
+        else:
+            if not 0 <= ask.round < self.task.config.run.rounds:
+                raise Refused(f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
+            vector = self._step(ask, asked, broadcast, todo.state, journal)
+        header = wire.Answer(client=self.client, run=ask.run, epoch=ask.epoch, round=ask.round)
+        return wire.dumps(header, {"vector": vector})
+
+    def _step(
+        self, ask: wire.Ask, asked: str, broadcast: State, state: State | None, journal: Journal
+    ) -> torch.Tensor:
+        """Take a step of the algorithm. Order matters: pay, compute, remember, and only then speak."""
+        task, session = self.task, self._session(ask.run)
+        self._check_broadcast(broadcast)
+        session.require(ask.epoch)
+        if state is None:
+            state = task.resolved.algorithm.init(task.model, (self.client,), task.key.fold("init")).clients
+        session.pay(ask, task)
+        assert task.data is not None
+        seed = int(self.party.seed.read_text(), 16)
+        noise = TimedNoise(session.noise(self._shares_noise))
+        me = OneClient(self.client, task.data, task.model, noise, seed)
+        started = time.perf_counter()
+        step = task.resolved.algorithm.client(
+            broadcast, state, me, ask.round, task.key.fold("round", ask.round)
+        )
+        computed = time.perf_counter()
+        vector = step.messages.vectors[0]
+        journal.write(Entry(ask.run, ask.epoch, ask.round, asked, vector, state, step.state))
+        session.note(
+            ask.round,
+            {
+                "loss": _number(step.report.get("loss")),
+                "seconds": {
+                    "compute": round(computed - started - noise.seconds, 4),
+                    "noise": round(noise.seconds, 4),
+                    "journal": round(time.perf_counter() - computed, 4),
+                },
+            },
+        )
+        return vector
+
+    def _check_broadcast(self, broadcast: State) -> None:
+        """A broadcast must look like the one the algorithm starts with, and be finite."""
+        task = self.task
+        start = task.resolved.algorithm.init(task.model, (self.client,), task.key.fold("init")).broadcast
+        described = {name: (tensor.shape, tensor.dtype) for name, tensor in broadcast.items()}
+        if described != {name: (tensor.shape, tensor.dtype) for name, tensor in start.items()}:
+            raise Refused("the broadcast does not have the shape of this configuration's")
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in broadcast.values()):
+            raise Refused("the broadcast is not finite")
+
+    def _finished(self, block: bytes) -> bytes:
+        finished, _ = wire.loads(block, wire.Finished)
+        wire.write_durably(self.folder(finished.run) / "result", block)
+        return wire.dumps(wire.Noted(client=self.client, run=finished.run))
+
+
+class TimedNoise:
+    """A noise source that measures how long drawing takes."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.seconds = 0.0
+
+    def draw(self, *arguments: Any) -> torch.Tensor:
+        """Draw from the source."""
+        started = time.perf_counter()
+        drawn: torch.Tensor = self._source.draw(*arguments)
+        self.seconds += time.perf_counter() - started
+        return drawn
+
+
+def _number(value: Any) -> float | None:
+    number = float(value.reshape(-1)[0]) if isinstance(value, torch.Tensor) and value.numel() else math.nan
+    return number if math.isfinite(number) else None

@@ -1,0 +1,170 @@
+"""What is learned: a model, and this party's data. Either the configuration's, or the party's own `task.py`.
+
+A `task.py` is two functions, in the party's own folder and run on the party's own machine only:
+
+    def model() -> trilemma.models.Model:      the same for every party
+    def data(client: int):                     this client's examples: (x, y), arrays or tensors
+
+The server needs the model to start from, never the data. How many examples the poorest client holds is public
+(`examples` in federation.toml): the amount of noise depends on it, and a client that holds fewer refuses.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from trilemma import data, models
+from trilemma.config import Config
+from trilemma.config.resolve import Resolved, resolve
+from trilemma.data.types import Batch, Dataset, Holdings
+from trilemma.errors import ConfigError, UserError
+from trilemma.flower.layout import Party
+from trilemma.keys import Key
+from trilemma.models.types import Model
+from trilemma.privacy.types import NoiseSource
+
+
+@dataclass(frozen=True)
+class OneClient:
+    """One client of a federation, as an algorithm sees it (`learning.protocol.Clients` with k = 1).
+
+    Which examples are drawn is decided by `seed`, which only this client knows: privacy amplification by
+    sampling holds against those who cannot tell which examples were in a batch.
+    """
+
+    client: int
+    data: data.FederatedData
+    model: Model
+    noise: NoiseSource
+    seed: int
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """This client alone."""
+        return (self.client,)
+
+    def _own(self, key: Key) -> Key:
+        return Key(self.seed, key.path)
+
+    def sample(self, size: int, key: Key) -> Batch:
+        """Draw `size` examples without replacement."""
+        return self.data.sample(self.ids, size, self._own(key))
+
+    def poisson(self, rate: float, key: Key) -> Batch:
+        """Draw each example independently with probability `rate`."""
+        return self.data.poisson(self.ids, rate, self._own(key))
+
+    def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
+        """Yield `steps` batches of a shuffled loader."""
+        return iter(self.data.epoch_batches(self.ids, size, steps, self._own(key)))
+
+    def everything(self) -> Batch:
+        """Return all examples."""
+        return self.data.everything(self.ids)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A configuration with its model and, where this party has any, data.
+
+    `data` is indexed by client; a party with a `task.py` has its own entry only, the server none.
+    """
+
+    config: Config
+    key: Key
+    model: Model
+    data: data.FederatedData | None
+    resolved: Resolved
+
+    @cached_property
+    def message_dim(self) -> int:
+        """Length of a client's message: what the server keeps is what the clients' messages update."""
+        start = self.resolved.algorithm.init(self.model, (0,), self.key.fold("init"))
+        return sum(tensor.numel() for tensor in start.server.values())
+
+    @property
+    def tolerated(self) -> int:
+        """Number f of clients that may fail or lie."""
+        return self.config.federation.f
+
+
+def load_task(party: Party) -> Task:
+    """Assemble what `party` knows of the task."""
+    from trilemma.config import load
+
+    config = load(party.config)
+    _check_config(config, party)
+    key = Key(config.run.seeds[0])
+    if party.task is None:
+        dataset = config.data.options.load(key.fold("data"), data.Storage.from_environment())
+        holdings = config.partition.options.divide(dataset, config.federation.clients, key.fold("partition"))
+        federated = data.FederatedData(dataset, holdings)
+        model = models.build(
+            config.model.name,
+            dataset.x_train.shape[1:],
+            dataset.classes,
+            **config.model.options.model_dump(),
+        )
+        return Task(config, key, model, federated, resolve(config, int(federated.sizes.min())))
+    module = _import(party.task)
+    examples = party.federation.examples
+    if examples is None:
+        raise ConfigError("federation.toml must say `examples`: how many the poorest client holds")
+    own = None if party.client is None else _own_data(module, party.client, config, examples)
+    return Task(config, key, _function(module, "model")(), own, resolve(config, examples))
+
+
+def _check_config(config: Config, party: Party) -> None:
+    clients = party.federation.clients
+    if config.federation.clients != clients:
+        raise ConfigError(
+            f"[federation] clients = {config.federation.clients}: this federation has {clients}"
+        )
+    if config.attack.name != "none":
+        raise ConfigError("[attack] is for simulations: in a federation nobody plays the attacker")
+    if config.federation.sampled is not None:
+        raise ConfigError("[federation] sampled is for simulations: here every client is asked every round")
+    if config.run.returned != "last":
+        raise ConfigError(f"[run] returned = {config.run.returned!r}: a federation returns the last model")
+
+
+def _import(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("trilemma_task", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _function(module: ModuleType, name: str) -> Any:
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise UserError(f"task.py must define a function `{name}`; see docs/federation.md")
+    return found
+
+
+def _own_data(module: ModuleType, client: int, config: Config, examples: int) -> data.FederatedData:
+    x, y = _function(module, "data")(client)
+    x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y, dtype=torch.int64)
+    if len(x) != len(y) or len(x) < examples:
+        raise UserError(
+            f"client {client} holds {len(x)} examples with {len(y)} labels; the federation agreed on at "
+            f"least {examples} of both"
+        )
+    nothing = torch.empty(0, *x.shape[1:]), torch.empty(0, dtype=torch.int64)
+    dataset = Dataset("task", x, y, *nothing, classes=int(y.max()) + 1 if len(y) else 1)
+    mine = [np.arange(len(y)) if i == client else np.empty(0, np.int64) for i in range(client + 1)]
+    return data.FederatedData(dataset, Holdings(mine, [], []))

@@ -1,0 +1,259 @@
+"""What travels: a typed header and raw tensors, in one versioned block of bytes.
+
+    block  = magic · length of header (8 bytes, big-endian) · header · tensor bytes, concatenated
+    header = JSON of {"fields": …, "tensors": [[name, dtype, shape], …]}
+
+A block is the only thing inside a Flower message, as one bytes value: Flower fetches every nested record with
+a request of its own, so nesting arrays in records costs more time than it saves. The same block is what a
+party writes to its disk. Reading checks everything against the length before it allocates, and nothing read
+is ever executed: a block from a stranger is either a well-typed value or a `WireError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from trilemma.errors import UserError
+
+MAGIC = b"trilemma/1\n"
+FIELD = "trilemma"
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+}
+LARGEST_HEADER = 1 << 20
+
+
+class WireError(UserError):
+    """A block that is not what it should be."""
+
+
+class Header(BaseModel):
+    """The typed fields of a block. Unknown fields and wrong types are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    kind: ClassVar[str]
+
+
+class Hello(Header):
+    """Server → client: a run's epoch begins; who are you? `terms` is what both must have agreed on."""
+
+    kind = "hello"
+    run: str
+    epoch: int
+    terms: str
+
+
+class Joined(Header):
+    """Client → server: this is me, and this is my signed key for the epoch (empty: none is needed)."""
+
+    kind = "joined"
+    client: int
+    run: str
+    epoch: int
+    key: str
+
+
+class Keys(Header):
+    """Server → client: the signed keys of everybody in the epoch, relayed."""
+
+    kind = "keys"
+    run: str
+    epoch: int
+    keys: dict[str, str]
+
+
+class Ready(Header):
+    """Client → server: every key was signed by who it should be."""
+
+    kind = "ready"
+    client: int
+    run: str
+    epoch: int
+
+
+class Ask(Header):
+    """Server → client: take a step of round `round`; the broadcast is in the tensors.
+
+    `unused` are the clients whose answer did not enter the last round: for them that step did not happen.
+    """
+
+    kind = "ask"
+    run: str
+    epoch: int
+    round: int
+    unused: list[int]
+
+
+class Answer(Header):
+    """Client → server: the message of a round, as the tensor `vector`."""
+
+    kind = "answer"
+    client: int
+    run: str
+    epoch: int
+    round: int
+
+
+class Finished(Header):
+    """Server → client: the run is over; its result is in the tensors."""
+
+    kind = "finished"
+    run: str
+
+
+class Noted(Header):
+    """Client → server: understood."""
+
+    kind = "noted"
+    client: int
+    run: str
+
+
+AnyHeader = TypeVar("AnyHeader", bound=Header)
+Tensors = Mapping[str, Tensor]
+
+
+def dumps(header: Header, tensors: Tensors | None = None) -> bytes:
+    """Return the block of a header and tensors.
+
+    >>> block = dumps(Noted(client=3, run="r"), {"x": torch.arange(2, dtype=torch.float32)})
+    >>> header, tensors = loads(block, Noted)
+    >>> header.client, tensors["x"]
+    (3, tensor([0., 1.]))
+    """
+    parts: list[bytes] = []
+    described = []
+    for name, tensor in (tensors or {}).items():
+        plain = tensor.detach().cpu().contiguous()
+        dtype = str(plain.dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise WireError(f"cannot send {name!r} of type {dtype}; allowed: {', '.join(DTYPES)}")
+        described.append([name, dtype, list(plain.shape)])
+        parts.append(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+    text = json.dumps({"kind": header.kind, "fields": header.model_dump(), "tensors": described}).encode()
+    return b"".join([MAGIC, len(text).to_bytes(8, "big"), text, *parts])
+
+
+def loads(
+    block: bytes, expected: type[AnyHeader], limit: int | None = None
+) -> tuple[AnyHeader, dict[str, Tensor]]:
+    """Read a block of the expected kind; refuse it where it is anything else, or longer than `limit` bytes.
+
+    >>> loads(b"gibberish", Noted)
+    Traceback (most recent call last):
+    trilemma.flower.wire.WireError: not a block of this version
+    """
+    if limit is not None and len(block) > limit:
+        raise WireError(f"{len(block)} bytes where at most {limit} are allowed")
+    start = len(MAGIC) + 8
+    if not block.startswith(MAGIC) or len(block) < start:
+        raise WireError("not a block of this version")
+    length = int.from_bytes(block[len(MAGIC) : start], "big")
+    if length > min(LARGEST_HEADER, len(block) - start):
+        raise WireError("the header is longer than the block")
+    try:
+        raw = json.loads(block[start : start + length])
+        kind, fields, described = raw["kind"], raw["fields"], raw["tensors"]
+        if kind != expected.kind:
+            raise WireError(f"kind {kind!r} where {expected.kind!r} was expected")
+        header = expected.model_validate(fields)
+        shapes = [(str(name), DTYPES[dtype], _shape(shape)) for name, dtype, shape in described]
+    except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
+        if isinstance(error, WireError):
+            raise
+        raise WireError(f"the header cannot be read ({type(error).__name__})") from None
+    body = memoryview(block)[start + length :]
+    if sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in shapes) != len(body):
+        raise WireError("the tensors are not as long as the header says")
+    tensors: dict[str, Tensor] = {}
+    for name, dtype, shape in shapes:
+        size = dtype.itemsize * math.prod(shape)
+        flat = torch.frombuffer(bytearray(body[:size]), dtype=dtype) if size else torch.empty(0, dtype=dtype)
+        tensors[name] = flat.reshape(shape)
+        body = body[size:]
+    return header, tensors
+
+
+def kind_of(block: bytes) -> str:
+    """Return what a block says it is, for the choice of who reads it; nothing else is checked.
+
+    >>> kind_of(dumps(Noted(client=3, run="r")))
+    'noted'
+    """
+    start = len(MAGIC) + 8
+    length = int.from_bytes(block[len(MAGIC) : start], "big")
+    if not block.startswith(MAGIC) or length > min(LARGEST_HEADER, len(block) - start):
+        raise WireError("not a block of this version")
+    try:
+        return str(json.loads(block[start : start + length])["kind"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise WireError("the header cannot be read") from None
+
+
+def _shape(shape: object) -> tuple[int, ...]:
+    if not isinstance(shape, list) or len(shape) > 8:
+        raise WireError("a shape is a list of at most 8 sizes")
+    if not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
+        raise WireError("a shape has sizes from 0 to 2**40")
+    return tuple(shape)
+
+
+def to_record(block: bytes) -> RecordDict:
+    """Put a block into a Flower message's content."""
+    return RecordDict({FIELD: ConfigRecord({FIELD: block})})
+
+
+def from_record(content: RecordDict) -> bytes:
+    """Take the block out of a Flower message's content.
+
+    >>> from_record(to_record(b"block"))
+    b'block'
+    >>> from_record(RecordDict())
+    Traceback (most recent call last):
+    trilemma.flower.wire.WireError: the message has no block
+    """
+    record = content.get(FIELD)
+    block = record.get(FIELD) if isinstance(record, ConfigRecord) else None
+    if not isinstance(block, bytes):
+        raise WireError("the message has no block")
+    return block
+
+
+def digest(block: bytes) -> str:
+    """Return a block's SHA-256."""
+    return hashlib.sha256(block).hexdigest()
+
+
+def write_durably(path: Path, block: bytes) -> None:
+    """Replace a file's content so that a crash at any moment leaves the old or the new one, whole.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "block"
+    >>> write_durably(path, b"one"); write_durably(path, b"two"); path.read_bytes()
+    b'two'
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name itself must survive, not only the content
+    finally:
+        os.close(folder)

@@ -1,0 +1,75 @@
+"""Every way a reply can be wrong has its reason; a wrong reply never costs the others theirs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from trilemma.flower import wire
+from trilemma.flower.admission import Expected, Reply, admit
+
+DIM = 5
+EXPECTED = Expected("run", epoch=1, round=7, dim=DIM, clients={100: 0, 101: 1, 102: 2})
+
+
+def answer(tensors=None, **changes):
+    fields = {"client": 1, "run": "run", "epoch": 1, "round": 7} | changes
+    return wire.dumps(wire.Answer(**fields), {"vector": torch.ones(DIM)} if tensors is None else tensors)
+
+
+GOOD = [Reply(100, answer(client=0)), Reply(102, answer(client=2))]
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        (answer(round=6), "round 6 where 7"),
+        (answer(round=8), "round 8 where 7"),
+        (answer(epoch=0), "epoch 0 where"),
+        (answer(run="other"), "run 'other'"),
+        (answer(client=2), "claims to be client 2"),
+        (answer({"vector": torch.ones(DIM + 1)}), r"shape \(6,\)"),
+        (answer({"vector": torch.ones(1, DIM)}), r"shape \(1, 5\)"),
+        (answer({"vector": torch.ones(DIM, dtype=torch.float64)}), "float64"),
+        (answer({"vector": torch.tensor([1.0, 2, 3, 4, torch.nan])}), "not finite"),
+        (answer({"vector": torch.tensor([1.0, 2, 3, 4, -torch.inf])}), "not finite"),
+        (answer({"vector": torch.ones(DIM), "more": torch.ones(1)}), "only a vector"),
+        (answer({}), "only a vector"),
+        (answer({"vector": torch.ones(10_000)}), "bytes where at most"),
+        (b"", "version"),
+        (wire.dumps(wire.Noted(client=1, run="run")), "'noted' where 'answer'"),
+        (None, "an error: crashed"),
+    ],
+)
+def test_a_wrong_reply_is_rejected_and_the_round_goes_on(block, reason):
+    outcome = admit(EXPECTED, [GOOD[0], Reply(101, block, error="crashed"), GOOD[1]])
+    assert sorted(outcome.vectors) == [0, 2]
+    (rejection,) = outcome.rejected
+    assert (rejection.node, rejection.client) == (101, 1)
+    assert re.search(reason, rejection.reason)
+
+
+def test_only_the_first_reply_of_a_node_counts():
+    first, second = answer(client=0), answer({"vector": torch.zeros(DIM)}, client=0)
+    outcome = admit(EXPECTED, [Reply(100, first), Reply(100, second)])
+    assert torch.equal(outcome.vectors[0], torch.ones(DIM))
+    assert outcome.rejected[0].reason == "a second reply in one round"
+
+
+def test_a_bad_first_reply_cannot_be_mended_by_a_second():
+    outcome = admit(EXPECTED, [Reply(100, answer(client=0, round=6)), Reply(100, answer(client=0))])
+    assert not outcome.vectors
+    assert len(outcome.rejected) == 2
+
+
+def test_strangers_are_rejected():
+    (rejection,) = admit(EXPECTED, [Reply(555, answer())]).rejected
+    assert (rejection.client, rejection.reason) == (None, "the node was not asked")
+
+
+def test_absent_clients_are_rows_of_nan():
+    stack = admit(EXPECTED, GOOD).stack((0, 1, 2), DIM)
+    assert torch.isfinite(stack).all(1).tolist() == [True, False, True]
+    assert torch.isnan(stack[1]).all()

@@ -1,0 +1,106 @@
+"""Blocks survive the journey, and a block from a stranger never gets further than a WireError."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trilemma.flower import wire
+
+ANSWER = wire.Answer(client=1, run="run", epoch=0, round=2)
+
+
+@pytest.mark.parametrize("dtype", list(wire.DTYPES.values()))
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (1, 0, 4)])
+def test_tensors_survive(dtype, shape):
+    tensor = torch.ones(shape).to(dtype)
+    header, tensors = wire.loads(wire.dumps(ANSWER, {"a": tensor, "b": tensor}), wire.Answer)
+    assert header == ANSWER
+    assert all(torch.equal(tensors[name], tensor) and tensors[name].dtype == dtype for name in "ab")
+
+
+def test_float32_travels_bit_for_bit():
+    bits = torch.tensor([0, 1, 0x7F800000, 0x7FC00000, -(2**31)], dtype=torch.int32)
+    _, tensors = wire.loads(wire.dumps(ANSWER, {"x": bits.view(torch.float32)}), wire.Answer)
+    assert torch.equal(tensors["x"].view(torch.int32), bits)
+
+
+def test_a_vector_costs_four_bytes_a_number():
+    assert len(wire.dumps(ANSWER, {"vector": torch.zeros(100_000)})) < 4 * 100_000 + 300
+
+
+def test_types_that_do_not_travel_are_refused():
+    with pytest.raises(wire.WireError, match="complex64"):
+        wire.dumps(ANSWER, {"x": torch.zeros(2, dtype=torch.complex64)})
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused(block):
+    with pytest.raises(wire.WireError):
+        wire.loads(block, wire.Answer)
+
+
+@given(st.data())
+def test_a_damaged_block_is_refused_or_well_typed(data):
+    block = bytearray(wire.dumps(ANSWER, {"vector": torch.arange(5.0)}))
+    position = data.draw(st.integers(0, len(block) - 1))
+    block[position] = data.draw(st.integers(0, 255))
+    try:
+        header, tensors = wire.loads(bytes(block), wire.Answer)
+    except wire.WireError:
+        return
+    assert isinstance(header.round, int)
+    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
+
+
+@given(st.integers(0, 500))
+def test_a_shortened_block_is_refused(length):
+    block = wire.dumps(ANSWER, {"vector": torch.arange(5.0)})
+    if length < len(block):
+        with pytest.raises(wire.WireError):
+            wire.loads(block[:length], wire.Answer)
+
+
+def forged(**changes):
+    header = {"kind": "answer", "fields": ANSWER.model_dump(), "tensors": [["vector", "float32", [2]]]}
+    text = json.dumps(header | changes).encode()
+    return wire.MAGIC + len(text).to_bytes(8, "big") + text + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("block", "complaint"),
+    [
+        (forged(tensors=[["vector", "float32", [1 << 39]]]), "as long as"),
+        (forged(tensors=[["vector", "float32", [-2]]]), "sizes"),
+        (forged(tensors=[["vector", "float32", [2.0]]]), "sizes"),
+        (forged(tensors=[["vector", "float32", [1] * 9]]), "at most 8"),
+        (forged(tensors=[["vector", "object", [2]]]), "header"),
+        (forged(fields={"client": 1}), "header"),
+        (forged(fields=ANSWER.model_dump() | {"round": "2"}), "header"),
+        (forged(fields=ANSWER.model_dump() | {"extra": 1}), "header"),
+        (forged(kind="ask"), "'ask' where 'answer'"),
+        (wire.MAGIC + (1 << 62).to_bytes(8, "big") + b"{}", "longer than the block"),
+        (b"trilemma/2\n" + bytes(30), "version"),
+    ],
+)
+def test_forgeries_are_named(block, complaint):
+    with pytest.raises(wire.WireError, match=complaint):
+        wire.loads(block, wire.Answer)
+
+
+def test_the_limit_is_checked_first():
+    with pytest.raises(wire.WireError, match="at most 100 are allowed"):
+        wire.loads(bytes(101), wire.Answer, limit=100)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    wire.write_durably(path, b"old")
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        wire.write_durably(path, b"new")
+    assert path.read_bytes() == b"old"
