@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,7 +141,7 @@ def _krum_scores(squared: Array, f: int) -> Array:
 
 
 def krum(X: Array, f: int) -> Answer:
-    """The row nearest to its n − f − 2 nearest others, by sum of squared distances (Blanchard et al., 2017)."""
+    """The row of least Σ squared distances to its n − f − 2 nearest others (Blanchard et al., 2017)."""
     return _uniform_on([int(np.argmin(_krum_scores(_squared_distances(X), f)))], X)
 
 
@@ -268,17 +268,25 @@ def cc(X: Array, f: int, radius: float, steps: int, start: Array | None = None) 
 # --------------------------------------------------------------------------------------------- spectra
 
 
-def top_variance(X: Array) -> float:
-    """Largest eigenvalue of the empirical covariance Σ (x_i − x̄)(x_i − x̄)ᵀ / n of the rows."""
-    if X.shape[1] == 0:
-        return 0.0
-    return float(np.linalg.norm(X - X.mean(axis=0), ord=2) ** 2 / len(X))
+def subset_moments(X: Array, f: int) -> tuple[NDArray[np.intp], Array, Array, Array]:
+    """Every subset of n − f rows, with the mean, the trace and the top eigenvalue of its covariance.
+
+    The covariance is Σ (x_i − x̄)(x_i − x̄)ᵀ / (n − f); its top eigenvalue comes from a singular value.
+    """
+    n, d = X.shape
+    subsets = np.array(list(itertools.combinations(range(n), n - f)))
+    rows = X[subsets]
+    means = rows.mean(axis=1)
+    centred = rows - means[:, None]
+    traces = (centred**2).sum(axis=(1, 2)) / (n - f)
+    tops = np.linalg.svd(centred, compute_uv=False)[:, 0] ** 2 / (n - f) if d else traces
+    return subsets, means, traces, tops
 
 
 def smea(X: Array, f: int) -> Answer:
-    """Mean of the n − f rows of smallest top covariance eigenvalue (Allouah et al., 2023), over all subsets."""
-    subsets = list(itertools.combinations(range(len(X)), len(X) - f))
-    return _uniform_on(list(min(subsets, key=lambda rows: top_variance(X[list(rows)]))), X)
+    """Mean of the n − f rows of least top covariance eigenvalue (Allouah et al., 2023), over all subsets."""
+    subsets, _, _, tops = subset_moments(X, f)
+    return _uniform_on(list(subsets[np.argmin(tops)]), X)
 
 
 def reweightings(X: Array) -> Iterator[tuple[Array, float]]:
@@ -338,68 +346,72 @@ def filter_(X: Array, f: int, bound: float = 0.0) -> Answer:
     return _weighted(last / last.sum(), X)
 
 
-# ---------------------------------------------------------------------------------------------- mixing
+# --------------------------------------------------------------------------------------------------- mixing
+# A mixing step is a matrix A whose rows say how the new rows are made of the old ones: X becomes A X, and the
+# shares w of the new rows become the shares Aᵀ w of the clients.
 
 
 def nnm(X: Array, f: int) -> Array:
     """Each row becomes the mean of its n − f nearest rows, itself included (Allouah et al., 2023)."""
+    n = len(X)
     squared = _squared_distances(X)
-    np.fill_diagonal(squared, -1.0)
-    return np.array([X[np.argsort(row, kind="stable")[: len(X) - f]].mean(axis=0) for row in squared])
+    np.fill_diagonal(squared, -1.0)  # a row is its own nearest one even among its duplicates
+    A = np.zeros((n, n))
+    for i, row in enumerate(squared):
+        A[i, np.argsort(row, kind="stable")[: n - f]] = 1 / (n - f)
+    return A
 
 
 def clip(X: Array, f: int, radius: float) -> Array:
     """Each row is scaled down to the radius where it is longer."""
     norms = [math.hypot(*x) for x in X]
-    return np.array([x if norm <= radius else x * (radius / norm) for x, norm in zip(X, norms, strict=True)])
-
-
-def arc_radius(X: Array, f: int) -> float:
-    """The norm that comes after the ⌊2(f/n)(n − f)⌋ largest ones."""
-    n = len(X)
-    return sorted((math.hypot(*x) for x in X), reverse=True)[2 * f * (n - f) // n]
+    return np.diag([1.0 if norm <= radius else radius / norm for norm in norms])
 
 
 def arc(X: Array, f: int) -> Array:
     """Clip the ⌊2(f/n)(n − f)⌋ longest rows to the norm of the next one (Allouah et al., 2025)."""
-    return clip(X, f, arc_radius(X, f))
+    n = len(X)
+    longest_first = sorted((math.hypot(*x) for x in X), reverse=True)
+    return clip(X, f, longest_first[2 * f * (n - f) // n])
 
 
-def partitions(n: int, size: int) -> Iterator[list[list[int]]]:
-    """All ways to put n rows into buckets of `size`, the last one taking what is left over."""
+def bucketings(n: int, size: int) -> Iterator[Array]:
+    """Every outcome of bucketing: the means of random buckets of `size` rows (Karimireddy et al., 2022).
+
+    The last bucket takes what is left over.
+    """
     seen = set()
     for order in itertools.permutations(range(n)):
-        buckets = [sorted(order[i : i + size]) for i in range(0, n, size)]
-        label = (tuple(sorted(map(tuple, buckets[:-1]))), tuple(buckets[-1]))
-        if label not in seen:
-            seen.add(label)
-            yield buckets
+        buckets = [tuple(sorted(order[i : i + size])) for i in range(0, n, size)]
+        label = (tuple(sorted(buckets[:-1])), buckets[-1])
+        if label in seen:
+            continue
+        seen.add(label)
+        A = np.zeros((len(buckets), n))
+        for row, bucket in zip(A, buckets, strict=True):
+            row[list(bucket)] = 1 / len(bucket)
+        yield A
 
 
-def bucketings(X: Array, size: int) -> Iterator[Array]:
-    """Every outcome of bucketing: the means of random buckets of `size` rows (Karimireddy et al., 2022)."""
-    for buckets in partitions(len(X), size):
-        yield np.array([X[bucket].mean(axis=0) for bucket in buckets])
+def chain(mixings: Sequence[Mixing], rule: Rule, X: Array, f: int) -> Answer:
+    """Mix step by step, then aggregate; shares are those of the clients, before mixing."""
+    n, d = X.shape
+    shares, mixed = np.eye(n), X
+    for mixing in mixings:
+        A = mixing(mixed, f)
+        shares = A @ shares
+        mixed = np.array([row[row != 0] @ mixed[row != 0] for row in A]).reshape(len(A), d)
+    answer = rule(mixed, f)
+    weights = None if answer.weights is None else shares.T @ answer.weights
+    return Answer(answer.value, weights, answer.slack)
 
 
 # ------------------------------------------------------------------------------------------ the bounds
 
 
-def subset_moments(X: Array, f: int) -> tuple[Array, Array, Array]:
-    """Mean, trace and top eigenvalue of the covariance of every subset of n − f rows."""
-    n = len(X)
-    subsets = np.array(list(itertools.combinations(range(n), n - f)))
-    rows = X[subsets]
-    means = rows.mean(axis=1)
-    centred = rows - means[:, None]
-    traces = (centred**2).sum(axis=(1, 2)) / (n - f)
-    tops = np.linalg.svd(centred, compute_uv=False)[:, 0] ** 2 / (n - f)
-    return means, traces, tops
-
-
 def robustness_ratio(value: Array, X: Array, f: int, *, spectral: bool) -> float:
     """The smallest κ with ‖value − x̄_S‖² ≤ κ·(λ_max or trace of Cov_S) for every S of n − f rows."""
-    means, traces, tops = subset_moments(X, f)
+    _, means, traces, tops = subset_moments(X, f)
     variance = tops if spectral else traces
     error = ((means - value) ** 2).sum(axis=1)
     rounding = 1e-24 * (X**2).sum()  # what float64 cannot tell from zero is not held against the value
