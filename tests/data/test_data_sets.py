@@ -159,9 +159,8 @@ def test_the_full_set_goes_before_the_subset_and_subsets_say_so(tmp_path: Path) 
     assert subset.name == "cifar10-subset"
     assert "12/5 images, a subset of 50,000/10,000, from cifar10_20k.npz" in subset.description
     write_images(tmp_path / "cifar10.npz", (32, 32, 3), 10, seed=2)
-    assert (
-        "from cifar10.npz" in data.load("cifar10", key=Key(1), storage=folder_storage(tmp_path)).description
-    )
+    full = data.load("cifar10", key=Key(1), storage=folder_storage(tmp_path))
+    assert "from cifar10.npz" in full.description
 
 
 def test_a_folder_may_be_a_path_or_come_from_the_environment(
