@@ -47,7 +47,8 @@ def test_what_outlives_its_leader_is_found_and_stopped(tmp_path):
 
 def test_one_that_will_not_go_is_killed(tmp_path):
     stubborn = python(
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "print(1, flush=True); time.sleep(60)"
     )
     running = start(Command("stubborn", stubborn), tmp_path)
     wait_for(lambda: tail(running.log) == "1")

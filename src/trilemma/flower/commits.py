@@ -19,7 +19,6 @@ from typing import Any
 from trilemma.errors import UserError
 from trilemma.flower import wire
 from trilemma.flower.epochs import Epoch
-from trilemma.learning.protocol import State
 
 
 class _CommitHeader(wire.Header):
@@ -45,8 +44,8 @@ class Commit:
     terms: str
     rounds: int
     epoch: Epoch | None
-    broadcast: State
-    server: State
+    broadcast: wire.Tensors
+    server: wire.Tensors
     unused: tuple[int, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
 
@@ -82,7 +81,7 @@ class Commit:
         )
 
 
-def _under(prefix: str, state: State) -> dict[str, Any]:
+def _under(prefix: str, state: wire.Tensors) -> dict[str, Any]:
     return {f"{prefix}/{name}": tensor for name, tensor in state.items()}
 
 

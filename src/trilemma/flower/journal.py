@@ -16,7 +16,6 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.flower import wire
 from trilemma.flower.commits import part_of
-from trilemma.learning.protocol import State
 
 
 class Refused(UserError):
@@ -40,15 +39,15 @@ class Entry:
     round: int
     asked: str
     vector: Tensor
-    before: State
-    after: State
+    before: wire.Tensors
+    after: wire.Tensors
 
 
 @dataclass(frozen=True)
 class Fresh:
     """Take a new step from `state`; None: from the beginning."""
 
-    state: State | None
+    state: wire.Tensors | None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,95 @@
+"""What the server committed survives anything, and nothing is committed twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from trilemma.errors import UserError
+from trilemma.flower import wire
+from trilemma.flower.commits import Commit, CommitLog
+from trilemma.flower.epochs import Epoch
+
+EPOCH = Epoch(2, (0, 1, 3), (0, 1, 2, 3))
+
+
+def commit(rounds: int, **changes) -> Commit:
+    record = {"round": rounds, "accuracy": 0.5} if rounds else {}
+    state = {"params": torch.full((3,), float(rounds))}
+    return Commit("run", "terms", rounds, EPOCH, state, state, unused=(2,), record=record, **changes)
+
+
+def test_a_commit_is_read_back_whole(tmp_path):
+    log = CommitLog(tmp_path)
+    assert log.last() is None
+    for rounds in range(3):
+        log.append(commit(rounds))
+    last = CommitLog(tmp_path).last()
+    assert (last.rounds, last.epoch, last.unused, last.record["round"]) == (2, EPOCH, (2,), 2)
+    assert torch.equal(last.broadcast["params"], torch.full((3,), 2.0))
+    assert [record["round"] for record in log.records()] == [1, 2]
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_only_the_next_round_can_be_committed(tmp_path, rounds):
+    log = CommitLog(tmp_path)
+    log.append(commit(0))
+    log.append(commit(1))
+    with pytest.raises(UserError, match="the next one is 2"):
+        log.append(commit(rounds))
+
+
+@pytest.mark.parametrize("crash_at", range(3))
+def test_a_crash_at_any_write_leaves_one_whole_round(tmp_path, monkeypatch, crash_at):
+    """The commit replaces one file, then a line is appended; die before, between, or in the middle."""
+    log = CommitLog(tmp_path)
+    log.append(commit(0))
+    log.append(commit(1))
+    with monkeypatch.context() as patch:
+        if crash_at == 0:
+            patch.setattr(wire, "write_durably", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        else:
+            patch.setattr(CommitLog, "_write_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            log.append(commit(2))
+    if crash_at == 2:  # half of the line made it to the disk
+        with (tmp_path / "rounds.jsonl").open("a") as file:
+            file.write('{"round": 2, "acc')
+    again = CommitLog(tmp_path)
+    finished = 1 if crash_at == 0 else 2
+    assert again.last().rounds == finished
+    assert [record["round"] for record in again.records()] == list(range(1, finished + 1))
+    for rounds in range(finished + 1, 4):
+        again.append(commit(rounds))
+    assert [record["round"] for record in again.records()] == [1, 2, 3]
+
+
+def test_an_epoch_changes_without_a_round(tmp_path):
+    log = CommitLog(tmp_path)
+    log.append(commit(0))
+    log.append(commit(1))
+    following = Commit("run", "terms", 1, Epoch(3, (0, 1), (0, 1)), {}, {}, record=commit(1).record)
+    log.update_epoch(following)
+    assert (log.last().rounds, log.last().epoch.number) == (1, 3)
+    assert [record["round"] for record in log.records()] == [1]
+    with pytest.raises(UserError, match="between two rounds"):
+        log.update_epoch(commit(2))
+
+
+def test_a_second_server_is_kept_out_until_the_first_is_gone(tmp_path):
+    holder = (
+        "import sys, time; from pathlib import Path; from trilemma.flower.commits import CommitLog\n"
+        f"with CommitLog(Path({str(tmp_path)!r})).locked():\n  print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(UserError, match="another server"), CommitLog(tmp_path).locked():
+                pass
+        finally:
+            process.kill()
+    with CommitLog(tmp_path).locked():
+        pass

@@ -1,0 +1,79 @@
+"""A client gives the same answer to the same question, and no answer to a trick."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trilemma.flower import wire
+from trilemma.flower.journal import Again, Entry, Fresh, Journal, Refused, what_to_do
+
+BEFORE, AFTER = {"m": torch.zeros(1, 2)}, {"m": torch.ones(1, 2)}
+ENTRY = Entry("run", 3, 10, "digest", torch.arange(2.0), BEFORE, AFTER)
+
+
+def ask(epoch: int, round_: int, unused=()) -> wire.Ask:
+    return wire.Ask(run="run", epoch=epoch, round=round_, unused=list(unused))
+
+
+def test_the_first_question_starts_from_the_beginning():
+    assert what_to_do(None, 0, ask(0, 0), "any") == Fresh(None)
+    assert what_to_do(None, 0, ask(4, 17), "any") == Fresh(None)
+
+
+@pytest.mark.parametrize(
+    ("question", "digest", "state"),
+    [
+        (ask(3, 11), "other", AFTER),
+        (ask(4, 11), "other", AFTER),
+        (ask(3, 15), "other", AFTER),
+        (ask(3, 11, unused=[0]), "other", BEFORE),  # the server did not use the last answer
+        (ask(3, 15, unused=[0]), "other", AFTER),  # that was about a round this client never saw
+        (ask(3, 11, unused=[1, 2]), "other", AFTER),
+        (ask(4, 10), "other", BEFORE),  # the round was given up and is asked under fresh keys
+    ],
+)
+def test_a_new_step_starts_from_the_right_state(question, digest, state):
+    todo = what_to_do(ENTRY, 0, question, digest)
+    assert isinstance(todo, Fresh)
+    assert todo.state is state
+
+
+def test_the_same_question_gets_the_same_bytes():
+    todo = what_to_do(ENTRY, 0, ask(3, 10), "digest")
+    assert isinstance(todo, Again)
+    assert torch.equal(todo.vector, ENTRY.vector)
+
+
+@pytest.mark.parametrize(
+    ("question", "digest", "reason"),
+    [
+        (ask(3, 10), "other", "with other numbers"),
+        (ask(3, 9), "digest", "round 9 is over"),
+        (ask(2, 11), "digest", "epoch 2 is over"),
+        (ask(2, 10), "digest", "epoch 2 is over"),
+        (ask(4, 3), "digest", "round 3 is over"),
+    ],
+)
+def test_tricks_are_refused(question, digest, reason):
+    with pytest.raises(Refused, match=reason):
+        what_to_do(ENTRY, 0, question, digest)
+
+
+def test_the_journal_survives_its_process(tmp_path):
+    assert Journal(tmp_path / "run").last() is None
+    Journal(tmp_path / "run").write(ENTRY)
+    last = Journal(tmp_path / "run").last()
+    assert (last.run, last.epoch, last.round, last.asked) == ("run", 3, 10, "digest")
+    assert torch.equal(last.vector, ENTRY.vector)
+    assert torch.equal(last.before["m"], BEFORE["m"])
+    assert torch.equal(last.after["m"], AFTER["m"])
+
+
+def test_a_journal_that_cannot_be_written_means_no_answer(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "run")
+    journal.write(ENTRY)
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        journal.write(Entry("run", 3, 11, "x", torch.ones(2), BEFORE, AFTER))
+    assert journal.last().round == 10

@@ -1,0 +1,142 @@
+"""A party's folder holds its own secrets and nobody else's; certificates prove what they should."""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+import ssl
+import stat
+import threading
+
+import pytest
+
+from trilemma.errors import UserError
+from trilemma.flower import certificates, layout
+from trilemma.flower.layout import Federation, Party, Timing, parties
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("layout") / "federation"
+    layout.init(folder, Federation("pilot", 4, examples=12, timing=Timing(round_limit=7.5)), "# config\n")
+    return folder
+
+
+def files(folder):
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_party_has_its_folder(made):
+    assert [party.name for party in parties(made)] == ["server", *(f"client-{i}" for i in range(4))]
+    assert [party.name for party in parties(made / "client-2")] == ["client-2"]
+    assert {path.name for path in made.iterdir()} == {"authority", *(party.name for party in parties(made))}
+
+
+def test_no_secret_is_in_two_folders(made):
+    """Not as a file, and not inside another file."""
+    secrets = {path: path.read_bytes() for path in made.rglob("secrets/*")}
+    secrets[made / "authority" / "ca.key"] = (made / "authority" / "ca.key").read_bytes()
+    assert len(secrets) == 2 + 4 * 4 + 1
+    assert len(set(secrets.values())) == len(secrets)
+    everything = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
+    for owner, secret in secrets.items():
+        core = b"".join(line for line in secret.splitlines() if b"-----" not in line)
+        for path, content in everything.items():
+            assert path == owner or core not in content.replace(b"\n", b"")
+
+
+def test_secrets_are_for_their_owner_only(made):
+    for path in [*made.rglob("secrets/*"), made / "authority" / "ca.key"]:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_clients_differ_in_their_secrets_only(made):
+    clients = parties(made)[1:]
+    assert len({frozenset(files(party.folder)) for party in clients}) == 1
+    for public in ("federation.toml", "config.toml", "roster.json", "tls/ca.crt"):
+        assert len({(party.folder / public).read_bytes() for party in parties(made)}) == 1
+    assert len({party.terms for party in parties(made)}) == 1
+
+
+def test_terms_notice_every_change(made, tmp_path):
+    party = Party.open(made / "client-0")
+    seen = {party.terms}
+    for path in (party.config, party.roster):
+        before = path.read_bytes()
+        path.write_bytes(before + b" ")
+        seen.add(party.terms)
+        path.write_bytes(before)
+    assert len(seen) == 3
+
+
+def test_facts_survive_the_file(made):
+    facts = Party.open(made / "client-3").federation
+    assert (facts.clients, facts.examples, facts.timing.round_limit) == (4, 12, 7.5)
+
+
+def test_keys_are_never_overwritten(made):
+    with pytest.raises(UserError, match="not empty"):
+        layout.init(made, Federation("pilot", 4), "")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("nowhere", "no federation"), ("client-x", "is no party"), ("alice", "is no party")],
+)
+def test_wrong_folders_are_named(tmp_path, name, complaint):
+    folder = tmp_path / name
+    folder.mkdir()
+    if name != "nowhere":
+        (folder / layout.PUBLIC).write_text(Federation("pilot", 1).toml())
+    with pytest.raises(UserError, match=complaint):
+        parties(folder)
+
+
+def test_a_federation_has_clients(tmp_path):
+    with pytest.raises(UserError, match="at least one client"):
+        layout.init(tmp_path / "empty", Federation("pilot", 0), "")
+
+
+def handshake(authority: bytes, issued: certificates.Issued, folder, host: str) -> None:
+    """Connect once over TLS on loopback, as a client that trusts `authority` alone."""
+    (folder / "crt").write_bytes(issued.certificate)
+    (folder / "key").write_bytes(issued.key)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "crt", folder / "key")
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def accept() -> None:
+        connection, _ = listener.accept()
+        try:
+            server.wrap_socket(connection, server_side=True).close()
+        except (ssl.SSLError, OSError):
+            connection.close()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.load_verify_locations(cadata=authority.decode())
+        with socket.create_connection(listener.getsockname(), timeout=5) as raw:
+            client.wrap_socket(raw, server_hostname=host).close()
+    finally:
+        thread.join(timeout=5)
+        listener.close()
+
+
+def test_tls_accepts_the_federations_server(tmp_path):
+    authority = certificates.new_authority("pilot")
+    issued = certificates.issue_server(authority, ("127.0.0.1", "localhost"))
+    handshake(authority.certificate, issued, tmp_path, "127.0.0.1")
+    handshake(authority.certificate, issued, tmp_path, "localhost")
+
+
+@pytest.mark.parametrize("fault", ["expired", "other authority", "other host"])
+def test_tls_refuses_everything_else(tmp_path, fault):
+    authority = certificates.new_authority("pilot")
+    signer = certificates.new_authority("pilot") if fault == "other authority" else authority
+    until = dt.datetime.now(dt.UTC) - dt.timedelta(days=1) if fault == "expired" else None
+    host = "127.0.0.2" if fault == "other host" else "127.0.0.1"
+    issued = certificates.issue_server(signer, ("127.0.0.1",), until)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(authority.certificate, issued, tmp_path, host)
