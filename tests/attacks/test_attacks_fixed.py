@@ -2,26 +2,18 @@
 
 import pytest
 import torch
+from attack_helpers import send, view_of
 from scipy.stats import norm
 
-from trilemma.attacks import View, attacks
+from trilemma.attacks import attacks
 from trilemma.attacks.alie import zmax
 from trilemma.errors import UserError
 from trilemma.keys import Key
 
 
-def view_of(honest, byzantine=2, **changes):
-    given = {"own": None, "target": lambda x, key=None: x, "round": 0, "key": Key(7)}
-    return View(honest=honest, byzantine=byzantine, **(given | changes))
-
-
 @pytest.fixture
 def honest():
     return torch.randn(8, 50, generator=torch.Generator().manual_seed(1)) + 3.0
-
-
-def send(name, view, **settings):
-    return attacks[name](**settings).build().craft(view)
 
 
 def test_sign_flip_is_minus_the_honest_mean(honest):
@@ -59,7 +51,7 @@ def test_alie_at_zmax_hides_behind_enough_honest_clients():
     # What z_max promises: in each coordinate of Gaussian messages s honest clients are further out.
     n, f = 50, 12
     honest = torch.randn(n - f, 20_000, generator=torch.Generator().manual_seed(2))
-    message = send("alie", view_of(honest, f)).messages[0]
+    message = send("alie", view_of(honest, f), strength="zmax").messages[0]
     supporters = n // 2 + 1 - f
     beyond = (honest > message).sum(0).double().mean()
     assert beyond == pytest.approx(supporters, abs=0.5)

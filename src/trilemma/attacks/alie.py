@@ -2,11 +2,14 @@
 
     b = m + τ σ,    m, σ: mean and standard deviation of the honest messages, coordinate by coordinate
 
-All f Byzantine clients send b. The strength τ is a number (negative: the other side, as the authors' code has
-it), or "zmax", the authors' bound on what still hides: with s = ⌊n/2 + 1⌋ − f honest supporters needed for a
-majority,
+All f Byzantine clients send b. The strength τ is
 
-    z_max = Φ⁻¹((n − f − s) / (n − f)).
+* a number (negative: the other side, as the authors' code has it),
+* "zmax", the authors' bound on what still hides: with s = ⌊n/2 + 1⌋ − f supporters needed for a majority,
+
+      z_max = Φ⁻¹((n − f − s) / (n − f)),
+
+* "search": chosen every round against the server's pipeline (`trilemma.attacks.search`).
 
 With privacy noise σ is nearly constant and far longer than the gradient, so τ decides everything; the record
 of a run says which τ was sent.
@@ -20,8 +23,9 @@ from __future__ import annotations
 from statistics import NormalDist
 from typing import Literal
 
+from trilemma.attacks.search import Search, fixed, searched
 from trilemma.attacks.settings import AttackSettings, attacks
-from trilemma.attacks.span import deviation, draw_line, finite_rows
+from trilemma.attacks.span import deviation
 from trilemma.attacks.types import Attack, Crafted, View
 from trilemma.errors import UserError
 
@@ -29,17 +33,23 @@ from trilemma.errors import UserError
 def zmax(clients: int, byzantine: int) -> float:
     """Return the largest number of standard deviations that hides `byzantine` among `clients`.
 
+    It is negative where few Byzantine clients face many honest ones: nothing hides there.
+
     >>> round(zmax(50, 12), 4), round(zmax(100, 10), 4)
     (0.336, 0.1116)
     """
-    honest = clients - byzantine
-    supporters = clients // 2 + 1 - byzantine
-    if supporters < 1 or honest <= supporters:
+    if not _has_zmax(clients, byzantine):
         raise UserError(
             f"z_max needs an honest majority and at least 3 clients; got n = {clients}, f = {byzantine}; "
             'give ALIE a number or "search" as its strength'
         )
+    honest = clients - byzantine
+    supporters = clients // 2 + 1 - byzantine
     return NormalDist().inv_cdf((honest - supporters) / honest)
+
+
+def _has_zmax(clients: int, byzantine: int) -> bool:
+    return clients >= 3 and byzantine <= clients // 2
 
 
 @attacks.register("alie")
@@ -50,13 +60,16 @@ class Alie(AttackSettings):
     'alie'
     """
 
-    strength: float | Literal["zmax"] = "zmax"
+    strength: float | Literal["zmax", "search"] = "search"
+    search: Search = Search()
 
     def build(self) -> Attack:
         """Return the attack."""
         return Attack("alie", craft=self._craft)
 
     def _craft(self, view: View) -> Crafted:
-        tau = zmax(view.clients, view.byzantine) if self.strength == "zmax" else self.strength
-        message = draw_line(finite_rows(view.honest), deviation).at(tau).to(view.honest.dtype)
-        return Crafted(message.expand(view.byzantine, -1), tau)
+        n, f = view.clients, view.byzantine
+        if self.strength == "search":
+            anchors = (1.5, zmax(n, f)) if _has_zmax(n, f) else (1.5,)
+            return searched(view, deviation, self.search, anchors)
+        return fixed(view, deviation, zmax(n, f) if self.strength == "zmax" else self.strength)

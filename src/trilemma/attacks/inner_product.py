@@ -6,18 +6,27 @@
 
 They are one family, ε = τ − 1, under the names and scales of their papers: an aggregate with a negative inner
 product with m turns descent into ascent, which a message does by itself when τ > 1 (ε > 0). All f Byzantine
-clients send b.
+clients send b. The strengths τ and ε are numbers, or "search": chosen every round against the server's
+pipeline (`trilemma.attacks.search`).
 
 References: sign flip as in Allen-Zhu et al., "Byzantine-resilient non-convex stochastic gradient descent",
 ICLR 2021; Xie, Koyejo, Gupta, "Fall of empires: breaking Byzantine-tolerant SGD by inner product
-manipulation", UAI 2019.
+manipulation", UAI 2019; the form with τ as in Allouah et al., "On the privacy-robustness-utility trilemma in
+distributed learning", ICML 2023.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
+from trilemma.attacks.search import Search, fixed, searched
 from trilemma.attacks.settings import AttackSettings, attacks
-from trilemma.attacks.span import draw_line, finite_rows, minus_mean
+from trilemma.attacks.span import minus_mean
 from trilemma.attacks.types import Attack, Crafted, View
+
+KNOWN = (1.1, 2.0, 11.0)
+"""Strengths τ of published experiments: ε = 0.1 hides in the spread, the sign flip, and ε = 10."""
 
 
 @attacks.register("sf")
@@ -30,7 +39,7 @@ class SignFlip(AttackSettings):
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("sf", craft=lambda view: _along_mean(view, tau=2.0))
+        return Attack("sf", craft=lambda view: replace(fixed(view, minus_mean, 2.0), strength=None))
 
 
 @attacks.register("foe")
@@ -41,15 +50,17 @@ class FallOfEmpires(AttackSettings):
     'foe'
     """
 
-    strength: float = 2.0
+    strength: float | Literal["search"] = "search"
+    search: Search = Search()
 
     def build(self) -> Attack:
         """Return the attack."""
         return Attack("foe", craft=self._craft)
 
     def _craft(self, view: View) -> Crafted:
-        crafted = _along_mean(view, self.strength)
-        return Crafted(crafted.messages, self.strength)
+        if self.strength == "search":
+            return searched(view, minus_mean, self.search, KNOWN)
+        return fixed(view, minus_mean, self.strength)
 
 
 @attacks.register("ipm")
@@ -60,17 +71,17 @@ class InnerProduct(AttackSettings):
     'ipm'
     """
 
-    strength: float = 10.0
+    strength: float | Literal["search"] = 10.0
+    search: Search = Search()
 
     def build(self) -> Attack:
         """Return the attack."""
         return Attack("ipm", craft=self._craft)
 
     def _craft(self, view: View) -> Crafted:
-        crafted = _along_mean(view, 1.0 + self.strength)
-        return Crafted(crafted.messages, self.strength)
-
-
-def _along_mean(view: View, tau: float) -> Crafted:
-    message = draw_line(finite_rows(view.honest), minus_mean).at(tau).to(view.honest.dtype)
-    return Crafted(message.expand(view.byzantine, -1))
+        if self.strength == "search":
+            crafted = searched(view, minus_mean, self.search, KNOWN)
+        else:
+            crafted = fixed(view, minus_mean, 1.0 + self.strength)
+        epsilon = None if crafted.strength is None else crafted.strength - 1.0
+        return Crafted(crafted.messages, epsilon)

@@ -13,7 +13,6 @@ no accuracy where it cancels.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -28,7 +27,7 @@ BLOCK = 1 << 18
 
 
 SQUARABLE = 1e14
-"""Up to here squares and their sums over columns are finite in float32."""
+"""Vectors no longer than this, nor all shorter than its inverse, have inner products that float32 holds."""
 
 
 def deviation(centred: Tensor, mean: Tensor) -> Tensor:
@@ -101,20 +100,18 @@ class Span:
 def finite_rows(messages: Tensor) -> Tensor:
     """Return the messages without NaN and ±inf; the server drops the others, and so do the attackers.
 
-    One row of zeros when none is left. Numbers too large to be squared in their type come as float64.
+    One row of zeros when none is left. Numbers too large or too small to be squared come as float64.
 
     >>> finite_rows(torch.tensor([[1.0, 2.0], [float("nan"), 0.0]])).tolist()
     [[1.0, 2.0]]
     """
-    if messages.shape[1] == 0:
+    wide = torch.promote_types(messages.dtype, torch.float32)
+    lengths: Tensor = torch.linalg.vector_norm(messages, dim=1, dtype=wide)
+    # One quick pass for the usual case; a length that is no ordinary number asks for a closer look.
+    if 1.0 / SQUARABLE < float(lengths.amax()) < SQUARABLE:
         return messages
-    largest: Tensor = torch.linalg.vector_norm(messages, ord=math.inf, dim=1)
-    finite = torch.isfinite(largest)
-    if not bool(finite.all()):
-        messages, largest = messages[finite], largest[finite]
-        if messages.shape[0] == 0:
-            return messages.new_zeros(1, messages.shape[1])
-    return messages.double() if float(largest.max()) > SQUARABLE else messages
+    kept = messages[torch.isfinite(messages).all(dim=1)].double()
+    return kept if kept.shape[0] else messages.new_zeros(1, messages.shape[1])
 
 
 def draw_line(honest: Tensor, direction: Direction) -> Line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,6 +29,21 @@ class Target(Protocol):
 
     def __call__(self, vectors: Tensor, /, *, key: Key | None = None) -> Outcome:
         """Aggregate (n, d) messages; `key` serves rules that toss coins."""
+
+
+@runtime_checkable
+class GramTarget(Protocol):
+    """A target whose aggregate is a weighted sum of the messages, with weights their Gram matrix decides.
+
+    `geometric` is False for a target that has the method but not the property.
+    """
+
+    @property
+    def geometric(self) -> bool:
+        """Whether `weights_from_gram` may be asked."""
+
+    def weights_from_gram(self, gram: Tensor, /) -> Tensor:
+        """Return every client's weight (n,) from the Gram matrix (n, n) of the messages."""
 
 
 @dataclass(frozen=True)

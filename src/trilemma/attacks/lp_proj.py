@@ -1,0 +1,128 @@
+"""The four attacks of lp-proj: Byzantine clients send their model out of scale, or noise.
+
+With m_k the message client k would have sent, and a fresh draw for every client and round:
+
+    same_value    b_k = c · 1,       c ~ N(0, τ²),   τ = 100
+    scaled_flip   b_k = −|c| m_k,    c ~ N(0, τ²),   τ = 10
+    gaussian      b_k = z,           z ~ N(0, τ² I), τ = 100
+    data_poison   b_k = c m_k,       c ~ N(0, τ²),   τ = 20,  and client k trains on uniformly random labels
+
+τ is the strength. The authors' code seeds a generator with the round's number before it draws the magnitudes
+c, so that these repeat over methods and seeds of a run; `draws="round"` does the same.
+
+Reference: Lin, Han, Li, Zhang, "Personalized federated learning towards communication efficiency, robustness
+and fairness", NeurIPS 2022, and its code.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trilemma.attacks.labels import scramble
+from trilemma.attacks.settings import AttackSettings, attacks
+from trilemma.attacks.types import Attack, Crafted, View
+from trilemma.errors import UserError
+
+
+class Magnitudes(AttackSettings):
+    """Attacks that draw one magnitude c ~ N(0, strength²) for every Byzantine client and round."""
+
+    strength: float = Field(ge=0.0)
+    draws: Literal["key", "round"] = "key"
+
+    def _draw(self, view: View) -> Tensor:
+        """Return the magnitudes (f, 1)."""
+        if self.draws == "round":
+            # The legacy generator is what the authors' code uses; here it is local, not global.
+            drawn = np.random.RandomState(view.round).normal(0.0, self.strength, view.byzantine)
+        else:
+            drawn = view.key.fold("magnitude").numpy().normal(0.0, self.strength, view.byzantine)
+        return torch.as_tensor(drawn, dtype=view.honest.dtype, device=view.honest.device).unsqueeze(1)
+
+
+@attacks.register("same_value")
+class SameValue(Magnitudes):
+    """Same value: every coordinate the same random number, fresh for every client and round.
+
+    >>> SameValue().strength
+    100.0
+    """
+
+    strength: float = Field(default=100.0, ge=0.0)
+
+    def build(self) -> Attack:
+        """Return the attack."""
+        return Attack("same_value", craft=self._craft)
+
+    def _craft(self, view: View) -> Crafted:
+        return Crafted(self._draw(view).expand(-1, view.honest.shape[1]), self.strength)
+
+
+@attacks.register("scaled_flip")
+class ScaledFlip(Magnitudes):
+    """Scaled flip: each client's own message, its sign flipped, times a random magnitude.
+
+    >>> ScaledFlip().build().reads_own
+    True
+    """
+
+    strength: float = Field(default=10.0, ge=0.0)
+
+    def build(self) -> Attack:
+        """Return the attack."""
+        return Attack("scaled_flip", craft=self._craft, reads_own=True)
+
+    def _craft(self, view: View) -> Crafted:
+        return Crafted(-self._draw(view).abs() * _own(view, "scaled_flip"), self.strength)
+
+
+@attacks.register("gaussian")
+class Gaussian(AttackSettings):
+    """Gaussian: pure noise of standard deviation τ, fresh for every client and round.
+
+    >>> Gaussian().strength
+    100.0
+    """
+
+    strength: float = Field(default=100.0, ge=0.0)
+
+    def build(self) -> Attack:
+        """Return the attack."""
+        return Attack("gaussian", craft=self._craft)
+
+    def _craft(self, view: View) -> Crafted:
+        shape = (view.byzantine, view.honest.shape[1])
+        # Drawn on the CPU, so that a key gives the same noise on every device.
+        noise = torch.randn(shape, generator=view.key.fold("noise").torch()) * self.strength
+        return Crafted(noise.to(view.honest), self.strength)
+
+
+@attacks.register("data_poison")
+class DataPoison(Magnitudes):
+    """Data poisoning: random labels, and the message times a random factor.
+
+    >>> DataPoison().build().poison is scramble
+    True
+    """
+
+    strength: float = Field(default=20.0, ge=0.0)
+
+    def build(self) -> Attack:
+        """Return the attack."""
+        return Attack("data_poison", craft=self._craft, poison=scramble, reads_own=True)
+
+    def _craft(self, view: View) -> Crafted:
+        return Crafted(self._draw(view) * _own(view, "data_poison"), self.strength)
+
+
+def _own(view: View, name: str) -> Tensor:
+    if view.own is None:
+        raise UserError(
+            f"attack {name!r} rescales what Byzantine clients would have sent, so it needs View.own (f, d)"
+        )
+    return view.own

@@ -1,0 +1,199 @@
+"""The strength that hurts most, found every round against the very pipeline that runs.
+
+An attack on a line sends b(τ) = m + τ u (see `trilemma.attacks.span`). The search maximises over τ
+
+    distance   ‖F(honest, b(τ), …, b(τ)) − m‖       how far the aggregate F is pulled from the honest mean
+    descent    −⟨F(honest, b(τ), …, b(τ)), m⟩       how little of the honest descent is left
+
+on a grid, then by golden section between the neighbours of the best grid point. Nothing weaker than a point
+of the grid is ever returned.
+
+**Gram targets.** When F is a geometric rule, F = Σ w_i x_i with weights w that only need the Gram matrix of
+the messages. All n messages are B(τ) [z_1 … z_h, u, m] for a small matrix B, so with the Gram matrix K of
+these h + 2 vectors, measured once, every candidate costs n × n work and no pass over d:
+
+    w = F.weights(B K Bᵀ),    F − m = cᵀ [z, u, m],  c = Bᵀ w − e_m,    ‖F − m‖² = cᵀ K c.
+
+**Other targets** (coordinate-wise rules, any callable) are evaluated on the messages themselves, one
+aggregation per candidate; `Search.passes` bounds how many.
+
+**The grid** is geometric, in units of the honest radius: at τ = radius/‖u‖ the Byzantine message is as far
+from the mean as honest ones are (τ = 1 for ALIE). Strengths an attack is known by (the sign flip's 2, z_max)
+are on the grid too.
+
+The worst-case objective and the search per round follow Allouah et al., "On the privacy-robustness-utility
+trilemma in distributed learning", ICML 2023, appendix on experiments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from trilemma.attacks.span import Direction, Line, Span, draw_line, finite_rows, measure
+from trilemma.attacks.types import Crafted, GramTarget, View
+
+Objective = Callable[[float], float]
+"""τ -> how much the attack achieves; larger is worse for the server."""
+
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+
+MARGIN = 1e-3
+"""In Gram space a refined strength must hold up when it is changed by this share. The harm typically grows with
+τ up to where the rule drops the attackers; messages are rounded on their way and would fall over that edge."""
+
+
+class Search(BaseModel):
+    """How a strength is searched.
+
+    `reach`: the grid runs from 1/reach to reach honest radii, in `points` points, then `refinements` steps of
+    golden section. `passes` is what both together may take where every candidate is an aggregation of the
+    full messages. `sides`: positive strengths, as in the papers, or negative ones too.
+
+    >>> [round(tau, 3) for tau in Search(reach=10.0, points=3).grid(unit=1.0, count=3, anchors=(2.0,))]
+    [0.1, 1.0, 2.0, 10.0]
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    objective: Literal["distance", "descent"] = "distance"
+    sides: Literal["positive", "both"] = "positive"
+    reach: float = Field(default=100.0, gt=1.0)
+    points: int = Field(default=25, ge=2)
+    refinements: int = Field(default=12, ge=0)
+    passes: int = Field(default=12, ge=3)
+
+    def grid(self, unit: float, count: int, anchors: tuple[float, ...] = ()) -> list[float]:
+        """Return the strengths tried first: `count` of them around `unit`, and the `anchors`."""
+        steps = torch.linspace(-1.0, 1.0, count, dtype=torch.float64).tolist()
+        positive = {unit * self.reach**step for step in steps} | set(anchors)
+        return sorted(positive | {-tau for tau in positive} if self.sides == "both" else positive)
+
+
+def send(view: View, line: Line, tau: float) -> Crafted:
+    """Let all Byzantine clients send m + τ u, and put τ down as the strength."""
+    return Crafted(line.at(tau).to(view.honest.dtype).expand(view.byzantine, -1), tau)
+
+
+def fixed(view: View, direction: Direction, tau: float) -> Crafted:
+    """Send m + τ u at the given τ."""
+    return send(view, draw_line(finite_rows(view.honest), direction), tau)
+
+
+def searched(view: View, direction: Direction, search: Search, anchors: tuple[float, ...] = ()) -> Crafted:
+    """Send m + τ u at the τ that hurts `view.target` most; τ is the strength in the result."""
+    if view.byzantine == 0:
+        return Crafted(view.honest[:0])
+    honest = finite_rows(view.honest)
+    span = measure(honest, direction)
+    # Messages the server will drop have no Gram matrix; such rounds are rare and go the long way.
+    if isinstance(view.target, GramTarget) and view.target.geometric and len(honest) == len(view.honest):
+        objective = _in_gram_space(view, view.target, span, search)
+        grid = search.grid(_unit(span), search.points, anchors)
+        return send(view, span.line, maximise(objective, grid, search.refinements, MARGIN))
+    objective = _on_messages(view, span.line, search)
+    refinements = search.passes // 3
+    grid = search.grid(_unit(span), max(2, search.passes - refinements - len(anchors)), anchors)
+    return send(view, span.line, maximise(objective, grid, refinements))
+
+
+def maximise(objective: Objective, grid: list[float], refinements: int, margin: float = 0.0) -> float:
+    """Return the best point of `grid`, or a better one between its neighbours.
+
+    A point off the grid must be better than the grid's best still when it is changed by the share `margin`.
+
+    >>> round(maximise(lambda tau: -((tau - 1.3) ** 2), [0.0, 1.0, 2.0], refinements=20), 3)
+    1.3
+    """
+    values = [_number(objective(tau)) for tau in grid]
+    best = max(range(len(grid)), key=values.__getitem__)
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    refined = _golden_section(objective, low, high, refinements)
+    changes = (margin, -margin) if margin else ()
+    for value, tau in sorted(refined, reverse=True):
+        if value <= values[best]:
+            break
+        if all(objective(tau * (1.0 + change)) > values[best] for change in changes):
+            return tau
+    return grid[best]
+
+
+def _golden_section(objective: Objective, low: float, high: float, steps: int) -> list[tuple[float, float]]:
+    """Return (value, τ) of every point that `steps` evaluations of golden section look at."""
+    seen: list[tuple[float, float]] = []
+
+    def look(tau: float) -> float:
+        seen.append((_number(objective(tau)), tau))
+        return seen[-1][0]
+
+    if steps < 2 or high <= low:
+        return seen
+    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_left, at_right = look(left), look(right)
+    while len(seen) < steps:
+        if at_left >= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - GOLDEN * (high - low)
+            at_left = look(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + GOLDEN * (high - low)
+            at_right = look(right)
+    return seen
+
+
+def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search) -> Objective:
+    """Return the objective as a function of n × n matrices."""
+    honest, n = span.honest, view.clients
+    towards, mean = honest, honest + 1  # columns of u and m in the span
+    # Row i of `coordinates` is what client i sends, written in the span: all share m, honest ones add z_i.
+    coordinates = torch.zeros(n, honest + 2, dtype=torch.float64)
+    coordinates[:honest, :honest] = torch.eye(honest, dtype=torch.float64)
+    coordinates[:, mean] = 1.0
+    order = view.order
+    byzantine = order >= honest
+    coordinates = coordinates[order]
+    origin = torch.zeros(honest + 2, dtype=torch.float64)
+    origin[mean] = 1.0
+
+    def achieved(tau: float) -> float:
+        coordinates[byzantine, towards] = tau
+        weights = target.weights_from_gram(coordinates @ span.gram @ coordinates.T)
+        aggregate = torch.as_tensor(weights, dtype=torch.float64, device="cpu") @ coordinates
+        if search.objective == "descent":
+            return -float(aggregate @ span.gram @ origin)
+        return float((aggregate - origin) @ span.gram @ (aggregate - origin))
+
+    return achieved
+
+
+def _on_messages(view: View, line: Line, search: Search) -> Objective:
+    """Return the objective as a function that runs the target on the messages."""
+    stacked = view.stack(view.honest.new_zeros(view.byzantine, view.honest.shape[1]))
+    byzantine = (view.order >= view.honest.shape[0]).to(stacked.device)
+    mean = line.mean.double()
+
+    def achieved(tau: float) -> float:
+        stacked[byzantine] = line.at(tau).to(stacked.dtype)
+        value = view.target(stacked, key=view.key.fold("guess")).value.double()
+        if search.objective == "descent":
+            return -float(value @ mean)
+        return float((value - mean).square().sum())
+
+    return achieved
+
+
+def _unit(span: Span) -> float:
+    """Return the strength at which the message is as far from the mean as honest ones; 1 if there is none."""
+    if span.radius > 0.0 and span.reach > 0.0:
+        return span.radius / span.reach
+    return 1.0
+
+
+def _number(value: float) -> float:
+    """Rank what is not a number last."""
+    return value if value == value else -math.inf
