@@ -1,1 +1,74 @@
-"""The privacy room."""
+"""The privacy room: noise and what it guarantees.
+
+A `Release` says what one client lets out in a round, a `Threat` who may see it. `spent` gives ε by each
+accountant, `calibrate` the least noise for an ε, `SimulatedNoise` draws it.
+
+>>> threat = Threat("secldp", clients=100, byzantine=10)
+>>> law = calibrate(epsilon=10, delta=1e-5, rounds=100, clip=1.0, threat=threat)
+>>> cost = spent(Release(clip=1.0, law=law), threat, rounds=100, delta=1e-5, accountants=("exact",))
+>>> round(cost.epsilon["exact"], 6)
+10.0
+"""
+
+from trilemma.privacy.accounting import (
+    Accountant,
+    Spending,
+    composed_delta,
+    composed_epsilon,
+    epsilon_curve,
+    history,
+    spent,
+    spent_delta,
+)
+from trilemma.privacy.calibration import Objective, allocate, calibrate, required_multiplier
+from trilemma.privacy.covariance import (
+    SecretGraph,
+    bound_multiplier,
+    complete_multiplier,
+    covariance,
+    multipliers,
+)
+from trilemma.privacy.mechanism import Mechanism, mechanism, multiplier
+from trilemma.privacy.noise import SimulatedNoise
+from trilemma.privacy.threats import Threat
+from trilemma.privacy.types import (
+    Adjacency,
+    NoiseLaw,
+    NoiseSource,
+    Release,
+    Sampling,
+    ThreatName,
+    Unit,
+)
+
+__all__ = [
+    "Accountant",
+    "Adjacency",
+    "Mechanism",
+    "NoiseLaw",
+    "NoiseSource",
+    "Objective",
+    "Release",
+    "Sampling",
+    "SecretGraph",
+    "SimulatedNoise",
+    "Spending",
+    "Threat",
+    "ThreatName",
+    "Unit",
+    "allocate",
+    "bound_multiplier",
+    "calibrate",
+    "complete_multiplier",
+    "composed_delta",
+    "composed_epsilon",
+    "covariance",
+    "epsilon_curve",
+    "history",
+    "mechanism",
+    "multiplier",
+    "multipliers",
+    "required_multiplier",
+    "spent",
+    "spent_delta",
+]

@@ -1,23 +1,54 @@
-"""The vocabulary of the privacy room: what is released, under which threat, with which noise."""
+"""The vocabulary of the privacy room: what is released, and with which noise."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
+from trilemma.errors import PrivacyError, UserError, nearest
+
 Unit = Literal["user", "example"]
+Adjacency = Literal["replace", "add_remove", "published"]
+Scheme = Literal["none", "poisson", "without_replacement"]
 ThreatName = Literal["cdp", "secldp", "byzldp", "ldp"]
+
+
+def choice(what: str, value: str, allowed: object) -> None:
+    """Refuse `value` unless the Literal `allowed` lists it, saying what was probably meant.
+
+    >>> choice("unit", "exampel", Unit)
+    Traceback (most recent call last):
+    trilemma.errors.UserError: unknown unit 'exampel': did you mean 'example'? Allowed: example, user
+    """
+    names: tuple[str, ...] = get_args(allowed)
+    if value not in names:
+        raise UserError(f"unknown {what} {value!r}: {nearest(value, names)}")
 
 
 @dataclass(frozen=True)
 class NoiseLaw:
-    """Gaussian noise of the honest clients: N(0, σ_ind² I) each, and ±N(0, σ_cor² I) per pair."""
+    """Gaussian noise of the honest clients: N(0, σ_ind² I) each, and ±N(0, σ_cor² I) per pair.
+
+    >>> NoiseLaw(sigma_cor=0.6).silent, NoiseLaw().silent
+    (False, True)
+    """
 
     sigma_ind: float = 0.0
     sigma_cor: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, sigma in (("sigma_ind", self.sigma_ind), ("sigma_cor", self.sigma_cor)):
+            if not (math.isfinite(sigma) and sigma >= 0):
+                raise PrivacyError(f"{name} is a standard deviation: finite and not negative, got {sigma}")
+
+    @property
+    def silent(self) -> bool:
+        """Whether there is no noise at all."""
+        return self.sigma_ind == 0 and self.sigma_cor == 0
 
 
 class NoiseSource(Protocol):
@@ -31,10 +62,28 @@ class NoiseSource(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a batch is drawn from a client's m examples: not at all, Poisson, or without replacement."""
+    """How a batch is drawn from a client's m examples: not at all, Poisson, or without replacement.
 
-    scheme: Literal["none", "poisson", "without_replacement"] = "none"
+    `rate` is the chance that a given example is in the batch, b/m.
+
+    >>> Sampling("poisson", 100 / 6000).amplifies, Sampling().amplifies
+    (True, False)
+    """
+
+    scheme: Scheme = "none"
     rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        choice("sampling scheme", self.scheme, Scheme)
+        if not 0 < self.rate <= 1:
+            raise UserError(f"the sampling rate b/m lies in (0, 1], got {self.rate}")
+        if self.scheme == "none" and self.rate != 1:
+            raise UserError(f"without sampling every example is used: the rate is 1, got {self.rate}")
+
+    @property
+    def amplifies(self) -> bool:
+        """Whether an example is left out of some batches."""
+        return self.scheme != "none" and self.rate < 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +91,19 @@ class Release:
     """What one client lets out in one round, as far as privacy is concerned.
 
     `clip` bounds a unit's contribution to the message; for unit "example" the contribution is averaged over
-    `batch` examples, so replacing the unit moves the message by 2·clip (user) or 2·clip/batch (example).
+    `batch` examples, a public constant, so replacing the unit moves the message by 2·clip (user) or
+    2·clip/batch (example).
+
+    `adjacency` says which two data sets the guarantee makes indistinguishable:
+
+    * "replace": the unit is replaced by any other. Both units have it; the default.
+    * "add_remove": an example is there or not, which moves the message by clip/batch only.
+    * "published": the convention behind the printed budgets of the SAFE-DSHB and CafCor papers. The noise is
+      measured against the replacement's move 2·clip/batch, then put into the add/remove formula for Poisson
+      sampling, however batches are drawn. Use it to reproduce figures; the others are the certificates.
+
+    >>> Release(clip=1.0, law=NoiseLaw(0.5), unit="example", batch=25).sensitivity
+    0.08
     """
 
     clip: float
@@ -50,6 +111,25 @@ class Release:
     unit: Unit = "user"
     batch: int = 1
     sampling: Sampling = Sampling()
+    adjacency: Adjacency = "replace"
+
+    def __post_init__(self) -> None:
+        choice("privacy unit", self.unit, Unit)
+        choice("adjacency", self.adjacency, Adjacency)
+        if not self.clip > 0:
+            raise PrivacyError(f"clip bounds what a unit contributes: positive, got {self.clip}")
+        if self.batch < 1:
+            raise UserError(f"batch is the number of examples averaged: at least 1, got {self.batch}")
+        if self.unit == "user" and self.adjacency == "add_remove":
+            raise PrivacyError(
+                "a user-level guarantee replaces a user: the number of clients is public. "
+                "Adjacency 'add_remove' needs unit 'example'"
+            )
+        if self.adjacency == "add_remove" and self.sampling.scheme == "without_replacement":
+            raise PrivacyError(
+                "sampling without replacement keeps the batch size fixed, so its guarantee is for replacing "
+                "an example: use adjacency 'replace', or Poisson sampling"
+            )
 
     @property
     def sensitivity(self) -> float:

@@ -1,0 +1,211 @@
+"""The least noise for a given ε: first a multiplier, then the pair (σ_ind, σ_cor) that reaches it.
+
+The multiplier z depends on the accountant alone. Many pairs reach it: the variance a client's message keeps
+given all others,
+
+    V(σ_cor², σ_ind²) = ((n−q)σ_cor² + σ_ind²) / (1 + σ_cor² / ((f−q)σ_cor² + σ_ind²)) ≥ (zΔ)²   (Lemma A.4),
+
+grows linearly when both variances do, so only their ratio is free: a one-dimensional search for the ratio
+that costs the least. Two prices are offered.
+
+* `honest_mean`: the noise left in the mean of the honest messages, (f σ_cor² + σ_ind²)/(n − f).
+* `theorem`: the noise part of σ̄² in Theorem 4.2 of the CafCor paper as d grows, (f σ_cor² + σ_ind²) + 432
+  κ (n σ_cor² + σ_ind²) up to a factor. Its constant 432 comes from a covering argument and weighs σ_cor² so
+  heavily that it nearly always answers "local noise only"; that is a property of the bound, not of the
+  algorithm.
+
+With f = 0 pairwise noise is free, and more of it is always better: σ_cor = 10 σ_ind is where that search
+ends, within about one per cent of the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, minimize_scalar
+
+from trilemma.errors import PrivacyError, UserError
+from trilemma.privacy.accounting import Accountant, composed_epsilon
+from trilemma.privacy.covariance import complete_multiplier
+from trilemma.privacy.gaussian import check_delta, gaussian_mu
+from trilemma.privacy.mechanism import WHOLE, Mechanism, mechanism
+from trilemma.privacy.pld import pld_epsilon
+from trilemma.privacy.rdp import GAUSSIAN_ORDERS, SAMPLED_ORDERS, rdp_epsilon, round_rdp
+from trilemma.privacy.threats import Threat
+from trilemma.privacy.types import Adjacency, NoiseLaw, Release, Sampling, Unit, choice
+
+Objective = Literal["honest_mean", "theorem"]
+_SAFE = 1 + 1e-12
+_LARGEST_RATIO = 100.0  # σ_cor²/σ_ind²
+
+
+def required_multiplier(
+    epsilon: float, delta: float, rounds: int, like: Mechanism, accountant: Accountant
+) -> float:
+    """Return the smallest z whose `rounds` rounds cost at most `epsilon`, up to 1e-6 (pld: 1e-3) too large.
+
+    `like` gives sampling and adjacency; its z is where the search starts.
+
+    >>> z = required_multiplier(26.4, 1e-4, 30, Mechanism(1.0), "rdp")
+    >>> round(z, 3), composed_epsilon(((Mechanism(z), 30),), 1e-4, "rdp") <= 26.4
+    (1.27, True)
+    """
+    check_delta(delta)
+    if not epsilon > 0:
+        raise PrivacyError(f"epsilon is positive, got {epsilon}")
+    if rounds < 1:
+        raise UserError(f"calibration needs at least one round, got {rounds}")
+    if math.isinf(epsilon):
+        return 0.0
+    if accountant == "exact" and like.gaussian:
+        factor = like.effective_z / like.z
+        return math.sqrt(rounds) / gaussian_mu(epsilon, delta) / factor * _SAFE
+
+    def cost(z: float) -> float:
+        return composed_epsilon(((replace(like, z=z), rounds),), delta, accountant)
+
+    if accountant == "pld":
+        # A coarse grid is on the safe side too. Rényi accounting, which is looser, says where to start.
+        start = _solve(_near_best_orders(like, rounds, epsilon, delta), epsilon, like.z, 1e-2)
+        z = _solve(
+            lambda z: pld_epsilon(((replace(like, z=z), rounds),), delta, coarser=8), epsilon, start, 1e-4
+        )
+    elif accountant == "rdp":
+        z = _solve(_near_best_orders(like, rounds, epsilon, delta), epsilon, like.z)
+    else:
+        z = _solve(cost, epsilon, like.z)
+    while cost(z) > epsilon:
+        z *= 1 + 1e-6
+    return z
+
+
+def _near_best_orders(like: Mechanism, rounds: int, epsilon: float, delta: float) -> Callable[[float], float]:
+    """Return an RDP cost that tries only orders near the best one at `epsilon`: valid, and much faster."""
+    orders = GAUSSIAN_ORDERS if like.gaussian else np.asarray(SAMPLED_ORDERS)
+
+    def cost(z: float, orders: NDArray[np.float64] = orders) -> float:
+        return float(rdp_epsilon(rounds * round_rdp(replace(like, z=z), tuple(orders)), orders, delta))
+
+    if like.gaussian:
+        return cost
+    z = _solve(lambda z: cost(z, orders[9::10]), epsilon, like.z, 1e-2)
+    rho = rounds * round_rdp(replace(like, z=z), tuple(orders))
+    best = int(np.argmin(rho - np.log(delta) / (orders - 1)))
+    return lambda z: cost(z, orders[max(0, best - 8) : best + 9])
+
+
+def _solve(cost: Callable[[float], float], epsilon: float, start: float, tolerance: float = 1e-6) -> float:
+    """Return z with cost(z) ≤ epsilon, within a factor 1 + tolerance of the least, for a falling `cost`."""
+    low, high = 0.0, start
+    while cost(high) > epsilon:
+        low, high = high, 2 * high
+        if high > 1e9:
+            raise PrivacyError(f"no noise brings the cost down to epsilon = {epsilon}: use a larger delta")
+    while low == 0.0:
+        low, high = (high / 2, high) if cost(high / 2) > epsilon else (0.0, high / 2)
+        if high < 1e-9:
+            return high
+
+    def excess(log_z: float) -> float:
+        # Costs of zero or infinity would stop the secant steps.
+        return math.log(min(max(cost(math.exp(log_z)), 1e-9), 1e12) / epsilon)
+
+    z = math.exp(brentq(excess, math.log(low), math.log(high), xtol=tolerance / 2)) * (1 + tolerance / 2)
+    while cost(z) > epsilon:
+        z *= 1 + tolerance / 2
+    return z
+
+
+def calibrate(
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    clip: float,
+    threat: Threat,
+    unit: Unit = "user",
+    batch: int = 1,
+    sampling: Sampling = WHOLE,
+    accountant: Accountant | None = None,
+    objective: Objective = "honest_mean",
+    adjacency: Adjacency = "replace",
+) -> NoiseLaw:
+    """Return the least noise for which no honest client spends more than `epsilon` in `rounds` rounds.
+
+    Without `accountant` the exact one is used where it applies, and `rdp` for sampled releases.
+
+    >>> law = calibrate(26.4, 1e-4, rounds=30, clip=2.25, threat=Threat("secldp", 100, 10), accountant="rdp")
+    >>> round(law.sigma_ind, 3), round(law.sigma_cor, 3)
+    (0.0, 0.6)
+    >>> law = calibrate(26.4, 1e-4, rounds=30, clip=2.25, threat=Threat("ldp", 100, 10))
+    >>> round(law.sigma_ind, 2)
+    5.44
+    """
+    choice("objective", objective, Objective)
+    release = Release(clip, NoiseLaw(1.0), unit, batch, sampling, adjacency)
+    if math.isinf(clip) and math.isfinite(epsilon):
+        raise PrivacyError("no noise protects an unclipped release: give a finite clip")
+    like = mechanism(replace(release, clip=1.0), Threat("ldp", threat.clients, threat.byzantine))
+    chosen: Accountant = accountant or ("exact" if like.gaussian else "rdp")
+    z = required_multiplier(epsilon, delta, rounds, like, chosen)
+    if z == 0:
+        return NoiseLaw()
+    return allocate(z * release.sensitivity * _SAFE, threat, objective)
+
+
+def allocate(deviation: float, threat: Threat, objective: Objective = "honest_mean") -> NoiseLaw:
+    """Return the cheapest law that leaves noise of at least `deviation` on a message given all the others.
+
+    >>> law = allocate(1.0, Threat("byzldp", clients=100, byzantine=10))
+    >>> round(law.sigma_ind, 3), round(law.sigma_cor, 3)
+    (0.219, 0.117)
+    """
+    n, f, q = threat.clients, threat.byzantine, threat.collusion
+    if threat.name == "ldp":
+        return NoiseLaw(sigma_ind=deviation)
+    if threat.name == "cdp":
+        return NoiseLaw(sigma_ind=deviation / math.sqrt(threat.honest))
+    price_cor, price_ind = _prices(threat, objective)
+
+    def price(ratio: float) -> float:
+        """Cost per unit of protection at σ_cor² = ratio · σ_ind²; infinite: pairwise noise alone."""
+        cor, ind = (1.0, 0.0) if math.isinf(ratio) else (ratio, 1.0)
+        return (price_cor * cor + price_ind * ind) / complete_multiplier(_law(cor, ind), 1.0, n, f, q) ** 2
+
+    ratios = [0.0, *np.geomspace(1e-6, _LARGEST_RATIO, 400)]
+    if q < f:
+        ratios += [*np.geomspace(_LARGEST_RATIO, 1e6, 100)[1:], math.inf]
+    best = min(range(len(ratios)), key=lambda k: price(ratios[k]))
+    ratio = ratios[best]
+    if 1 < best < len(ratios) - 2:
+        ratio = _golden(price, ratios[best - 1], ratios[best + 1])
+    cor, ind = (1.0, 0.0) if math.isinf(ratio) else (ratio, 1.0)
+    scale = (deviation / complete_multiplier(_law(cor, ind), 1.0, n, f, q)) ** 2
+    law = _law(cor * scale, ind * scale)
+    while complete_multiplier(law, 1.0, n, f, q) < deviation:
+        law = NoiseLaw(law.sigma_ind * _SAFE, law.sigma_cor * _SAFE)
+    return law
+
+
+def _law(cor: float, ind: float) -> NoiseLaw:
+    return NoiseLaw(sigma_ind=math.sqrt(ind), sigma_cor=math.sqrt(cor))
+
+
+def _prices(threat: Threat, objective: Objective) -> tuple[float, float]:
+    """Return what one unit of σ_cor² and of σ_ind² costs."""
+    n, f = threat.clients, threat.byzantine
+    if objective == "honest_mean":
+        return float(f), 1.0
+    if 2 * f >= n:
+        raise UserError(f"Theorem 4.2 needs f < n/2, got f = {f}, n = {n}: use the objective 'honest_mean'")
+    caf = 6 * f / (n - f) * (1 + f / (n - 2 * f)) ** 2
+    return f + 432 * caf * n, 1 + 432 * caf
+
+
+def _golden(price: Callable[[float], float], low: float, high: float) -> float:
+    found = minimize_scalar(price, bounds=(low, high), method="bounded", options={"xatol": 1e-9 * high})
+    return float(found.x)

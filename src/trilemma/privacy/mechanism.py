@@ -1,0 +1,91 @@
+"""One round's release, reduced to what an accountant needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trilemma.errors import PrivacyError
+from trilemma.privacy.covariance import complete_multiplier
+from trilemma.privacy.threats import Threat
+from trilemma.privacy.types import Adjacency, Release, Sampling
+
+WHOLE = Sampling()
+"""No sampling: every example is used in every round."""
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A Gaussian mechanism, perhaps on a sample of the examples.
+
+    `z` is the noise multiplier: standard deviation over the move when a unit is replaced.
+
+    >>> Mechanism(z=0.5, sampling=Sampling("poisson", 100 / 6000), adjacency="published").gaussian
+    False
+    """
+
+    z: float
+    sampling: Sampling = WHOLE
+    adjacency: Adjacency = "replace"
+
+    def __post_init__(self) -> None:
+        if not self.z >= 0:
+            raise PrivacyError(f"a noise multiplier is not negative, got {self.z}")
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether this is a plain Gaussian mechanism, so that composition is exact."""
+        return not self.sampling.amplifies
+
+    @property
+    def effective_z(self) -> float:
+        """Noise over the move between two adjacent data sets: half a replacement when one adds or removes."""
+        return 2 * self.z if self.adjacency == "add_remove" else self.z
+
+
+def multiplier(release: Release, threat: Threat) -> float:
+    """Return the noise multiplier z of the worst honest client in one round, against a replaced unit.
+
+    Under "cdp" it is that of the mean of the messages; under the others that of the client's own message
+    given everyone else's, by Lemma A.4 (see `trilemma.privacy.covariance` for the general form).
+
+    >>> from trilemma.privacy.types import NoiseLaw
+    >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
+    >>> round(multiplier(release, Threat("secldp", clients=100, byzantine=10)), 4)
+    1.2713
+    >>> multiplier(release, Threat("byzldp", clients=100, byzantine=10))
+    Traceback (most recent call last):
+    trilemma.errors.PrivacyError: no guarantee: with sigma_ind = 0 and every Byzantine client colluding ...
+    """
+    law, move = release.law, release.sensitivity
+    if law.silent:
+        return 0.0
+    if threat.name == "ldp":
+        z = law.sigma_ind / move
+    elif threat.name == "cdp":
+        # The honest messages' sum has noise 1ᵀΣ1: pairwise noise among honest clients cancels in it.
+        hidden = threat.byzantine - threat.collusion
+        z = math.sqrt(threat.honest * (law.sigma_ind**2 + hidden * law.sigma_cor**2)) / move
+    else:
+        z = complete_multiplier(law, move, threat.clients, threat.byzantine, threat.collusion)
+    if z == 0 and math.isfinite(move):
+        raise PrivacyError(
+            f"no guarantee under {threat.name}: only pairwise noise is added (sigma_ind = 0), and it "
+            + ("cancels in the mean" if threat.name == "cdp" else "is known to the adversary")
+        )
+    return z
+
+
+def mechanism(release: Release, threat: Threat) -> Mechanism:
+    """Return what an accountant sees of one round.
+
+    Sampling examples does not amplify a user-level guarantee: the user takes part in every round.
+
+    >>> from trilemma.privacy.types import NoiseLaw
+    >>> sampling = Sampling("poisson", 0.01)
+    >>> release = Release(clip=1.0, law=NoiseLaw(0.08), unit="example", batch=25, sampling=sampling)
+    >>> mechanism(release, Threat("ldp", clients=7, byzantine=3))
+    Mechanism(z=1.0, sampling=Sampling(scheme='poisson', rate=0.01), adjacency='replace')
+    """
+    sampling = release.sampling if release.unit == "example" else Sampling()
+    return Mechanism(multiplier(release, threat), sampling, release.adjacency)

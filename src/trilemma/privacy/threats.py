@@ -1,0 +1,86 @@
+"""The four threat models: who may see what.
+
+| name   | who is trusted                                                                |
+|--------|-------------------------------------------------------------------------------|
+| cdp    | the server: an outsider sees only the mean of the messages                    |
+| secldp | nobody, but secrets between clients stay secret, save those of q colluders    |
+| byzldp | nobody, and all f Byzantine clients hand their secrets to the server (q = f)  |
+| ldp    | nobody, and all secrets are known: only a client's own noise protects it      |
+
+Reference: Allouah, Guerraoui, Stephan (ICML 2025), "Towards Trustworthy Federated Learning with Untrusted
+Participants" (CafCor), Section 2 and Figure 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trilemma.errors import UserError
+from trilemma.privacy.types import ThreatName, choice
+
+
+@dataclass(frozen=True)
+class Threat:
+    """A threat model in a federation of `clients`, up to `byzantine` of them malicious.
+
+    `collusion` is how many of the Byzantine clients also hand their secrets to the curious server. Left out,
+    the name decides: none for "cdp" and "secldp", all of them for "byzldp" and "ldp".
+
+    >>> Threat("byzldp", clients=100, byzantine=10).collusion
+    10
+    >>> Threat("secldp", clients=100, byzantine=10, collusion=11)
+    Traceback (most recent call last):
+    trilemma.errors.UserError: colluders are Byzantine clients: 0 ≤ q ≤ f = 10, got q = 11
+    """
+
+    name: ThreatName
+    clients: int
+    byzantine: int = 0
+    collusion: int = -1
+
+    def __post_init__(self) -> None:
+        choice("threat model", self.name, ThreatName)
+        if self.clients < 1:
+            raise UserError(f"a federation has at least one client, got n = {self.clients}")
+        if not 0 <= self.byzantine < self.clients:
+            raise UserError(
+                f"at least one client is honest: 0 ≤ f < n = {self.clients}, got f = {self.byzantine}"
+            )
+        everyone = self.name in ("byzldp", "ldp")
+        if self.collusion == -1:
+            object.__setattr__(self, "collusion", self.byzantine if everyone else 0)
+        if not 0 <= self.collusion <= self.byzantine:
+            raise UserError(
+                f"colluders are Byzantine clients: 0 ≤ q ≤ f = {self.byzantine}, got q = {self.collusion}"
+            )
+        if everyone and self.collusion != self.byzantine:
+            raise UserError(
+                f"under {self.name} all f = {self.byzantine} Byzantine clients collude; "
+                f"for q = {self.collusion} colluders use 'secldp'"
+            )
+
+    @property
+    def honest(self) -> int:
+        """Number of honest clients, n − f."""
+        return self.clients - self.byzantine
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what has to be said beside every figure computed under this threat model.
+
+        >>> Threat("cdp", clients=10).notes()
+        ('cdp: the server is trusted; the figure holds only for the mean, not for another rule',)
+        """
+        silent = self.byzantine - self.collusion
+        if self.name == "cdp":
+            return ("cdp: the server is trusted; the figure holds only for the mean, not for another rule",)
+        if self.name == "ldp":
+            return ("ldp: all secrets are taken as known; only independent noise counts",)
+        said = (
+            f"{self.name}: a curious server, and q = {self.collusion} of f = {self.byzantine} collude with it"
+        )
+        if silent == 0:
+            return (said,)
+        return (
+            said,
+            f"counts on {silent} Byzantine clients that keep their secrets and whose messages reveal none",
+        )

@@ -1,0 +1,139 @@
+"""Calibration returns the least noise, on the safe side."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trilemma.errors import UserError
+from trilemma.privacy import (
+    Mechanism,
+    NoiseLaw,
+    Release,
+    Sampling,
+    Threat,
+    allocate,
+    calibrate,
+    composed_epsilon,
+    multiplier,
+    required_multiplier,
+    spent,
+)
+
+
+@given(
+    st.sampled_from(["cdp", "secldp", "byzldp", "ldp"]),
+    st.integers(1, 60),
+    st.floats(0, 0.49),
+    st.floats(0.05, 200),
+    st.floats(1e-12, 1e-2),
+    st.integers(1, 500),
+    st.sampled_from(["exact", "rdp"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_threat_model_gets_what_it_asked_for(name, n, share, epsilon, delta, rounds, accountant):
+    threat = Threat(name, n, int(share * n))
+    law = calibrate(epsilon, delta, rounds, 2.25, threat, accountant=accountant)
+    cost = spent(Release(2.25, law), threat, rounds, delta, (accountant,)).epsilon[accountant]
+    assert epsilon * (1 - 1e-4) <= cost <= epsilon
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "without_replacement"])
+@pytest.mark.parametrize("adjacency", ["replace", "published"])
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_sampled_releases(scheme, adjacency, accountant):
+    sampling, threat = Sampling(scheme, 0.01), Threat("ldp", 7, 3)
+    law = calibrate(2.0, 1e-4, 50, 1.0, threat, "example", 25, sampling, accountant, adjacency=adjacency)
+    release = Release(1.0, law, "example", 25, sampling, adjacency)
+    cost = spent(release, threat, 50, 1e-4, (accountant,)).epsilon[accountant]
+    assert 2.0 * (1 - 5e-3) <= cost <= 2.0
+
+
+def test_theorem_c1_can_be_calibrated_too():
+    like = Mechanism(1.0, Sampling("without_replacement", 0.01))
+    z = required_multiplier(3.0, 1e-4, 100, like, "c1")
+    assert 2.999 < composed_epsilon(((Mechanism(z, like.sampling), 100),), 1e-4, "c1") <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("n", "f", "q"), [(10, 0, 0), (10, 1, 0), (10, 3, 1), (100, 10, 10), (100, 10, 9), (7, 3, 3)]
+)
+@pytest.mark.parametrize("objective", ["honest_mean", "theorem"])
+def test_no_other_pair_is_cheaper(n, f, q, objective):
+    threat = Threat("secldp", n, f, q)
+    law = allocate(1.0, threat, objective)
+    release = Release(0.5, law)
+    assert multiplier(release, threat) >= 1.0
+    kappa = 6 * f / (n - f) * (1 + f / (n - 2 * f)) ** 2
+    heavy = 432 * kappa if objective == "theorem" else 0.0
+
+    def price(law: NoiseLaw) -> float:
+        ind, cor = law.sigma_ind**2, law.sigma_cor**2
+        return f * cor + ind + heavy * (n * cor + ind)
+
+    for angle in np.linspace(0, math.pi / 2, 181):
+        ind, cor = math.cos(angle), math.sin(angle)
+        if angle == math.pi / 2 and q == f:
+            continue
+        other = NoiseLaw(ind, cor)
+        scale = 1.0 / multiplier(Release(0.5, other), threat)
+        found = NoiseLaw(scale * ind, scale * cor)
+        if f == 0 and found.sigma_cor > 10 * found.sigma_ind:
+            continue  # more pairwise noise is ever so slightly better; the search stops at ten times
+        assert price(law) <= price(found) * (1 + 1e-6)
+
+
+def test_the_papers_setting_needs_pairwise_noise_only():
+    law = calibrate(26.4, 1e-4, 30, 2.25, Threat("secldp", 100, 10), accountant="rdp")
+    assert law.sigma_ind == 0
+    assert law.sigma_cor == pytest.approx(0.6, abs=2e-3)
+
+
+def test_the_theorems_constants_push_everything_to_local_noise():
+    law = calibrate(26.4, 1e-4, 30, 2.25, Threat("byzldp", 100, 10), objective="theorem")
+    assert law.sigma_cor == 0
+
+
+def test_exact_accounting_saves_noise():
+    exact, renyi = (
+        calibrate(26.4, 1e-4, 30, 2.25, Threat("ldp", 100), accountant=name).sigma_ind
+        for name in ("exact", "rdp")
+    )
+    assert exact < 0.97 * renyi
+
+
+def test_infinite_epsilon_is_the_plain_run():
+    assert calibrate(math.inf, 1e-5, 100, 1.0, Threat("secldp", 10, 2)) == NoiseLaw()
+
+
+def test_dropping_the_secrets_costs_a_factor_near_the_root_of_n():
+    ldp = calibrate(5.0, 1e-5, 100, 1.0, Threat("ldp", 100, 0)).sigma_ind
+    sec = calibrate(5.0, 1e-5, 100, 1.0, Threat("secldp", 100, 0)).sigma_ind
+    assert 9.5 < ldp / sec < 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"epsilon": 0.0}, "positive"),
+        ({"epsilon": math.nan}, "positive"),
+        ({"delta": 1.0}, "strictly between"),
+        ({"rounds": 0}, "at least one round"),
+        ({"clip": math.inf}, "unclipped"),
+        ({"accountant": "exakt"}, "did you mean 'exact'"),
+        ({"objective": "mean"}, "Allowed: honest_mean, theorem"),
+        (
+            {"unit": "example", "sampling": Sampling("poisson", 0.1), "accountant": "exact"},
+            "without sampling",
+        ),
+        ({"threat": Threat("secldp", 4, 2), "objective": "theorem"}, "f < n/2"),
+    ],
+)
+def test_bad_input_says_why(arguments, reason):
+    good = {"epsilon": 1.0, "delta": 1e-5, "rounds": 10, "clip": 1.0, "threat": Threat("secldp", 10, 2)}
+    with pytest.raises(UserError, match=reason):
+        calibrate(**{**good, **arguments})
