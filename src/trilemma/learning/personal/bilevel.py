@@ -1,0 +1,277 @@
+"""Personal models tied to a common vector by a penalty: the body shared by lp-proj, pFedMe and RSA.
+
+    min_w (1/N) Σ_k F_k(w),     F_k(w) = min_x f_k(x) + λ h(w − P x)
+
+    squared   h(c) = ½‖c‖₂²     ∂h = c
+    norm p    h(c) = ‖c‖_p      ∂h = sign(c) (|c|/‖c‖_p)^(p−1),   which is sign(c) for p = 1
+
+One round of client k, started from the received w and its own x_k, which is never reset:
+
+    w_k ← w
+    R times:   K steps   x_k ← x_k − η_p (clip(∇f_B(x_k), 60) + wd·x_k − λ Pᵀ ∂h(w_k − P x_k))
+               w_k ← w_k − η_l λ ∂h(w_k − P x_k)
+
+With `tolerance` ν > 0 a solve ends for a client once ‖∇‖² of its inner problem is at most ν, and K is the most
+steps it may take; `resample = false` keeps the mini-batch fixed during a solve, as the paper's analysis does.
+
+A coordinate of w that is not finite cannot pull anything anywhere. What happens then is explicit: `nonfinite =
+"drop"` leaves that coordinate's penalty out and reports the share of such coordinates as `unregularised`;
+"star" lets NaN through, so that the run diverges. The squared penalty has no such escape: its pull grows with w
+and wrecks x_k long before w overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trilemma.data.types import Batch
+from trilemma.keys import Key
+from trilemma.learning.personal.descent import Step, initial_model, initial_models, statistics_of
+from trilemma.learning.personal.exchange import ExchangeSettings, blending_server, publish
+from trilemma.learning.personal.presets import Preset
+from trilemma.learning.personal.projection import Identity, Projection
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
+from trilemma.learning.settings import Federation
+from trilemma.models.types import Model
+
+Penalty = Callable[[Tensor], Tensor]
+"""The derivative ∂h of a penalty, row by row: (k, d) to (k, d)."""
+
+
+def squared(c: Tensor) -> Tensor:
+    """Return ∂h for h(c) = ½‖c‖₂².
+
+    >>> squared(torch.tensor([[3.0, -4.0]]))
+    tensor([[ 3., -4.]])
+    """
+    return c
+
+
+def norm(p: float) -> Penalty:
+    """Return ∂h for h(c) = ‖c‖_p, with 0 at c = 0.
+
+    >>> norm(1.0)(torch.tensor([[3.0, -4.0, 0.0]]))
+    tensor([[ 1., -1.,  0.]])
+    >>> norm(2.0)(torch.tensor([[3.0, -4.0]]))
+    tensor([[ 0.6000, -0.8000]])
+    """
+
+    def derivative(c: Tensor) -> Tensor:
+        if p == 1.0:
+            return c.sign()
+        size = torch.linalg.vector_norm(c, ord=p, dim=1, keepdim=True)
+        shape = (c.abs() / size.clamp(min=torch.finfo(c.dtype).tiny)).pow(p - 1.0)
+        return c.sign() * shape
+
+    return derivative
+
+
+def finite_only(penalty: Penalty) -> Penalty:
+    """Return the penalty's derivative with 0 at coordinates that are not finite.
+
+    Some libraries say sign(NaN) = 0, others NaN; here neither decides.
+
+    >>> finite_only(norm(1.0))(torch.tensor([[torch.nan, torch.inf, -2.0]]))
+    tensor([[ 0.,  0., -1.]])
+    """
+
+    def derivative(c: Tensor) -> Tensor:
+        finite = torch.isfinite(c)
+        return torch.where(finite, penalty(torch.where(finite, c, 0.0)), 0.0)
+
+    return derivative
+
+
+class BilevelSettings(ExchangeSettings):
+    """Parameters of the family. Names in brackets are the papers'."""
+
+    lr: float = Field(default=0.1, gt=0, description="step size of the common vector (η_l)")
+    personal_lr: float = Field(default=0.1, gt=0, description="step size of the personal model (η_p)")
+    lam: float = Field(default=1.0, ge=0, description="strength of the penalty (λ)")
+    local_rounds: int = Field(default=5, ge=1, description="solves and w steps per round (R)")
+    inner_steps: int = Field(default=20, ge=1, description="most SGD steps of one solve (K)")
+    tolerance: float = Field(default=0.0, ge=0, description="squared gradient norm that ends a solve (ν)")
+    resample: bool = Field(default=True, description="a fresh mini-batch for every step of a solve")
+    batch_size: int = Field(default=64, ge=1, description="mini-batch; the last of an epoch is smaller")
+    weight_decay: float = Field(default=0.001, ge=0, description="weight decay of the personal model")
+    beta: float = Field(default=1.0, gt=0, description="server: w ← (1−β) w + β R(messages)")
+    preset: Preset = Field(default="correct", description="correct, or as the authors' code behaves")
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """What distinguishes the members: how models are projected and how a difference is penalised.
+
+    `project(model, seed, device)` gives P. `start(model, key)` gives the first w. `decay` is the weight decay
+    that acts, and `tolerates` whether a w that is not finite is part of the method's life.
+    """
+
+    project: Callable[[Model, int, torch.device], Projection]
+    start: Callable[[Model, Key], Tensor]
+    penalty: Penalty
+    decay: float
+    tolerates: bool = False
+
+
+def identity(model: Model, seed: int, device: torch.device) -> Projection:
+    """P = I."""
+    return Identity(model.dim)
+
+
+def first_model(model: Model, key: Key) -> Tensor:
+    """Start from the initial model of client 0."""
+    return initial_model(model, 0, key)
+
+
+def lenient(penalty: Penalty, nonfinite: Literal["drop", "star"]) -> Penalty:
+    """Return the derivative that does with coordinates that are not finite what `nonfinite` says."""
+    return finite_only(penalty) if nonfinite == "drop" else _strict(penalty)
+
+
+def _strict(penalty: Penalty) -> Penalty:
+    def derivative(c: Tensor) -> Tensor:
+        return torch.where(torch.isfinite(c), penalty(c), torch.nan)
+
+    return derivative
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """Personal models after a solve, P x, each step's loss, running statistics, and steps taken (k,)."""
+
+    x: Tensor
+    px: Tensor
+    losses: list[Tensor]
+    statistics: Mapping[str, Tensor]
+    steps: Tensor
+
+
+def bilevel_algorithm(
+    name: str, settings: BilevelSettings, coupling: Coupling, federation: Federation
+) -> Algorithm:
+    """Build a member of the family."""
+    step = Step(settings.personal_lr, decay=coupling.decay)
+    solver = _Solver(settings, coupling.penalty, step)
+
+    def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
+        w = {"w": coupling.start(model, key)}
+        seed = key.fold("projection").integer()
+        clients = {
+            "x": initial_models(model, ids, key),
+            # Everyone learns the seed of P once, before the first round: that is all of P that is ever shared.
+            "seed": torch.full((len(ids),), seed, dtype=torch.int64),
+            **model.initial_buffers(len(ids)),
+        }
+        return Start(w, clients, w)
+
+    def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
+        model, x = clients.model, state["x"]
+        projection = coupling.project(model, int(state["seed"][0]), x.device)
+        received = broadcast["w"]
+        w = received.expand(len(clients.ids), -1)
+        px, statistics = projection.apply(x), statistics_of(model, state)
+        losses: list[Tensor] = []
+        steps = torch.zeros(len(x), device=x.device)
+        batches = settings_batches(settings, clients, key)
+        for _ in range(settings.local_rounds):
+            solved = solver.solve(model, projection, x, px, w, statistics, batches)
+            x, px, statistics = solved.x, solved.px, solved.statistics
+            losses += solved.losses
+            steps = steps + solved.steps
+            w = w - settings.lr * settings.lam * coupling.penalty(w - px)
+        messages, private = publish(federation.release, clients, received, w, round_)
+        report = {
+            "loss": torch.stack(losses).mean(0),
+            "gap": torch.linalg.vector_norm(w - px, dim=1),
+            "steps": steps,
+            "unregularised": (~torch.isfinite(w)).float().mean(1),
+            **private,
+        }
+        return ClientStep(Messages(messages), {"x": x, "seed": state["seed"], **statistics}, report)
+
+    return Algorithm(
+        name,
+        init,
+        client,
+        blending_server(federation, "w", settings.beta),
+        federation.release,
+        evaluated=personal_model,
+        everyone_trains=True,
+        tolerates_nonfinite=coupling.tolerates,
+    )
+
+
+def personal_model(broadcast: State, state: State, clients: Clients, key: Key) -> Tensor:
+    """Score every client's own model as local training left it."""
+    return state["x"]
+
+
+def settings_batches(settings: BilevelSettings, clients: Clients, key: Key) -> Iterator[Batch]:
+    """Return the mini-batches of one round, one per step or one per solve."""
+    per_solve = settings.inner_steps if settings.resample else 1
+    return iter(clients.epochs(settings.batch_size, settings.local_rounds * per_solve, key.fold("batch")))
+
+
+@dataclass(frozen=True)
+class _Solver:
+    """The inner problem min_x f_B(x) + λ h(w − P x), by (stochastic) gradient steps."""
+
+    settings: BilevelSettings
+    penalty: Penalty
+    step: Step
+
+    def solve(
+        self,
+        model: Model,
+        projection: Projection,
+        x: Tensor,
+        px: Tensor,
+        w: Tensor,
+        statistics: Mapping[str, Tensor],
+        batches: Iterator[Batch],
+    ) -> _Solved:
+        settings, losses = self.settings, []
+        active: Tensor | None = None
+        steps = torch.zeros(len(x), device=x.device)
+        batch = next(batches)
+        for index in range(settings.inner_steps):
+            if settings.resample and index:
+                batch = next(batches)
+            found = self.step.gradient(model, x, batch, statistics)
+            losses.append(found.loss)
+            statistics = found.buffers
+            force = settings.lam * self.penalty(w - px)
+            descent = found.value.mul_(self.step.rate)
+            pull = self.step.rate * force
+            if settings.tolerance > 0:
+                slope = (descent - projection.lift(pull)).square().sum(1) / self.step.rate**2
+                still = slope > settings.tolerance
+                active = still if active is None else active & still
+                if not bool(active.any()):
+                    break
+                descent = torch.where(active[:, None], descent, 0.0)
+                pull = torch.where(active[:, None], pull, 0.0)
+            x, px = projection.advance(x, descent, pull)
+            steps = steps + (1.0 if active is None else active.float())
+        return _Solved(x, px, losses, statistics, steps)
+
+
+__all__ = [
+    "BilevelSettings",
+    "Coupling",
+    "Penalty",
+    "bilevel_algorithm",
+    "finite_only",
+    "first_model",
+    "identity",
+    "lenient",
+    "norm",
+    "personal_model",
+    "squared",
+]

@@ -1,0 +1,155 @@
+"""Local training of k stacked models, and the parts every personalised method shares.
+
+One local step of client k on a mini-batch B, with weight decay and an optional further force:
+
+    x_k ← x_k − η (clip(∇f_B(x_k), C) + wd · x_k + force(x_k))
+
+The clip is on the data's gradient only, before weight decay and force. Running statistics of batch
+normalisation belong to the client: they are part of its state under the names the model gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trilemma import models
+from trilemma.data.types import Batch
+from trilemma.keys import Key
+from trilemma.learning.protocol import State
+from trilemma.models.types import Model
+
+GRADIENT_CLIP = 60.0
+"""The norm to which the experiments of lp-proj and its rivals clip every mini-batch gradient."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one local step is taken: learning rate η, gradient clip C (None: none), weight decay wd."""
+
+    rate: float
+    clip: float | None = GRADIENT_CLIP
+    decay: float = 0.0
+
+    def gradient(
+        self, model: Model, params: Tensor, batch: Batch, statistics: Mapping[str, Tensor]
+    ) -> models.Gradients:
+        """Return clip(∇f_B(x), C) + wd · x for stacked models."""
+        return models.gradients(
+            model,
+            params,
+            batch,
+            clip=models.Clip.none() if self.clip is None else models.Clip.client(self.clip),
+            l2=self.decay,
+            buffers=statistics or None,
+        )
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where local training ended.
+
+    `params` (k, D); `loss` (k,) the mean over all steps, not finite as soon as one of them was not; `travelled`
+    (k, D) the sum of the steps' gradients; `statistics` the running statistics.
+    """
+
+    params: Tensor
+    loss: Tensor
+    travelled: Tensor
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def walk(
+    model: Model,
+    params: Tensor,
+    batches: Iterable[Batch],
+    step: Step,
+    statistics: Mapping[str, Tensor],
+    force: Callable[[Tensor], Tensor] | None = None,
+) -> Walk:
+    """Take one step per batch, from parameters (D,) common to all clients or (k, D).
+
+    >>> from types import SimpleNamespace
+    >>> model = models.build("logistic", (2,), 2)
+    >>> batch = SimpleNamespace(x=torch.ones(4, 8, 2), y=torch.zeros(4, 8).long(), weight=None)
+    >>> walk(model, torch.zeros(3), [batch, batch], Step(0.1), {}).params.shape
+    torch.Size([4, 3])
+    """
+    travelled: Tensor | None = None
+    losses: list[Tensor] = []
+    for batch in batches:
+        found = step.gradient(model, params, batch, statistics)
+        direction = found.value if force is None else found.value + force(params)
+        params = params - step.rate * direction
+        travelled = direction if travelled is None else travelled + direction
+        losses.append(found.loss)
+        statistics = found.buffers
+    if travelled is None:
+        raise ValueError("local training needs at least one batch")
+    return Walk(params, torch.stack(losses).mean(0), travelled, statistics)
+
+
+def initial_models(model: Model, ids: tuple[int, ...], key: Key) -> Tensor:
+    """Return every client's own initial model (k, D), the same in whatever company it is drawn.
+
+    >>> model = models.build("logistic", (2,), 2)
+    >>> torch.equal(initial_models(model, (0, 5), Key(1))[1], initial_models(model, (5,), Key(1))[0])
+    True
+    """
+    return torch.stack([initial_model(model, i, key) for i in ids])
+
+
+def initial_model(model: Model, client: int, key: Key) -> Tensor:
+    """Return the initial model of one client; global models start from that of client 0."""
+    return model.init(key.fold("client", client, "model"))
+
+
+def statistics_of(model: Model, state: State) -> dict[str, Tensor]:
+    """Return the running statistics kept in a client state; empty for models without any."""
+    return {name: state[name] for name, _ in model.buffers}
+
+
+def pack_statistics(model: Model, statistics: Mapping[str, Tensor]) -> Tensor:
+    """Return running statistics as one flat row per client: (k, number of statistics)."""
+    return torch.cat([statistics[name].flatten(1) for name, _ in model.buffers], dim=1)
+
+
+def unpack_statistics(model: Model, flat: Tensor) -> dict[str, Tensor]:
+    """Undo `pack_statistics`.
+
+    >>> model = models.build("fashion-resnet", (1, 28, 28), 10)
+    >>> start = model.initial_buffers(2)
+    >>> back = unpack_statistics(model, pack_statistics(model, start))
+    >>> all(torch.equal(back[name], start[name]) for name in start)
+    True
+    """
+    sizes = [torch.Size(shape).numel() for _, shape in model.buffers]
+    parts = flat.split(sizes, dim=1)
+    return {
+        name: part.reshape(len(flat), *shape)
+        for (name, shape), part in zip(model.buffers, parts, strict=True)
+    }
+
+
+def with_statistics(model: Model, params: Tensor, statistics: Mapping[str, Tensor], epsilon: float) -> Tensor:
+    """Return parameters (k, D) that score with initial statistics as `params` do with `statistics`.
+
+    A normalised channel is γ (a − μ)/s + β with s² = variance + ε. With mean 0 and variance 1 the same value is
+    γ' a/s_1 + β' for s_1² = 1 + ε, γ' = γ s_1/s, β' = β − γ μ/s. So averaged statistics can be scored without
+    being written into anybody's state.
+    """
+    shared = params.expand(next(iter(statistics.values())).shape[0], -1).clone()
+    tensors = models.unflatten(model, shared)
+    for name, _ in model.buffers:
+        layer, _, part = name.rpartition(".")
+        if part != "mean":
+            continue
+        mean, variance = statistics[name], statistics[f"{layer}.variance"]
+        gain, shift = tensors[f"{layer}.weight"], tensors[f"{layer}.bias"]
+        ratio = gain * (variance + epsilon).rsqrt()
+        shift -= ratio * mean
+        gain.copy_(ratio * (1.0 + epsilon) ** 0.5)
+    return shared

@@ -1,0 +1,81 @@
+"""Ditto: a global model as in FedAvg, and beside it personal models drawn towards it.
+
+    v_k ← w;  R times  v_k ← v_k − η_l (clip(∇f_B(v_k), 60) + wd·v_k)                    sent and combined
+    K times            x_k ← x_k − η_p (clip(∇f_B(x_k), 60) + wd·x_k + λ (x_k − w))      kept
+
+The personal steps use the received w. All clients do both; only sampled ones are heard.
+
+Reference: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through personalization", ICML 2021.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from trilemma.keys import Key
+from trilemma.learning.personal.bilevel import personal_model
+from trilemma.learning.personal.descent import Step, initial_model, initial_models, statistics_of, walk
+from trilemma.learning.personal.exchange import ExchangeSettings, blending_server, publish
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
+from trilemma.learning.settings import Federation, algorithms
+from trilemma.models.types import Model
+
+
+@algorithms.register("ditto")
+class Ditto(ExchangeSettings):
+    """Ditto: FedAvg's global model, and personal models drawn towards it."""
+
+    lr: float = Field(default=0.1, gt=0, description="step size of the global copy (η_l)")
+    personal_lr: float = Field(default=0.1, gt=0, description="step size of the personal model (η_p)")
+    lam: float = Field(default=1.0, ge=0, description="pull towards the global model (λ)")
+    local_steps: int = Field(default=5, ge=1, description="steps of the global copy per round (R)")
+    inner_steps: int = Field(default=20, ge=1, description="steps of the personal model per round (K)")
+    batch_size: int = Field(default=64, ge=1, description="mini-batch; the last of an epoch is smaller")
+    weight_decay: float = Field(default=0.001, ge=0, description="weight decay of both")
+    beta: float = Field(default=1.0, gt=0, description="server: w ← (1−β) w + β R(messages)")
+
+    def build(self, federation: Federation) -> Algorithm:
+        """See `AlgorithmSettings.build`."""
+        common = Step(self.lr, decay=self.weight_decay)
+        personal = Step(self.personal_lr, decay=self.weight_decay)
+
+        def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
+            shared = {"params": initial_model(model, 0, key)}
+            clients = {"x": initial_models(model, ids, key), **model.initial_buffers(len(ids))}
+            return Start(shared, clients, shared)
+
+        def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
+            model, w = clients.model, broadcast["params"]
+            statistics = statistics_of(model, state)
+            shared = walk(
+                model,
+                w,
+                clients.epochs(self.batch_size, self.local_steps, key.fold("global")),
+                common,
+                statistics,
+            )
+            # The global copy's running statistics are dropped: only the personal model is ever scored.
+            own = walk(
+                model,
+                state["x"],
+                clients.epochs(self.batch_size, self.inner_steps, key.fold("personal")),
+                personal,
+                statistics,
+                force=lambda x: self.lam * (x - w),
+            )
+            messages, private = publish(federation.release, clients, w, shared.params, round_)
+            # A global copy that is not finite is the end too, though the personal model may not know it yet.
+            loss = torch.where(torch.isfinite(shared.loss), own.loss, shared.loss)
+            report = {"loss": loss, "global_loss": shared.loss, **private}
+            return ClientStep(Messages(messages), {"x": own.params, **own.statistics}, report)
+
+        return Algorithm(
+            "ditto",
+            init,
+            client,
+            blending_server(federation, "params", self.beta),
+            federation.release,
+            evaluated=personal_model,
+            everyone_trains=True,
+        )

@@ -1,0 +1,77 @@
+"""What leaves a client and what the server makes of it, for methods that send models.
+
+Without `[privacy]` client k sends its vector w_k. With it, the move away from the broadcast w is bounded and
+noised, so that replacing a whole client moves the message by at most 2C:
+
+    m_k = w + clip(w_k − w, C) + noise_k                     clip(u, C) = u · min(1, C/‖u‖)
+
+The server applies any rule R of `trilemma.aggregation` and may move only part of the way (or beyond):
+
+    w ← (1 − β) w + β R(m_1, …, m_S)
+
+In lp-proj w lives in R^d, d ≪ D: noise of the same scale per coordinate then has a norm √(D/d) times smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trilemma import models
+from trilemma.keys import Key
+from trilemma.learning.protocol import Clients, Messages, ServerStep, State
+from trilemma.learning.settings import AlgorithmSettings, Federation, rule_report
+from trilemma.privacy.types import NoiseLaw, Release
+
+
+class ExchangeSettings(AlgorithmSettings):
+    """Methods whose clients send one vector a round; privacy protects the whole client."""
+
+    def exposure(self, clip: float, examples: int) -> Release:
+        """See `AlgorithmSettings.exposure`. A client's whole move is clipped, whatever data made it."""
+        return Release(clip, NoiseLaw())
+
+
+def publish(
+    release: Release | None, clients: Clients, origin: Tensor, vectors: Tensor, round_: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return what clients send (k, d) in place of `vectors`, and a report of how far that is from them."""
+    if release is None:
+        return vectors, {}
+    moves = vectors - origin
+    norms = torch.linalg.vector_norm(moves, dim=1)
+    messages = origin + moves * models.Clip.client(release.clip).factor(norms)[:, None]
+    if not release.law.silent:
+        messages = messages + clients.noise.draw(
+            release.law, clients.ids, vectors.shape[1], round_, vectors.device
+        )
+    return messages, {"clipped": (norms > release.clip).to(vectors.dtype), "move": norms}
+
+
+def blending_server(
+    federation: Federation, name: str, beta: float = 1.0
+) -> Callable[[Messages, State, int, Key], ServerStep]:
+    """Return the server w ← (1 − β) w + β R(messages) for the broadcast vector called `name`."""
+
+    def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
+        value, report = aggregate(federation, messages.vectors, key)
+        moved = {name: torch.lerp(state[name], value, beta) if beta != 1.0 else value}
+        return ServerStep(moved, moved, report)
+
+    return server
+
+
+def aggregate(federation: Federation, vectors: Tensor, key: Key) -> tuple[Tensor, dict[str, Any]]:
+    """Apply the federation's rule; where no message at all is finite, the result is NaN, not an exception.
+
+    A rule discards rows that are not finite. With none left there is nothing to aggregate: methods that can live
+    with that treat NaN as "no news", the others diverge, and the record says in which round.
+    """
+    if not bool(torch.isfinite(vectors).all(1).any()):
+        nothing = vectors.new_zeros(len(vectors))
+        return torch.full_like(vectors[0], torch.nan), {"weights": nothing, "scores": nothing, "info": {}}
+    outcome = federation.rule(vectors, key=key.fold("rule"))
+    return outcome.value, rule_report(outcome)

@@ -1,0 +1,47 @@
+"""RSA: personal models tied to a global one by an ℓ_p norm, so that one liar's pull is bounded.
+
+    F_k(w) = min_x f_k(x) + λ ‖w − x‖_p,   p ≥ 1
+
+As lp-proj's experiments run it: R solves and w steps a round at the client, then the mean of the copies. With
+R = 1 and p = 1 this is w ← w − η_l λ mean_k sign(w − x_k); the original's server-side regulariser is absent. The
+loop is in `trilemma.learning.personal.bilevel`.
+
+Reference: Li, Xu, Chen, Giannakis, Ling, "RSA: Byzantine-robust stochastic aggregation methods for distributed
+learning from heterogeneous datasets", AAAI 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trilemma.learning.personal.bilevel import (
+    BilevelSettings,
+    Coupling,
+    bilevel_algorithm,
+    first_model,
+    identity,
+    lenient,
+    norm,
+)
+from trilemma.learning.protocol import Algorithm
+from trilemma.learning.settings import Federation, algorithms
+
+
+@algorithms.register("rsa")
+class RSA(BilevelSettings):
+    """RSA: personal models tied to a global one by an ℓ_p norm."""
+
+    p: float = Field(default=1.0, ge=1, description="the norm of the penalty")
+    nonfinite: Literal["drop", "star"] = Field(
+        default="drop", description="w not finite: drop that coordinate's penalty, or let the run diverge"
+    )
+
+    def build(self, federation: Federation) -> Algorithm:
+        """See `AlgorithmSettings.build`."""
+        penalty = lenient(norm(self.p), self.nonfinite)
+        coupling = Coupling(
+            identity, first_model, penalty, self.weight_decay, tolerates=self.nonfinite == "drop"
+        )
+        return bilevel_algorithm("rsa", self, coupling, federation)

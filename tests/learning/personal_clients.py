@@ -1,0 +1,190 @@
+"""Stand-ins for the tests of personalised learning: clients with given data, a plain rule, a linear model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trilemma.data.types import Batch
+from trilemma.keys import Key
+from trilemma.learning import Algorithm, AlgorithmSettings, Federation
+from trilemma.learning.protocol import State
+from trilemma.models.layers import Layer, Objective, sequential
+from trilemma.models.tape import Tape
+from trilemma.models.types import Model, Params, Shapes
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Noise for clients that release nothing."""
+
+    def draw(self, law: object, ids: tuple[int, ...], dim: int, round_: int, device: torch.device) -> Tensor:
+        return torch.zeros(len(ids), dim)
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """Independent noise for each client."""
+
+    key: Key = field(default_factory=lambda: Key(5))
+
+    def draw(self, law: Any, ids: tuple[int, ...], dim: int, round_: int, device: torch.device) -> Tensor:
+        rows = [
+            torch.randn(dim, generator=self.key.fold("noise", i, round_).torch()) * law.sigma_ind for i in ids
+        ]
+        return torch.stack(rows)
+
+
+@dataclass(frozen=True)
+class ArrayClients:
+    """Clients who hold rows of x (N, m, …) and y (N, m)."""
+
+    x: Tensor
+    y: Tensor
+    model: Model
+    ids: tuple[int, ...]
+    noise: Any = field(default_factory=Silence)
+
+    def only(self, *ids: int) -> ArrayClients:
+        return replace(self, ids=ids)
+
+    def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
+        held = self.x.shape[1]
+        orders: dict[tuple[int, int], Tensor] = {}
+        per_epoch = -(-held // size)
+        for step in range(steps):
+            epoch, position = divmod(step, per_epoch)
+            picks = []
+            for i in self.ids:
+                generator = key.fold("client", i, "epoch", epoch).torch()
+                order = orders.setdefault((i, epoch), torch.randperm(held, generator=generator))
+                picks.append(order[position * size : (position + 1) * size])
+            rows = torch.tensor(self.ids)[:, None]
+            yield Batch(self.x[rows, torch.stack(picks)], self.y[rows, torch.stack(picks)])
+
+    def sample(self, size: int, key: Key) -> Batch:
+        return next(self.epochs(size, 1, key))
+
+    def everything(self) -> Batch:
+        return Batch(self.x[list(self.ids)], self.y[list(self.ids)])
+
+
+def mean_rule(vectors: Tensor, *, key: Key | None = None) -> Any:
+    """The plain mean, in the shape of a rule's outcome."""
+    count = len(vectors)
+    weights = torch.full((count,), 1.0 / count)
+    return SimpleNamespace(value=vectors.mean(0), weights=weights, scores=weights, info={})
+
+
+def federation(clients: int, rounds: int = 1, rule: Any = mean_rule, release: Any = None) -> Federation:
+    return Federation(clients, 0, rounds, rule, release)
+
+
+def classification(
+    model: Model, clients: int = 6, held: int = 40, features: int = 8, classes: int = 4
+) -> ArrayClients:
+    """Clients with Gaussian features and labels from their own linear teacher."""
+    generator = Key(11).torch()
+    x = torch.randn(clients, held, features, generator=generator)
+    teacher = torch.randn(clients, features, classes, generator=generator)
+    return ArrayClients(x, (x @ teacher).argmax(-1), model, tuple(range(clients)))
+
+
+@dataclass(frozen=True)
+class Walked:
+    """A federation after some rounds."""
+
+    broadcast: State
+    state: State
+    server: State
+    reports: list[Mapping[str, Any]]
+    messages: list[Any]
+
+
+def rounds(settings: AlgorithmSettings, clients: ArrayClients, count: int, **given: Any) -> Walked:
+    """Run all clients for `count` rounds."""
+    return run(settings.build(federation(len(clients.ids), count, **given)), clients, count)
+
+
+def run(algorithm: Algorithm, clients: ArrayClients, count: int, key: Key | None = None) -> Walked:
+    key = key or Key(1)
+    begin = algorithm.init(clients.model, clients.ids, key.fold("init"))
+    broadcast, state, server = begin.broadcast, begin.clients, begin.server
+    reports, messages = [], []
+    for number in range(count):
+        step = algorithm.client(broadcast, state, clients, number, key.fold("round", number))
+        done = algorithm.server(step.messages, server, number, key.fold("server", number))
+        broadcast, state, server = done.broadcast, step.state, done.state
+        reports.append(step.report)
+        messages.append(step.messages)
+    return Walked(broadcast, state, server, reports, messages)
+
+
+# Least squares without bias, in double precision, as a model: f(x) = ‖Ξ x − y‖²/(2n).
+
+
+@dataclass(frozen=True)
+class _WeightTap:
+    name: str
+    input: Tensor
+    output: Tensor
+
+    def accumulate(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
+        out[f"{self.name}.weight"].baddbmm_(grad.transpose(1, 2), self.input)
+
+    def squared_norms(self, grad: Tensor) -> Tensor:
+        return grad.square().sum(-1) * self.input.square().sum(-1)
+
+
+@dataclass(frozen=True)
+class _Weights(Layer):
+    size: int
+
+    @property
+    def shapes(self) -> Shapes:
+        return (("fc.weight", (1, self.size)),)
+
+    def init(self, key: Key) -> Tensor:
+        return torch.randn(self.size, dtype=torch.float64, generator=key.torch())
+
+    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+        weight = params["fc.weight"]
+        z = x @ weight.mT
+        return tape.add(_WeightTap("fc", x.detach(), z)) if tape.record else z
+
+
+HALF_SQUARE = Objective(lambda z, y: (z[..., 0] - y).square() / 2, lambda z: z[..., 0])
+
+
+def least_squares(size: int) -> Model:
+    return sequential("least-squares", [_Weights(size)], HALF_SQUARE)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A projection given as a matrix, in any precision."""
+
+    matrix: Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.matrix.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.matrix.shape[1]
+
+    def apply(self, x: Tensor) -> Tensor:
+        return x @ self.matrix.T
+
+    def lift(self, c: Tensor) -> Tensor:
+        return c @ self.matrix
+
+    def advance(self, x: Tensor, descent: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+        moved = x - descent + self.lift(pull)
+        return moved, self.apply(moved)
