@@ -5,8 +5,9 @@ its output is N(0, 1) or N(μ, 1). It is (ε, δ)-DP if and only if (Balle and W
 
     δ ≥ Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ).
 
-With a = μ/2 − ε/μ and b = −μ/2 − ε/μ, b² = a² + 2ε turns the right side into
-½ e^{−a²/2} [erfcx(−a/√2) − erfcx(−b/√2)], which neither overflows for huge ε nor loses digits for tiny δ.
+With a = μ/2 − ε/μ and b = −μ/2 − ε/μ, b² = a² + 2ε turns the right side into ½ e^{−a²/2} [erfcx(−a/√2) −
+erfcx(−b/√2)], which neither overflows for huge ε nor loses digits for tiny δ. For small μ the difference of
+the two erfcx is integrated, from erfcx'(x) = 2x erfcx(x) − 2/√π, to keep its digits.
 
 Searches bracket the answer with the zero-concentrated bound ε ≤ μ²/2 + μ√(2 log(1/δ)) and return the safe
 end.
@@ -24,7 +25,8 @@ from trilemma.errors import PrivacyError
 
 Array = NDArray[np.float64]
 _BISECTIONS = 80  # the bracket's relative width starts below 2⁴ and floats have 53 bits
-_ROUNDING = 1 + 4e-12  # covers the rounding errors of the formulas, always to the safe side
+_ROUNDING = 1 + 4e-12  # more than the rounding errors of δ, always to the safe side
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 
 
 def check_delta(delta: float) -> None:
@@ -49,10 +51,18 @@ def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
         a, b = mu / 2 - eps / mu, -mu / 2 - eps / mu
         second = np.exp(-(a**2) / 2) * erfcx(-b / math.sqrt(2)) / 2
         # In the far right tail both terms are equal to within rounding: take their difference before scaling.
-        tail = np.exp(-(a**2) / 2) * (erfcx(-a / math.sqrt(2)) - erfcx(-b / math.sqrt(2))) / 2
-        delta = np.where(a < 0, tail, ndtr(a) - second)
+        gap = np.where(mu < 0.5, _erfcx_drop(-a, -b), erfcx(-a / math.sqrt(2)) - erfcx(-b / math.sqrt(2)))
+        delta = np.where((a < 0) | (mu < 0.5), np.exp(-(a**2) / 2) * gap / 2, ndtr(a) - second)
     delta = np.where(mu <= 0, 0.0, np.where(np.isinf(mu), 1.0, delta))
     return np.clip(delta, 0.0, 1.0)
+
+
+def _erfcx_drop(low: Array, high: Array) -> Array:
+    """Return erfcx(low/√2) − erfcx(high/√2) for nearby arguments."""
+    middle, half = (low + high) / math.sqrt(8), (high - low) / math.sqrt(8)
+    x = middle[..., None] + half[..., None] * _NODES
+    slope = 2 / math.sqrt(math.pi) - 2 * x * erfcx(x)
+    return np.asarray(half * (slope @ _WEIGHTS))
 
 
 def gaussian_epsilon(mu: ArrayLike, delta: float) -> Array:
@@ -70,9 +80,9 @@ def gaussian_epsilon(mu: ArrayLike, delta: float) -> Array:
     high = finite**2 / 2 + finite * math.sqrt(-2 * math.log(delta))
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        enough = gaussian_delta(finite, middle) <= delta
+        enough = gaussian_delta(finite, middle) <= delta / _ROUNDING
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    high = np.where(gaussian_delta(finite, 0.0) <= delta / _ROUNDING, 0.0, high * _ROUNDING)
+    high = np.where(gaussian_delta(finite, 0.0) <= delta / _ROUNDING, 0.0, high)
     return np.where(np.isinf(mu), np.inf, high)
 
 
