@@ -43,16 +43,16 @@ Objective = Callable[[float], float]
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 MARGIN = 1e-3
-"""In Gram space a refined strength must hold up when it is changed by this share. The harm typically grows with
-τ up to where the rule drops the attackers; messages are rounded on their way and would fall over that edge."""
+"""In Gram space a refined strength must hold up when it is changed by this share: the harm typically grows
+with τ up to where the rule drops the attackers, and messages rounded on their way may fall over that edge."""
 
 
 class Search(BaseModel):
     """How a strength is searched.
 
     `reach`: the grid runs from 1/reach to reach honest radii, in `points` points, then `refinements` steps of
-    golden section. `passes` is what both together may take where every candidate is an aggregation of the
-    full messages. `sides`: positive strengths, as in the papers, or negative ones too.
+    golden section. `passes` is about what both together may take where every candidate is an aggregation of
+    the full messages. `sides`: positive strengths, as in the papers, or as many negative ones too.
 
     >>> [round(tau, 3) for tau in Search(reach=10.0, points=3).grid(unit=1.0, count=3, anchors=(2.0,))]
     [0.1, 1.0, 2.0, 10.0]
@@ -97,7 +97,8 @@ def searched(view: View, direction: Direction, search: Search, anchors: tuple[fl
         return send(view, span.line, maximise(objective, grid, search.refinements, MARGIN))
     objective = _on_messages(view, span.line, search)
     refinements = search.passes // 3
-    grid = search.grid(_unit(span), max(2, search.passes - refinements - len(anchors)), anchors)
+    per_side = (search.passes - refinements) // (2 if search.sides == "both" else 1)
+    grid = search.grid(_unit(span), max(2, per_side - len(anchors)), anchors)
     return send(view, span.line, maximise(objective, grid, refinements))
 
 

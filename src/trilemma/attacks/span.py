@@ -22,8 +22,11 @@ from torch import Tensor
 Direction = Callable[[Tensor, Tensor], Tensor]
 """(centred block (h, c), mean of the block (c,)) -> the direction in these columns (c,)."""
 
-BLOCK = 1 << 18
-"""Numbers in a block: 1 MB of float32, which stays in a core's cache between centring and multiplying."""
+BLOCK = 1 << 20
+"""Numbers in a block: 4 MB of float32, which stays in cache between centring and multiplying."""
+
+CUDA_BLOCK = 1 << 24
+"""On a GPU larger blocks: 64 MB of float32, enough to keep it busy."""
 
 
 SQUARABLE = 1e14
@@ -120,43 +123,49 @@ def draw_line(honest: Tensor, direction: Direction) -> Line:
     >>> draw_line(torch.tensor([[1.0], [3.0]]), deviation).at(1.5).tolist()
     [3.5]
     """
-    mean, along = _lines_like(honest)
-    for columns, centred, block_mean in _blocks(honest):
-        mean[columns] = block_mean
-        along[columns] = direction(centred, block_mean)
-    return Line(mean, along)
+    line = _empty_line(honest)
+    for _ in _blocks(honest, direction, line):
+        pass
+    return line
 
 
 def measure(honest: Tensor, direction: Direction) -> Span:
     """Return the line of an attack and the Gram matrix that answers questions about it, in one pass."""
-    mean, along = _lines_like(honest)
+    line = _empty_line(honest)
     rows = honest.shape[0] + 2
     gram = torch.zeros(rows, rows, dtype=torch.float64, device=honest.device)
-    for columns, centred, block_mean in _blocks(honest):
-        mean[columns] = block_mean
-        along[columns] = direction(centred, block_mean)
-        stacked = torch.cat([centred, along[columns].unsqueeze(0), block_mean.unsqueeze(0)])
+    for block in _blocks(honest, direction, line):
         # Products of one block in its own precision, sums over blocks in float64.
-        gram += stacked @ stacked.T
-    return Span(Line(mean, along), gram.cpu())
+        gram += block @ block.T
+    return Span(line, gram.cpu())
 
 
-def _lines_like(honest: Tensor) -> tuple[Tensor, Tensor]:
+def _empty_line(honest: Tensor) -> Line:
     dtype = torch.promote_types(honest.dtype, torch.float32)
-    return honest.new_empty(honest.shape[1], dtype=dtype), honest.new_empty(honest.shape[1], dtype=dtype)
+    mean, direction = honest.new_empty(2, honest.shape[1], dtype=dtype)
+    return Line(mean, direction)
 
 
-def _blocks(honest: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield (columns, centred block, mean of the block) over all columns."""
-    dtype = torch.promote_types(honest.dtype, torch.float32)
-    on_cpu = honest.device.type == "cpu"
-    width = max(1, (BLOCK if on_cpu else 64 * BLOCK) // honest.shape[0])
-    for start in range(0, honest.shape[1], width):
-        columns = slice(start, start + width)
-        block = honest[:, columns].to(dtype)
-        # Twice, because a mean in float32 is off by the offset's rounding, which the spread may not exceed.
-        rough = block.mean(dim=0)
-        centred = block - rough
+def _blocks(honest: Tensor, direction: Direction, line: Line) -> Iterator[Tensor]:
+    """Fill `line` block by block of columns, and yield every block: rows z_1 … z_h, u, m.
+
+    The tensor is used again for the next block.
+    """
+    h, d = honest.shape
+    width = min(d, max(1, (BLOCK if honest.device.type == "cpu" else CUDA_BLOCK) // h))
+    rows = honest.new_empty(h + 2, width, dtype=line.mean.dtype)
+    for start in range(0, d, max(1, width)):
+        columns = slice(start, min(start + width, d))
+        block = rows[:, : columns.stop - start]
+        centred, along, mean = block[:h], block[h], block[h + 1]
+        centred.copy_(honest[:, columns])
+        # Twice, because a mean in float32 is off by the offset's rounding, which may exceed the spread.
+        torch.mean(centred, dim=0, out=mean)
+        centred -= mean
         rest = centred.mean(dim=0)
         centred -= rest
-        yield columns, centred, rough + rest
+        mean += rest
+        along.copy_(direction(centred, mean))
+        line.mean[columns] = mean
+        line.direction[columns] = along
+        yield block
