@@ -77,8 +77,10 @@ def monna(X: Array, f: int, pivot: int = 0) -> Answer:
 # ---------------------------------------------------------------------------- coordinate by coordinate
 
 
-def _share(kept: list[Array]) -> Array:
-    return np.mean(kept, axis=0) if kept else np.zeros(0)
+def _shares(X: Array, columns: list[Array]) -> Array | None:
+    """The rows' shares, averaged over columns; None where equal values leave open whose they are."""
+    tied = any(len(np.unique(column)) < len(column) for column in X.T)
+    return None if tied or not columns else np.mean(columns, axis=0)
 
 
 def cwmed(X: Array, f: int) -> Answer:
@@ -91,7 +93,7 @@ def cwmed(X: Array, f: int) -> Answer:
         for rank in middle:
             share[np.argsort(column, kind="stable")[rank]] += 0.5
         shares.append(share)
-    return Answer(np.median(X, axis=0), _share(shares) if d else None, np.zeros(d))
+    return Answer(np.median(X, axis=0), _shares(X, shares), np.zeros(d))
 
 
 def cwtm(X: Array, f: int) -> Answer:
@@ -104,7 +106,7 @@ def cwtm(X: Array, f: int) -> Answer:
         share = np.zeros(n)
         share[kept] = 1 / (n - 2 * f)
         shares.append(share)
-    return Answer(values, _share(shares) if d else None, np.zeros(d))
+    return Answer(values, _shares(X, shares), np.zeros(d))
 
 
 def _mean_around_median(X: Array, count: int) -> Answer:
@@ -123,7 +125,7 @@ def _mean_around_median(X: Array, count: int) -> Answer:
         share = np.zeros(n)
         share[favour_low] = 1 / count
         shares.append(share)
-    return Answer(values, _share(shares) if d else None, slack)
+    return Answer(values, _shares(X, shares), slack)
 
 
 def meamed(X: Array, f: int) -> Answer:
