@@ -28,8 +28,10 @@ from trilemma.privacy.covariance import (
     covariance,
     multipliers,
 )
+from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
 from trilemma.privacy.mechanism import Mechanism, mechanism, multiplier
 from trilemma.privacy.noise import SimulatedNoise
+from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import (
     Adjacency,
@@ -44,6 +46,10 @@ from trilemma.privacy.types import (
 __all__ = [
     "Accountant",
     "Adjacency",
+    "Budget",
+    "BudgetExceeded",
+    "Ledger",
+    "LedgerError",
     "Mechanism",
     "NoiseLaw",
     "NoiseSource",
@@ -51,8 +57,10 @@ __all__ = [
     "Release",
     "Sampling",
     "SecretGraph",
+    "SecretNoise",
     "SimulatedNoise",
     "Spending",
+    "StackedSecretNoise",
     "Threat",
     "ThreatName",
     "Unit",

@@ -1,0 +1,299 @@
+"""What a client has released and what it has cost, written before anything leaves.
+
+The ledger is an append-only file of JSON lines. Each carries the hash of the line before it and its own, so
+a changed, missing or reordered line is found when the file is opened. An entry is on disk (written and
+fsynced) before `authorise` returns: a crash between the two costs budget, but never hides a release. A
+crash in the middle of the write leaves a torn last line; its release was never authorised, so opening the
+ledger cuts it off and says so.
+
+Costs compose over rounds with different noise: precisions 1/z² add up for the exact accountant, divergences
+for the Rényi one, loss distributions convolve. Every accountant's ε is an upper bound, so the smallest one
+is held against the budget.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trilemma.errors import PrivacyError, UserError
+from trilemma.privacy.accounting import Accountant, applicable, composed_epsilon
+from trilemma.privacy.gaussian import check_delta
+from trilemma.privacy.mechanism import Mechanism, mechanism
+from trilemma.privacy.pld import PldFailure
+from trilemma.privacy.threats import Threat
+from trilemma.privacy.types import Adjacency, Release, Sampling, Unit
+
+_VERSION = 1
+_START = "0" * 64
+
+
+class BudgetExceeded(PrivacyError):
+    """A release that the budget does not allow."""
+
+
+class LedgerError(PrivacyError):
+    """A ledger that cannot be trusted, or is in use."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a client is willing to spend in all, and whom the guarantee is about.
+
+    >>> Budget(epsilon=8.0, delta=1e-5).unit
+    'user'
+    """
+
+    epsilon: float
+    delta: float
+    unit: Unit = "user"
+    adjacency: Adjacency = "replace"
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        if not 0 < self.epsilon < math.inf:
+            raise UserError(f"a budget is positive and finite, got epsilon = {self.epsilon}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One release: in which round of which run, by which mechanism, and ε of all releases so far."""
+
+    run: str
+    round: int
+    mechanism: Mechanism
+    epsilon: dict[str, float]
+
+
+class Ledger:
+    """A client's account of its releases. One process at a time may hold it open.
+
+    >>> import tempfile
+    >>> from trilemma.privacy.types import NoiseLaw
+    >>> path = Path(tempfile.mkdtemp()) / "ledger"
+    >>> release, threat = Release(clip=1.0, law=NoiseLaw(4.0)), Threat("ldp", clients=10)
+    >>> with Ledger(path, Budget(epsilon=3.0, delta=1e-5)) as ledger:
+    ...     allowed = [ledger.authorise(release, threat, "demo", t).epsilon["exact"] for t in range(2)]
+    ...     [round(epsilon, 2) for epsilon in allowed], ledger.remaining(release, threat)
+    ([1.99, 2.94], 0)
+    >>> with Ledger(path, Budget(epsilon=3.0, delta=1e-5)) as ledger:
+    ...     ledger.authorise(release, threat, "demo", 2)
+    Traceback (most recent call last):
+    trilemma.privacy.ledger.BudgetExceeded: round 2 of run 'demo' would bring the cost to epsilon = 3.71 ...
+    """
+
+    def __init__(
+        self, path: Path, budget: Budget, accountants: Sequence[Accountant] = ("exact", "rdp")
+    ) -> None:
+        self.path, self.budget, self.accountants = Path(path), budget, tuple(accountants)
+        self.entries: list[Entry] = []
+        self.repaired = ""
+        self._past: Counter[Mechanism] = Counter()
+        self._released: set[tuple[str, int]] = set()
+        self._hash = _START
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self._lock()
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def authorise(self, release: Release, threat: Threat, run: str, round_: int) -> Entry:
+        """Write `release` down and return its entry; the release may leave once this has returned.
+
+        A release over budget, of another kind than the budget is about, or of a round already released is
+        refused, and nothing is written.
+        """
+        if self._fd < 0:
+            raise LedgerError(f"the ledger {self.path} is closed: open it again, which also checks it")
+        if (release.unit, release.adjacency) != (self.budget.unit, self.budget.adjacency):
+            raise PrivacyError(
+                f"this ledger is about {self.budget.unit} level, {self.budget.adjacency}; the release is "
+                f"about {release.unit} level, {release.adjacency}. Use a ledger of its own"
+            )
+        if (run, round_) in self._released:
+            raise PrivacyError(f"round {round_} of run {run!r} was released before; a round is released once")
+        one = mechanism(release, threat)
+        epsilon = self._cost(self._past + Counter([one]))
+        least = min(epsilon.values())
+        if not least <= self.budget.epsilon:
+            raise BudgetExceeded(
+                f"round {round_} of run {run!r} would bring the cost to epsilon = {least:.3g} (delta = "
+                f"{self.budget.delta:g}), over the budget of {self.budget.epsilon:g}; nothing was released"
+            )
+        entry = Entry(run, round_, one, epsilon)
+        self._append({"release": asdict(release), "threat": asdict(threat), **_entry_record(entry)})
+        self._enter(entry)
+        return entry
+
+    @property
+    def epsilon(self) -> dict[str, float]:
+        """The cost so far by each accountant, recomputed from the entries."""
+        return self._cost(self._past)
+
+    def remaining(self, release: Release, threat: Threat) -> int:
+        """Return how many more rounds of `release` the budget allows."""
+        one = mechanism(release, threat)
+
+        def allowed(rounds: int) -> bool:
+            past = self._past + Counter({one: rounds})
+            return min(self._cost(past).values()) <= self.budget.epsilon
+
+        low, high = 0, 1
+        while allowed(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if allowed(middle) else (low, middle)
+        return low
+
+    def close(self) -> None:
+        """Let others open the ledger."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _cost(self, past: Counter[Mechanism]) -> dict[str, float]:
+        rounds = tuple(past.items())
+        if not rounds:
+            return dict.fromkeys(self.accountants, 0.0)
+        possible = [name for name in applicable(rounds) if name in self.accountants] or ["rdp"]
+        cost: dict[str, float] = {}
+        for name in possible:
+            try:
+                cost[name] = composed_epsilon(rounds, self.budget.delta, name)
+            except PldFailure:
+                cost["rdp"] = composed_epsilon(rounds, self.budget.delta, "rdp")
+        return cost
+
+    def _enter(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self._past[entry.mechanism] += 1
+        self._released.add((entry.run, entry.round))
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LedgerError(
+                f"the ledger {self.path} is open elsewhere: two writers would not see each other's releases"
+            ) from error
+
+    def _append(self, record: dict[str, Any]) -> None:
+        """Write one line and wait until it is on disk. After a failure the ledger has to be opened again."""
+        line, digest = _seal(record, self._hash)
+        try:
+            view = memoryview(line)
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fsync(self._fd)
+        except BaseException:
+            self.close()
+            raise
+        self._hash = digest
+
+    def _load(self) -> None:
+        with os.fdopen(os.dup(self._fd), "rb") as file:
+            file.seek(0)
+            text = file.read()
+        header = {"version": _VERSION, "budget": asdict(self.budget)}
+        good = 0
+        for number, line in enumerate(io.BytesIO(text).readlines()):
+            record = _unseal(line, self._hash)
+            if record is None:
+                if good + len(line) < len(text):
+                    raise LedgerError(f"line {number + 1} of {self.path} was changed or is out of place")
+                self.repaired = f"cut off a torn last line of {len(line)} bytes"
+                os.ftruncate(self._fd, good)
+                os.fsync(self._fd)
+                break
+            if number == 0 and record != header:
+                raise LedgerError(
+                    f"{self.path} was opened for {record.get('budget')}, not for {header['budget']}: "
+                    "a budget is not changed on the way"
+                )
+            if number > 0:
+                self._enter(_entry(record))
+            self._hash = _digest(line)
+            good += len(line)
+            if not line.endswith(b"\n"):
+                # Only the end of the line is missing. The entry is whole, and counts.
+                self.repaired = "completed the last line"
+                os.write(self._fd, b"\n")
+                os.fsync(self._fd)
+        if good == 0:
+            self._append(header)
+            _sync_directory(self.path.parent)
+        self._check_costs()
+
+    def _check_costs(self) -> None:
+        if not self.entries:
+            return
+        recorded, computed = self.entries[-1].epsilon, self.epsilon
+        for name in recorded.keys() & computed.keys() - {"pld"}:
+            if not math.isclose(recorded[name], computed[name], rel_tol=1e-6):
+                raise LedgerError(
+                    f"{self.path} says epsilon = {recorded[name]} by {name}, its entries say {computed[name]}"
+                )
+
+
+def _entry_record(entry: Entry) -> dict[str, Any]:
+    return {
+        "run": entry.run,
+        "round": entry.round,
+        "mechanism": asdict(entry.mechanism),
+        "epsilon": entry.epsilon,
+    }
+
+
+def _entry(record: dict[str, Any]) -> Entry:
+    fields = record["mechanism"]
+    one = Mechanism(fields["z"], Sampling(**fields["sampling"]), fields["adjacency"])
+    return Entry(record["run"], record["round"], one, record["epsilon"])
+
+
+def _seal(record: dict[str, Any], previous: str) -> tuple[bytes, str]:
+    body = json.dumps({"previous": previous, **record}, allow_nan=False, separators=(",", ":"))
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return f"{digest} {body}\n".encode(), digest
+
+
+def _digest(line: bytes) -> str:
+    return line[:64].decode("ascii")
+
+
+def _unseal(line: bytes, previous: str) -> dict[str, Any] | None:
+    """Return what `_seal` sealed after a line of hash `previous`; None if anything is amiss."""
+    digest, _, body = line.rstrip(b"\n").partition(b" ")
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        return None
+    record: dict[str, Any] = json.loads(body)
+    return record if record.pop("previous") == previous else None
+
+
+def _sync_directory(folder: Path) -> None:
+    """Make sure that a new file's name is on disk too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

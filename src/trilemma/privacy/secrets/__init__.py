@@ -1,0 +1,23 @@
+"""Secrets of a real federation: identities, agreement on pairwise keys, and noise from them."""
+
+from trilemma.privacy.secrets.agreement import Handshake, Offer, RunLog, run_digest
+from trilemma.privacy.secrets.identity import Identity, Roster, check_signature
+from trilemma.privacy.secrets.noise import SecretNoise, StackedSecretNoise, pair_stream
+from trilemma.privacy.secrets.streams import ChaChaStream, add_gaussians, derive, system_bytes
+
+__all__ = [
+    "ChaChaStream",
+    "Handshake",
+    "Identity",
+    "Offer",
+    "Roster",
+    "RunLog",
+    "SecretNoise",
+    "StackedSecretNoise",
+    "add_gaussians",
+    "check_signature",
+    "derive",
+    "pair_stream",
+    "run_digest",
+    "system_bytes",
+]

@@ -1,0 +1,156 @@
+"""Noise of a real node: pairwise from shared secrets, independent from the operating system.
+
+Client i adds σ_cor Σ_{j>i} g_ij − σ_cor Σ_{j<i} g_ij over its partners j, with g_ij = g_ji the standard
+normal stream of the pair in this round: the smaller index adds, the larger subtracts, bit for bit the same
+numbers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trilemma.errors import PrivacyError, UserError
+from trilemma.privacy.secrets.streams import ChaChaStream, Doubles, add_gaussians, derive, system_bytes
+from trilemma.privacy.types import NoiseLaw
+
+_NO_SALT = b""
+
+
+def pair_stream(key: bytes, round_: int, dim: int) -> ChaChaStream:
+    """Return the byte stream of a pair in a round. Round and size are bound in: no two streams overlap.
+
+    >>> total = np.zeros(3)
+    >>> add_gaussians(pair_stream(bytes(32), round_=1, dim=3).fill, total)
+    >>> [round(float(x), 4) for x in total]
+    [-0.8177, -1.3174, -2.0957]
+    """
+    return ChaChaStream(derive(key, _NO_SALT, b"trilemma noise v1" + struct.pack(">QQ", round_, dim)))
+
+
+def _own_stream(seed: bytes, round_: int, dim: int) -> ChaChaStream:
+    return ChaChaStream(derive(seed, _NO_SALT, b"trilemma own noise v1" + struct.pack(">QQ", round_, dim)))
+
+
+def _assemble(law: NoiseLaw, pairwise: Doubles, own: Doubles) -> Tensor:
+    pairwise *= law.sigma_cor
+    own *= law.sigma_ind
+    pairwise += own
+    return torch.from_numpy(pairwise.astype(np.float32))
+
+
+@dataclass
+class SecretNoise:
+    """The noise of client `index`, which shares `pairs[j]` with each partner j.
+
+    A round's noise is given out once. Drawn again for another gradient, the difference of the two messages
+    would be free of pairwise noise; a server that asks for a round twice is refused. `own`, a seed of 32
+    bytes, replaces the operating system's generator where a run has to be reproduced, and only there.
+
+    >>> key, law, cpu = bytes(32), NoiseLaw(sigma_cor=0.5), torch.device("cpu")
+    >>> first = SecretNoise(0, {1: key}).draw(law, (0,), 4, round_=1, device=cpu)
+    >>> second = SecretNoise(1, {0: key}).draw(law, (1,), 4, round_=1, device=cpu)
+    >>> bool(first.any()), torch.equal(first, -second)
+    (True, True)
+    """
+
+    index: int
+    pairs: Mapping[int, bytes] = field(repr=False)
+    own: bytes | None = field(default=None, repr=False)
+    _last_round: int = field(default=-1, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.index in self.pairs:
+            raise UserError(f"client {self.index} shares no secret with itself")
+        for partner, key in self.pairs.items():
+            if len(key) != 32:
+                raise UserError(f"a pair key has 32 bytes; the one with client {partner} has {len(key)}")
+
+    def draw(
+        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> Tensor:
+        """Return this client's noise (1, dim) in round `round_`, float32; `ids` is (index,)."""
+        if ids != (self.index,):
+            raise UserError(f"this node has the secrets of client {self.index} only, not of {ids}")
+        if law.sigma_cor > 0 and not self.pairs:
+            raise PrivacyError("sigma_cor > 0 needs secrets shared with others: agree on pair keys first")
+        if law.silent:
+            return torch.zeros(1, dim, device=device)
+        if round_ <= self._last_round:
+            raise PrivacyError(
+                f"round {round_} is over (the last was {self._last_round}): its noise is given out once only"
+            )
+        self._last_round = round_
+        pairwise, own = np.zeros(dim), np.zeros(dim)
+        if law.sigma_cor > 0:
+            for partner, key in self.pairs.items():
+                sign = 1.0 if self.index < partner else -1.0
+                add_gaussians(pair_stream(key, round_, dim).fill, pairwise, sign)
+        if law.sigma_ind > 0:
+            fill = system_bytes if self.own is None else _own_stream(self.own, round_, dim).fill
+            add_gaussians(fill, own)
+        return _assemble(law, pairwise, own)[None].to(device)
+
+
+@dataclass(frozen=True)
+class StackedSecretNoise:
+    """The noise of several clients from the very secrets of a federation, to compare a simulation with it.
+
+    `pairs[i, j]`, i < j, is the pair's key and `own[i]` client i's seed. Each pair's stream is drawn once.
+
+    >>> nodes = [SecretNoise(i, {j: bytes([min(i, j)] * 32) for j in range(3) if j != i}, own=bytes([i] * 32))
+    ...          for i in range(3)]
+    >>> law, cpu = NoiseLaw(1.0, 0.5), torch.device("cpu")
+    >>> stacked = StackedSecretNoise.of(nodes).draw(law, (0, 1, 2), 6, round_=4, device=cpu)
+    >>> torch.equal(stacked[2], nodes[2].draw(law, (2,), 6, round_=4, device=cpu)[0])
+    True
+    """
+
+    pairs: Mapping[tuple[int, int], bytes] = field(repr=False)
+    own: Mapping[int, bytes] = field(repr=False)
+
+    @classmethod
+    def of(cls, nodes: Iterable[SecretNoise]) -> StackedSecretNoise:
+        """Collect the secrets of `nodes`; two nodes must hold the same key for their pair."""
+        pairs: dict[tuple[int, int], bytes] = {}
+        own: dict[int, bytes] = {}
+        for node in nodes:
+            for partner, key in node.pairs.items():
+                ends = (min(node.index, partner), max(node.index, partner))
+                if pairs.setdefault(ends, key) != key:
+                    raise UserError(f"clients {ends[0]} and {ends[1]} hold different keys for their pair")
+            if node.own is not None:
+                own[node.index] = node.own
+        return cls(pairs, own)
+
+    def draw(
+        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> Tensor:
+        """Return the noise (k, dim) that clients `ids` add in round `round_`, float32."""
+        if law.silent:
+            return torch.zeros(len(ids), dim, device=device)
+        row = {client: place for place, client in enumerate(ids)}
+        pairwise, own = np.zeros((len(ids), dim)), np.zeros((len(ids), dim))
+        if law.sigma_cor > 0:
+            stream = np.empty(dim)
+            for (low, high), key in self.pairs.items():
+                if low in row or high in row:
+                    stream[:] = 0
+                    add_gaussians(pair_stream(key, round_, dim).fill, stream)
+                    if low in row:
+                        pairwise[row[low]] += stream
+                    if high in row:
+                        pairwise[row[high]] -= stream
+        if law.sigma_ind > 0:
+            for client, place in row.items():
+                if client not in self.own:
+                    raise UserError(
+                        f"client {client}'s independent noise has no seed: it cannot be reproduced"
+                    )
+                add_gaussians(_own_stream(self.own[client], round_, dim).fill, own[place])
+        return _assemble(law, pairwise, own).to(device)

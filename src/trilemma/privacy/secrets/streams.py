@@ -1,0 +1,207 @@
+"""From a 32-byte key to Gaussian noise, the same bits on every machine.
+
+A stream is ChaCha20 (RFC 8439) under a key derived by HKDF-SHA256 (RFC 5869) from a pair's key and the
+round. Its bytes become standard normal numbers by the Box-Muller transform, two 64-bit words for two
+numbers:
+
+    u = (top 52 bits of the first word + ½) / 2⁵²        radius r = √(−2 log u)
+    θ = (top 52 bits of the second word) / 2⁵² · π/2     angle in a quadrant; its bits 0 and 1 choose which
+    x = ± r cos θ,  y = ± r sin θ,                       each rounded to a multiple of 2⁻³².
+
+Words are little-endian, in blocks of 8192 first words, then 8192 second words; a block gives its 8192 x,
+then its 8192 y. The last block is as short as it can be. These choices are part of the protocol.
+
+Both ends of a pair must get the same bits, whatever their processor, so logarithm, sine and cosine are
+polynomials in IEEE-754 double additions and multiplications here, which every machine rounds alike: numpy
+applies them one by one and never fuses them, whereas its own `log`, `sin` and `cos` differ between
+processors.
+
+How exact? |x| ≤ 8.6 (a normal number is larger with probability 1e-17); the polynomials err by less than
+1e-13; the grid of 2⁻³² ≈ 2.3e-10 is what is left of rounding. It is wide enough for sums of up to 10⁵ such
+numbers to be exact in double precision, in any order: a client's pairwise noise does not depend on the
+order of its neighbours, and what the smaller index adds the larger subtracts bit for bit. The noise finally
+leaves as float32, like the message; attacks on the last bits of floating-point noise (Mironov 2012) are not
+excluded, only made harder by the common grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Doubles = NDArray[np.float64]
+Words = NDArray[np.uint64]
+
+_PAIRS = 8192  # the working set of a block stays in a core's second-level cache
+_GRID = 1.5 * 2.0**20  # adding and subtracting it rounds |x| < 2¹⁹ to a multiple of 2⁻³²
+_ONE = np.uint64(0x3FF0000000000000)  # the bits of 1.0
+_MANTISSA = np.uint64(0x000FFFFFFFFFFFFF)
+_SIGN = np.uint64(0x8000000000000000)
+
+# log m = log √2 + 2 artanh s for m in [1, 2), s = (m − √2)/(m + √2), |s| < 0.172: terms in s², highest first.
+_ARTANH = [2.0 / k for k in range(21, 0, -2)]
+# sine and cosine on [−π/4, π/4], terms in φ², highest first.
+_SINE = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(7, -1, -1)]
+_COSINE = [(-1.0) ** k / math.factorial(2 * k) for k in range(8, -1, -1)]
+
+
+def derive(key: bytes, salt: bytes, info: bytes) -> bytes:
+    """Return 32 bytes by HKDF-SHA256.
+
+    >>> derive(b"secret", b"salt", b"round 1") == derive(b"secret", b"salt", b"round 2")
+    False
+    """
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(key)
+
+
+class ChaChaStream:
+    """The key stream of ChaCha20 under `key`, with nonce and counter zero: a key is used for one stream only.
+
+    >>> buffer = bytearray(64)
+    >>> ChaChaStream(bytes(32)).fill(memoryview(buffer))
+    >>> buffer[:4].hex()
+    '76b8e0ad'
+    """
+
+    def __init__(self, key: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+        self._cipher: Any = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+        self._zeros = bytes(0)
+
+    def fill(self, out: memoryview) -> None:
+        """Write the next bytes of the stream to `out`."""
+        if len(self._zeros) < len(out):
+            self._zeros = bytes(len(out))
+        self._cipher.update_into(memoryview(self._zeros)[: len(out)], out)
+
+
+def add_gaussians(fill: Callable[[memoryview], None], total: Doubles, sign: float = 1.0) -> None:
+    """Add `sign` times a stream of standard normal numbers to `total`, in place.
+
+    `fill` writes the next bytes of the stream to a buffer, as `ChaChaStream.fill` and `system_bytes` do.
+
+    >>> total = np.zeros(5)
+    >>> add_gaussians(ChaChaStream(bytes(32)).fill, total)
+    >>> add_gaussians(ChaChaStream(bytes(32)).fill, total, sign=-1.0)
+    >>> total.tolist()
+    [0.0, 0.0, 0.0, 0.0, 0.0]
+    """
+    transform = _BoxMuller()
+    for start in range(0, len(total), 2 * _PAIRS):
+        part = total[start : start + 2 * _PAIRS]
+        pairs = (len(part) + 1) // 2
+        first, second = transform(fill, pairs)
+        for numbers, target in ((first, part[:pairs]), (second[: len(part) - pairs], part[pairs:])):
+            if sign > 0:
+                target += numbers
+            else:
+                target -= numbers
+
+
+def system_bytes(out: memoryview) -> None:
+    """Write bytes of the operating system's generator to `out`.
+
+    >>> buffer = bytearray(32)
+    >>> system_bytes(memoryview(buffer))
+    >>> buffer != bytes(32)
+    True
+    """
+    import os
+
+    out[:] = os.urandom(len(out))
+
+
+class _BoxMuller:
+    """The transform with its buffers; every step is one exactly rounded operation per number."""
+
+    def __init__(self) -> None:
+        self._words = np.empty(2 * _PAIRS, np.uint64)
+        self._bits = np.empty((2, _PAIRS), np.uint64)
+        self._floats = np.empty((5, _PAIRS))
+
+    def __call__(self, fill: Callable[[memoryview], None], pairs: int) -> tuple[Doubles, Doubles]:
+        """Return 2·pairs normal numbers in two arrays that are valid until the next call."""
+        words = self._words[: 2 * pairs]
+        fill(words.data.cast("B"))
+        if not _LITTLE:
+            words.byteswap(inplace=True)
+        radius = self._radius(words[:pairs])
+        sine, cosine = self._quadrant(words[pairs:])
+        for numbers in (cosine, sine):
+            numbers *= radius
+            numbers += _GRID
+            numbers -= _GRID
+        return cosine, sine
+
+    def _radius(self, words: Words) -> Doubles:
+        """Return √(−2 log u) for u = (w >> 12 + ½)/2⁵²."""
+        n = len(words)
+        bits, exponent = self._bits[0, :n], self._bits[1, :n]
+        u, s, s2, log = (self._floats[k, :n] for k in range(4))
+        np.right_shift(words, np.uint64(12), out=bits)
+        np.bitwise_or(bits, _ONE, out=bits)
+        np.subtract(bits.view(np.float64), 1.0 - 2.0**-53, out=u)  # exact: a multiple of 2⁻⁵³ below 1
+        np.right_shift(u.view(np.uint64), np.uint64(52), out=exponent)
+        np.bitwise_and(u.view(np.uint64), _MANTISSA, out=bits)
+        np.bitwise_or(bits, _ONE, out=bits)
+        m = bits.view(np.float64)
+        np.subtract(m, _ROOT_2, out=s)
+        np.add(m, _ROOT_2, out=s2)
+        np.divide(s, s2, out=s)
+        np.multiply(s, s, out=s2)
+        _horner(_ARTANH, s2, log)
+        log *= s
+        # log u = artanh part + (e + ½) log 2 with e = exponent − 1023.
+        np.multiply(exponent.view(np.int64), _LOG_2, out=s)
+        log += s
+        log -= 1022.5 * _LOG_2
+        log *= -2.0
+        np.maximum(log, 0.0, out=log)  # u within 1e-16 of 1 may round to the other side
+        return np.sqrt(log, out=log)
+
+    def _quadrant(self, words: Words) -> tuple[Doubles, Doubles]:
+        """Return ±sin θ and ±cos θ for θ uniform in [0, π/2], through φ = θ − π/4."""
+        n = len(words)
+        bits = self._bits[0, :n]
+        phi, square, cosine, _, sine = (self._floats[k, :n] for k in range(5))
+        np.right_shift(words, np.uint64(12), out=bits)
+        np.bitwise_or(bits, _ONE, out=bits)
+        np.subtract(bits.view(np.float64), 1.5, out=phi)
+        phi *= math.pi / 2
+        np.multiply(phi, phi, out=square)
+        _horner(_SINE, square, sine)
+        sine *= phi
+        _horner(_COSINE, square, cosine)
+        # sin(φ + π/4) = (sin φ + cos φ)/√2 and cos(φ + π/4) = (cos φ − sin φ)/√2
+        np.add(sine, cosine, out=phi)
+        np.subtract(cosine, sine, out=cosine)
+        phi *= _HALF_ROOT_2
+        cosine *= _HALF_ROOT_2
+        for shift, numbers in ((63, phi), (62, cosine)):
+            np.left_shift(words, np.uint64(shift), out=bits)
+            np.bitwise_and(bits, _SIGN, out=bits)
+            np.bitwise_xor(numbers.view(np.uint64), bits, out=numbers.view(np.uint64))
+        return phi, cosine
+
+
+def _horner(coefficients: list[float], x: Doubles, out: Doubles) -> None:
+    out[:] = coefficients[0]
+    for coefficient in coefficients[1:]:
+        out *= x
+        out += coefficient
+
+
+# Decimal literals, so that no machine's math library has a say in them.
+_ROOT_2 = 1.4142135623730951
+_HALF_ROOT_2 = 0.7071067811865476
+_LOG_2 = 0.6931471805599453
+_LITTLE = np.dtype(np.uint64).newbyteorder("=").str.startswith("<")
