@@ -103,6 +103,6 @@ def send(name, view, **settings):
 
 def harm(view, messages, objective="distance"):
     """What the messages achieve against the real pipeline, measured on the vectors themselves."""
-    value = view.target(view.stack(messages), key=view.key.fold("guess")).value.double()
+    value = view.target(view.stack(messages), key=view.key.fold("coin")).value.double()
     mean = view.honest.double().mean(dim=0)
     return float((value - mean).norm()) if objective == "distance" else -float(value @ mean)

@@ -27,8 +27,10 @@ trilemma in distributed learning", ICML 2023, appendix on experiments.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -36,6 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trilemma.attacks.span import Direction, Line, Span, draw_line, finite_rows, measure
 from trilemma.attacks.types import Crafted, GramTarget, View
+from trilemma.keys import Key
 
 Objective = Callable[[float], float]
 """τ -> how much the attack achieves; larger is worse for the server."""
@@ -160,10 +163,13 @@ def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search) -
     coordinates = coordinates[order]
     origin = torch.zeros(honest + 2, dtype=torch.float64)
     origin[mean] = 1.0
+    weigh = target.weights_from_gram
+    if "key" in inspect.signature(weigh).parameters:
+        weigh = partial(weigh, key=_coin(view))
 
     def achieved(tau: float) -> float:
         coordinates[byzantine, towards] = tau
-        weights = target.weights_from_gram(coordinates @ span.gram @ coordinates.T)
+        weights = weigh(coordinates @ span.gram @ coordinates.T)
         aggregate = torch.as_tensor(weights, dtype=torch.float64, device="cpu") @ coordinates
         if search.objective == "descent":
             return -float(aggregate @ span.gram @ origin)
@@ -180,12 +186,17 @@ def _on_messages(view: View, line: Line, search: Search) -> Objective:
 
     def achieved(tau: float) -> float:
         stacked[byzantine] = line.at(tau).to(stacked.dtype)
-        value = view.target(stacked, key=view.key.fold("guess")).value.double()
+        value = view.target(stacked, key=_coin(view)).value.double()
         if search.objective == "descent":
             return -float(value @ mean)
         return float((value - mean).square().sum())
 
     return achieved
+
+
+def _coin(view: View) -> Key:
+    """Return the key for rules that toss coins: the attackers' own, for they do not know the server's."""
+    return view.key.fold("coin")
 
 
 def _unit(span: Span) -> float:

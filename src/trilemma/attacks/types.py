@@ -35,15 +35,17 @@ class Target(Protocol):
 class GramTarget(Protocol):
     """A target whose aggregate is a weighted sum of the messages, with weights their Gram matrix decides.
 
-    `geometric` is False for a target that has the method but not the property.
+    `geometric` is False for a target that has the method but not the property. Where `weights_from_gram`
+    takes a `key` too, for steps that draw, the attackers toss with a key of their own.
     """
 
     @property
     def geometric(self) -> bool:
         """Whether `weights_from_gram` may be asked."""
 
-    def weights_from_gram(self, gram: Tensor, /) -> Tensor:
-        """Return every client's weight (n,) from the Gram matrix (n, n) of the messages."""
+    @property
+    def weights_from_gram(self) -> Callable[..., Tensor]:
+        """The map from the Gram matrix (n, n) of the messages to every client's weight (n,)."""
 
 
 @dataclass(frozen=True)
