@@ -5,9 +5,10 @@ scores parameters. Parameters are flat vectors: (d,) shared by all clients or (k
 """
 
 from trilemma.models.catalogue import build, models
+from trilemma.models.clipping import Clip
 from trilemma.models.flat import flatten, unflatten
 from trilemma.models.scoring import Score, evaluate
-from trilemma.models.stacked import Clip, Gradients, gradients
+from trilemma.models.stacked import Gradients, gradients
 from trilemma.models.types import Buffers, Examples, Model, Params, Span
 
 __all__ = [

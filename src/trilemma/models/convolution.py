@@ -1,4 +1,10 @@
-"""Convolutions for k clients, with shared or personal weights, and their gradients per client and example."""
+"""Convolutions for k clients, with shared or personal weights, and their gradients per client and example.
+
+Everything follows from columns (im2col): with the window of output position p of example i as a row of
+Cᵢ (positions × c·kernel²) and ∂ℓᵢ/∂z as Dᵢ (positions × out), the example's weight gradient is Dᵢᵀ Cᵢ, a
+client's is the sum of its examples'. Where the library underneath has a better kernel it is used instead; the
+choice depends on the device and the shapes alone and was made from measurements (docs/gradients.md).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Geometry:
-    """A square kernel and how it moves."""
+    """A square kernel and how it moves.
+
+    >>> Geometry(kernel=7, stride=2, padding=3).output(28)
+    14
+    """
 
     kernel: int
     stride: int = 1
@@ -25,38 +35,122 @@ class Geometry:
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
     """Convolve (…, b, c, h, w) with shared weights (out, c, ·, ·) or personal ones (k, out, c, ·, ·)."""
+    if weight.dim() == 5 and x.is_cuda:
+        return forward_batched(x, weight, bias, geometry)
     if weight.dim() == 5:
-        return torch.stack(
-            [
-                F.conv2d(one, w, b, geometry.stride, geometry.padding)
-                for one, w, b in zip(x, weight, bias, strict=True)
-            ]
-        )
-    flat = x.flatten(0, -4)
-    z = F.conv2d(flat, weight, bias, geometry.stride, geometry.padding)
+        # One call per client: on a CPU each is large enough to fill it.
+        each = zip(x, weight, bias, strict=True)
+        return torch.stack([forward(one, own, shift, geometry) for one, own, shift in each])
+    if not x.is_cuda:
+        weight = _channels_last(weight)
+    z = F.conv2d(x.flatten(0, -4), weight, bias, geometry.stride, geometry.padding)
     return z.view(*x.shape[:-3], *z.shape[1:])
+
+
+def _channels_last(weight: Tensor) -> Tensor:
+    """Store the channels innermost, which makes the result so too: convolution and pooling run faster.
+
+    Even a single channel gets the strides of that format; `Tensor.contiguous` would leave it as it is.
+    """
+    return torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
+
+
+def forward_batched(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+    """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·) by one batched product."""
+    clients, size, _, height, width = x.shape
+    high, wide = geometry.output(height), geometry.output(width)
+    columns: Tensor = _Columns.apply(x, geometry)  # type: ignore[no-untyped-call]
+    z = torch.baddbmm(bias[..., None], weight.flatten(2), columns)
+    return z.view(clients, -1, size, high, wide).transpose(1, 2)
+
+
+class _Columns(torch.autograd.Function):
+    """(k, b, c, h, w) → (k, c·kernel², b·positions), and back by summing overlapping windows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, geometry: Geometry) -> Tensor:
+        ctx.shape, ctx.geometry = x.shape, geometry
+        windows = _windows(x, geometry)  # (k, b, c, high, wide, kernel, kernel)
+        unfolded = x.shape[2] * geometry.kernel**2
+        return windows.permute(0, 2, 5, 6, 1, 3, 4).reshape(x.shape[0], unfolded, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        clients, size, _, height, width = ctx.shape
+        each = grads[0].view(clients, grads[0].shape[1], size, -1).transpose(1, 2).flatten(0, 1)
+        geometry: Geometry = ctx.geometry
+        x = F.fold(each, (height, width), geometry.kernel, 1, geometry.padding, geometry.stride)
+        return x.view(ctx.shape), None
+
+
+def _windows(x: Tensor, geometry: Geometry) -> Tensor:
+    """View (…, c, h, w) as its windows (…, c, high, wide, kernel, kernel), copying only to pad."""
+    if geometry.padding:
+        flat = F.pad(x.flatten(0, -4), (geometry.padding,) * 4)
+        x = flat.view(*x.shape[:-2], *flat.shape[-2:])
+    return x.unfold(-2, geometry.kernel, geometry.stride).unfold(-2, geometry.kernel, geometry.stride)
+
+
+@dataclass(frozen=True)
+class ExampleGradients:
+    """The weight gradient of every example, in the order in which the products come out."""
+
+    products: Tensor
+    """(k, b, out, c·kernel²) or, with `channels_innermost`, (k, b, out, kernel²·c)."""
+    geometry: Geometry
+    channels_innermost: bool
+
+    def squared_norms(self) -> Tensor:
+        """Return ‖G_i‖² (k, b)."""
+        norms: Tensor = torch.linalg.vector_norm(self.products.flatten(2), dim=2)
+        return norms.square()
+
+    def combine(self, factor: Tensor) -> Tensor:
+        """Return Σ_i s_i G_i (k, out, c, ·, ·) for factors (k, b)."""
+        flat = torch.bmm(factor[:, None], self.products.flatten(2))
+        size, outputs = self.geometry.kernel, self.products.shape[2]
+        if self.channels_innermost:
+            return flat.view(len(factor), outputs, size, size, -1).permute(0, 1, 4, 2, 3)
+        return flat.view(len(factor), outputs, -1, size, size)
+
+
+def example_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> ExampleGradients:
+    """Return the weight gradient of every example from inputs and ∂loss/∂output (k, b, …)."""
+    lead, unfolded = x.shape[:2], x.shape[2] * geometry.kernel**2
+    windows = _windows(x, geometry).flatten(0, 1)  # (k·b, c, high, wide, kernel, kernel)
+    each = grad.flatten(0, 1).flatten(2)  # (k·b, out, positions)
+    # Copy in the order in which memory lies, so that runs are long: channels, or else positions, innermost.
+    innermost = x.stride(2) == 1 and x.shape[2] > 1
+    if innermost:
+        columns = windows.permute(0, 2, 3, 4, 5, 1).reshape(len(each), -1, unfolded)
+    else:
+        columns = windows.permute(0, 1, 4, 5, 2, 3).reshape(len(each), unfolded, -1).transpose(1, 2)
+    products: Tensor = torch.bmm(each, columns)
+    return ExampleGradients(products.view(*lead, *products.shape[1:]), geometry, innermost)
 
 
 def client_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     """Return each client's weight gradient (k, out, c, ·, ·) from inputs and ∂loss/∂output (k, b, …)."""
+    if x.is_cuda:
+        return client_gradients_batched(x, grad, geometry)
+    if x.shape[2] == 1:
+        return example_gradients(x, grad, geometry).combine(x.new_ones(x.shape[:2]))
     return torch.stack([_weight_gradient(a, g, geometry) for a, g in zip(x, grad, strict=True)])
 
 
+def client_gradients_batched(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+    """Return each client's weight gradient (k, out, c, ·, ·) by one batched product over its examples."""
+    columns: Tensor = _Columns.apply(x, geometry)  # type: ignore[no-untyped-call]
+    each = grad.transpose(1, 2).flatten(2)  # (k, out, b·positions)
+    products = torch.bmm(each, columns.transpose(1, 2))
+    return products.view(*each.shape[:2], x.shape[2], geometry.kernel, geometry.kernel)
+
+
 def _weight_gradient(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
-    weight = x.new_empty((grad.shape[1], x.shape[1], geometry.kernel, geometry.kernel))
-    two = [geometry.stride] * 2, [geometry.padding] * 2, [1, 1]
+    """Return the weight gradient (out, c, ·, ·) of one client's examples (b, …)."""
+    shape = grad.shape[1], x.shape[1], geometry.kernel, geometry.kernel
+    weight = x.new_empty(()).expand(shape)  # only its shape is read
+    move = [geometry.stride] * 2, [geometry.padding] * 2, [1, 1]
     backward: Any = torch.ops.aten.convolution_backward
-    _, result, _ = backward(grad, x, weight, None, *two, False, [0, 0], 1, [False, True, False])
+    _, result, _ = backward(grad, x, weight, None, *move, False, [0, 0], 1, [False, True, False])
     return result  # type: ignore[no-any-return]
-
-
-def example_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
-    """Return the weight gradient (k, b, out, c·kernel²) of every example."""
-    columns = F.unfold(x.flatten(0, 1), geometry.kernel, 1, geometry.padding, geometry.stride)
-    products = torch.bmm(grad.flatten(0, 1).flatten(2), columns.transpose(1, 2))
-    return products.view(*x.shape[:2], *products.shape[1:])
-
-
-def squared_norms(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
-    """Return the squared norm (k, b) of the weight gradient of every example."""
-    return example_gradients(x, grad, geometry).square().sum((-2, -1))

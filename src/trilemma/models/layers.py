@@ -22,6 +22,12 @@ from trilemma.models.convolution import Geometry
 from trilemma.models.tape import ConvTap, LinearTap, NormTap, Tape
 from trilemma.models.types import Model, Params, Shapes
 
+NARROW = 64
+"""Linear layers with fewer outputs are computed transposed on a CPU (docs/gradients.md)."""
+
+FEW = 16
+"""With fewer classes than a vector register holds, cross-entropy is computed transposed on a CPU."""
+
 EPSILON = 1e-5
 """Added to variances by batch normalisation."""
 
@@ -82,8 +88,11 @@ class Linear(Layer):
     def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
         """Map (…, b, in) to (…, b, out)."""
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
-        if weight.dim() == 3:
-            z = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+        if x.dim() == 3 and self.outputs < NARROW and not x.is_cuda:
+            # Few outputs: a product is faster with the examples on its wide side.
+            z = torch.baddbmm(bias[..., None], weight.expand(len(x), -1, -1), x.mT).mT
+        elif weight.dim() == 3:
+            z = torch.baddbmm(bias[:, None], x, weight.mT)
         else:
             z = F.linear(x, weight, bias)
         return tape.add(LinearTap(self.name, x.detach(), z)) if tape.record else z
@@ -268,6 +277,9 @@ class Objective:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    if logits.dim() == 3 and logits.shape[-1] < FEW and not logits.is_cuda:
+        # The softmax is vectorised along the innermost axis: make it the examples.
+        return F.cross_entropy(logits.mT, labels, reduction="none")
     flat = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
     return flat.view(labels.shape)
 

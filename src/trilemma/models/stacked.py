@@ -9,6 +9,9 @@ For client c with examples i, weights w_i (summing to one) and losses ℓ_i:
 A regulariser λ/2 ‖θ‖² depends on no example: its gradient λθ is public and is added after clipping, so that
 replacing a client (an example) still moves the result by at most 2C (2C w_i). `l2_inside=True` counts it
 among the gradients to be clipped instead.
+
+Clients are taken in groups: one forward pass, one backward pass, one product per layer and group
+(`trilemma.models.tape`).
 """
 
 from __future__ import annotations
@@ -16,63 +19,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from trilemma.errors import UserError
+from trilemma.models.clipping import NO_CLIP, Clip
 from trilemma.models.flat import unflatten
-from trilemma.models.tape import Tape, inner_products, squared_norms
+from trilemma.models.tape import Tape, inner_products
 from trilemma.models.types import Buffers, Examples, Model
 
-MEMORY = 1 << 30
-"""Default bound, in bytes, on what a pass over a group of clients keeps besides the result."""
+MEMORY = 2 << 30
+"""Default bound, in bytes, on what one group of clients keeps besides the result."""
 
-
-@dataclass(frozen=True)
-class Clip:
-    """What is clipped to norm C: nothing, each client's gradient, or each example's.
-
-    >>> Clip.example(2.25)
-    Clip(unit='example', threshold=2.25)
-    >>> Clip.client(-1.0)
-    Traceback (most recent call last):
-    trilemma.errors.UserError: a clipping threshold must be positive (infinity: no clipping), got -1.0
-    """
-
-    unit: Literal["none", "client", "example"]
-    threshold: float
-
-    def __post_init__(self) -> None:
-        if not self.threshold > 0:
-            raise UserError(
-                f"a clipping threshold must be positive (infinity: no clipping), got {self.threshold}"
-            )
-
-    @staticmethod
-    def none() -> Clip:
-        """Clip nothing."""
-        return Clip("none", math.inf)
-
-    @staticmethod
-    def client(threshold: float) -> Clip:
-        """Clip each client's mean gradient."""
-        return Clip("client", threshold)
-
-    @staticmethod
-    def example(threshold: float) -> Clip:
-        """Clip each example's gradient before the mean."""
-        return Clip("example", threshold)
-
-    def factor(self, norms: Tensor) -> Tensor:
-        """Return min(1, C/‖g‖): 1 at norm 0, exactly 1 for C = ∞, NaN where the norm is NaN."""
-        if math.isinf(self.threshold):
-            return torch.ones_like(norms)
-        return (self.threshold / norms).clamp(max=1.0)
-
-
-NO_CLIP = Clip.none()
+CACHE = 32 << 20
+"""On a CPU, groups whose layers stay within this many bytes run fastest (docs/gradients.md)."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +69,8 @@ def gradients(
 
     A gradient that is not finite gives NaN for its client, never an exception and never for another client.
     The result depends on nothing but the arguments: how the work is cut up follows from the shapes, the
-    device and `memory`, not from timing.
+    device and `memory`, not from timing. `buffers` (k, …) are the running statistics of a model that has
+    them; without them none are returned.
 
     >>> from types import SimpleNamespace
     >>> from trilemma import models
@@ -118,57 +81,90 @@ def gradients(
     >>> result.value.shape, result.clipped.tolist()
     (torch.Size([5, 69]), [1.0, 1.0, 1.0, 1.0, 1.0])
     """
-    weight = _check(model, params, batch, clip, buffers)
+    weight = _weights(model, params, batch, clip, buffers)
     theta = params.detach()
-    clients, size = batch.y.shape
-    value = theta.new_zeros((clients, model.dim))
-    loss = theta.new_zeros(clients)
-    norms = theta.new_zeros((clients, size)) if clip.unit == "example" else None
-    scale = theta.new_zeros(clients)
+    # An infinite threshold clips nothing, so inside is outside, and the plain gradient stays bit for bit.
     inside = l2 if l2_inside and not math.isinf(clip.threshold) else 0.0
-    updated: dict[str, list[Tensor]] = {name: [] for name in buffers or ()}
-    for rows, columns in _chunks(model, batch, memory):
+    outside = l2 - inside
+    sums = _sums(model, theta, batch, weight, _Work(clip, inside, buffers or {}, memory))
+    value, norms, clipped = sums.value, sums.norms, torch.zeros_like(sums.loss)
+    if clip.unit == "example":
+        present = weight > 0
+        clipped = ((norms > clip.threshold) & present).sum(1) / present.sum(1).clamp(min=1)
+        if inside:
+            value += inside * sums.kept[:, None] * theta
+    if clip.unit == "client":
+        if inside:
+            value.add_(theta, alpha=inside)
+        norms = torch.linalg.vector_norm(value, dim=1)
+        clipped = (norms > clip.threshold).to(value.dtype)
+        value *= clip.factor(norms)[:, None]
+    if outside:
+        value.add_(theta, alpha=outside)
+    return Gradients(value, sums.loss, clipped, None if clip.unit == "none" else norms, sums.buffers)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is asked of a pass over the clients."""
+
+    clip: Clip
+    inside: float
+    buffers: Buffers
+    memory: int
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Each client's Σ_i w_i s_i ∇ℓ_i, with s_i the clipping factors of examples (else 1).
+
+    `norms` (k, b) are the examples' and `kept` (k,) is Σ_i w_i s_i, both filled when examples are clipped.
+    """
+
+    value: Tensor
+    loss: Tensor
+    norms: Tensor
+    kept: Tensor
+    buffers: Buffers
+
+
+def _sums(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: _Work) -> _Sums:
+    """Go through the clients group by group."""
+    clients, size = batch.y.shape
+    value, loss = theta.new_empty((clients, model.dim)), theta.new_zeros(clients)
+    norms, kept = theta.new_zeros((clients, size)), theta.new_zeros(clients)
+    statistics: dict[str, list[Tensor]] = {name: [] for name in work.buffers}
+    for rows, columns in _groups(model, batch, work.memory):
         share = weight[rows, columns]
         own = theta[rows] if theta.dim() == 2 else theta
         tape = Tape(
             record=True,
             train=True,
-            buffers={name: part[rows] for name, part in (buffers or {}).items()},
+            buffers={name: part[rows] for name, part in work.buffers.items()},
             present=(share > 0).to(theta.dtype) if model.buffers and batch.weight is not None else None,
         )
         losses, grads = _backward(model, own, batch.x[rows, columns], batch.y[rows, columns], share, tape)
         loss[rows] += losses
-        if norms is not None:
-            measured = _example_norms(own, share, tape, grads, inside)
-            norms[rows, columns] = measured
-            if not math.isinf(clip.threshold):
-                factor = clip.factor(measured)
-                scale[rows] += (factor * share).sum(1)
-                grads = tuple(grad * factor[(..., *[None] * (grad.dim() - 2))] for grad in grads)
-        target = unflatten(model, value[rows])
-        for tap, grad in zip(tape.taps, grads, strict=True):
-            tap.accumulate(grad, target)
-        for name, part in tape.updated.items():
-            updated[name].append(part)
-    statistics = {name: torch.cat(parts) for name, parts in updated.items()}
-    if norms is not None:
-        if inside:
-            value += inside * scale[:, None] * theta
-        elif l2:
-            value += l2 * theta
-        present = weight > 0
-        clipped = ((norms > clip.threshold) & present).sum(1) / present.sum(1).clamp(min=1)
-        return Gradients(value, loss, clipped, norms, statistics)
-    if inside:
-        value += inside * theta
-    clipped = theta.new_zeros(clients)
-    if clip.unit == "client":
-        norms = torch.linalg.vector_norm(value, dim=1)
-        clipped = (norms > clip.threshold).to(theta.dtype)
-        value *= clip.factor(norms)[:, None]
-    if l2 and not inside:
-        value += l2 * theta
-    return Gradients(value, loss, clipped, norms, statistics)
+        # Layers overwrite; where a client's examples come in several groups, the later ones are added.
+        target = torch.empty_like(value[rows]) if columns.start else value[rows]
+        out = unflatten(model, target)
+        if work.clip.unit == "example":
+            each = [tap.examples(grad) for tap, grad in zip(tape.taps, grads, strict=True)]
+            squares = torch.stack([part.squared_norms for part in each]).sum(0)
+            norms[rows, columns] = _norms(squares, own, share, tape, grads, work.inside)
+        if work.clip.unit == "example" and not math.isinf(work.clip.threshold):
+            factor = work.clip.factor(norms[rows, columns])
+            kept[rows] += (factor * share).sum(1)
+            for part in each:
+                part.combine(factor, out)
+        else:
+            for tap, grad in zip(tape.taps, grads, strict=True):
+                tap.write(grad, out)
+        if columns.start:
+            value[rows] += target
+        for name, fresh in tape.updated.items():
+            statistics[name].append(fresh)
+    return _Sums(value, loss, norms, kept, {name: torch.cat(parts) for name, parts in statistics.items()})
 
 
 def _backward(
@@ -187,15 +183,15 @@ def _backward(
     return losses.detach().sum(1), grads
 
 
-def _example_norms(
-    theta: Tensor, share: Tensor, tape: Tape, grads: tuple[Tensor, ...], inside: float
+def _norms(
+    squares: Tensor, theta: Tensor, share: Tensor, tape: Tape, grads: tuple[Tensor, ...], inside: float
 ) -> Tensor:
-    """Return ‖∇ℓ_i + λθ‖ (k, b); `grads` are those of w_i ℓ_i, and padding (w_i = 0) has norm 0.
+    """Return ‖∇ℓ_i + λθ‖ (k, b); `squares` and `grads` are those of w_i ℓ_i, padding (w_i = 0) has norm 0.
 
     The weight stays in the gradients and is divided out of the norms only, so that a factor of one leaves the
     plain gradient bit for bit.
     """
-    norms = squared_norms(tape.taps, grads).sqrt() / share
+    norms = squares.sqrt() / share
     if inside:
         products = inner_products(tape.taps, grads) / share
         ridge = inside**2 * theta.square().sum(-1, keepdim=True)
@@ -203,11 +199,11 @@ def _example_norms(
     return torch.where(share > 0, norms, 0.0)
 
 
-def _check(model: Model, params: Tensor, batch: Examples, clip: Clip, buffers: Buffers | None) -> Tensor:
+def _weights(model: Model, params: Tensor, batch: Examples, clip: Clip, buffers: Buffers | None) -> Tensor:
     """Refuse what cannot be meant; return every example's weight (k, b)."""
-    if batch.y.dim() != 2 or batch.x.shape[:2] != batch.y.shape:
+    if batch.y.dim() != 2 or batch.x.shape[:2] != batch.y.shape or 0 in batch.y.shape:
         raise UserError(
-            "a batch has features (k, b, …) and labels (k, b), "
+            "a batch has features (k, b, …) and labels (k, b), k and b at least 1; "
             f"got {tuple(batch.x.shape)} and {tuple(batch.y.shape)}"
         )
     if params.dim() == 2 and params.shape[0] != batch.y.shape[0]:
@@ -222,10 +218,36 @@ def _check(model: Model, params: Tensor, batch: Examples, clip: Clip, buffers: B
         raise UserError(f"{model.name!r} has the running statistics {[name for name, _ in model.buffers]}")
     if batch.weight is None:
         return params.new_full((), 1.0 / batch.y.shape[1]).expand(batch.y.shape)
+    if batch.weight.shape != batch.y.shape:
+        raise UserError(f"weights {tuple(batch.weight.shape)} must be like labels {tuple(batch.y.shape)}")
     return batch.weight
 
 
-def _chunks(model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice, slice]]:
+def _groups(model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice, slice]]:
+    """Cut the (client, example) plane into groups: whole clients, or parts of one where one is too large.
+
+    The cut is the same for every kind of clipping, so that infinite thresholds change no rounding.
+    """
     clients, size = batch.y.shape
-    for start in range(0, clients, 10):
-        yield slice(start, min(start + 10, clients)), slice(0, size)
+    each = size * _footprint(model, tuple(batch.x.shape[2:]))
+    wanted = memory if batch.x.is_cuda else min(memory, CACHE)
+    # Batch normalisation needs a client's whole batch.
+    parts = 1 if model.buffers else min(size, -(-each // memory))
+    for rows in _even(clients, -(-clients * each // wanted)):
+        for columns in _even(size, parts):
+            yield rows, columns
+
+
+def _even(length: int, parts: int) -> list[slice]:
+    """Cut range(length) into at most `parts` non-empty slices of nearly equal length."""
+    step = -(-length // min(parts, length))
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+@lru_cache(maxsize=64)
+def _footprint(model: Model, shape: tuple[int, ...]) -> int:
+    """Return the bytes one example needs on its way through the layers and back, found without computing."""
+    params = unflatten(model, torch.empty(model.dim, device="meta"))
+    tape = Tape(record=True, train=True)
+    model.forward(params, torch.empty(1, 1, *shape, device="meta"), tape)
+    return 4 * sum(tap.floats for tap in tape.taps)

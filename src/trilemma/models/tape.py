@@ -16,7 +16,7 @@ clipping".)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,6 +26,9 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.models import convolution
 from trilemma.models.convolution import Geometry
+
+SMALL = 4096
+"""Below this size a batched product and a copy beat products written straight to their strided places."""
 
 
 class Tap(Protocol):
@@ -39,11 +42,25 @@ class Tap(Protocol):
     def output(self) -> Tensor:
         """The layer's output z."""
 
-    def accumulate(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
-        """Add each client's gradient, given ∂loss/∂z, to its parameters' tensors in `out` (k, …)."""
+    @property
+    def floats(self) -> int:
+        """How many numbers the layer needs on the way forth and back: what bounds a group of clients."""
 
-    def squared_norms(self, grad: Tensor) -> Tensor:
-        """Return the squared norm (k, b) of each example's gradient, given ∂loss/∂z."""
+    def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
+        """Write each client's gradient, given ∂loss/∂z, over its parameters' tensors in `out` (k, …)."""
+
+    def examples(self, grad: Tensor) -> ByExample:
+        """Return what is needed to clip each example's gradient, given ∂loss/∂z."""
+
+
+@dataclass(frozen=True)
+class ByExample:
+    """A layer's gradients of single examples, formed or not."""
+
+    squared_norms: Tensor
+    """(k, b)"""
+    combine: Callable[[Tensor, Mapping[str, Tensor]], None]
+    """(factors (k, b), out): write each client's Σ_i s_i G_i over its parameters' tensors in `out`."""
 
 
 @dataclass
@@ -78,14 +95,24 @@ class LinearTap:
     input: Tensor
     output: Tensor
 
-    def accumulate(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
-        """Add G_W = Σ_i ∂ℓ_i/∂z ⊗ a_i and G_β = Σ_i ∂ℓ_i/∂z."""
-        out[f"{self.name}.weight"].baddbmm_(grad.transpose(1, 2), self.input)
-        out[f"{self.name}.bias"].add_(grad.sum(1))
+    @property
+    def floats(self) -> int:
+        """Input, output, and the output's gradient, plain and scaled."""
+        return self.input.numel() + 3 * self.output.numel()
 
-    def squared_norms(self, grad: Tensor) -> Tensor:
-        """‖∂ℓ/∂z‖² (‖a‖² + 1): an outer product's norm is the product of the norms."""
-        return grad.square().sum(-1) * (self.input.square().sum(-1) + 1.0)
+    def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
+        """Write G_W = Σ_i ∂ℓ_i/∂z ⊗ a_i and G_β = Σ_i ∂ℓ_i/∂z."""
+        weight = out[f"{self.name}.weight"]
+        if weight[0].numel() < SMALL:
+            weight.copy_(torch.bmm(grad.mT, self.input))
+        else:
+            torch.bmm(grad.mT, self.input, out=weight)
+        torch.sum(grad, 1, out=out[f"{self.name}.bias"])
+
+    def examples(self, grad: Tensor) -> ByExample:
+        """‖G_i‖² = ‖∂ℓ_i/∂z‖² (‖a_i‖² + 1): an outer product's norm is the product of the norms."""
+        squares = grad.square().sum(-1) * (self.input.square().sum(-1) + 1.0)
+        return ByExample(squares, lambda factor, out: self.write(grad * factor[..., None], out))
 
 
 @dataclass(frozen=True)
@@ -97,16 +124,33 @@ class ConvTap:
     output: Tensor
     geometry: Geometry
 
-    def accumulate(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
-        """Add the weight gradient of every client's examples."""
-        weight = convolution.client_gradients(self.input, grad, self.geometry)
-        out[f"{self.name}.weight"].add_(weight)
-        out[f"{self.name}.bias"].add_(grad.sum((1, 3, 4)))
+    @property
+    def floats(self) -> int:
+        """As for a linear layer, and the columns and the products of every example."""
+        unfolded = self.input.shape[2] * self.geometry.kernel**2
+        examples, outputs = self.output.shape[:2].numel(), self.output.shape[2]
+        columns = unfolded * self.output.numel() // outputs
+        return self.input.numel() + 3 * self.output.numel() + columns + examples * outputs * unfolded
 
-    def squared_norms(self, grad: Tensor) -> Tensor:
-        """Sum over positions before squaring: positions of one example share the weights."""
-        bias = grad.sum((-2, -1)).square().sum(-1)
-        return convolution.squared_norms(self.input, grad, self.geometry) + bias
+    def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
+        """Write the weight gradient of every client's examples."""
+        out[f"{self.name}.weight"].copy_(convolution.client_gradients(self.input, grad, self.geometry))
+        torch.sum(grad, (1, 3, 4), out=out[f"{self.name}.bias"])
+
+    def examples(self, grad: Tensor) -> ByExample:
+        """Form every example's gradient: kernels are small, and the sum over positions must precede the norm.
+
+        Summing formed gradients is cheaper than the second product over positions that ghost norms need.
+        """
+        weight = convolution.example_gradients(self.input, grad, self.geometry)
+        bias = grad.sum((-2, -1))
+        squares = weight.squared_norms() + bias.square().sum(-1)
+
+        def combine(factor: Tensor, out: Mapping[str, Tensor]) -> None:
+            out[f"{self.name}.weight"].copy_(weight.combine(factor))
+            torch.sum(bias * factor[..., None], 1, out=out[f"{self.name}.bias"])
+
+        return ByExample(squares, combine)
 
 
 @dataclass(frozen=True)
@@ -117,12 +161,17 @@ class NormTap:
     normalised: Tensor
     output: Tensor
 
-    def accumulate(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
-        """Add G_γ = Σ ∂ℓ/∂z · x̂ and G_β = Σ ∂ℓ/∂z."""
-        out[f"{self.name}.weight"].add_((grad * self.normalised).sum((1, 3, 4)))
-        out[f"{self.name}.bias"].add_(grad.sum((1, 3, 4)))
+    @property
+    def floats(self) -> int:
+        """Input, normalised input, output, and the gradients at each."""
+        return 6 * self.output.numel()
 
-    def squared_norms(self, grad: Tensor) -> Tensor:
+    def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
+        """Write G_γ = Σ ∂ℓ/∂z · x̂ and G_β = Σ ∂ℓ/∂z."""
+        torch.sum(grad * self.normalised, (1, 3, 4), out=out[f"{self.name}.weight"])
+        torch.sum(grad, (1, 3, 4), out=out[f"{self.name}.bias"])
+
+    def examples(self, grad: Tensor) -> ByExample:
         """Refuse: with batch normalisation an example's loss depends on the whole batch."""
         raise UserError(f"layer {self.name!r} mixes the examples of a batch: none has a gradient of its own")
 
@@ -132,8 +181,3 @@ def inner_products(taps: list[Tap], grads: tuple[Tensor, ...]) -> Tensor:
     return torch.stack(
         [(grad * tap.output.detach()).flatten(2).sum(-1) for tap, grad in zip(taps, grads, strict=True)]
     ).sum(0)
-
-
-def squared_norms(taps: list[Tap], grads: tuple[Tensor, ...]) -> Tensor:
-    """Return the squared norm (k, b) of every example's whole gradient."""
-    return torch.stack([tap.squared_norms(grad) for tap, grad in zip(taps, grads, strict=True)]).sum(0)
