@@ -1,0 +1,69 @@
+"""CAF, the covariance-bound agnostic filter (Allouah, Guerraoui, Stephan, ICML 2025, Algorithm 2).
+
+    c = 1; best = (mean, ∞)
+    while Σc > n − 2f:
+        μ_c, Σ_c       weighted mean and covariance;   (σ_c², v) the top eigenpair of Σ_c
+        if σ_c ≤ best σ: best = (μ_c, σ_c)
+        τ_i = ⟨v, x_i − μ_c⟩²;   c_i ← c_i (1 − τ_i / max_j τ_j)
+    return best μ
+
+At least one weight reaches zero in every step, so there are at most 2f steps. All of it happens in the n×n
+Gram matrix with the exact top eigenpair; no power iterations in d dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from trilemma.aggregation.gram import Geometry
+from trilemma.aggregation.registry import rules
+from trilemma.aggregation.rule import Geometric
+from trilemma.aggregation.spectral import reweightings
+from trilemma.aggregation.types import Criterion, Weighing
+
+
+@dataclass(frozen=True)
+class Caf(Geometric):
+    """The covariance-bound agnostic filter; see `caf`."""
+
+    label: ClassVar[str] = "caf"
+    criterion: ClassVar[Criterion] = "spectral"
+
+    def weigh(self, geometry: Geometry, f: int) -> Weighing:
+        """Return the weights c / Σc of the step with the smallest top eigenvalue."""
+        best, smallest, count = np.ones(geometry.n), math.inf, 0
+        for step in reweightings(geometry):
+            if step.c.sum() <= geometry.n - 2 * f:
+                break
+            count += 1
+            if step.variance <= smallest:
+                best, smallest = step.c, step.variance
+        return Weighing(best / best.sum(), iterations=count, objective=smallest if count else None)
+
+    def kappa(self, n: int) -> float:
+        """Return κ of Proposition 4.1."""
+        self.check(n)
+        return 6 * self.f / (n - self.f) * (1 + self.f / (n - 2 * self.f)) ** 2
+
+
+@rules.register("caf")
+def caf(f: int) -> Caf:
+    """Filter out directions of large variance; needs only f, no bound on the covariance.
+
+    Proposition 4.1: for every S of n − f messages, ‖value − mean_S‖² ≤ κ λ_max(Cov_S) with
+    κ = 6f/(n−f) · (1 + f/(n−2f))². (Spectral criterion: λ_max, not the trace.)
+
+    Cost: two reads of X and at most 2f top eigenpairs of n×n matrices. `info.objective` is σ_c² of the
+    answer, `info.iterations` the number of steps.
+
+    >>> import torch
+    >>> X = torch.tensor([[1.0], [2.0], [3.0], [1000.0]])
+    >>> out = caf(f=1)(X)
+    >>> round(out.value.item(), 2), out.weights[3].item(), out.info.iterations
+    (2.0, 0.0, 2)
+    """
+    return Caf(f)

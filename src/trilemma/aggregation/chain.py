@@ -1,0 +1,133 @@
+"""Chains: mixing steps, then a rule.
+
+A mixing step replaces the n messages by k combinations of them: X becomes A X with A of shape (k, n). The
+Gram matrix becomes A G Aᵀ and the weights w of the mixed messages are the weights Aᵀ w of the clients. A
+chain of any length that ends in a geometric rule therefore still costs one pass for the geometry and one
+for the weighted sum, and is itself a map from the Gram matrix to weights. Before a coordinate-wise rule, A
+is applied block by block while the columns are in cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from trilemma.aggregation import gram as gram_
+from trilemma.aggregation.gram import Geometry
+from trilemma.aggregation.rule import DEFAULT_KEY, Coordinate, Geometric, Rule, Selection, Step, like
+from trilemma.aggregation.types import Array, Weighing
+from trilemma.errors import UserError
+from trilemma.keys import Key
+
+
+@dataclass(frozen=True)
+class Mixing(Step):
+    """A step that replaces n messages by combinations of them."""
+
+    @abstractmethod
+    def matrix(self, geometry: Geometry, f: int, key: Key) -> Array:
+        """Return A (k, n) for n finite messages, at most f of them Byzantine."""
+
+    def count(self, n: int) -> int:
+        """Return how many messages n messages become."""
+        return n
+
+    def kappa(self, after: float, n: int) -> float | None:
+        """Return the proven κ (trace criterion) of this step before a rule of coefficient `after`."""
+        return None
+
+
+@dataclass(frozen=True)
+class Chain(Rule):
+    """Mixing steps followed by a rule; itself a rule.
+
+    >>> from trilemma.aggregation import caf, nnm
+    >>> rule = chain(nnm(f=1), caf(f=1))
+    >>> rule.name, rule.geometric
+    ('nnm+caf', True)
+    """
+
+    steps: tuple[Mixing, ...]
+    last: Geometric | Coordinate
+
+    @property
+    def name(self) -> str:
+        """The names of the steps, joined by +."""
+        return "+".join(step.name for step in (*self.steps, self.last))
+
+    @property
+    def geometric(self) -> bool:  # type: ignore[override]
+        """Whether the chain ends in a geometric rule."""
+        return self.last.geometric
+
+    def kappa(self, n: int) -> float | None:
+        """Return the proven κ for n messages, or None."""
+        self.check(n)
+        counts = self._counts(n)
+        result = self.last.kappa(counts[-1])
+        for step, count in zip(reversed(self.steps), reversed(counts[:-1]), strict=True):
+            result = None if result is None else step.kappa(result, count)
+        return result
+
+    def check(self, n: int) -> None:
+        """Raise a `UserError` unless every step of the chain is defined."""
+        super().check(n)
+        left = self._counts(n)[-1]
+        try:
+            self.last.check(left)
+        except UserError as problem:
+            raise UserError(f"{self.name} makes {left} messages out of {n}, but {problem}") from None
+
+    def weights_from_gram(self, G: Tensor | Array, key: Key | None = None) -> Any:
+        """Return the weights (n,) float64 for messages with Gram matrix G (n, n), of G's kind."""
+        geometry = gram_.from_gram(G)
+        self.check(geometry.n)
+        settled = self.settle(geometry, self.f, key or DEFAULT_KEY)
+        if not isinstance(settled, Weighing):
+            raise UserError(f"{self.name} is not geometric: a Gram matrix does not determine its weights")
+        return like(G, settled.weights)
+
+    def settle(self, geometry: Geometry, f: int, key: Key) -> Weighing | Selection:
+        """Mix step by step in the geometry, then let the last rule settle."""
+        A = np.eye(geometry.n)
+        for place, step in enumerate(self.steps):
+            one = step.matrix(geometry, f, key.fold(step.label, place))
+            geometry, A = geometry.mixed(one), one @ A
+        settled = self.last.settle(geometry, f, key)
+        if isinstance(settled, Weighing):
+            return dataclasses.replace(settled, weights=A.T @ settled.weights)
+        return Selection(settled.window, A)
+
+    def _counts(self, n: int) -> list[int]:
+        counts = [n]
+        for step in self.steps:
+            counts.append(step.count(counts[-1]))
+        return counts
+
+
+def chain(*steps: Mixing | Rule) -> Chain:
+    """Put mixing steps before a rule (which may be a chain itself).
+
+    >>> from trilemma.aggregation import arc, cwmed, nnm
+    >>> chain(arc(f=2), nnm(f=2), cwmed(f=2)).name
+    'arc+nnm+cwmed'
+    >>> chain(nnm(f=2))
+    Traceback (most recent call last):
+    trilemma.errors.UserError: a chain is mixing steps followed by one rule; got nnm
+    """
+    *before, last = steps if steps else (None,)
+    mixing = tuple(step for step in before if isinstance(step, Mixing))
+    if not isinstance(last, Geometric | Coordinate | Chain) or len(mixing) < len(before):
+        names = ", ".join(step.name for step in steps) or "nothing"
+        raise UserError(f"a chain is mixing steps followed by one rule; got {names}")
+    different = {step.f for step in steps}
+    if len(different) > 1:
+        raise UserError(f"all steps of a chain must have the same f; got {sorted(different)}")
+    if isinstance(last, Chain):
+        return Chain(last.f, mixing + last.steps, last.last)
+    return Chain(last.f, mixing, last)

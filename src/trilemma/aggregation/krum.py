@@ -1,0 +1,110 @@
+"""Krum and Multi-Krum (Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017).
+
+A message's score is the sum of its squared distances to its n − f − 2 nearest others. Krum returns the
+message of least score, Multi-Krum the mean of the n − f messages of least score. The first one wins a tie.
+
+κ of Krum (trace criterion): let k be the choice, N its n − f − 2 nearest others and itself, S any n − f
+messages. At least n − 2f − 1 of N are in S, and score(k) ≤ min_{i∈S} score(i) ≤ 2(n−f) tr Cov_S, so that
+(n−2f−1) ‖x_k − mean_S‖² ≤ 2 score(k) + 2(n−f) tr Cov_S ≤ 6(n−f) tr Cov_S. (With n − f − 1 nearest others it
+would be 6(n−f)/(n−2f) = 6(1 + f/(n−2f)), the form of Allouah et al., AISTATS 2023.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from trilemma.aggregation.gram import Geometry
+from trilemma.aggregation.registry import rules
+from trilemma.aggregation.rule import Geometric
+from trilemma.aggregation.types import Array, Weighing
+
+
+@dataclass(frozen=True)
+class Krum(Geometric):
+    """The best-connected message; see `krum`."""
+
+    label: ClassVar[str] = "krum"
+
+    def weigh(self, geometry: Geometry, f: int) -> Weighing:
+        """Return weight one for the message of least score."""
+        score = scores(geometry.distances, f)
+        weights = np.zeros(geometry.n)
+        weights[np.argmin(score)] = 1.0
+        return Weighing(weights, objective=float(score.min()))
+
+    def kappa(self, n: int) -> float | None:
+        """Return 6(n−f)/(n−2f−1), or None where too few neighbours count."""
+        self.check(n)
+        common = neighbours(n, self.f) + 1 - self.f
+        return 6 * (n - self.f) / common if common > 0 else None
+
+
+@dataclass(frozen=True)
+class MultiKrum(Geometric):
+    """The mean of the best-connected messages; see `multikrum`."""
+
+    label: ClassVar[str] = "multikrum"
+
+    def weigh(self, geometry: Geometry, f: int) -> Weighing:
+        """Return equal weights for the n − f messages of least score."""
+        score = scores(geometry.distances, f)
+        chosen = np.argsort(score, kind="stable")[: geometry.n - f]
+        weights = np.zeros(geometry.n)
+        weights[chosen] = 1.0 / len(chosen)
+        return Weighing(weights, objective=float(score[chosen].max()))
+
+    def kappa(self, n: int) -> float | None:
+        """Return 0 without Byzantine clients, where this is the mean, else None."""
+        self.check(n)
+        return 0.0 if self.f == 0 else None
+
+
+@rules.register("krum")
+def krum(f: int) -> Krum:
+    """The message nearest to its n − f − 2 nearest neighbours.
+
+    κ = 6(n−f)/(n−2f−1) (trace criterion). Cost: one read of X, then one row of it. `info.objective` is the
+    score of the choice.
+
+    >>> import torch
+    >>> krum(f=1)(torch.tensor([[1.0], [2.0], [2.5], [4.0], [99.0]])).value
+    tensor([2.])
+    """
+    return Krum(f)
+
+
+@rules.register("multikrum")
+def multikrum(f: int) -> MultiKrum:
+    """Mean of the n − f messages of smallest Krum score.
+
+    No κ is stated here for f > 0. Cost: two reads of X. `info.objective` is the largest score taken.
+
+    >>> import torch
+    >>> multikrum(f=1)(torch.tensor([[1.0], [2.0], [3.0], [4.0], [99.0]])).value
+    tensor([2.5000])
+    """
+    return MultiKrum(f)
+
+
+def neighbours(n: int, f: int) -> int:
+    """Return how many nearest others count: n − f − 2, but at least one where there is one.
+
+    >>> neighbours(10, 2), neighbours(3, 1), neighbours(1, 0)
+    (6, 1, 0)
+    """
+    return max(n - f - 2, min(n - 1, 1))
+
+
+def scores(distances: Array, f: int) -> Array:
+    """Return the Krum score of each row of a matrix of squared distances.
+
+    >>> scores(np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]]), f=0)
+    array([1., 1., 4.])
+    """
+    others = distances.copy()
+    np.fill_diagonal(others, -1.0)  # a row is not its own neighbour, whichever duplicates it has
+    result: Array = np.sort(others, axis=1)[:, 1 : 1 + neighbours(len(others), f)].sum(axis=1)
+    return result
