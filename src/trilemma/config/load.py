@@ -46,14 +46,14 @@ class Choice(Generic[Options]):
 class Config:
     """A validated configuration. Immutable; `with_` returns changed copies."""
 
-    data: Choice[BaseModel]
+    data: Choice[data.DatasetOptions]
     holding: DataTable
-    partition: Choice[BaseModel]
+    partition: Choice[data.PartitionOptions]
     model: Choice[BaseModel]
     federation: FederationTable
     algorithm: Choice[learning.AlgorithmSettings]
     aggregation: AggregationTable
-    attack: Choice[BaseModel]
+    attack: Choice[attacks.AttackSettings]
     privacy: PrivacyTable
     run: RunTable
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -116,31 +116,33 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[str] = ()) -> Config:
     if problems:
         raise ConfigError("\n".join(problems))
 
-    data_table = _as_table(tables.get("data", "phishing"))
-    partition = data_table.pop("partition", None)
+    data_table = {"name": "phishing"} | _as_table(tables.get("data", {}))
+    partition = _as_table(data_table.pop("partition", {}))
     holding = {key: data_table.pop(key) for key in DataTable.model_fields if key in data_table}
     chosen = _choose(problems, "data", data.datasets, data_table, extra=DataTable)
-    if partition is None:
-        partition = "natural" if chosen is not None and chosen.name == "synthetic" else "homogeneous"
+    usual = "natural" if chosen is not None and chosen.name == "synthetic" else "homogeneous"
 
     parts: dict[str, Any] = {
         "data": chosen,
         "holding": _check(problems, "data", DataTable, holding),
-        "partition": _choose(problems, "data.partition", data.partitions, _as_table(partition)),
-        "model": _choose(problems, "model", model_options(), _as_table(tables.get("model", "logistic"))),
-        "algorithm": _choose(
-            problems, "algorithm", learning.algorithms, _as_table(tables.get("algorithm", "dsgd"))
-        ),
-        "attack": _choose(problems, "attack", attacks.attacks, _as_table(tables.get("attack", "none"))),
+        "partition": _choose(problems, "data.partition", data.partitions, {"name": usual} | partition),
     }
+    named: dict[str, tuple[str, Registry[Any]]] = {
+        "model": ("logistic", model_options()),
+        "algorithm": ("dsgd", learning.algorithms),
+        "attack": ("none", attacks.attacks),
+    }
+    for name, (default, registry) in named.items():
+        table = {"name": default} | _as_table(tables.get(name, {}))
+        parts[name] = _choose(problems, name, registry, table)
     plain: dict[str, type[Table]] = {
         "federation": FederationTable,
         "aggregation": AggregationTable,
         "privacy": PrivacyTable,
         "run": RunTable,
     }
-    for name, table in plain.items():
-        parts[name] = _check(problems, name, table, _as_table(tables.get(name, {})))
+    for name, schema in plain.items():
+        parts[name] = _check(problems, name, schema, _as_table(tables.get(name, {})))
     if problems:
         raise ConfigError("\n".join(problems))
     return Config(**parts, source=tables)

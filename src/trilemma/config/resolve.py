@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from trilemma import aggregation, privacy
-from trilemma.aggregation.types import Rule
+from trilemma.aggregation import Rule
 from trilemma.config.load import Config
 from trilemma.errors import ConfigError, PrivacyError
 from trilemma.learning import Algorithm, Federation
@@ -46,11 +46,14 @@ def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Thr
     if wanted.clip is None:
         return None, None, ()
     shape = config.algorithm.options.exposure(wanted.clip, examples)
+    if wanted.adjacency is not None:
+        shape = replace(shape, adjacency=wanted.adjacency)
     if wanted.threat == "none":
         return shape, None, ("contributions are clipped but not noised: there is no privacy guarantee",)
 
     federation = config.federation
-    threat = privacy.Threat(wanted.threat, federation.clients, federation.f, wanted.collusion)
+    by_name = privacy.Threat(wanted.threat, federation.clients, federation.f)
+    threat = by_name if wanted.collusion is None else replace(by_name, collusion=wanted.collusion)
     notes: list[str] = []
     if wanted.threat == "cdp" and config.aggregation.rule != "mean":
         gap = (
@@ -75,7 +78,8 @@ def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Thr
             unit=shape.unit,
             batch=shape.batch,
             sampling=shape.sampling,
-            **({} if wanted.accountant is None else {"accountant": wanted.accountant}),
+            accountant=wanted.accountant,
+            adjacency=shape.adjacency,
         )
     elif wanted.noise_multiplier is not None:
         # The multiplier is linear in σ, so one evaluation at σ = 1 gives the scale under any threat model.

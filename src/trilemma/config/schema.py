@@ -12,7 +12,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from trilemma.privacy.types import ThreatName
+from trilemma.privacy.accounting import Accountant
+from trilemma.privacy.types import Adjacency, ThreatName
 
 
 class Table(BaseModel):
@@ -106,7 +107,10 @@ class PrivacyTable(Table):
     uncertified: bool = Field(
         default=False, description="run although no privacy guarantee is known for this combination"
     )
-    accountant: Literal["exact", "rdp", "pld"] | None = Field(
+    adjacency: Adjacency | None = Field(
+        default=None, description="replace (default), add_remove, or published: the papers' convention"
+    )
+    accountant: Accountant | None = Field(
         default=None, description="accountant used to calibrate; default: the tightest that applies"
     )
 

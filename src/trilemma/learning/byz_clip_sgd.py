@@ -8,8 +8,6 @@ against. The loop is in `trilemma.learning.momentum`, with momentum 0.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from trilemma.learning.byz_clip21 import order_of_magnitude_noise
@@ -22,7 +20,7 @@ from trilemma.privacy.types import NoiseLaw, Release
 class ByzClipSGD(MomentumSettings):
     """Byz-Clip-SGD: clipped and noised gradients, a robust rule, no momentum."""
 
-    momentum: Literal[0.0] = Field(default=0.0, description="none; safe-dshb has momentum")
+    momentum: float = Field(default=0.0, ge=0, le=0, description="none; safe-dshb has momentum")
 
     def paper_noise(self, release: Release, epsilon: float, delta: float, rounds: int) -> NoiseLaw:
         """Return the paper's noise, an order of magnitude."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from trilemma.aggregation.types import Rule
+from trilemma.aggregation import Rule
 from trilemma.errors import ConfigError
 from trilemma.learning.protocol import Algorithm
 from trilemma.privacy.types import NoiseLaw, Release

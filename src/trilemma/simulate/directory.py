@@ -108,7 +108,8 @@ class RunDirectory:
         """Start a run in a new or empty directory."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(
-                f"{str(path)!r} already holds something; continue it with --resume {path}, or name another --out"
+                f"{str(path)!r} already holds something; continue it with --resume {path}, "
+                "or name another --out"
             )
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / "config.toml", config.toml().encode())

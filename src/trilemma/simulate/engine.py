@@ -2,8 +2,8 @@
 
     data → client (gradient, clip, noise, momentum) → [attack] → rule → server update → broadcast
 
-Randomness comes from keys alone, so a round depends on nothing but the progress it starts from: a run that was
-interrupted continues exactly as it would have.
+Randomness comes from keys alone, so a round depends on nothing but the progress it starts from: a run that
+was interrupted continues exactly as it would have.
 """
 
 from __future__ import annotations

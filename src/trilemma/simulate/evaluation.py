@@ -1,8 +1,9 @@
 """How good the model, or every client's own model, is on test data; and how fairly that is spread.
 
 With one model and a common test set: loss and accuracy on it. Where clients hold test examples of their own,
-or models of their own, honest clients are scored one by one: accuracy is correct answers over examples, summed
-over honest clients; fairness is the population variance of their accuracies and the mean of the worst tenth.
+or models of their own, honest clients are scored one by one: accuracy is correct answers over examples,
+summed over honest clients; fairness is the population variance of their accuracies and the mean of the worst
+tenth.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trilemma import models
@@ -29,7 +29,7 @@ class Fairness:
     def of(cls, accuracy: Tensor) -> Fairness:
         """Summarise per-client accuracies.
 
-        >>> Fairness.of(torch.tensor([0.5, 1.0])).worst_tenth
+        >>> Fairness.of(Tensor([0.5, 1.0])).worst_tenth
         0.5
         """
         worst = accuracy.sort().values[: math.ceil(len(accuracy) / 10)]

@@ -54,8 +54,8 @@ class SimulatedClients:
 class Experiment:
     """One seed of one configuration, ready to run.
 
-    `clients` are the clients that compute: all honest ones, and the Byzantine ones where their attack wants to
-    know what they would have sent, or trains on poisoned data.
+    `clients` are the clients that compute: all honest ones, and the Byzantine ones where their attack wants
+    to know what they would have sent, or trains on poisoned data.
     """
 
     config: Config
@@ -83,7 +83,7 @@ class Experiment:
         release, threat = self.resolved.release, self.resolved.threat
         if release is None or threat is None:
             return np.full(rounds, np.inf)
-        accountant = "exact" if release.sampling.scheme == "none" else "rdp"
+        accountant: privacy.Accountant = "exact" if release.sampling.scheme == "none" else "rdp"
         return privacy.epsilon_curve(release, threat, rounds, self.config.privacy.delta, accountant)
 
     def sampled(self, round_: int) -> tuple[int, ...]:
@@ -119,7 +119,8 @@ def assemble(config: Config, seed: int) -> Experiment:
     batch = getattr(config.algorithm.options, "batch", None)
     if batch is not None and batch > poorest:
         raise ConfigError(
-            f"[algorithm] batch = {batch}: the poorest client holds {poorest} examples; allowed: 1 to {poorest}"
+            f"[algorithm] batch = {batch}: the poorest client holds {poorest} examples; "
+            f"allowed: 1 to {poorest}"
         )
     model = models.build(
         config.model.name,
