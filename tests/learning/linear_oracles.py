@@ -1,8 +1,8 @@
 """Federated linear regression solved exactly: what every method must find, and how well it must do.
 
-y_k = Ξ_k w_k + z_k, z_k ~ N(0, σ² I_n), Ξ_k fixed (n × D), f_k(x) = ‖Ξ_k x − y_k‖²/(2n), A_k = Ξ_kᵀΞ_k/n and ŵ_k the
-least-squares solution of client k. From `Federation` on, A_k = b I and P has orthonormal rows. Everything is
-numpy in double precision, written after the formulas and not after the implementation.
+y_k = Ξ_k w_k + z_k, z_k ~ N(0, σ² I_n), Ξ_k fixed (n × D), f_k(x) = ‖Ξ_k x − y_k‖²/(2n), A_k = Ξ_kᵀΞ_k/n and
+ŵ_k the least-squares solution of client k. From `Federation` on, A_k = b I and P has orthonormal rows.
+Everything is numpy in double precision, written after the formulas and not after the implementation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def common(a: np.ndarray, what: np.ndarray, lam: float, p: np.ndarray) -> np.nda
 
 @dataclass(frozen=True)
 class Federation:
-    """True models `w` (N, D), n examples each, A_k = b I, noise σ, penalty λ, projection P (d, D) orthonormal."""
+    """True models `w` (N, D), n examples each, A_k = b I, noise σ, penalty λ, P (d, D) orthonormal."""
 
     w: np.ndarray
     n: int
@@ -136,7 +136,7 @@ def expected_fairness(f: Federation, spread: np.ndarray) -> Results:
 
 @dataclass(frozen=True)
 class _Corrupted:
-    """Benign mean distances to the expected server mean, and the liars' total variance, whole and projected."""
+    """Benign mean distances to the expected server mean, the liars' total variance; both also projected."""
 
     h: float
     h1: float

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,9 +15,8 @@ from trilemma.data.types import Batch
 from trilemma.keys import Key
 from trilemma.learning import Algorithm, AlgorithmSettings, Federation
 from trilemma.learning.protocol import State
-from trilemma.models.layers import Layer, Objective, sequential
-from trilemma.models.tape import Tape
-from trilemma.models.types import Model, Params, Shapes
+from trilemma.models.layers import Linear, Objective, sequential
+from trilemma.models.types import Model
 
 
 @dataclass(frozen=True)
@@ -125,44 +125,20 @@ def run(algorithm: Algorithm, clients: ArrayClients, count: int, key: Key | None
     return Walked(broadcast, state, server, reports, messages)
 
 
-# Least squares without bias, in double precision, as a model: f(x) = ‖Ξ x − y‖²/(2n).
-
-
-@dataclass(frozen=True)
-class _WeightTap:
-    name: str
-    input: Tensor
-    output: Tensor
-
-    def accumulate(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
-        out[f"{self.name}.weight"].baddbmm_(grad.transpose(1, 2), self.input)
-
-    def squared_norms(self, grad: Tensor) -> Tensor:
-        return grad.square().sum(-1) * self.input.square().sum(-1)
-
-
-@dataclass(frozen=True)
-class _Weights(Layer):
-    size: int
-
-    @property
-    def shapes(self) -> Shapes:
-        return (("fc.weight", (1, self.size)),)
-
-    def init(self, key: Key) -> Tensor:
-        return torch.randn(self.size, dtype=torch.float64, generator=key.torch())
-
-    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
-        weight = params["fc.weight"]
-        z = x @ weight.mT
-        return tape.add(_WeightTap("fc", x.detach(), z)) if tape.record else z
-
-
 HALF_SQUARE = Objective(lambda z, y: (z[..., 0] - y).square() / 2, lambda z: z[..., 0])
 
 
 def least_squares(size: int) -> Model:
-    return sequential("least-squares", [_Weights(size)], HALF_SQUARE)
+    """f(x) = ‖Ξ x − y‖²/(2n) in double precision; the last column of Ξ is the ones of the bias."""
+    model = sequential("least-squares", [Linear("fc", size - 1, 1)], HALF_SQUARE)
+    return replace(model, init=lambda key: torch.randn(size, dtype=torch.float64, generator=key.torch()))
+
+
+def regression(designs: np.ndarray, y: np.ndarray) -> ArrayClients:
+    """Clients who hold designs Ξ (N, n, D) with a last column of ones."""
+    assert (designs[..., -1] == 1).all()
+    x = torch.from_numpy(designs[..., :-1].copy())
+    return ArrayClients(x, torch.from_numpy(y), least_squares(designs.shape[2]), tuple(range(len(designs))))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import linear_oracles as oracle
 import numpy as np
 import pytest
 import torch
-from personal_clients import ArrayClients, Dense, classification, federation, least_squares, rounds, run
+from personal_clients import ArrayClients, Dense, classification, federation, regression, rounds, run
 from torch import Tensor
 
 from trilemma import models
@@ -30,19 +30,20 @@ FULL, SUB, CLIENTS, HELD = 5, 2, 4, 12
 
 
 def _regression(equal: bool) -> tuple[ArrayClients, np.ndarray, np.ndarray]:
-    """Clients with linear data; A_k and least-squares solutions. `equal`: A_k = 1.5 I for everyone."""
+    """Clients with linear data; A_k and least-squares solutions. `equal`: A_k = I for everyone."""
     rng = np.random.default_rng(3)
     designs = rng.standard_normal((CLIENTS, HELD, FULL))
+    designs[..., -1] = 1.0
     if equal:
-        designs = np.stack([np.linalg.qr(design)[0] for design in designs]) * np.sqrt(1.5 * HELD)
-    y = np.einsum("kni,ki->kn", designs, rng.standard_normal((CLIENTS, FULL))) + rng.standard_normal(
-        (CLIENTS, HELD)
-    )
+        # Columns orthogonal to the ones and to each other, all of norm √n; the ones come back last.
+        bases = [np.linalg.qr(np.roll(design, 1, axis=1))[0] * np.sqrt(HELD) for design in designs]
+        designs = np.roll(np.stack([basis * np.sign(basis[0, 0]) for basis in bases]), -1, axis=2).round(15)
+        designs[..., -1] = 1.0
+    y = np.einsum("kni,ki->kn", designs, rng.standard_normal((CLIENTS, FULL)))
+    y = y + rng.standard_normal((CLIENTS, HELD))
     a = np.einsum("kni,knj->kij", designs, designs) / HELD
     what = np.stack([np.linalg.lstsq(d, t, rcond=None)[0] for d, t in zip(designs, y, strict=True)])
-    clients = ArrayClients(
-        torch.from_numpy(designs), torch.from_numpy(y), least_squares(FULL), tuple(range(CLIENTS))
-    )
+    clients = regression(designs, y)
     return clients, a, what
 
 

@@ -11,13 +11,14 @@ One round of client k, started from the received w and its own x_k, which is nev
     R times:   K steps   x_k ← x_k − η_p (clip(∇f_B(x_k), 60) + wd·x_k − λ Pᵀ ∂h(w_k − P x_k))
                w_k ← w_k − η_l λ ∂h(w_k − P x_k)
 
-With `tolerance` ν > 0 a solve ends for a client once ‖∇‖² of its inner problem is at most ν, and K is the most
-steps it may take; `resample = false` keeps the mini-batch fixed during a solve, as the paper's analysis does.
+With `tolerance` ν > 0 a solve ends for a client once ‖∇‖² of its inner problem is at most ν, and K is the
+most steps it may take; `resample = false` keeps the mini-batch fixed during a solve, as the paper's analysis
+does.
 
-A coordinate of w that is not finite cannot pull anything anywhere. What happens then is explicit: `nonfinite =
-"drop"` leaves that coordinate's penalty out and reports the share of such coordinates as `unregularised`;
-"star" lets NaN through, so that the run diverges. The squared penalty has no such escape: its pull grows with w
-and wrecks x_k long before w overflows.
+A coordinate of w that is not finite cannot pull anything anywhere. What happens then is explicit:
+`nonfinite = "drop"` leaves that coordinate's penalty out and reports the share of such coordinates as
+`unregularised`; "star" lets NaN through, so that the run diverges. The squared penalty has no such escape:
+its pull grows with w and wrecks x_k long before w overflows.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ def norm(p: float) -> Penalty:
 
     def derivative(c: Tensor) -> Tensor:
         if p == 1.0:
-            return c.sign()
-        size = torch.linalg.vector_norm(c, ord=p, dim=1, keepdim=True)
+            return torch.sign(c)
+        size: Tensor = torch.linalg.vector_norm(c, ord=p, dim=1, keepdim=True)
         shape = (c.abs() / size.clamp(min=torch.finfo(c.dtype).tiny)).pow(p - 1.0)
-        return c.sign() * shape
+        return torch.sign(c) * shape
 
     return derivative
 
@@ -164,7 +165,7 @@ def bilevel_algorithm(
         seed = key.fold("projection").integer()
         clients = {
             "x": initial_models(model, ids, key),
-            # Everyone learns the seed of P once, before the first round: that is all of P that is ever shared.
+            # Everyone learns the seed of P once, before the first round: all of P that is ever shared.
             "seed": torch.full((len(ids),), seed, dtype=torch.int64),
             **model.initial_buffers(len(ids)),
         }
@@ -175,7 +176,8 @@ def bilevel_algorithm(
         projection = coupling.project(model, int(state["seed"][0]), x.device)
         received = broadcast["w"]
         w = received.expand(len(clients.ids), -1)
-        px, statistics = projection.apply(x), statistics_of(model, state)
+        px = projection.apply(x)
+        statistics: Mapping[str, Tensor] = statistics_of(model, state)
         losses: list[Tensor] = []
         steps = torch.zeros(len(x), device=x.device)
         batches = settings_batches(settings, clients, key)

@@ -52,8 +52,8 @@ class Step:
 class Walk:
     """Where local training ended.
 
-    `params` (k, D); `loss` (k,) the mean over all steps, not finite as soon as one of them was not; `travelled`
-    (k, D) the sum of the steps' gradients; `statistics` the running statistics.
+    `params` (k, D); `loss` (k,) the mean over all steps, not finite as soon as one of them was not;
+    `travelled` (k, D) the sum of the steps' gradients; `statistics` the running statistics.
     """
 
     params: Tensor
@@ -107,6 +107,11 @@ def initial_model(model: Model, client: int, key: Key) -> Tensor:
     return model.init(key.fold("client", client, "model"))
 
 
+def clients_state(model: Model, ids: tuple[int, ...]) -> dict[str, Tensor]:
+    """Return the state of clients that keep nothing but running statistics, and who they are."""
+    return {"id": torch.tensor(ids, dtype=torch.int64), **model.initial_buffers(len(ids))}
+
+
 def statistics_of(model: Model, state: State) -> dict[str, Tensor]:
     """Return the running statistics kept in a client state; empty for models without any."""
     return {name: state[name] for name, _ in model.buffers}
@@ -127,7 +132,7 @@ def unpack_statistics(model: Model, flat: Tensor) -> dict[str, Tensor]:
     True
     """
     sizes = [torch.Size(shape).numel() for _, shape in model.buffers]
-    parts = flat.split(sizes, dim=1)
+    parts = torch.split_with_sizes(flat, sizes, dim=1)
     return {
         name: part.reshape(len(flat), *shape)
         for (name, shape), part in zip(model.buffers, parts, strict=True)
@@ -137,9 +142,9 @@ def unpack_statistics(model: Model, flat: Tensor) -> dict[str, Tensor]:
 def with_statistics(model: Model, params: Tensor, statistics: Mapping[str, Tensor], epsilon: float) -> Tensor:
     """Return parameters (k, D) that score with initial statistics as `params` do with `statistics`.
 
-    A normalised channel is γ (a − μ)/s + β with s² = variance + ε. With mean 0 and variance 1 the same value is
-    γ' a/s_1 + β' for s_1² = 1 + ε, γ' = γ s_1/s, β' = β − γ μ/s. So averaged statistics can be scored without
-    being written into anybody's state.
+    A normalised channel is γ (a − μ)/s + β with s² = variance + ε. With mean 0 and variance 1 the same value
+    is γ' a/s_1 + β' for s_1² = 1 + ε, γ' = γ s_1/s, β' = β − γ μ/s. So averaged statistics can be scored
+    without being written into anybody's state.
     """
     shared = params.expand(next(iter(statistics.values())).shape[0], -1).clone()
     tensors = models.unflatten(model, shared)

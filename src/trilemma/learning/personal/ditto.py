@@ -5,7 +5,8 @@
 
 The personal steps use the received w. All clients do both; only sampled ones are heard.
 
-Reference: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through personalization", ICML 2021.
+Reference: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through personalization", ICML
+2021.
 """
 
 from __future__ import annotations

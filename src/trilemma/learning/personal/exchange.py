@@ -67,8 +67,8 @@ def blending_server(
 def aggregate(federation: Federation, vectors: Tensor, key: Key) -> tuple[Tensor, dict[str, Any]]:
     """Apply the federation's rule; where no message at all is finite, the result is NaN, not an exception.
 
-    A rule discards rows that are not finite. With none left there is nothing to aggregate: methods that can live
-    with that treat NaN as "no news", the others diverge, and the record says in which round.
+    A rule discards rows that are not finite. With none left there is nothing to aggregate: methods that can
+    live with that treat NaN as "no news", the others diverge, and the record says in which round.
     """
     if not bool(torch.isfinite(vectors).all(1).any()):
         nothing = vectors.new_zeros(len(vectors))

@@ -3,15 +3,15 @@
     w_k ← w;   R times  w_k ← w_k − η clip(∇f_B(w_k), 60);   w ← (1−β) w + β R(w_1, …, w_S)
 
 With the mean as the rule this is Global+Mean of lp-proj's tables, with cwmed or krum Global+Median and
-Global+Krum; any rule of `trilemma.aggregation` will do, and with `[privacy]` it is DP-FedAvg: each client's move
-w_k − w is clipped and noised.
+Global+Krum; any rule of `trilemma.aggregation` will do, and with `[privacy]` it is DP-FedAvg: each client's
+move w_k − w is clipped and noised.
 
 Running statistics of batch normalisation stay with the client ("local"), which makes the global model a
 personal one on networks that have them, or travel and are combined like parameters ("averaged").
 
-References: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks
-from decentralized data", AISTATS 2017; with privacy: McMahan, Ramage, Talwar, Zhang, "Learning differentially
-private recurrent language models", ICLR 2018.
+References: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep
+networks from decentralized data", AISTATS 2017; with privacy: McMahan, Ramage, Talwar, Zhang, "Learning
+differentially private recurrent language models", ICLR 2018.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 from trilemma.keys import Key
 from trilemma.learning.personal.descent import (
     Step,
+    clients_state,
     initial_model,
     pack_statistics,
     statistics_of,
@@ -71,7 +72,7 @@ class FedAvg(GlobalSettings):
             shared = {"params": initial_model(model, 0, key)}
             if averages(model):
                 shared["statistics"] = pack_statistics(model, model.initial_buffers(1))[0]
-            return Start(shared, {**model.initial_buffers(len(ids)), **_ids(ids)}, shared)
+            return Start(shared, clients_state(model, ids), shared)
 
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
             model, origin = clients.model, broadcast["params"]
@@ -92,7 +93,7 @@ class FedAvg(GlobalSettings):
             before = torch.cat(list(state.values()))
             value, report = aggregate(federation, messages.vectors, key)
             moved = value if self.beta == 1.0 else torch.lerp(before, value, self.beta)
-            parts = moved.split([len(part) for part in state.values()])
+            parts = torch.split_with_sizes(moved, [len(part) for part in state.values()])
             after = dict(zip(state, parts, strict=True))
             return ServerStep(after, after, report)
 
@@ -104,8 +105,3 @@ class FedAvg(GlobalSettings):
             return with_statistics(clients.model, params, everyones, EPSILON)
 
         return Algorithm("fedavg", init, client, server, federation.release, evaluated)
-
-
-def _ids(ids: tuple[int, ...]) -> dict[str, Tensor]:
-    """A state must say how many clients it is of, even where clients keep nothing."""
-    return {"id": torch.tensor(ids, dtype=torch.int64)}

@@ -2,8 +2,8 @@
 
     steps times a round   x_k ← x_k − η ∇f_B(x_k)
 
-Nothing is sent. lp-proj's tables give it one mini-batch step per round while lp-proj takes R·K (up to 100); with
-`steps` = R·K it has the same budget. Both belong in a comparison.
+Nothing is sent. lp-proj's tables give it one mini-batch step per round while lp-proj takes R·K (up to 100);
+with `steps` = R·K it has the same budget. Both belong in a comparison.
 """
 
 from __future__ import annotations

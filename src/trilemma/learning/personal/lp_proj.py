@@ -1,15 +1,15 @@
 """lp-proj: personal models that agree only after a random projection to a few dimensions.
 
-    lp-proj-2:   F_k(w) = min_x f_k(x) + (λ/2) ‖w − P x‖₂²
-    lp-proj-1:   F_k(w) = min_x f_k(x) +  λ    ‖w − P x‖₁        w ∈ R^d,  P ∈ R^{d×D} fixed and shared by seed
+    lp-proj-2:   F_k(w) = min_x f_k(x) + (λ/2) ‖w − P x‖₂² lp-proj-1:   F_k(w) = min_x f_k(x) +  λ    ‖w − P
+    x‖₁        w ∈ R^d,  P ∈ R^{d×D} fixed and shared by seed
 
-Clients exchange w only: d numbers instead of D, in both directions. Under p = 1 a message enters a client's model
-through a sign, so however large a liar's message is, it pulls no harder than an honest one.
+Clients exchange w only: d numbers instead of D, in both directions. Under p = 1 a message enters a client's
+model through a sign, so however large a liar's message is, it pulls no harder than an honest one.
 
 The loop is in `trilemma.learning.personal.bilevel`, P in `trilemma.learning.personal.projection`.
 
-Reference: Lin, Han, Li, Zhang, "Personalized federated learning towards communication efficiency, robustness and
-fairness", NeurIPS 2022.
+Reference: Lin, Han, Li, Zhang, "Personalized federated learning towards communication efficiency, robustness
+and fairness", NeurIPS 2022.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     F_k(w) = min_x f_k(x) + (λ/2) ‖w − x‖₂²
 
-lp-proj-2 with P = I, started from a model instead of zeros. The loop is in `trilemma.learning.personal.bilevel`.
+lp-proj-2 with P = I, started from a model instead of zeros. The loop is in
+`trilemma.learning.personal.bilevel`.
 
 Reference: Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020.
 """

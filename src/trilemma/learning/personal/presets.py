@@ -1,8 +1,8 @@
 """Correct behaviour, and the behaviour of the authors' code, as two frozen sets of switches.
 
-The published tables were made with a code base that departs from its paper in places. Whatever of that changes
-numbers and lies in an algorithm is a switch here, so that a configuration says `preset = "reference"` once
-instead of scattering exceptions. The default is what the papers of the methods describe.
+The published tables were made with a code base that departs from its paper in places. Whatever of that
+changes numbers and lies in an algorithm is a switch here, so that a configuration says `preset = "reference"`
+once instead of scattering exceptions. The default is what the papers of the methods describe.
 """
 
 from __future__ import annotations

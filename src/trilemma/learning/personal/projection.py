@@ -1,20 +1,21 @@
 """Random projections P (d × D) that exist as a seed: applied in blocks, stored only where that is cheaper.
 
-A seeded projection is P = M G, with G (d × D) independent standard Gaussians drawn column block by column block
-from a key, and a small matrix M (d × d) that puts the rows right:
+A seeded projection is P = M G, with G (d × D) independent standard Gaussians drawn column block by column
+block from a key, and a small matrix M (d × d) that puts the rows right:
 
     gaussian      M = diag(1/‖g_1‖, …, 1/‖g_d‖)         rows uniform on the unit sphere of R^D
     orthonormal   M = L⁻¹,  L Lᵀ = G Gᵀ (Cholesky)      what Gram–Schmidt over the rows gives: P Pᵀ = I_d
 
-M takes one pass over the blocks; after that P is d² numbers and a seed. Everyone who knows the seed has the same
-P: it is never transmitted. Up to `memory` bytes, P is kept after the first pass, since drawing it again costs more
-than reading it; beyond, every application draws the blocks anew, the next one while the present one is in use.
+M takes one pass over the blocks; after that P is d² numbers and a seed. Everyone who knows the seed has the
+same P: it is never transmitted. Up to `memory` bytes, P is kept after the first pass, since drawing it again
+costs more than reading it; beyond, every application draws the blocks anew, the next one while the present
+one is in use.
 
 `advance` moves x and measures P x' in a single pass. A training step needs both Pᵀc and P x', so regenerating
 blocks would otherwise happen twice.
 
-Reference: Lin, Han, Li, Zhang, "Personalized federated learning towards communication efficiency, robustness and
-fairness", NeurIPS 2022 (row-normalised Gaussian P, Proposition 7).
+Reference: Lin, Han, Li, Zhang, "Personalized federated learning towards communication efficiency, robustness
+and fairness", NeurIPS 2022 (row-normalised Gaussian P, Proposition 7).
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ def _seeded(
 
 
 def _blocks(rows: int, columns: int, key: Key) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the column blocks of G, the next one being drawn meanwhile (torch draws without the interpreter)."""
+    """Yield the column blocks of G, the next one being drawn meanwhile."""
     starts = range(0, columns, COLUMNS)
 
     def draw(start: int) -> Tensor:

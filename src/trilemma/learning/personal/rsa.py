@@ -3,11 +3,11 @@
     F_k(w) = min_x f_k(x) + λ ‖w − x‖_p,   p ≥ 1
 
 As lp-proj's experiments run it: R solves and w steps a round at the client, then the mean of the copies. With
-R = 1 and p = 1 this is w ← w − η_l λ mean_k sign(w − x_k); the original's server-side regulariser is absent. The
-loop is in `trilemma.learning.personal.bilevel`.
+R = 1 and p = 1 this is w ← w − η_l λ mean_k sign(w − x_k); the original's server-side regulariser is absent.
+The loop is in `trilemma.learning.personal.bilevel`.
 
-Reference: Li, Xu, Chen, Giannakis, Ling, "RSA: Byzantine-robust stochastic aggregation methods for distributed
-learning from heterogeneous datasets", AAAI 2019.
+Reference: Li, Xu, Chen, Giannakis, Ling, "RSA: Byzantine-robust stochastic aggregation methods for
+distributed learning from heterogeneous datasets", AAAI 2019.
 """
 
 from __future__ import annotations

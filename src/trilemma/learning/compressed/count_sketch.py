@@ -1,0 +1,221 @@
+"""Sketched SGD: clients send count sketches; the server asks for the coordinates that look heavy.
+
+A count sketch of v ∈ R^D is r rows of c buckets. Row j puts coordinate i into bucket b_j(i) with sign σ_j(i):
+
+    table[j, b] = Σ_{i: b_j(i) = b} σ_j(i) v_i          estimate(i) = median_j σ_j(i) table[j, b_j(i)]
+
+with b_j pairwise and σ_j four-wise independent polynomial hashes modulo 2³¹ − 1, the same everywhere. It is
+linear: the mean of tables is the table of the mean. One round, at a client and then at the server:
+
+    u ← m u + g,   v ← v + u;   send the table of v take the p₂k coordinates whose estimates are largest,
+    fetch the exact v there, keep the k largest of the mean: Δ w ← w − η Δ;   every client that took part sets
+    u = v = 0 on Δ's support
+
+The second exchange of a round is part of the same message here: vectors hold (table, v), of which only the
+table and p₂k entries of v travel, and the server looks at no others; sizes are counted so. Which coordinates
+a client's last message was used for it learns with the next broadcast it gets, from the supports of the last
+62 rounds (one bit per round and coordinate).
+
+Reference: Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora, "Communication-efficient distributed SGD with
+sketching", NeurIPS 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trilemma.errors import UserError
+from trilemma.keys import Key
+from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
+from trilemma.learning.personal.exchange import aggregate
+from trilemma.learning.personal.presets import switches
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, ServerStep, Start, State
+from trilemma.learning.settings import Federation, algorithms
+from trilemma.models.types import Model
+
+PRIME = (1 << 31) - 1
+HISTORY = 62
+"""Rounds whose supports fit one non-negative int64."""
+
+HASHES = Key(0).fold("count sketch")
+"""Hash functions are public constants: sender and receiver must have the same."""
+
+
+@dataclass(frozen=True)
+class CountSketch:
+    """The hash functions of a sketch: `buckets` and `signs` are (rows, dim).
+
+    >>> sketch = count_sketch(rows=5, columns=20, dim=100)
+    >>> v = torch.zeros(1, 100)
+    >>> v[0, 42] = 7.0
+    >>> sketch.estimate(sketch.table(v)[0])[42]
+    tensor(7.)
+    """
+
+    columns: int
+    buckets: Tensor
+    signs: Tensor
+
+    @property
+    def rows(self) -> int:
+        """Number of rows r."""
+        return self.buckets.shape[0]
+
+    def table(self, vectors: Tensor) -> Tensor:
+        """Return the sketches (k, rows, columns) of k vectors (k, dim)."""
+        tables = [
+            vectors.new_zeros(len(vectors), self.columns).index_add_(1, buckets.long(), vectors * signs)
+            for buckets, signs in zip(self.buckets, self.signs, strict=True)
+        ]
+        return torch.stack(tables, dim=1)
+
+    def estimate(self, table: Tensor) -> Tensor:
+        """Return the estimated vector (dim,) of one table (rows, columns): the (lower) median over rows."""
+        return (table.gather(1, self.buckets.long()) * self.signs).median(0).values
+
+
+def count_sketch(
+    rows: int, columns: int, dim: int, key: Key = HASHES, device: torch.device | str = "cpu"
+) -> CountSketch:
+    """Draw the hash functions of a sketch; the same arguments give the same functions.
+
+    >>> count_sketch(rows=0, columns=20, dim=100)
+    Traceback (most recent call last):
+    trilemma.errors.UserError: a count sketch has at least one row and one column, got 0 × 20
+    """
+    if rows < 1 or columns < 1:
+        raise UserError(f"a count sketch has at least one row and one column, got {rows} × {columns}")
+    return _hashes(rows, columns, dim, key, torch.device(device))
+
+
+@lru_cache(maxsize=2)
+def _hashes(rows: int, columns: int, dim: int, key: Key, device: torch.device) -> CountSketch:
+    rng = key.numpy()
+    points = np.arange(1, dim + 1, dtype=np.int64)
+    buckets, signs = np.empty((rows, dim), np.int32), np.empty((rows, dim), np.int8)
+    for row in range(rows):
+        buckets[row] = _polynomial(rng.integers(1, PRIME, 2), points) % columns
+        signs[row] = 1 - 2 * (_polynomial(rng.integers(1, PRIME, 4), points) & 1)
+    return CountSketch(columns, torch.from_numpy(buckets).to(device), torch.from_numpy(signs).to(device))
+
+
+def _polynomial(coefficients: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Evaluate a polynomial modulo PRIME; degree t−1 with random coefficients is t-wise independent."""
+    value = np.zeros_like(points)
+    for coefficient in coefficients:
+        value = (value * points + coefficient) % PRIME
+    return value
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a sketch for a model: fractions of D below 1 become numbers, p₂ shrinks where p₂k ≥ D."""
+
+    columns: int
+    rows: int
+    kept: int
+    candidates: int
+
+    @property
+    def table(self) -> int:
+        """Numbers in a table."""
+        return self.rows * self.columns
+
+    @property
+    def up(self) -> int:
+        """Scalars a client sends: the table, and its values at the candidates."""
+        return self.table + self.candidates
+
+
+@algorithms.register("sketch")
+class Sketch(CompressedSettings):
+    """Sketched SGD: count sketches of accumulated gradients, then the heavy coordinates."""
+
+    columns: float = Field(default=0.05, gt=0, description="columns c; below 1: times the model's size")
+    rows: float = Field(default=0.01, gt=0, description="rows r; below 1: times the model's size")
+    kept: float = Field(
+        default=0.05, gt=0, description="coordinates k updated a round; below 1: times the size"
+    )
+    second: int = Field(default=4, ge=1, description="candidates fetched per coordinate kept (p₂)")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum m")
+
+    def sizes(self, dim: int) -> Sizes:
+        """Return the numbers for a model of `dim` parameters.
+
+        >>> Sketch(columns=0.02, rows=0.005, kept=0.05).sizes(79510)
+        Sizes(columns=1590, rows=398, kept=3976, candidates=15904)
+        """
+        columns, rows, kept = (
+            max(1, round(value * dim if value < 1 else value))
+            for value in (self.columns, self.rows, self.kept)
+        )
+        kept = min(kept, dim)
+        second = self.second if self.second * kept < dim else max(1, dim // kept)
+        return Sizes(columns, rows, kept, second * kept)
+
+    def build(self, federation: Federation) -> Algorithm:
+        """See `AlgorithmSettings.build`."""
+        clears = switches(self.preset).clears_sketch
+
+        def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
+            begin = start(model, ids, key, "u", "v")
+            shared = {**begin.broadcast, "supports": torch.zeros(model.dim, dtype=torch.int64)}
+            kept = {**begin.clients, "heard": torch.full((len(ids),), -1, dtype=torch.int64)}
+            if not clears:
+                kept["table"] = torch.zeros(len(ids), self.sizes(model.dim).table)
+            return Start(shared, kept, shared)
+
+        def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
+            done = compute(self, broadcast, state, clients, key, carries=False)
+            sizes = self.sizes(clients.model.dim)
+            sketch = count_sketch(sizes.rows, sizes.columns, clients.model.dim, device=done.gradient.device)
+            used = used_coordinates(broadcast["supports"], state["heard"], round_)
+            u = self.momentum * torch.where(used, 0.0, state["u"]) + done.gradient
+            v = torch.where(used, 0.0, state["v"]) + u
+            table = sketch.table(v).flatten(1)
+            kept = {**done.state, "u": u, "v": v, "heard": torch.full_like(state["heard"], round_)}
+            if not clears:
+                table = table + state["table"]
+                kept["table"] = table
+            up = torch.full((len(v),), float(sizes.up))
+            return ClientStep(Messages(torch.cat([table, v], dim=1), up, 4 * up), kept, {"loss": done.loss})
+
+        def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
+            params = state["params"]
+            sizes = self.sizes(len(params))
+            sketch = count_sketch(sizes.rows, sizes.columns, len(params), device=params.device)
+            value, report = aggregate(federation, messages.vectors, key)
+            table, exact = value[: sizes.table].view(sizes.rows, sizes.columns), value[sizes.table :]
+            candidates = sketch.estimate(table).abs().topk(sizes.candidates).indices
+            chosen = candidates[exact[candidates].abs().topk(sizes.kept).indices]
+            delta = torch.zeros_like(params)
+            delta[chosen] = exact[chosen]
+            support = torch.zeros_like(state["supports"])
+            support[chosen] = 1
+            history = (state["supports"] << 1) & ((1 << HISTORY) - 1)
+            after = {"params": params - self.lr * delta, "supports": history | support}
+            return ServerStep(after, after, report)
+
+        return Algorithm("sketch", init, client, server)
+
+
+def used_coordinates(supports: Tensor, heard: Tensor, round_: int) -> Tensor:
+    """Return which coordinates of each client's last message the server used, (k, D).
+
+    Bit h of `supports` (D,) is set where the update h+1 rounds ago had its support; `heard` (k,) is the round
+    of each client's last message, −1 for none.
+
+    >>> supports = torch.tensor([0b01, 0b10, 0b00])
+    >>> used_coordinates(supports, torch.tensor([4, 3, -1]), round_=5).tolist()
+    [[True, False, False], [False, True, False], [False, False, False]]
+    """
+    age = round_ - heard - 1
+    known = (heard >= 0) & (age < HISTORY)
+    bits = (supports >> age.clamp(min=0, max=HISTORY)[:, None]) & 1
+    return (bits == 1) & known[:, None]

@@ -1,0 +1,96 @@
+"""The frame shared by compressed-gradient methods: a gradient at the global model, and a descent step.
+
+client   g_k = clip(∇f_B(w), 60) on one big batch  →  compress  →  send
+server   w ← w − η R(m_1, …, m_S)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trilemma.errors import PrivacyError
+from trilemma.keys import Key
+from trilemma.learning.personal.descent import (
+    GRADIENT_CLIP,
+    Step,
+    clients_state,
+    initial_model,
+    statistics_of,
+)
+from trilemma.learning.personal.exchange import aggregate
+from trilemma.learning.personal.presets import Preset
+from trilemma.learning.protocol import Clients, Messages, ServerStep, Start, State
+from trilemma.learning.settings import AlgorithmSettings, Federation
+from trilemma.models import Clip
+from trilemma.models.types import Model
+from trilemma.privacy.types import Release
+
+
+class CompressedSettings(AlgorithmSettings):
+    """Methods that compress gradients of one global model."""
+
+    lr: float = Field(default=0.1, gt=0, description="learning rate (η_l)")
+    batch_size: int = Field(
+        default=1280, ge=1, description="mini-batch; larger than a client's data: all of it"
+    )
+    preset: Preset = Field(default="correct", description="correct, or as the authors' code behaves")
+
+    def exposure(self, clip: float, examples: int) -> Release:
+        """Refuse: what a compressor keeps back and sends later is not covered by one round's sensitivity."""
+        raise PrivacyError(
+            f"{type(self).__name__} has no privacy mechanism: its messages carry over what earlier rounds "
+            "left out. Allowed with [privacy]: lp_proj, fedavg, dsgd and the other methods with a release"
+        )
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Gradients (k, D) of one round, the loss (k,), and the client state with what has to be remembered."""
+
+    gradient: Tensor
+    loss: Tensor
+    state: dict[str, Tensor]
+
+
+def compute(
+    settings: CompressedSettings, broadcast: State, state: State, clients: Clients, key: Key, carries: bool
+) -> Computed:
+    """Return each client's clipped gradient at the broadcast model.
+
+    `carries`: the gradient is added to what the client computed in earlier rounds before it is clipped, as
+    happens in code that never clears a gradient buffer. The state then has an entry "carried".
+    """
+    model = clients.model
+    batch = next(iter(clients.epochs(settings.batch_size, 1, key.fold("batch"))))
+    step = Step(1.0, clip=None if carries else GRADIENT_CLIP)
+    found = step.gradient(model, broadcast["params"], batch, statistics_of(model, state))
+    gradient, kept = found.value, {**state, **found.buffers}
+    if carries:
+        total = state["carried"] + gradient
+        norms = torch.linalg.vector_norm(total, dim=1)
+        gradient = total * Clip.client(GRADIENT_CLIP).factor(norms)[:, None]
+        kept["carried"] = gradient
+    return Computed(gradient, found.loss, kept)
+
+
+def start(model: Model, ids: tuple[int, ...], key: Key, *memories: str) -> Start:
+    """Return a start with the global model of client 0 and zero vectors (k, D) under the names `memories`."""
+    shared = {"params": initial_model(model, 0, key)}
+    kept = {name: torch.zeros(len(ids), model.dim) for name in memories}
+    return Start(shared, {**clients_state(model, ids), **kept}, shared)
+
+
+def descending_server(federation: Federation, lr: float) -> Callable[[Messages, State, int, Key], ServerStep]:
+    """Return the server w ← w − η R(messages)."""
+
+    def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
+        value, report = aggregate(federation, messages.vectors, key)
+        params = {"params": state["params"] - lr * value}
+        return ServerStep(params, params, report)
+
+    return server

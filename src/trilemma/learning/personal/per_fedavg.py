@@ -1,0 +1,101 @@
+"""Per-FedAvg: a global model one gradient step away from a good personal one (MAML).
+
+    min_w (1/N) Σ_k f_k(w − α ∇f_k(w))
+
+R local steps of client k, each on fresh big batches B1, B2:
+
+    u = w_k − α ∇f_{B1}(w_k)
+    v = ∇f_{B2}(u)
+    first order      w_k ← w_k − β v
+    Hessian product  w_k ← w_k − β (v − α H v),   H v ≈ (∇f_{B1}(w_k + s v) − ∇f_{B1}(w_k − s v))/(2s)
+
+A client is scored by its adapted model w − α ∇f_B(w). The experiments of lp-proj are first order and adapt by
+two steps, the second with rate β from where the first ended (`preset = "reference"`).
+
+Reference: Fallah, Mokhtari, Ozdaglar, "Personalized federated learning with theoretical guarantees: a
+model-agnostic meta-learning approach", NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trilemma.data.types import Batch
+from trilemma.keys import Key
+from trilemma.learning.personal.descent import Step, clients_state, initial_model, statistics_of
+from trilemma.learning.personal.exchange import blending_server, publish
+from trilemma.learning.personal.fedavg import GlobalSettings
+from trilemma.learning.personal.presets import Preset, switches
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
+from trilemma.learning.settings import Federation, algorithms
+from trilemma.models.types import Model
+
+DIFFERENCE = 1e-2
+"""Length of the step s·v in the central difference: truncation is O(s²), rounding about 1e-7/s."""
+
+
+@algorithms.register("per_fedavg")
+class PerFedAvg(GlobalSettings):
+    """Per-FedAvg: a global model one gradient step away from personal ones."""
+
+    personal_lr: float = Field(default=0.05, gt=0, description="rate of the adapting step (α)")
+    order: Literal["first", "product"] = Field(
+        default="first", description="first order, or with the Hessian-vector product"
+    )
+    beta: float = Field(default=1.0, gt=0, description="server: w ← (1−β) w + β R(messages)")
+    preset: Preset = Field(default="correct", description="correct, or as the authors' code behaves")
+
+    def build(self, federation: Federation) -> Algorithm:
+        """See `AlgorithmSettings.build`."""
+        outer, inner = Step(self.lr, clip=None), Step(self.personal_lr, clip=None)
+
+        def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
+            shared = {"params": initial_model(model, 0, key)}
+            return Start(shared, clients_state(model, ids), shared)
+
+        def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
+            model, w = clients.model, broadcast["params"]
+            statistics: Mapping[str, Tensor] = statistics_of(model, state)
+            batches = iter(clients.epochs(self.batch_size, 2 * self.local_steps, key.fold("batch")))
+            losses: list[Tensor] = []
+            for _ in range(self.local_steps):
+                support, query = next(batches), next(batches)
+                found = inner.gradient(model, w, support, statistics)
+                ahead = outer.gradient(model, w - inner.rate * found.value, query, found.buffers)
+                direction, statistics = ahead.value, ahead.buffers
+                if self.order == "product":
+                    curved = hessian_product(model, w, direction, support, statistics)
+                    direction = direction - inner.rate * curved
+                w = w - outer.rate * direction
+                losses.append(ahead.loss)
+            messages, private = publish(federation.release, clients, broadcast["params"], w, round_)
+            report = {"loss": torch.stack(losses).mean(0), **private}
+            return ClientStep(Messages(messages), {**state, **statistics}, report)
+
+        def adapted(broadcast: State, state: State, clients: Clients, key: Key) -> Tensor:
+            w, statistics = broadcast["params"], statistics_of(clients.model, state)
+            steps = switches(self.preset).tuning_steps
+            batches = clients.epochs(self.batch_size, steps, key.fold("adapt"))
+            for step, batch in zip((inner, outer)[:steps], batches, strict=True):
+                w = w - step.rate * step.gradient(clients.model, w, batch, statistics).value
+            return w
+
+        server = blending_server(federation, "params", self.beta)
+        return Algorithm("per_fedavg", init, client, server, federation.release, evaluated=adapted)
+
+
+def hessian_product(
+    model: Model, w: Tensor, v: Tensor, batch: Batch, statistics: Mapping[str, Tensor]
+) -> Tensor:
+    """Return ∇²f_B(w) v for k clients by a central difference of gradients, (k, D)."""
+    length: Tensor = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+    size = length.clamp(min=torch.finfo(v.dtype).tiny)
+    nudge, plain = DIFFERENCE * v / size, Step(1.0, clip=None)
+    after = plain.gradient(model, w + nudge, batch, statistics).value
+    before = plain.gradient(model, w - nudge, batch, statistics).value
+    return (after - before) * (size / (2.0 * DIFFERENCE))
