@@ -28,8 +28,9 @@ from trilemma.errors import ConfigError, UserError
         ("attack.name=sff", "unknown attack 'sff': did you mean 'sf'?"),
         ("data.name=mnits", "unknown data set 'mnits': did you mean 'mnist'?"),
         ("data.partition=dirichle", "unknown partition 'dirichle': did you mean 'dirichlet'?"),
-        ("data.partition.alhpa=1", "[data.partition] needs a name"),
-        ("model.name=cmm", "unknown model 'cmm': did you mean 'cnn'?"),
+        ("data.partition.alpha=1", "[data.partition] unknown key 'alpha'"),
+        ("data.partition.name=3", "unknown partition '3'"),
+        ("model.name=logistik", "unknown model 'logistik': did you mean 'logistic'?"),
         ("run.rounds=0", "[run] rounds = 0: input should be greater than or equal to 1"),
         ("run.seeds=5-1", "cannot read seeds '5-1'; allowed: numbers and ranges"),
         ("rounds=5", "cannot read 'rounds=5'; allowed: table.key=value"),
@@ -53,8 +54,10 @@ def test_noise_is_said_once() -> None:
 
 
 def test_a_name_stands_for_its_table() -> None:
-    settings = config.parse({"data": {"name": "phishing", "partition": "dirichlet"}}, ["data.partition.alpha=0.5"])
-    assert settings.partition.dump() == {"name": "dirichlet", "alpha": 0.5}
+    settings = config.parse(
+        {"data": {"name": "phishing", "partition": "dirichlet"}}, ["data.partition.alpha=0.5"]
+    )
+    assert (settings.partition.name, settings.partition.options.alpha) == ("dirichlet", 0.5)
 
 
 def test_toml_round_trip_keeps_everything() -> None:

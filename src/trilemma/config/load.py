@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -23,6 +24,7 @@ from trilemma.config.schema import (
     RunTable,
     Table,
 )
+from trilemma.data import DatasetOptions, PartitionOptions
 from trilemma.errors import ConfigError, nearest
 from trilemma.registry import Registry
 
@@ -46,9 +48,9 @@ class Choice(Generic[Options]):
 class Config:
     """A validated configuration. Immutable; `with_` returns changed copies."""
 
-    data: Choice[data.DatasetOptions]
+    data: Choice[DatasetOptions]
     holding: DataTable
-    partition: Choice[data.PartitionOptions]
+    partition: Choice[PartitionOptions]
     model: Choice[BaseModel]
     federation: FederationTable
     algorithm: Choice[learning.AlgorithmSettings]
@@ -153,10 +155,10 @@ def _assign(tables: dict[str, Any], assignment: str) -> None:
     *parents, key = path.strip().split(".")
     if not equals or not parents or not key:
         raise ConfigError(f"cannot read {assignment!r}; allowed: table.key=value, as in run.rounds=50")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string, so that --set aggregation.rule=caf works
+    value: Any = text.strip()  # a bare word is a string, so that --set aggregation.rule=caf works
+    if key != "name" or value[:1] in "\"'":  # and a name always is: TOML would read nan as a number
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            value = tomllib.loads(f"value = {text}")["value"]
     table = tables
     for parent in parents:
         table[parent] = _as_table(table.get(parent, {}))
