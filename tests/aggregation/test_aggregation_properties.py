@@ -52,7 +52,6 @@ class Traits:
     pivot: bool = False  # row 0 plays a special part: it stays first when rows are permuted
     fewest: Callable[[int], int] = lambda f: 2 * f + 1  # the smallest n it is defined for
     needs_minority: bool = True  # 2f ≥ n is refused
-    spectral: bool = False  # κ bounds the error by λ_max(Cov_S) rather than by its trace
 
 
 def plain(function: Callable[[Array, int], Any]) -> Callable[[Any, Array, int], Any]:
@@ -75,9 +74,9 @@ RULES = {
         stays=False,
         needs_minority=False,
     ),
-    "caf": Traits(plain(ref.caf), spectral=True),
-    "smea": Traits(plain(ref.smea), spectral=True),
-    "filter": Traits(lambda rule, X, f: ref.filter_(X, f, rule.bound), spectral=True),
+    "caf": Traits(plain(ref.caf)),
+    "smea": Traits(plain(ref.smea)),
+    "filter": Traits(lambda rule, X, f: ref.filter_(X, f, rule.bound)),
     "bulyan": Traits(plain(ref.bulyan), fewest=lambda f: 4 * f + 3),
     "monna": Traits(plain(ref.monna), pivot=True),
 }
@@ -706,6 +705,7 @@ def test_propositions_4_1_and_5_1_against_an_adversary(name: str, n: int, f: int
     ratio, worst = climb(lambda X: reference(X, f).value, n, f, d, spectral=True, starts=5, patience=25)
     kappa = published_kappa(name, n, f)
     rule = agg.rules[name](f=f)
+    assert rule.criterion == "spectral"
     assert rule.kappa(n=n) == pytest.approx(kappa)
     assert 0.1 * f / (n - 2 * f) < ratio <= kappa  # the search found something, and not too much
     assert ref.robustness_ratio(rule(worst).value, worst, f, spectral=True) <= kappa
@@ -734,7 +734,7 @@ def test_kappa_bounds_the_error(subject: str, n: int, f: int):
         kappa = None
     if kappa is None:
         pytest.skip("no proven coefficient for this rule and size")
-    spectral = "+" not in subject and RULES.get(subject, UNKNOWN).spectral
+    spectral = rule.criterion == "spectral"
     ratio, _ = climb(
         lambda X: float64(rule(X, key=KEY).value), n, f, 2, spectral=spectral, starts=5, patience=6
     )
