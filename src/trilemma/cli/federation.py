@@ -52,6 +52,7 @@ def init_command(
     host: Annotated[
         str, typer.Option(help="address the server listens on and clients connect to")
     ] = "127.0.0.1",
+    listen: Annotated[str | None, typer.Option(help="address the server binds to, if another")] = None,
     port: Annotated[
         int, typer.Option(help="the server's port; clients use the ports after it, locally")
     ] = 9190,
@@ -72,6 +73,7 @@ def init_command(
         clients=clients,
         host=host,
         port=port,
+        listen=listen,
         examples=examples,
         transcript=transcript,
         timing=layout.Timing(round_limit=round_limit, join_limit=join_limit),
@@ -87,13 +89,18 @@ def init_command(
 
 
 @federation_app.command("up")
-def up_command(folder: Folder) -> None:
+def up_command(
+    folder: Folder,
+    attach: Annotated[bool, typer.Option(help="stay, and stop everything when one process ends")] = False,
+) -> None:
     """Start what is not running; say what was started."""
     _require_flower()
     from trilemma.flower import deployment
 
     started = deployment.up(folder, say=lambda line: console.print(line, highlight=False))
     console.print(f"{len(started)} processes started" if started else "everything was running")
+    if attach:
+        deployment.attend(folder)
 
 
 @federation_app.command("run")
@@ -108,7 +115,7 @@ def run_command(
     from trilemma.flower.control import connect
 
     server = _server(folder)
-    log = CommitLog(server.state / "runs" / name)
+    log = CommitLog(server.run_folder(name))
     with connect(server) as control:
         for old in control.active():
             control.stop(old)

@@ -21,8 +21,10 @@ from trilemma.flower.admission import Admitted, Expected, Rejection, Reply, admi
 from trilemma.flower.commits import Commit, CommitLog
 from trilemma.flower.epochs import Epoch, Policy, check_progress, decide, open_epoch
 from trilemma.flower.layout import Party, Timing
+from trilemma.flower.sessions import check_offer
 from trilemma.flower.task import Task
 from trilemma.learning import Messages
+from trilemma.privacy.secrets import Roster
 
 
 class Exchange(Protocol):
@@ -31,8 +33,21 @@ class Exchange(Protocol):
     def nodes(self) -> Mapping[int, int]:
         """Return the connected nodes and, by their authenticated keys, the clients they are."""
 
-    def ask(self, blocks: Mapping[int, bytes], limit: float) -> list[Reply]:
-        """Send each node its block; return what came back within `limit` seconds, in order of arrival."""
+    def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
+        """Send each node its block; return what came back in time, in order of arrival."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for replies: `limit` seconds for everybody.
+
+    For the nodes in `doubtful`, once all others have answered, only `grace` seconds more: a client that is
+    gone costs the limit once and not in every round, a slow one can still come back.
+    """
+
+    limit: float
+    doubtful: frozenset[int] = frozenset()
+    grace: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,8 +117,7 @@ class Coordinator:
         epoch = commit.epoch
         if epoch is None or epoch.number != number:
             epoch = open_epoch(self.policy, number, joined.values())
-            if keys:
-                self._relay(epoch, joined, keys)
+            self._relay(epoch, joined, keys)
             commit = replace(commit, epoch=epoch)
             self.log.update_epoch(commit)
         clients = {node: client for node, client in joined.items() if client in epoch.members}
@@ -117,21 +131,23 @@ class Coordinator:
         joined: dict[int, int] = {}
         keys: dict[int, str] = {}
         called: set[int] = set()
-        while len(joined) < self.policy.clients and time.monotonic() < deadline:
+        refused: set[int] = set()
+        while len(joined) + len(refused) < self.policy.clients and time.monotonic() < deadline:
             known = self.exchange.nodes()
             new = {node: hello for node in known if node not in called}
             if not new:
                 time.sleep(self.timing.poll)
                 continue
             called |= set(new)
-            for reply in self.exchange.ask(new, deadline - time.monotonic()):
+            for reply in self.exchange.ask(new, Patience(deadline - time.monotonic())):
                 try:
                     client = known[reply.node]
                     keys[client] = self._joined(reply, client, number)
                     joined[reply.node] = client
                 except wire.WireError as error:
+                    refused.add(reply.node)
                     self._note_rejections([Rejection(reply.node, known.get(reply.node), str(error))])
-        return joined, {client: key for client, key in keys.items() if key}
+        return joined, keys
 
     def _joined(self, reply: Reply, client: int, number: int) -> str:
         if reply.block is None:
@@ -139,15 +155,16 @@ class Coordinator:
         header, _ = wire.loads(reply.block, wire.Joined, limit=1 << 16)
         if (header.run, header.epoch, header.client) != (self.run, number, client):
             raise wire.WireError(f"the node of client {client} joined as {header!r}")
+        check_offer(Roster.load(self.party.roster), self.run, number, client, header.key)
         return header.key
 
     def _relay(self, epoch: Epoch, joined: Mapping[int, int], keys: Mapping[int, str]) -> None:
         """Pass everybody's signed keys to everybody. Clients check the signatures: the server cannot."""
-        members = {str(client): keys[client] for client in epoch.members if client in keys}
+        members = {str(client): keys[client] for client in epoch.members}
         block = wire.dumps(wire.Keys(run=self.run, epoch=epoch.number, keys=members))
         asked = {node: block for node, client in joined.items() if client in epoch.members}
         ready: set[int] = set()
-        for reply in self.exchange.ask(asked, self.timing.join_limit):
+        for reply in self.exchange.ask(asked, Patience(self.timing.join_limit)):
             try:
                 if reply.block is None:
                     raise wire.WireError(reply.error)
@@ -190,7 +207,7 @@ class Coordinator:
                 node: client for node, client in self.exchange.nodes().items() if client in epoch.members
             }
             asked = {node: block for node, client in clients.items() if client not in collected.vectors}
-            replies = self.exchange.ask(asked, self.timing.round_limit)
+            replies = self.exchange.ask(asked, self._patience(commit, clients))
             expected = Expected(self.run, epoch.number, commit.rounds, dim, {n: clients[n] for n in asked})
             admitted = admit(expected, replies)
             self._note_rejections(admitted.rejected)
@@ -201,6 +218,10 @@ class Coordinator:
                 break
             self.say(Progress(f"round {commit.rounds}: asked again"))
         return collected
+
+    def _patience(self, commit: Commit, clients: Mapping[int, int]) -> Patience:
+        doubtful = frozenset(node for node, client in clients.items() if client in commit.unused)
+        return Patience(self.timing.round_limit, doubtful, self.timing.round_limit / 10)
 
     def _apply(self, commit: Commit, epoch: Epoch, admitted: Admitted, waited: float) -> Commit:
         started = time.monotonic()
@@ -272,5 +293,6 @@ class Coordinator:
         """Hand the result to everybody who is there."""
         block = wire.dumps(wire.Finished(run=self.run), commit.broadcast)
         wire.write_durably(self.log.folder / "result", block)
-        self.exchange.ask(dict.fromkeys(self.exchange.nodes(), block), self.timing.join_limit)
+        nodes = self.exchange.nodes()
+        self.exchange.ask(dict.fromkeys(nodes, block), self._patience(commit, nodes))
         self.say(Progress(f"run {self.run!r} finished after {commit.rounds} rounds"))

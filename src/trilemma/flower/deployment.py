@@ -7,6 +7,7 @@ so it is also how a party recovers from a crash.
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 import sysconfig
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trilemma.flower import processes
-from trilemma.flower.layout import Party, parties
+from trilemma.flower.layout import Party, parties, write_flower_files
 from trilemma.flower.processes import Command, ProcessFailed, Running
 from trilemma.flower.tuning import POLL
 
@@ -39,7 +40,7 @@ def commands(party: Party) -> list[Command]:
     if party.client is None:
         flower: tuple[str, ...] = (
             str(SCRIPTS / "flower-superlink"),
-            *("--host", federation.host, "--port", str(federation.port)),
+            *("--host", federation.listen or federation.host, "--port", str(federation.port)),
             *("--ssl-ca-certfile", str(party.authority)),
             *("--ssl-certfile", str(party.folder / "tls" / "server.crt")),
             *("--ssl-keyfile", str(secrets / "server.key")),
@@ -108,6 +109,8 @@ def start_party(party: Party) -> list[Running]:
         return []
     processes.stop(known, party.running)
     party.state.mkdir(exist_ok=True)
+    if party.client is None:
+        write_flower_files(party)  # they name absolute paths, and the folder may have been moved
     return [processes.start(command, party.running) for command in commands(party)]
 
 
@@ -120,6 +123,26 @@ def down(folder: Path, grace: float = 5.0) -> int:
     for party in {party.name: party for party, _ in found}.values():
         processes.stop([known for owner, known in found if owner == party], party.running, grace)
     return len(found)
+
+
+def attend(folder: Path, interval: float = 1.0) -> None:
+    """Stay until a process of the parties in `folder` ends, or until told to stop; then take all down.
+
+    For supervisors that expect a process to stay in the foreground, such as systemd and Docker.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        while True:
+            dead = [one for one in status(folder) if not one.alive]
+            if dead:
+                raise ProcessFailed(f"{dead[0].party}: {dead[0].process} (pid {dead[0].pid}) ended")
+            time.sleep(interval)
+    finally:
+        down(folder)
 
 
 def _wait_for_port(server: Party, running: list[Running]) -> None:

@@ -13,6 +13,7 @@ party needs. `federation.toml` is the same everywhere and public. Every party re
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import shutil
 import tomllib
@@ -21,11 +22,12 @@ from pathlib import Path
 
 from trilemma.errors import UserError
 from trilemma.flower import certificates
-from trilemma.flower.identities import new_identity, write_roster
+from trilemma.privacy.secrets import Identity, Roster
 
 PUBLIC = "federation.toml"
 CONFIG = "config.toml"
 TASK = "task.py"
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Timing:
 class Federation:
     """The public facts of a federation, the same in every party's folder.
 
+    Clients connect to `host`; the server binds to `listen` where that is another address (0.0.0.0).
     `examples` is how many training examples the poorest client holds, where clients bring their own data;
     `transcript` makes the server keep every vector it admitted.
 
@@ -55,6 +58,7 @@ class Federation:
     clients: int
     host: str = "127.0.0.1"
     port: int = 9190
+    listen: str | None = None
     examples: int | None = None
     transcript: bool = False
     timing: Timing = Timing()
@@ -76,6 +80,7 @@ class Federation:
             f"clients = {self.clients}\n"
             f'host = "{self.host}"\n'
             f"port = {self.port}\n"
+            + ("" if self.listen is None else f'listen = "{self.listen}"\n')
             + ("" if self.examples is None else f"examples = {self.examples}\n")
             + f"transcript = {str(self.transcript).lower()}\n"
             "\n[timing]  # seconds; repeats: how often a failed round is asked again\n"
@@ -165,6 +170,12 @@ class Party:
         return self.folder / "secrets" / "seed"
 
     @property
+    def reproducible_noise(self) -> bytes | None:
+        """A seed in place of the system's generator: to reproduce a run in a test, and only there."""
+        path = self.folder / "secrets" / "reproducible-noise"
+        return bytes.fromhex(path.read_text()) if path.is_file() else None
+
+    @property
     def executor_secret(self) -> Path:
         """What this party's Flower process and its worker share, so that no other process takes its tasks."""
         return self.folder / "secrets" / "executor"
@@ -184,6 +195,17 @@ class Party:
     def state(self) -> Path:
         """What must survive a crash."""
         return self.folder / "state"
+
+    def run_folder(self, run: str) -> Path:
+        """Return where the memory of a run is kept. The name may come from a stranger: it stays a name.
+
+        >>> Party(Path("/fed/client-0"), 0).run_folder("../../secrets")
+        Traceback (most recent call last):
+        trilemma.errors.UserError: '../../secrets' is no name for a run; allowed: letters, ...
+        """
+        if not RUN_NAME.fullmatch(run):
+            raise UserError(f"{run!r} is no name for a run; allowed: letters, digits, . _ -, at most 64")
+        return self.state / "runs" / run
 
     @property
     def running(self) -> Path:
@@ -240,7 +262,7 @@ def init(
     certificates.write_secret(folder / "authority" / "ca.key", authority.key)
     (folder / "authority" / "ca.crt").write_bytes(authority.certificate)
     write_certificate(server, authority, (federation.host, *hosts))
-    public_keys = []
+    public_keys: list[bytes] = []
     for client in clients:
         private, public = certificates.new_node_key()
         certificates.write_secret(client.node_key, private)
@@ -251,13 +273,14 @@ def init(
             + ("# epsilon = 10.0\n" if budget is None else f"epsilon = {budget}\n")
         )
         certificates.write_secret(client.seed, secrets.token_hex(16).encode())
-        public_keys.append(new_identity(client.identity))
+        identity = Identity.generate()
+        identity.save(client.identity)
+        public_keys.append(identity.public)
     for party in found:
         party.authority.parent.mkdir(exist_ok=True)
         party.authority.write_bytes(authority.certificate)
         certificates.write_secret(party.executor_secret, secrets.token_hex(32).encode())
-        write_roster(party.roster, federation.name, public_keys)
-    write_flower_files(server)
+        Roster(tuple(public_keys)).save(party.roster)
     return found
 
 
@@ -289,7 +312,7 @@ def write_flower_files(server: Party) -> None:
         "[tool.flwr.app.components]\n"
         'serverapp = "apps:server"\n'
         'clientapp = "apps:client"\n\n'
-        "[tool.flwr.app.config]\n"
+        '[tool.flwr.app.config]\nrun = "default"\n'
     )
     (app / "apps.py").write_text(
         '"""The apps are part of the installed package; this file only names them."""\n\n'

@@ -8,12 +8,10 @@ whom noise is shared, or how much privacy is spent.
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,11 +19,9 @@ import torch
 from trilemma.flower import wire
 from trilemma.flower.journal import Again, Entry, Journal, Refused, what_to_do
 from trilemma.flower.layout import Party
-from trilemma.flower.sessions import Session
+from trilemma.flower.sessions import Secrets, Session
 from trilemma.flower.task import OneClient, Task, load_task
 from trilemma.learning.protocol import State
-
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -33,6 +29,7 @@ class Node:
     """One client: everything it knows is in its folder."""
 
     party: Party
+    sessions: dict[str, Session] = field(default_factory=dict)
 
     @property
     def client(self) -> int:
@@ -44,12 +41,6 @@ class Node:
     def task(self) -> Task:
         """The task, as this client has it."""
         return load_task(self.party)
-
-    def folder(self, run: str) -> Path:
-        """Where the memory of a run is kept."""
-        if not RUN_NAME.fullmatch(run):
-            raise Refused(f"{run!r} is no name for a run; allowed: letters, digits, dots, dashes, up to 64")
-        return self.party.state / "runs" / run
 
     def answer(self, block: bytes) -> bytes:
         """Answer a block from the server."""
@@ -65,7 +56,7 @@ class Node:
         return handlers[kind](block)
 
     def _session(self, run: str) -> Session:
-        return Session(self.party, run, self.folder(run))
+        return self.sessions.setdefault(run, Session(self.party, run))
 
     def _hello(self, block: bytes) -> bytes:
         hello, _ = wire.loads(block, wire.Hello)
@@ -74,7 +65,7 @@ class Node:
                 "the server's configuration or roster is not this client's; all parties must hold the same "
                 "config.toml and roster.json"
             )
-        key = self._session(hello.run).open(hello.epoch, needs_key=self._shares_noise)
+        key = self._session(hello.run).open(hello.epoch)
         return wire.dumps(wire.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
 
     @property
@@ -90,7 +81,7 @@ class Node:
     def _ask(self, block: bytes) -> bytes:
         ask, broadcast = wire.loads(block, wire.Ask)
         asked = wire.digest(block)
-        journal = Journal(self.folder(ask.run))
+        journal = Journal(self.party.run_folder(ask.run))
         todo = what_to_do(journal.last(), self.client, ask, asked)
         if isinstance(todo, Again):
             vector = todo.vector
@@ -107,13 +98,13 @@ class Node:
         """Take a step of the algorithm. Order matters: pay, compute, remember, and only then speak."""
         task, session = self.task, self._session(ask.run)
         self._check_broadcast(broadcast)
-        session.require(ask.epoch)
+        secrets = session.require(ask.epoch, self._shares_noise)
         if state is None:
             state = task.resolved.algorithm.init(task.model, (self.client,), task.key.fold("init")).clients
-        session.pay(ask, task)
+        self._pay(ask, secrets)
         assert task.data is not None
         seed = int(self.party.seed.read_text(), 16)
-        noise = TimedNoise(session.noise(self._shares_noise))
+        noise = TimedNoise(session.noise(secrets))
         me = OneClient(self.client, task.data, task.model, noise, seed)
         started = time.perf_counter()
         step = task.resolved.algorithm.client(
@@ -135,6 +126,9 @@ class Node:
         )
         return vector
 
+    def _pay(self, ask: wire.Ask, secrets: Secrets) -> None:
+        """Enter the release into the ledger, or refuse."""
+
     def _check_broadcast(self, broadcast: State) -> None:
         """A broadcast must look like the one the algorithm starts with, and be finite."""
         task = self.task
@@ -147,7 +141,7 @@ class Node:
 
     def _finished(self, block: bytes) -> bytes:
         finished, _ = wire.loads(block, wire.Finished)
-        wire.write_durably(self.folder(finished.run) / "result", block)
+        wire.write_durably(self.party.run_folder(finished.run) / "result", block)
         return wire.dumps(wire.Noted(client=self.client, run=finished.run))
 
 

@@ -21,7 +21,7 @@ from trilemma.flower.admission import Reply
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.commits import CommitLog
 from trilemma.flower.control import node_key_bytes
-from trilemma.flower.coordinator import Coordinator
+from trilemma.flower.coordinator import Coordinator, Patience
 from trilemma.flower.layout import Party
 from trilemma.flower.task import load_task
 
@@ -43,26 +43,30 @@ class GridExchange:
             node.node_id: self._clients[node.public_key] for node in found if node.public_key in self._clients
         }
 
-    def ask(self, blocks: Mapping[int, bytes], limit: float) -> list[Reply]:
+    def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
         """Send, and collect replies until all are there or time is up.
 
         Flower's own `send_and_receive` looks every 3 s; this looks as often as the federation agreed.
         """
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + patience.limit
         # One record for all nodes that get the same block: Flower then uploads it once.
         records = {block: wire.to_record(block) for block in set(blocks.values())}
         messages = [
-            Message(records[block], dst_node_id=node, message_type="query", ttl=limit + 60.0)
+            Message(records[block], dst_node_id=node, message_type="query", ttl=patience.limit + 60.0)
             for node, block in blocks.items()
         ]
         pushed = list(self._grid.push_messages(messages)) if messages else []
         waiting = {message: node for message, node in zip(pushed, blocks, strict=True) if message is not None}
         replies: list[Reply] = []
+        others_done = False
         while waiting and time.monotonic() < deadline:
             for message in self._grid.pull_messages(list(waiting)):
                 node = waiting.pop(message.metadata.reply_to_message_id, None)
                 if node is not None:
                     replies.append(_reply(node, message))
+            if not others_done and patience.doubtful.issuperset(waiting.values()):
+                others_done = True
+                deadline = min(deadline, time.monotonic() + patience.grace)
             if waiting:
                 time.sleep(self._poll)
         return replies
@@ -89,7 +93,7 @@ def main(grid: Grid, context: Context) -> None:
         party=party,
         task=load_task(party),
         exchange=GridExchange(grid, party),
-        log=CommitLog(party.state / "runs" / run),
+        log=CommitLog(party.run_folder(run)),
         say=lambda progress: log(INFO, "[%s] %s", run, progress.text),
     ).go()
 

@@ -56,7 +56,7 @@ class Hello(Header):
 
 
 class Joined(Header):
-    """Client → server: this is me, and this is my signed key for the epoch (empty: none is needed)."""
+    """Client → server: this is me, and this is my signed key for the epoch."""
 
     kind = "joined"
     client: int

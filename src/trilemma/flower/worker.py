@@ -17,15 +17,18 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
 
 import httpx
 from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.serde import context_from_proto, context_to_proto, run_from_proto
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.serverapp import ServerApp
 from flwr.supercore import log
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supercore.constant import TaskType
@@ -92,8 +95,8 @@ class Worker:
             with suppress(httpx.HTTPError, RunNotRunningException):
                 run(token)
 
-    def client_task(self, token: str) -> None:
-        """Answer one message with the installed ClientApp."""
+    def client_task(self, app: ClientApp, token: str) -> None:
+        """Answer one message with `app`."""
         client = self._client("flwr-clientapp", RuntimeTokenHttpInterceptor(token))
         heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
         heartbeat.start()
@@ -101,7 +104,7 @@ class Worker:
         try:
             message, context, _, _ = pull_task_input(client)
             try:
-                reply, status, details = client_app(message=message, context=context), SubStatus.COMPLETED, ""
+                reply, status, details = app(message=message, context=context), SubStatus.COMPLETED, ""
             except Exception as error:
                 log(ERROR, "the client app failed", exc_info=error)
                 status, details = SubStatus.FAILED, f"{type(error).__name__}: {error}"
@@ -113,8 +116,8 @@ class Worker:
             heartbeat.stop()
             client.close()
 
-    def server_task(self, token: str) -> None:
-        """Run the installed ServerApp to its end."""
+    def server_task(self, app: ServerApp, token: str) -> None:
+        """Run `app` to its end."""
         grid = HttpGrid(self.address, self.certificate is None, self.certificate, token=token)
         client: Any = grid._runtime_client
         heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
@@ -129,7 +132,7 @@ class Worker:
             context.run_config = dict(run.override_config)
             grid.set_run(run)
             try:
-                server_app(grid=grid, context=context)
+                app(grid=grid, context=context)
                 status, details = SubStatus.COMPLETED, ""
             except Exception as error:
                 log(ERROR, "the server app failed", exc_info=error)
@@ -146,8 +149,8 @@ def _finish(client: RuntimeHttpClient, context: Context, status: str, details: s
     )
 
 
-def main(folder: str) -> None:
-    """Work for the party whose folder is given, until stopped."""
+def work(folder: str, client_app: ClientApp = client_app, server_app: ServerApp = server_app) -> None:
+    """Work for the party whose folder is given, with the installed apps, until stopped."""
     party = Party.open(Path(folder))
     retry_sooner()
     os.environ[PARTY] = str(party.folder)
@@ -156,12 +159,12 @@ def main(folder: str) -> None:
     if party.client is None:
         certificate = party.authority.read_bytes()
         worker = Worker(party, TaskType.SERVER_APP, federation.address, certificate)
-        worker.serve(worker.server_task)
+        worker.serve(partial(worker.server_task, server_app))
     else:
         address = f"127.0.0.1:{federation.runtime_port(party.client)}"
         worker = Worker(party, TaskType.CLIENT_APP, address, None)
-        worker.serve(worker.client_task)
+        worker.serve(partial(worker.client_task, client_app))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    work(sys.argv[1])

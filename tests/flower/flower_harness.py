@@ -1,0 +1,219 @@
+"""What the federation tests share: small configurations, an exchange without a network, real federations."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from trilemma import config as configurations
+from trilemma.errors import UserError
+from trilemma.flower import deployment, layout, processes, wire
+from trilemma.flower.admission import Reply
+from trilemma.flower.commits import CommitLog
+from trilemma.flower.control import connect
+from trilemma.flower.coordinator import Coordinator, Patience
+from trilemma.flower.layout import Federation, Party, Timing
+from trilemma.flower.node import Node
+from trilemma.flower.task import load_task
+
+FAST = Timing(round_limit=30.0, join_limit=45.0, poll=0.2)
+LIAR = Path(__file__).with_name("flower_liar.py")
+
+
+def small_config(clients: int, *assignments: str, tolerate: int = 1, rounds: int = 3) -> str:
+    """A logistic model on phishing: every message is 69 numbers."""
+    return configurations.parse(
+        {},
+        [
+            f"federation.clients={clients}",
+            f"federation.tolerate={tolerate}",
+            f"run.rounds={rounds}",
+            "aggregation.rule=cwmed",
+            "algorithm.name=dsgd",
+            *assignments,
+        ],
+    ).toml()
+
+
+PRIVATE = (
+    "algorithm.name=cafcor",
+    "aggregation.rule=caf",
+    "privacy.threat=secldp",
+    "privacy.clip=1.0",
+    "privacy.sigma_cor=0.5",
+    "privacy.sigma_ind=0.1",
+)
+
+
+def free_ports(count: int) -> int:
+    """Return a port such that it and the `count` after it are free on loopback."""
+    for base in range(21000 + (time.monotonic_ns() // 1000) % 20000, 65000, count + 1):
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(base, base + count + 1):
+                    held.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return base
+    raise RuntimeError("no free ports")
+
+
+def make(
+    folder: Path,
+    clients: int,
+    config: str,
+    *,
+    timing: Timing = FAST,
+    budget: float | None = None,
+    **facts: object,
+) -> list[Party]:
+    """Make a federation's folders."""
+    public = Federation("test", clients, port=free_ports(clients), timing=timing, **facts)
+    return layout.init(folder, public, config, budget=budget)
+
+
+@dataclass
+class Direct:
+    """An exchange without a network: blocks go straight to the nodes; `tamper` may change or drop any."""
+
+    parties: list[Party]
+    tamper: Callable[[int, bytes, bytes | None], bytes | None] = lambda _client, _asked, answer: answer
+    gone: set[int] = field(default_factory=set)
+    asked: list[tuple[int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._nodes = {party.client: Node(party) for party in self.parties if party.client is not None}
+
+    def nodes(self) -> Mapping[int, int]:
+        return {100 + client: client for client in self._nodes if client not in self.gone}
+
+    def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
+        replies = []
+        for node, block in blocks.items():
+            client = node - 100
+            self.asked.append((client, wire.kind_of(block)))
+            if client in self.gone:
+                continue
+            try:
+                answer = self._nodes[client].answer(block)
+            except UserError as error:
+                replies.append(Reply(node, error=f"{type(error).__name__}: {error}"))
+                continue
+            changed = self.tamper(client, block, answer)
+            if changed is not None:
+                replies.append(Reply(node, changed))
+        return replies
+
+
+def coordinator(parties: list[Party], exchange: Direct, run: str = "run") -> tuple[Coordinator, list[str]]:
+    """A coordinator on `exchange`, and what it says."""
+    said: list[str] = []
+    server = parties[0]
+    log = CommitLog(server.run_folder(run))
+    return (
+        Coordinator(run, server, load_task(server), exchange, log, say=lambda step: said.append(step.text)),
+        said,
+    )
+
+
+@dataclass
+class Real:
+    """A real federation on loopback."""
+
+    folder: Path
+    parties: list[Party]
+
+    @property
+    def server(self) -> Party:
+        return self.parties[0]
+
+    def client(self, number: int) -> Party:
+        return self.parties[1 + number]
+
+    def log(self, run: str) -> CommitLog:
+        return CommitLog(self.server.run_folder(run))
+
+    def start(self, run: str) -> int:
+        with connect(self.server) as control:
+            for old in control.active():
+                control.stop(old)
+            return control.start(self.server.folder / "app", run)
+
+    def wait(self, flower_run: int, limit: float = 90.0) -> str:
+        """Wait for the end of a run; return how it ended."""
+        deadline = time.monotonic() + limit
+        with connect(self.server) as control:
+            while time.monotonic() < deadline:
+                status = control.status(flower_run)
+                if status.startswith("finished"):
+                    return status
+                time.sleep(0.2)
+        raise AssertionError(f"the run did not end in {limit} s; the server says:\n{self.said(40)}")
+
+    def go(self, run: str, limit: float = 90.0) -> list[dict]:
+        """Run to the end; return the records."""
+        status = self.wait(self.start(run), limit)
+        assert status == "finished:completed", f"{status}\n{self.said(40)}"
+        return self.log(run).records()
+
+    def said(self, lines: int = 400) -> str:
+        return processes.tail(str(self.server.running / "worker.log"), lines)
+
+    def process(self, party: Party, name: str) -> processes.Running:
+        return next(one for one in processes.recorded(party.running) if one.name == name)
+
+    def kill(self, party: Party, name: str) -> None:
+        """kill -9, the whole group, nothing polite about it."""
+        one = self.process(party, name)
+        processes.signal_all([one], processes.signal.SIGKILL)
+        wait_for(lambda: not processes.members(one), 10.0)
+
+    @contextlib.contextmanager
+    def liar(self, number: int, how: str) -> Iterator[None]:
+        """Let client `number` lie, as `flower_liar.py` says."""
+        party = self.client(number)
+        self.restart(party, (sys.executable, str(LIAR), str(party.folder), how))
+        try:
+            yield
+        finally:
+            self.restart(party)
+
+    def restart(self, party: Party, worker: tuple[str, ...] | None = None) -> None:
+        """Start a party's processes afresh, perhaps with another worker."""
+        processes.stop(processes.recorded(party.running), party.running, grace=2.0)
+        for command in deployment.commands(party):
+            if command.name == "worker" and worker is not None:
+                command = replace(command, argv=worker)
+            processes.start(command, party.running)
+
+    def set_timing(self, **changes: float) -> None:
+        """Change the server's patience for the runs to come; it is no part of what parties agree on."""
+        facts = self.server.federation
+        changed = replace(facts, timing=replace(facts.timing, **changes))
+        (self.server.folder / layout.PUBLIC).write_text(changed.toml())
+
+
+@contextlib.contextmanager
+def real(folder: Path, clients: int, config: str, **options: object) -> Iterator[Real]:
+    """Bring a federation up, and down again whatever happens."""
+    parties = make(folder, clients, config, **options)
+    try:
+        deployment.up(folder)
+        yield Real(folder, parties)
+    finally:
+        deployment.down(folder, grace=2.0)
+    assert deployment.status(folder) == []
+
+
+def wait_for(condition: Callable[[], object], limit: float) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"did not happen in {limit} s")
+        time.sleep(0.05)

@@ -1,0 +1,208 @@
+"""The fault matrix: every row is a fault in a real federation on loopback, with TLS and node authentication.
+
+Five clients, f = 1. One federation serves all rows that leave it whole; each row is a run of its own.
+Processes are killed by process group, every wait is bounded, and nothing may be left behind.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+
+import pytest
+from flower_harness import FAST, PRIVATE, make, real, small_config, wait_for
+
+from trilemma.errors import UserError
+from trilemma.flower import certificates, deployment, layout, processes
+from trilemma.flower.control import connect
+from trilemma.flower.deployment import commands
+from trilemma.flower.processes import Command
+
+pytestmark = [pytest.mark.federation, pytest.mark.slow]
+
+CLIENTS = 5
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    config = small_config(CLIENTS, *PRIVATE, rounds=3)
+    with real(tmp_path_factory.mktemp("faults") / "federation", CLIENTS, config, transcript=True) as running:
+        running.go("warm-up")
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def whole_again(request):
+    """Give the next row a federation with everybody in it."""
+    yield
+    if "federation" in request.fixturenames:
+        running = request.getfixturevalue("federation")
+        deployment.up(running.folder)
+        running.set_timing(round_limit=FAST.round_limit, join_limit=FAST.join_limit)
+
+
+def absences(records):
+    return [record["absent"] for record in records]
+
+
+def test_nobody_fails(federation):
+    records = federation.go("plain")
+    assert [record["round"] for record in records] == [1, 2, 3]
+    assert absences(records) == [[], [], []]
+    assert not any(record["rejected"] for record in records)
+
+
+def test_silent_client(federation):
+    """It joins and is then never heard again: the first round waits for the limit, all go on without it."""
+    federation.set_timing(round_limit=10.0)
+    with federation.liar(3, "silent"):
+        records = federation.go("silent")
+    assert absences(records) == [[3], [3], [3]]
+    assert all(record["weights"]["3"] == 0 for record in records)
+    waited = [record["seconds"]["clients"] for record in records]
+    assert waited[0] >= 10.0
+    assert max(waited[1:]) < 10.0  # who was not heard last time is not waited for as long
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("nan", "not finite"),
+        ("oversized", "bytes where at most"),
+        ("gibberish", "not a block of this version"),
+    ],
+)
+def test_broken_replies(federation, how, reason):
+    with federation.liar(1, how):
+        records = federation.go(how)
+    assert absences(records) == [[1], [1], [1]]
+    assert all(reason in record["rejected"][0][1] for record in records)
+    assert all(record["rejected"][0][0] == 1 for record in records)
+
+
+def test_replayed_reply(federation):
+    with federation.liar(2, "replayed"):
+        records = federation.go("replayed")
+    assert absences(records) == [[], [2], [2]]
+    assert records[1]["rejected"] == [[2, "round 0 where 1 was asked"]]
+    assert records[2]["rejected"] == [[2, "round 0 where 2 was asked"]]
+
+
+def test_crashed_client_comes_back(federation):
+    """kill -9 of a client after round 1; it is started again and answers the last round."""
+    federation.set_timing(round_limit=10.0)
+    log, victim = federation.log("crash"), federation.client(0)
+    run = federation.start("crash")
+    wait_for(lambda: len(log.records()) >= 1, 30.0)
+    federation.kill(victim, "worker")
+    federation.kill(victim, "supernode")
+    wait_for(lambda: len(log.records()) >= 2, 30.0)
+    federation.restart(victim)
+    assert federation.wait(run) == "finished:completed"
+    seen = absences(log.records())
+    assert seen[0] == []
+    assert [0] in seen
+    assert seen[-1] == [] or len(seen) == 3
+
+
+def test_wrong_key(federation):
+    """A client whose identity is not the one on the roster does not get in; the others go on without it."""
+    victim = federation.client(2)
+    right = victim.identity.read_bytes()
+    certificates.write_secret(victim.identity, os.urandom(32).hex().encode())
+    try:
+        records = federation.go("wrong-key")
+    finally:
+        certificates.write_secret(victim.identity, right)
+    assert absences(records) == [[2], [2], [2]]
+    assert "rejected client 2" in federation.said(30)
+    assert "is not on the roster" in federation.said(30)
+
+
+def test_unregistered_node(federation, tmp_path):
+    """A node with a key the server does not know cannot connect, and the run does not notice."""
+    stranger = federation.client(4)
+    private, _ = certificates.new_node_key()
+    certificates.write_secret(tmp_path / "node.key", private)
+    supernode = commands(stranger)[0]
+    argv = list(supernode.argv)
+    argv[argv.index(str(stranger.node_key))] = str(tmp_path / "node.key")
+    argv[argv.index("--port") + 1] = str(stranger.federation.runtime_port(CLIENTS + 1))
+    outsider = processes.start(Command("outsider", tuple(argv), supernode.environment), tmp_path)
+    try:
+        wait_for(lambda: not processes.leads(outsider), 30.0)
+        assert "Exit Code" in processes.tail(outsider.log, 40)
+        assert absences(federation.go("outsider")) == [[], [], []]
+    finally:
+        processes.stop([outsider], tmp_path)
+
+
+def test_server_app_killed(federation):
+    """kill -9 of the server app between commits: the run continues from the last committed round."""
+    log = federation.log("killed")
+    federation.start("killed")
+    wait_for(lambda: len(log.records()) >= 1, 30.0)
+    federation.kill(federation.server, "worker")
+    before = log.records()
+    deployment.up(federation.folder)
+    records = federation.go("killed")
+    assert records[: len(before)] == before
+    assert [record["round"] for record in records] == [1, 2, 3]
+
+
+def test_superlink_killed(federation):
+    log = federation.log("link")
+    federation.start("link")
+    wait_for(lambda: len(log.records()) >= 1, 30.0)
+    federation.kill(federation.server, "superlink")
+    federation.kill(federation.server, "worker")
+    before = log.records()
+    deployment.up(federation.folder)
+    records = federation.go("link")
+    assert records[: len(before)] == before
+    assert [record["round"] for record in records] == [1, 2, 3]
+
+
+def test_two_dropouts_of_five(federation):
+    """With f = 1 two missing are too many: the round is repeated, then continued by three in a new epoch."""
+    federation.set_timing(round_limit=8.0, join_limit=10.0)
+    log = federation.log("two")
+    run = federation.start("two")
+    wait_for(lambda: len(log.records()) >= 1, 30.0)
+    for number in (1, 4):
+        federation.kill(federation.client(number), "worker")
+        federation.kill(federation.client(number), "supernode")
+    assert federation.wait(run) == "finished:completed", federation.said(30)
+    records = log.records()
+    assert [record["round"] for record in records] == [1, 2, 3]
+    assert records[0]["epoch"] == 0
+    assert records[-1]["epoch"] == 1
+    assert set(records[-1]["weights"]) == {"0", "2", "3"}
+
+
+def test_expired_certificate(tmp_path):
+    """Nobody talks to a server whose certificate has expired."""
+    folder = tmp_path / "federation"
+    server, client = make(folder, 1, small_config(1, tolerate=0))
+    authority = certificates.Issued(
+        (folder / "authority" / "ca.crt").read_bytes(), (folder / "authority" / "ca.key").read_bytes()
+    )
+    yesterday = dt.datetime.now(dt.UTC) - dt.timedelta(days=1)
+    layout.install_certificate(server, certificates.issue_server(authority, ("127.0.0.1",), yesterday))
+    try:
+        with pytest.raises(UserError, match="certificate has expired"):
+            deployment.up(folder)
+        deployment.start_party(client)
+        supernode = next(one for one in processes.recorded(client.running) if one.name == "supernode")
+        wait_for(lambda: not processes.leads(supernode), 30.0)
+        assert "certificate has expired" in processes.tail(supernode.log, 40)
+    finally:
+        deployment.down(folder)
+    layout.write_certificate(server, authority, ("127.0.0.1",))
+    try:
+        deployment.up(folder)
+        with connect(server) as control:
+            wait_for(lambda: [node.status for node in control.nodes()] == ["online"], 30.0)
+    finally:
+        deployment.down(folder)
+    assert deployment.status(folder) == []
