@@ -20,7 +20,15 @@ from trilemma.privacy.accounting import (
     spent,
     spent_delta,
 )
-from trilemma.privacy.calibration import Objective, allocate, calibrate, required_multiplier
+from trilemma.privacy.calibration import (
+    Objective,
+    Plan,
+    allocate,
+    calibrate,
+    default_accountant,
+    plan,
+    required_multiplier,
+)
 from trilemma.privacy.covariance import (
     SecretGraph,
     bound_multiplier,
@@ -54,6 +62,7 @@ __all__ = [
     "NoiseLaw",
     "NoiseSource",
     "Objective",
+    "Plan",
     "Release",
     "Sampling",
     "SecretGraph",
@@ -71,11 +80,13 @@ __all__ = [
     "composed_delta",
     "composed_epsilon",
     "covariance",
+    "default_accountant",
     "epsilon_curve",
     "history",
     "mechanism",
     "multiplier",
     "multipliers",
+    "plan",
     "required_multiplier",
     "spent",
     "spent_delta",

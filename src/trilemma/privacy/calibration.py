@@ -21,8 +21,8 @@ ends, within about one per cent of the limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -31,6 +31,7 @@ from scipy.optimize import brentq, minimize_scalar
 
 from trilemma.errors import PrivacyError, UserError
 from trilemma.privacy.accounting import Accountant, composed_epsilon
+from trilemma.privacy.bounds import caf_kappa, mean_noise
 from trilemma.privacy.covariance import complete_multiplier
 from trilemma.privacy.gaussian import check_delta, gaussian_mu
 from trilemma.privacy.mechanism import WHOLE, Mechanism, mechanism
@@ -145,16 +146,65 @@ def calibrate(
     >>> round(law.sigma_ind, 2)
     5.44
     """
+    shape = Release(clip, NoiseLaw(), unit, batch, sampling, adjacency)
+    return plan(shape, (threat,), epsilon, delta, rounds, accountant, objective)[0].law
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The noise a threat model needs, and the error it predicts: its variance in the honest clients' mean.
+
+    >>> Plan(Threat("secldp", 100, 10), NoiseLaw(sigma_cor=0.6)).variance
+    0.04
+    """
+
+    threat: Threat
+    law: NoiseLaw
+
+    @property
+    def variance(self) -> float:
+        """Variance of the noise in one coordinate of the honest mean."""
+        return mean_noise(self.law, self.threat.clients, self.threat.byzantine)
+
+
+def plan(
+    shape: Release,
+    threats: Sequence[Threat],
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    accountant: Accountant | None = None,
+    objective: Objective = "honest_mean",
+) -> tuple[Plan, ...]:
+    """Return the least noise for releases like `shape` (its own law is ignored) under each of `threats`.
+
+    >>> threats = [Threat("secldp", 100, 10, q) for q in (0, 5, 10)]
+    >>> plans = plan(Release(clip=2.25, law=NoiseLaw()), threats, epsilon=26.4, delta=1e-4, rounds=30)
+    >>> [round(p.variance, 4) for p in plans]
+    [0.0361, 0.0415, 0.061]
+    """
     choice("objective", objective, Objective)
-    release = Release(clip, NoiseLaw(1.0), unit, batch, sampling, adjacency)
-    if math.isinf(clip) and math.isfinite(epsilon):
+    if math.isinf(shape.clip) and math.isfinite(epsilon):
         raise PrivacyError("no noise protects an unclipped release: give a finite clip")
-    like = mechanism(replace(release, clip=1.0), Threat("ldp", threat.clients, threat.byzantine))
-    chosen: Accountant = accountant or ("exact" if like.gaussian else "rdp")
-    z = required_multiplier(epsilon, delta, rounds, like, chosen)
+    like = _unit_mechanism(shape)
+    z = required_multiplier(epsilon, delta, rounds, like, accountant or default_accountant(shape))
     if z == 0:
-        return NoiseLaw()
-    return allocate(z * release.sensitivity * _SAFE, threat, objective)
+        return tuple(Plan(threat, NoiseLaw()) for threat in threats)
+    deviation = z * shape.sensitivity * _SAFE
+    return tuple(Plan(threat, allocate(deviation, threat, objective)) for threat in threats)
+
+
+def default_accountant(shape: Release) -> Accountant:
+    """Return the accountant that calibrates releases like `shape` when none is named.
+
+    >>> default_accountant(Release(clip=1.0, law=NoiseLaw()))
+    'exact'
+    """
+    return "exact" if _unit_mechanism(shape).gaussian else "rdp"
+
+
+def _unit_mechanism(shape: Release) -> Mechanism:
+    return mechanism(replace(shape, clip=1.0, law=NoiseLaw(1.0)), Threat("ldp", 1))
 
 
 def allocate(deviation: float, threat: Threat, objective: Objective = "honest_mean") -> NoiseLaw:
@@ -200,10 +250,8 @@ def _prices(threat: Threat, objective: Objective) -> tuple[float, float]:
     n, f = threat.clients, threat.byzantine
     if objective == "honest_mean":
         return float(f), 1.0
-    if 2 * f >= n:
-        raise UserError(f"Theorem 4.2 needs f < n/2, got f = {f}, n = {n}: use the objective 'honest_mean'")
-    caf = 6 * f / (n - f) * (1 + f / (n - 2 * f)) ** 2
-    return f + 432 * caf * n, 1 + 432 * caf
+    heavy = 432 * caf_kappa(n, f)
+    return f + heavy * n, 1 + heavy
 
 
 def _golden(price: Callable[[float], float], low: float, high: float) -> float:
