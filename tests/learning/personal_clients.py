@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trilemma import aggregation
 from trilemma.data.types import Batch
 from trilemma.keys import Key
 from trilemma.learning import Algorithm, AlgorithmSettings, Federation
@@ -74,15 +74,8 @@ class ArrayClients:
         return Batch(self.x[list(self.ids)], self.y[list(self.ids)])
 
 
-def mean_rule(vectors: Tensor, *, key: Key | None = None) -> Any:
-    """The plain mean, in the shape of a rule's outcome."""
-    count = len(vectors)
-    weights = torch.full((count,), 1.0 / count)
-    return SimpleNamespace(value=vectors.mean(0), weights=weights, scores=weights, info={})
-
-
-def federation(clients: int, rounds: int = 1, rule: Any = mean_rule, release: Any = None) -> Federation:
-    return Federation(clients, 0, rounds, rule, release)
+def federation(clients: int, rounds: int = 1, rule: str = "mean", release: Any = None) -> Federation:
+    return Federation(clients, 0, rounds, aggregation.parse(rule, f=0), release)
 
 
 def classification(

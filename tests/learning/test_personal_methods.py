@@ -21,7 +21,7 @@ from trilemma.learning.personal.lg_fedavg import LGFedAvg
 from trilemma.learning.personal.local import Local
 from trilemma.learning.personal.lp_proj import LpProj
 from trilemma.learning.personal.per_fedavg import PerFedAvg, hessian_product
-from trilemma.models.layers import EPSILON
+from trilemma.models.normalisation import EPSILON
 from trilemma.privacy.types import NoiseLaw, Release
 
 NAMES = ["fedavg", "local", "ditto", "per_fedavg", "lg_fedavg", "lp_proj", "pfedme", "rsa"]

@@ -65,13 +65,14 @@ def blending_server(
 
 
 def aggregate(federation: Federation, vectors: Tensor, key: Key) -> tuple[Tensor, dict[str, Any]]:
-    """Apply the federation's rule; where no message at all is finite, the result is NaN, not an exception.
+    """Apply the federation's rule; where more messages than it may leave out are not finite, return NaN.
 
-    A rule discards rows that are not finite. With none left there is nothing to aggregate: methods that can
-    live with that treat NaN as "no news", the others diverge, and the record says in which round.
+    That is what a mean of such messages is. Methods that can live with it treat NaN as "no news", the others
+    diverge in the next round, and the record says so; neither is an exception here.
     """
-    if not bool(torch.isfinite(vectors).all(1).any()):
+    broken = int((~torch.isfinite(vectors).all(1)).sum())
+    if broken > federation.rule.f:
         nothing = vectors.new_zeros(len(vectors))
-        return torch.full_like(vectors[0], torch.nan), {"weights": nothing, "scores": nothing, "info": {}}
+        return torch.full_like(vectors[0], torch.nan), {"weights": nothing, "scores": nothing, "info": None}
     outcome = federation.rule(vectors, key=key.fold("rule"))
     return outcome.value, rule_report(outcome)

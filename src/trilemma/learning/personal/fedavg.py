@@ -36,7 +36,7 @@ from trilemma.learning.personal.descent import (
 from trilemma.learning.personal.exchange import ExchangeSettings, aggregate, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, ServerStep, Start, State
 from trilemma.learning.settings import Federation, algorithms
-from trilemma.models.layers import EPSILON
+from trilemma.models.normalisation import EPSILON
 from trilemma.models.types import Model
 
 
