@@ -8,6 +8,7 @@ choice depends on the device and the shapes alone and was made from measurements
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +42,11 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tens
         # One call per client: on a CPU each is large enough to fill it.
         each = zip(x, weight, bias, strict=True)
         return torch.stack([forward(one, own, shift, geometry) for one, own, shift in each])
-    if not x.is_cuda:
-        weight = _channels_last(weight)
-    z = F.conv2d(x.flatten(0, -4), weight, bias, geometry.stride, geometry.padding)
+    flat = x.flatten(0, -4)
+    if x.is_cuda:
+        z = forward_exact(flat, weight, bias, geometry)
+    else:
+        z = F.conv2d(flat, _channels_last(weight), bias, geometry.stride, geometry.padding)
     return z.view(*x.shape[:-3], *z.shape[1:])
 
 
@@ -53,6 +56,43 @@ def _channels_last(weight: Tensor) -> Tensor:
     Even a single channel gets the strides of that format; `Tensor.contiguous` would leave it as it is.
     """
     return torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
+
+
+def forward_exact(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+    """Convolve (b, c, h, w) with shared weights in full float32 and by a deterministic algorithm.
+
+    By default cuDNN rounds the operands of float32 convolutions to TF32 and may choose algorithms whose sums
+    are not reproducible. Both are asked for otherwise in every call here, whatever the global switches say.
+    """
+    z: Tensor = _Exact.apply(x, weight, bias, geometry)  # type: ignore[no-untyped-call]
+    return z
+
+
+class _Exact(torch.autograd.Function):
+    """A convolution and its gradient for the input; weights get theirs from the tape."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.size, ctx.geometry = x.shape[2:], geometry
+        return _convolve(x, weight, bias, geometry, None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,) = ctx.saved_tensors
+        return _convolve(grads[0], weight, None, ctx.geometry, ctx.size), None, None, None
+
+
+def _convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, back_to: Sequence[int] | None
+) -> Tensor:
+    """Convolve, or convolve transposed, back to an input of height and width `back_to`."""
+    reached = [geometry.stride * (n - 1) - 2 * geometry.padding + geometry.kernel for n in x.shape[2:]]
+    beyond = [0, 0] if back_to is None else [n - m for n, m in zip(back_to, reached, strict=True)]
+    move = [geometry.stride] * 2, [geometry.padding] * 2, [1, 1], back_to is not None, beyond, 1
+    # The last four: benchmark, deterministic, cudnn_enabled, allow_tf32.
+    call: Any = torch.ops.aten._convolution
+    return call(x, weight, bias, *move, False, True, True, False)  # type: ignore[no-any-return]
 
 
 def forward_batched(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:

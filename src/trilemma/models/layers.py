@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trilemma.keys import Key
-from trilemma.models import convolution
+from trilemma.models import convolution, normalisation
 from trilemma.models.convolution import Geometry
+from trilemma.models.normalisation import EPSILON
 from trilemma.models.tape import ConvTap, LinearTap, NormTap, Tape
 from trilemma.models.types import Model, Params, Shapes
 
@@ -27,9 +28,6 @@ NARROW = 64
 
 FEW = 16
 """With fewer classes than a vector register holds, cross-entropy is computed transposed on a CPU."""
-
-EPSILON = 1e-5
-"""Added to variances by batch normalisation."""
 
 MOMENTUM = 0.1
 """Share of the newest batch in the running statistics."""
@@ -154,38 +152,18 @@ class BatchNorm(Layer):
 
     def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
         """Normalise (…, b, channels, h, w)."""
-        mean, variance = self._statistics(x, tape)
-        normalised = (x - mean) * torch.rsqrt(variance + EPSILON)
-        weight, bias = (
-            params[f"{self.name}.{part}"][..., None, :, None, None] for part in ("weight", "bias")
-        )
-        z = torch.addcmul(bias, normalised, weight)
-        return tape.add(NormTap(self.name, normalised.detach(), z)) if tape.record else z
-
-    def _statistics(self, x: Tensor, tape: Tape) -> tuple[Tensor, Tensor]:
-        """Return mean and variance, shaped to broadcast against `x`."""
-        names = f"{self.name}.mean", f"{self.name}.variance"
+        weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
         if not tape.train:
-            mean, variance = (tape.buffers[name] for name in names)
-            if x.dim() == 4:  # one model, one client
-                mean, variance = mean[0], variance[0]
-            return mean[..., None, :, None, None], variance[..., None, :, None, None]
-        area = x.shape[-2] * x.shape[-1]
-        if tape.present is None:
-            variance, mean = torch.var_mean(x, (-4, -2, -1), correction=0, keepdim=True)
-            count = torch.full(x.shape[:-4], float(x.shape[-4] * area), device=x.device)
-        else:
-            present = tape.present[..., None, None, None]
-            count = tape.present.sum(-1) * area
-            total = count[..., None, None, None, None]
-            mean = (x * present).sum((-4, -2, -1), keepdim=True) / total
-            variance = ((x - mean).square() * present).sum((-4, -2, -1), keepdim=True) / total
+            names = f"{self.name}.mean", f"{self.name}.variance"
+            # One model without a client axis has one set of statistics.
+            mean, variance = (tape.buffers[name][0] if x.dim() == 4 else tape.buffers[name] for name in names)
+            return normalisation.apply(x, weight, bias, mean, torch.rsqrt(variance + EPSILON))
+        z, batch = normalisation.train(x, weight, bias, tape.present)
         if tape.buffers:
-            unbias = (count / (count - 1).clamp(min=1))[..., None]
-            fresh = mean.detach()[..., 0, :, 0, 0], variance.detach()[..., 0, :, 0, 0] * unbias
-            for name, value in zip(names, fresh, strict=True):
-                tape.updated[name] = torch.lerp(tape.buffers[name], value, MOMENTUM)
-        return mean, variance
+            for part, fresh in (("mean", batch.mean), ("variance", batch.unbiased)):
+                old = tape.buffers[f"{self.name}.{part}"]
+                tape.updated[f"{self.name}.{part}"] = torch.lerp(old, fresh, MOMENTUM)
+        return tape.add(NormTap(self.name, x.detach(), batch, z)) if tape.record else z
 
 
 @dataclass(frozen=True)

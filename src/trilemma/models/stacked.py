@@ -173,12 +173,6 @@ def _backward(
     """Return each client's loss (k,) and, for every tap, the gradient of all w_i ℓ_i at its output."""
     with torch.enable_grad():
         losses = model.loss(model.forward(unflatten(model, params), x, tape), y) * share
-        missing = {layer.name for layer in model.layers} - {tap.name for tap in tape.taps}
-        if missing:
-            raise UserError(
-                f"model {model.name!r} does not record layers {sorted(missing)} on the tape: "
-                "build it from trilemma.models.layers"
-            )
         grads = torch.autograd.grad(losses.sum(), [tap.output for tap in tape.taps])
     return losses.detach().sum(1), grads
 
@@ -229,25 +223,35 @@ def _groups(model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice,
     The cut is the same for every kind of clipping, so that infinite thresholds change no rounding.
     """
     clients, size = batch.y.shape
-    each = size * _footprint(model, tuple(batch.x.shape[2:]))
-    wanted = memory if batch.x.is_cuda else min(memory, CACHE)
-    # Batch normalisation needs a client's whole batch.
-    parts = 1 if model.buffers else min(size, -(-each // memory))
-    for rows in _even(clients, -(-clients * each // wanted)):
-        for columns in _even(size, parts):
+    each = _footprint(model, tuple(batch.x.shape[2:]))
+    together = (memory if batch.x.is_cuda else min(memory, CACHE)) // (each * size)
+    # Batch normalisation needs a client's whole batch, whatever it takes.
+    within = size if model.buffers else memory // each
+    for rows in _even(clients, max(1, together)):
+        for columns in _even(size, max(1, within)):
             yield rows, columns
 
 
-def _even(length: int, parts: int) -> list[slice]:
-    """Cut range(length) into at most `parts` non-empty slices of nearly equal length."""
-    step = -(-length // min(parts, length))
+def _even(length: int, most: int) -> list[slice]:
+    """Cut range(length) into as few slices of at most `most` as possible, of nearly equal length."""
+    step = -(-length // -(-length // most))
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
 @lru_cache(maxsize=64)
 def _footprint(model: Model, shape: tuple[int, ...]) -> int:
-    """Return the bytes one example needs on its way through the layers and back, found without computing."""
+    """Return the bytes one example needs on its way through the layers and back, found without computing.
+
+    This is also where a model is refused whose layers are not, or not once, on the tape.
+    """
     params = unflatten(model, torch.empty(model.dim, device="meta"))
     tape = Tape(record=True, train=True)
     model.forward(params, torch.empty(1, 1, *shape, device="meta"), tape)
-    return 4 * sum(tap.floats for tap in tape.taps)
+    recorded, layers = (sorted(part.name for part in parts) for parts in (tape.taps, model.layers))
+    if recorded != layers:
+        raise UserError(
+            f"model {model.name!r} must record each of its layers {layers} on the tape once, not {recorded}: "
+            "build it from trilemma.models.layers"
+        )
+    # Clipping by example must not change the groups, so it counts wherever it is possible.
+    return 4 * sum(tap.floats(by_example=not model.buffers) for tap in tape.taps)

@@ -26,6 +26,7 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.models import convolution
 from trilemma.models.convolution import Geometry
+from trilemma.models.normalisation import AXES, Statistics, per_channel
 
 SMALL = 4096
 """Below this size a batched product and a copy beat products written straight to their strided places."""
@@ -42,9 +43,8 @@ class Tap(Protocol):
     def output(self) -> Tensor:
         """The layer's output z."""
 
-    @property
-    def floats(self) -> int:
-        """How many numbers the layer needs on the way forth and back: what bounds a group of clients."""
+    def floats(self, by_example: bool) -> int:
+        """Return how many numbers the layer needs on the way forth and back, clipping examples or not."""
 
     def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
         """Write each client's gradient, given ∂loss/∂z, over its parameters' tensors in `out` (k, …)."""
@@ -95,9 +95,8 @@ class LinearTap:
     input: Tensor
     output: Tensor
 
-    @property
-    def floats(self) -> int:
-        """Input, output, and the output's gradient, plain and scaled."""
+    def floats(self, by_example: bool) -> int:
+        """Count input, output, and the output's gradient, plain and scaled."""
         return self.input.numel() + 3 * self.output.numel()
 
     def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
@@ -124,18 +123,17 @@ class ConvTap:
     output: Tensor
     geometry: Geometry
 
-    @property
-    def floats(self) -> int:
-        """As for a linear layer, and the columns and the products of every example."""
-        unfolded = self.input.shape[2] * self.geometry.kernel**2
-        examples, outputs = self.output.shape[:2].numel(), self.output.shape[2]
+    def floats(self, by_example: bool) -> int:
+        """Count as for a linear layer, the columns, and the products of every example."""
+        unfolded, outputs = self.input.shape[2] * self.geometry.kernel**2, self.output.shape[2]
         columns = unfolded * self.output.numel() // outputs
-        return self.input.numel() + 3 * self.output.numel() + columns + examples * outputs * unfolded
+        products = self.output.shape[:2].numel() * outputs * unfolded if by_example else 0
+        return self.input.numel() + 3 * self.output.numel() + columns + products
 
     def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
         """Write the weight gradient of every client's examples."""
         out[f"{self.name}.weight"].copy_(convolution.client_gradients(self.input, grad, self.geometry))
-        torch.sum(grad, (1, 3, 4), out=out[f"{self.name}.bias"])
+        torch.sum(grad, AXES, out=out[f"{self.name}.bias"])
 
     def examples(self, grad: Tensor) -> ByExample:
         """Form every example's gradient: kernels are small, and the sum over positions must precede the norm.
@@ -155,21 +153,23 @@ class ConvTap:
 
 @dataclass(frozen=True)
 class NormTap:
-    """z = γ x̂ + β after batch normalisation, with x̂ and z (k, b, c, h, w)."""
+    """z = γ x̂ + β with x̂ = (x − μ)/√(σ² + ε), x and z (k, b, c, h, w)."""
 
     name: str
-    normalised: Tensor
+    input: Tensor
+    statistics: Statistics
     output: Tensor
 
-    @property
-    def floats(self) -> int:
-        """Input, normalised input, output, and the gradients at each."""
+    def floats(self, by_example: bool) -> int:
+        """Count input and output, their gradients, and what comes in between."""
         return 6 * self.output.numel()
 
     def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
         """Write G_γ = Σ ∂ℓ/∂z · x̂ and G_β = Σ ∂ℓ/∂z."""
-        torch.sum(grad * self.normalised, (1, 3, 4), out=out[f"{self.name}.weight"])
-        torch.sum(grad, (1, 3, 4), out=out[f"{self.name}.bias"])
+        centred = self.input - per_channel(self.statistics.mean)
+        scaled = torch.sum(grad * centred, AXES) * self.statistics.inverse
+        out[f"{self.name}.weight"].copy_(scaled)
+        torch.sum(grad, AXES, out=out[f"{self.name}.bias"])
 
     def examples(self, grad: Tensor) -> ByExample:
         """Refuse: with batch normalisation an example's loss depends on the whole batch."""

@@ -1,0 +1,82 @@
+"""Every way to convolve, and to find weight gradients, against autograd through torch's convolution."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from trilemma.keys import Key
+from trilemma.models import convolution
+from trilemma.models.convolution import Geometry
+
+GEOMETRIES = [
+    (Geometry(5), 12),
+    (Geometry(3, 1, 1), 7),
+    (Geometry(3, 2, 1), 8),
+    (Geometry(7, 2, 3), 28),
+    (Geometry(1, 2), 7),
+]
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+    ),
+]
+
+
+def problem(geometry: Geometry, size: int, channels: int, innermost: bool, device: str):
+    """Return inputs, personal weights and biases, and gradients at the output: 3 clients with 2 examples."""
+    generator = Key(9).torch()
+    x = torch.randn(3, 2, channels, size, size, generator=generator).to(device)
+    if innermost:
+        x = x.movedim(2, -1).contiguous().movedim(-1, 2)
+    weight = torch.randn(3, 4, channels, geometry.kernel, geometry.kernel, generator=generator).to(device)
+    bias = torch.randn(3, 4, generator=generator).to(device)
+    reached = geometry.output(size)
+    grad = torch.randn(3, 2, 4, reached, reached, generator=generator).to(device)
+    return x, weight, bias, grad
+
+
+def autograd(x, weight, bias, grad, geometry):
+    """Return output, input gradient and weight gradient of one client, in double precision."""
+    x, weight = x.double().requires_grad_(), weight.double().requires_grad_()
+    z = F.conv2d(x, weight, bias.double(), geometry.stride, geometry.padding)
+    return z.detach().float(), *(part.float() for part in torch.autograd.grad(z, (x, weight), grad.double()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("innermost", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("geometry", "size"), GEOMETRIES)
+def test_all_ways_agree(geometry, size, channels, innermost, device):
+    x, weight, bias, grad = problem(geometry, size, channels, innermost, device)
+    close = {"atol": 1e-5 * geometry.kernel**2, "rtol": 1e-4}
+    exact = [autograd(*parts, geometry) for parts in zip(x, weight, bias, grad, strict=True)]
+    values, inputs, weights = (torch.stack(part) for part in zip(*exact, strict=True))
+
+    for way in (convolution.forward, convolution.forward_batched):
+        leaf = x.clone().requires_grad_()
+        z = way(leaf, weight, bias, geometry)
+        torch.testing.assert_close(z.detach(), values, **close)
+        torch.testing.assert_close(torch.autograd.grad(z, leaf, grad)[0], inputs, **close)
+
+    for way in (convolution.forward, convolution.forward_exact):
+        leaf = x[0].clone().requires_grad_()
+        z = way(leaf, weight[0], bias[0], geometry)
+        torch.testing.assert_close(z.detach(), values[0], **close)
+        torch.testing.assert_close(torch.autograd.grad(z, leaf, grad[0])[0], inputs[0], **close)
+
+    for find in (convolution.client_gradients, convolution.client_gradients_batched):
+        torch.testing.assert_close(find(x, grad, geometry), weights, **close)
+
+    factor = torch.tensor([[0.5, 2.0]], device=device).expand(3, 2)
+    each = convolution.example_gradients(x, grad, geometry)
+    torch.testing.assert_close(each.combine(torch.ones_like(factor)), weights, **close)
+    scaled = convolution.client_gradients(x, grad * factor[..., None, None, None], geometry)
+    torch.testing.assert_close(each.combine(factor), scaled, **close)
+    for i in range(3):
+        for j in range(2):
+            own = autograd(x[i, j : j + 1], weight[i], bias[i], grad[i, j : j + 1], geometry)[2]
+            torch.testing.assert_close(each.squared_norms()[i, j], own.square().sum(), rtol=1e-4, atol=1e-3)
