@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trilemma import aggregation, data, learning, models, privacy
+from trilemma.errors import PrivacyError
 from trilemma.keys import Key
 from trilemma.learning.protocol import Algorithm
 from trilemma.simulate import SimulatedClients
@@ -35,7 +36,7 @@ def build(name: str, private: bool = False) -> Algorithm:
 def is_private(name: str) -> bool:
     try:
         learning.algorithms[name]().exposure(clip=1.0, examples=100)
-    except (privacy.PrivacyError, NotImplementedError):
+    except (PrivacyError, NotImplementedError):
         return False
     return True
 
@@ -92,9 +93,7 @@ def test_one_by_one_equals_stacked(name: str, private: bool) -> None:
     for t in range(3):
         key = Key(1).fold("round", t)
         sent = algorithm.client(broadcast, state, clients, t, key)
-        steps = [
-            algorithm.client(broadcast, singles[i], clients.only(i), t, key) for i in range(CLIENTS)
-        ]
+        steps = [algorithm.client(broadcast, singles[i], clients.only(i), t, key) for i in range(CLIENTS)]
         alone = torch.cat([step.messages.vectors for step in steps])
         torch.testing.assert_close(alone, sent.messages.vectors, rtol=1e-6, atol=1e-6)
         done = algorithm.server(sent.messages, server, t, key.fold("server"))

@@ -8,12 +8,15 @@ import torch
 from test_algorithms import CLIENTS, make_clients, run_rounds
 
 from trilemma import aggregation, learning, privacy
+from trilemma.keys import Key
 from trilemma.learning.protocol import Algorithm
 
 
 def build(name: str, release: privacy.Release | None = None, rule: str = "mean", f: int = 0, **options):
     settings = learning.algorithms[name](**options)
-    federation = learning.Federation(CLIENTS, f, rounds=10, rule=aggregation.parse(rule, f=f), release=release)
+    federation = learning.Federation(
+        CLIENTS, f, rounds=10, rule=aggregation.parse(rule, f=f), release=release
+    )
     return settings.build(federation)
 
 
@@ -42,7 +45,7 @@ def test_dsgd_with_the_mean_is_gradient_descent_on_the_mean_loss() -> None:
     """f = 0, mean, no momentum, whole data as batch: one step is one gradient step on all data."""
     clients = make_clients()
     algorithm = build("dsgd", lr=1.0, momentum=0.0, batch=2100)
-    begin = algorithm.init(clients.model, clients.ids, __import__("trilemma.keys").keys.Key(1).fold("init"))
+    begin = algorithm.init(clients.model, clients.ids, Key(1).fold("init"))
     _, done = next(iter(run_rounds(algorithm, clients, 1)))
     params = begin.broadcast["params"].clone().requires_grad_()
     batch = clients.everything()
@@ -75,8 +78,6 @@ def test_byz_clip21_releases_at_most_tau() -> None:
 def test_correlated_noise_cancels_in_the_mean_over_all_clients() -> None:
     quiet = privacy.Release(1.0, privacy.NoiseLaw())
     loud = replace(quiet, law=privacy.NoiseLaw(sigma_cor=10.0))
-    for a, b in zip(
-        messages(build("cafcor", quiet), 1), messages(build("cafcor", loud), 1), strict=True
-    ):
+    for a, b in zip(messages(build("cafcor", quiet), 1), messages(build("cafcor", loud), 1), strict=True):
         torch.testing.assert_close(a.mean(0), b.mean(0), rtol=0, atol=1e-5)
         assert (a - b).abs().mean() > 1.0

@@ -1,4 +1,4 @@
-"""Tables of results. Accuracy never stands alone: ε, f, the attack and the adversary-free run are beside it."""
+"""Tables of results. Accuracy never stands alone: ε, f, the attack and the honest run are beside it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ class Curve:
     ) -> Curve:
         """Read one quantity from the records of each seed, at the rounds all seeds have it.
 
-        >>> Curve.from_records("caf", [[{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": None}]]).rounds
+        >>> records = [{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": None}]
+        >>> Curve.from_records("caf", [records]).rounds
         array([1])
         """
         points = [{r["round"]: r[quantity] for r in seed if r.get(quantity) is not None} for seed in seeds]
