@@ -10,16 +10,25 @@
 tensor([1., 1.])
 """
 
+from trilemma.aggregation.bulyan import bulyan
 from trilemma.aggregation.caf import caf
+from trilemma.aggregation.centred_clipping import cc
 from trilemma.aggregation.chain import Chain, Mixing, chain
 from trilemma.aggregation.coordinate import cwmed, cwtm, meamed
+from trilemma.aggregation.distributed import sharded
+from trilemma.aggregation.filter import filter_ as filter
+from trilemma.aggregation.geomed import geomed
 from trilemma.aggregation.gram import Geometry, geometry, gram
 from trilemma.aggregation.krum import krum, multikrum
+from trilemma.aggregation.mda import mda
 from trilemma.aggregation.mean import mean
 from trilemma.aggregation.mixing import arc, bucketing, clip, nnm
+from trilemma.aggregation.monna import monna
 from trilemma.aggregation.parsing import parse
 from trilemma.aggregation.registry import mixings, rules
 from trilemma.aggregation.rule import Coordinate, Geometric, Rule
+from trilemma.aggregation.smea import smea
+from trilemma.aggregation.stream import stream
 from trilemma.aggregation.types import Aggregate, Info
 
 __all__ = [
@@ -33,19 +42,28 @@ __all__ = [
     "Rule",
     "arc",
     "bucketing",
+    "bulyan",
     "caf",
+    "cc",
     "chain",
     "clip",
     "cwmed",
     "cwtm",
+    "filter",
+    "geomed",
     "geometry",
     "gram",
     "krum",
+    "mda",
     "meamed",
     "mean",
     "mixings",
+    "monna",
     "multikrum",
     "nnm",
     "parse",
     "rules",
+    "sharded",
+    "smea",
+    "stream",
 ]

@@ -18,8 +18,9 @@ import numpy as np
 from torch import Tensor
 
 from trilemma.aggregation import gram as gram_
+from trilemma.aggregation.decision import Selection
 from trilemma.aggregation.gram import Geometry
-from trilemma.aggregation.rule import DEFAULT_KEY, Coordinate, Geometric, Rule, Selection, Step, like
+from trilemma.aggregation.rule import DEFAULT_KEY, Coordinate, Geometric, Rule, Step, like
 from trilemma.aggregation.types import Array, Weighing
 from trilemma.errors import UserError
 from trilemma.keys import Key

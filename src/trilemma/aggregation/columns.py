@@ -38,12 +38,13 @@ class Window:
 class Mixture:
     """Rows are replaced by A X before the column is looked at.
 
-    `reference` is a row near the majority, `radius` the largest distance of a row from it.
+    `reference` is a row near the majority: rows are mixed relative to it, in the precision they have. That is
+    right where each row of A averages, sums to one, and differences fit float32; where they do not, it is
+    None and mixing is done in float64.
     """
 
     A: Array
-    reference: int
-    radius: float
+    reference: int | None
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,14 @@ def window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | None =
     kernels = blocks.compiled() if X.numel() > blocks.SMALL else None
     if kernels is None:
         return plain_window_means(X, rows, window, mixture)
-    dtype = (
-        np.float64
-        if X.dtype == torch.float64 or (mixture is not None and mixture.radius > 1e37)
-        else np.float32
-    )
+    exact = mixture is not None and mixture.reference is None
+    dtype = np.float64 if exact or X.dtype == torch.float64 else np.float32
     A = np.zeros((0, 0), dtype) if mixture is None else mixture.A.astype(dtype)
     height = len(rows) if mixture is None else len(mixture.A)
     exchanges = network(height, window)
     out = torch.empty(X.shape[1], dtype=torch.float64 if X.dtype == torch.float64 else torch.float32)
     target = out.numpy()
-    k = 0 if mixture is None else mixture.reference
+    k = -1 if mixture is None or mixture.reference is None else mixture.reference
 
     def span(lo: int, hi: int) -> tuple[Array, Array]:
         array, a, b = blocks.window(X, lo, hi)
@@ -112,7 +110,8 @@ def plain_window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | 
         Y = X[index, lo:hi].to(torch.float64)
         V, offset = Y, torch.zeros(hi - lo, dtype=torch.float64, device=X.device)
         if mixture is not None:
-            offset = X[mixture.reference, lo:hi].to(torch.float64)
+            if mixture.reference is not None:
+                offset = X[mixture.reference, lo:hi].to(torch.float64)
             Y = Y - offset
             V = torch.as_tensor(mixture.A, device=X.device) @ Y
         S = V.sort(dim=0).values

@@ -2,24 +2,25 @@
 
 For messages X (n×d) a geometric rule only needs the n×n Gram matrix G = X Xᵀ. In floating point G is a poor
 way to hold it: with a common offset of 10⁶ times the spread, the spread sits in the last digits of G.
-`Geometry` holds the same information as squared distances
+`Geometry`
+holds the inner products around a reference row r close to the majority instead,
 
-    D_ij = ‖x_i − x_j‖²,   D_i0 = ‖x_i‖² (the origin is one more point),   G_ij = (D_i0 + D_j0 − D_ij) / 2,
+    g_ij = ⟨x_i − r, x_j − r⟩,   D_ij = g_ii + g_jj − 2 g_ij = ‖x_i − x_j‖²   (the origin is one more point)
 
 which are additive over shards of the columns as G is, know nothing of an offset, and let one row of 10³⁰
 stand beside rows of 1 without harm.
 
-One pass over X computes them. A block of columns is shifted by a reference row r close to the majority,
-multiplied out, and added up in float64: D_ij = g_ii + g_jj − 2 g_ij with g_ij = ⟨x_i − r, x_j − r⟩. The
-error of D_ij is u·(g_ii + g_jj), with u near 2⁻⁵² for float64 products, used below 2²⁰ columns. From there
-on products and sums within a block are float32: u ≤ 64·2⁻²⁴ = 4·10⁻⁶ in a block at the very worst, of
-random sign over at least a thousand blocks. The pass is checked afterwards: if the reference turns out to
+One pass over X computes them: a block of columns is shifted by r, multiplied out, and added up in float64.
+The error of g_ij is u·‖x_i − r‖·‖x_j − r‖, with u near 2⁻⁵² for float64 products, used below 2²⁰ columns.
+From there on products and sums within a block are float32: u ≤ 64·2⁻²⁴ = 4·10⁻⁶ in a block at the very worst,
+of random sign over at least a thousand blocks. The pass is checked afterwards: if the reference turns out to
 be far from the majority, or float32 left its range, it is repeated in float64 with a better reference. Rows
 with NaN or infinity show up as NaN on the diagonal.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,24 +41,34 @@ LIMIT = 1e145
 
 @dataclass(frozen=True)
 class Geometry:
-    """Squared distances between the rows, and from each row to the origin (the last row and column).
+    """Inner products ⟨x_i − r, x_j − r⟩ of the rows and of the origin (last), for a point r near most rows.
+
+    `base` is the row that r is, if it is one; `+` brings both parts to the row that is central in their sum.
 
     >>> X = np.array([[0.0, 3.0], [4.0, 0.0]])
-    >>> geometry(X).squares
-    array([[ 0., 25.,  9.],
-           [25.,  0., 16.],
-           [ 9., 16.,  0.]])
-    >>> whole, parts = geometry(X), geometry(X[:, :1]) + geometry(X[:, 1:])
-    >>> bool((whole.squares == parts.squares).all())
+    >>> geometry(X).distances
+    array([[ 0., 25.],
+           [25.,  0.]])
+    >>> parts = geometry(X[:, :1]) + geometry(X[:, 1:])
+    >>> bool((geometry(X).distances == parts.distances).all())
     True
     """
 
-    squares: Array
+    inner: Array
+    base: int | None = None
 
     @property
     def n(self) -> int:
         """Number of rows."""
-        return len(self.squares) - 1
+        return len(self.inner) - 1
+
+    @functools.cached_property
+    def squares(self) -> Array:
+        """Squared distances between the rows and the origin (n+1, n+1)."""
+        own = self.inner.diagonal()
+        result: Array = np.maximum(own[:, None] + own[None, :] - 2.0 * self.inner, 0.0)
+        np.fill_diagonal(result, np.where(np.isfinite(own), 0.0, np.nan))
+        return result
 
     @property
     def distances(self) -> Array:
@@ -72,53 +83,57 @@ class Geometry:
     @property
     def finite(self) -> Any:
         """Which rows are free of NaN and infinity (n,), bool."""
-        return np.isfinite(self.squares.diagonal()[:-1])
+        return np.isfinite(self.inner.diagonal()[:-1])
 
     def __add__(self, other: Geometry) -> Geometry:
-        return Geometry(self.squares + other.squares)
+        base = int(np.argmin(halfway(self.distances + other.distances)))
+        return Geometry(self.rebased(base).inner + other.rebased(base).inner, base)
 
     def select(self, rows: Any) -> Geometry:
         """Return the geometry of some of the rows."""
         kept = np.append(np.arange(self.n)[rows], self.n)
-        return Geometry(self.squares[np.ix_(kept, kept)])
+        return Geometry(self.inner[np.ix_(kept, kept)])
+
+    def rebased(self, row: int) -> Geometry:
+        """Return the same geometry around another row."""
+        if row == self.base:
+            return self
+        to = self.inner[row]
+        return Geometry(self.inner - to[:, None] - to[None, :] + to[row], row)
 
     def mixed(self, A: Array) -> Geometry:
         """Return the geometry of the rows of A X, for A of shape (k, n).
 
-        A point Σ a_j x_j is an affine combination once the origin takes the missing share 1 − Σ a_j, and the
-        squared length of Σ u_j x_j with Σ u_j = 0 is −½ uᵀ D u: no detour over the Gram matrix.
+        With the origin taking the missing shares 1 − Σ_j a_ij, the new rows and the origin are affine
+        combinations of the old points. Their differences from one of them, b, have small coefficients, so
+        that nothing is lost when the new rows are close together and far from the old ones.
         """
         full = np.zeros((len(A) + 1, self.n + 1))
         full[:-1, :-1] = A
-        full[:, -1] = 1.0 - full[:, :-1].sum(axis=1)
-        full[np.abs(full) < 1e-15] = 0.0  # what is left of 1 − Σ a_j must not meet a large distance
-        return Geometry(_squares(-0.5 * (full @ self.squares @ full.T)))
+        rest = 1.0 - full[:, :-1].sum(axis=1)
+        full[:, -1] = np.where(np.abs(rest) < 1e-12, 0.0, rest)
+        rough = Geometry(full @ self.inner @ full.T)
+        differences = full - full[rough.centre()]
+        return Geometry(differences @ self.inner @ differences.T)
 
-    def reference(self) -> int:
-        """Return a row close to the majority: the one whose ⌊n/2⌋ nearest others are the nearest."""
-        return int(np.argmin(_halfway(self.distances)))
-
-    def gram(self, around: int | None = None) -> Array:
-        """Return ⟨x_i − r, x_j − r⟩ with r the row `around`, or the origin."""
-        to = self.squares[: self.n, self.n if around is None else around]
-        result: Array = 0.5 * (to[:, None] + to[None, :] - self.distances)
-        return result
+    def centre(self) -> int:
+        """Return a row close to the majority: the one whose ⌊n/2⌋ nearest others are nearest."""
+        return int(np.argmin(halfway(self.distances)))
 
     def spread(self, weights: Array) -> Array:
         """Return the distance of each row from Σ weights_i x_i (n,)."""
-        share = np.append(weights, 1.0 - weights.sum())
-        if abs(share[-1]) < 1e-12:
-            share[-1] = 0.0
-        used = share != 0
-        to_all = self.squares[:, used] @ share[used]
-        own = 0.5 * float(share[used] @ to_all[used])
-        return np.sqrt(np.asarray(np.maximum(to_all[:-1] - own, 0.0)))
+        rest = 1.0 - weights.sum()
+        share = np.append(weights, 0.0 if abs(rest) < 1e-12 else rest)
+        to = self.inner @ share
+        squared = self.inner.diagonal() - 2.0 * to + share @ to
+        result: Array = np.sqrt(np.maximum(squared[:-1], 0.0))
+        return result
 
 
 def from_gram(G: Tensor | Array) -> Geometry:
     """Return the geometry of messages with Gram matrix G.
 
-    >>> from_gram(np.array([[9.0, 0.0], [0.0, 16.0]])).squares[0, 1].item()
+    >>> from_gram(np.array([[9.0, 0.0], [0.0, 16.0]])).distances[0, 1].item()
     25.0
     """
     matrix = np.asarray(G.detach().cpu() if isinstance(G, Tensor) else G, dtype=np.float64)
@@ -126,9 +141,8 @@ def from_gram(G: Tensor | Array) -> Geometry:
         raise UserError(f"a Gram matrix must have shape (n, n) with n ≥ 1; got shape {matrix.shape}")
     if not np.isfinite(matrix).all():
         raise UserError("the Gram matrix has entries that are not finite; leave those rows out")
-    padded = np.zeros((len(matrix) + 1, len(matrix) + 1))
-    padded[:-1, :-1] = matrix
-    return Geometry(_squares(padded))
+    around_origin = Geometry(np.pad(matrix, (0, 1)))
+    return around_origin.rebased(around_origin.centre())
 
 
 def gram(X: Vectors) -> Tensor:
@@ -138,11 +152,12 @@ def gram(X: Vectors) -> Tensor:
     tensor([[ 5., 11.],
             [11., 25.]], dtype=torch.float64)
     """
-    return torch.from_numpy(geometry(X).gram())
+    geometry_ = geometry(X)
+    return torch.from_numpy(geometry_.rebased(geometry_.n).inner[:-1, :-1].copy())
 
 
 def geometry(X: Vectors) -> Geometry:
-    """Return all distances between the rows of X, exact whatever their offset and scale; one pass over X."""
+    """Return the geometry of the rows of X, accurate whatever their offset and scale; one pass over X."""
     return of(inputs.messages(X).X)
 
 
@@ -150,24 +165,19 @@ def of(X: Tensor) -> Geometry:
     """Return the geometry of a checked (n, d) tensor."""
     n, d = X.shape
     if n * n * d <= blocks.SMALL and not X.is_cuda:
-        return _direct(X.to(torch.float64))
-    finite = None
-    if X.dtype == torch.float64:  # the only dtype whose squares can overflow float64
-        finite = torch.cat([X[:, lo:hi].isfinite().all(1)[:, None] for lo, hi in blocks.spans(d)], 1).all(1)
+        return _direct(X)
     sample = _direct(_sample(X))
-    k = _start(sample)
-    precise = X.dtype == torch.float64 or d < WIDE or not _tame(sample)
+    base, precise = sample.centre(), X.dtype == torch.float64 or d < WIDE or not _tame(sample)
     for _ in range(10):  # each repetition brings the reference closer by a factor of 10⁷ or more
-        result = Geometry(_squares(_pass(X, k, precise)))
-        near = _halfway(result.distances)
-        best = int(np.argmin(near))
+        result = Geometry(_pass(X, base, precise), base)
+        near = halfway(result.distances)
         tolerance = 2.0**20 if precise else 2.0**6
-        if near[k] <= tolerance * near[best] and (precise or _in_range(X, result)):
+        if near[base] <= tolerance * near.min() and (precise or _in_range(X, result)):
             break
-        k, precise = best, True
-    if finite is not None:
-        result.squares[:-1][~finite.numpy()] = np.nan
-        result.squares[:, :-1][:, ~finite.numpy()] = np.nan
+        base, precise = int(np.argmin(near)), True
+    if X.dtype == torch.float64:  # saturated, hence finite everywhere
+        finite = [X[:, lo:hi].isfinite().all(1).cpu().numpy() for lo, hi in blocks.spans(d)]
+        _blank(result.inner, ~np.all(finite, axis=0))
     return result
 
 
@@ -175,61 +185,61 @@ def _sample(X: Tensor) -> Tensor:
     """Return up to 1024 columns in sixteen runs (a strided sample would touch a page for each number)."""
     d = X.shape[1]
     if d <= 1024:
-        return X.to(torch.float64)
+        return X
     starts = [i * (d - 64) // 15 for i in range(16)]
-    return torch.cat([X[:, s : s + 64] for s in starts], dim=1).to(torch.float64)
+    return torch.cat([X[:, s : s + 64] for s in starts], dim=1)
 
 
 def _direct(X: Tensor) -> Geometry:
-    """Distances of a small X from the differences themselves."""
-    rows = torch.cat([X, X.new_zeros(1, X.shape[1])]).clamp(-LIMIT, LIMIT).cpu().numpy()
-    with np.errstate(invalid="ignore"):
-        differences = rows[:, None, :] - rows[None, :, :]
-        squares = np.einsum("ijk,ijk->ij", differences, differences)
-    broken = ~X.isfinite().all(1).cpu().numpy()
-    squares[:-1][broken] = np.nan
-    squares[:, :-1][:, broken] = np.nan
-    return Geometry(squares)
+    """The geometry of a small X, with the base chosen by the distances between all rows."""
+    finite = X.isfinite().all(1).cpu().numpy()
+    rows = np.pad(X.cpu().to(torch.float64).numpy(), ((0, 1), (0, 0)))
+    rows = np.clip(np.where(np.append(finite, True)[:, None], rows, 0.0), -LIMIT, LIMIT)
+    differences = rows[:-1, None] - rows[None, :-1]
+    distances = np.einsum("ijk,ijk->ij", differences, differences)
+    _blank(distances, ~finite)
+    base = int(np.argmin(halfway(distances)))
+    shifted = rows - rows[base]
+    inner = np.einsum("ik,jk->ij", shifted, shifted)  # not BLAS: equal rows get equal bits
+    _blank(inner, ~finite)
+    return Geometry(inner, base)
 
 
-def _halfway(distances: Array) -> Array:
+def _blank(matrix: Array, rows: Any) -> None:
+    """Put NaN into the given rows and columns."""
+    matrix[: len(rows)][rows] = np.nan
+    matrix[:, : len(rows)][:, rows] = np.nan
+
+
+def halfway(distances: Array) -> Array:
     """For each row, the squared distance within which it has more than half of the finite rows.
 
-    At least one of them is honest, so a row for which this is small is near the honest rows.
+    At least one of these is honest, so a row for which the distance is small is near the honest rows.
     """
     finite = np.isfinite(distances.diagonal())
-    if not finite.any():
-        return np.zeros(len(distances))
-    inner = np.sort(distances[np.ix_(finite, finite)], axis=1)
     result = np.full(len(distances), np.inf)
-    result[finite] = inner[:, len(inner) // 2]
+    if finite.any():
+        inner = np.sort(distances[np.ix_(finite, finite)], axis=1)
+        result[finite] = inner[:, len(inner) // 2]
     return result
-
-
-def _start(sample: Geometry) -> int:
-    return int(np.argmin(_halfway(sample.distances)))
 
 
 def _tame(sample: Geometry) -> bool:
     """Whether differences look as if their squares fit float32 with room to spare."""
-    finite = sample.squares[:-1, :-1][np.ix_(sample.finite, sample.finite)]
-    return finite.size > 0 and bool(finite.max() < 1e24) and bool(np.median(finite) > 1e-24)
+    near = sample.distances[np.ix_(sample.finite, sample.finite)]
+    return near.size > 0 and bool(near.max() < 1e24) and bool(np.median(near) > 1e-24)
 
 
 def _in_range(X: Tensor, result: Geometry) -> bool:
     """Whether every row that float32 products call non-finite really is, and none is lost to underflow."""
-    suspects = [X[i] for i in np.flatnonzero(~result.finite)]
-    if any(bool(row.isfinite().all()) for row in suspects):
-        return False
-    return bool(np.median(_halfway(result.distances)) > 1e-24)
+    suspects = [X[int(i)] for i in np.flatnonzero(~result.finite)]
+    return not any(bool(row.isfinite().all()) for row in suspects) and bool(
+        np.median(halfway(result.distances)) > 1e-24
+    )
 
 
-def _squares(g: Array) -> Array:
-    """Turn inner products around any point into squared distances."""
-    own = g.diagonal()
-    result = np.maximum(own[:, None] + own[None, :] - 2.0 * g, 0.0)
-    np.fill_diagonal(result, np.where(np.isfinite(own), 0.0, np.nan))
-    return np.where(np.isfinite(result), result, np.nan)
+def _saturated(X: Tensor) -> Tensor:
+    return X.clamp(-LIMIT, LIMIT) if X.dtype == torch.float64 else X
 
 
 def _pass(X: Tensor, k: int, precise: bool) -> Array:
@@ -258,18 +268,20 @@ def _pass(X: Tensor, k: int, precise: bool) -> Array:
     for part in blocks.over_spans(span, d):
         total += part
     upper = np.triu(total[: n + 1, : n + 1])
-    return upper + np.triu(upper, 1).T
-
-
-def _saturated(X: Tensor) -> Tensor:
-    return X.clamp(-LIMIT, LIMIT) if X.dtype == torch.float64 else X
+    return clean(upper + np.triu(upper, 1).T)
 
 
 def plain_pass(X: Tensor, k: int) -> Array:
-    """The same in plain torch operations."""
+    """The same in plain torch operations, on any device."""
     total = torch.zeros(len(X) + 1, len(X) + 1, dtype=torch.float64, device=X.device)
     for lo, hi in blocks.spans(X.shape[1]):
         block = torch.nn.functional.pad(_saturated(X[:, lo:hi]).to(torch.float64), (0, 0, 0, 1))
         block -= block[k].clone()
         total += block @ block.T
-    return total.cpu().numpy()
+    return clean(total.cpu().numpy())
+
+
+def clean(G: Array) -> Array:
+    """Blank the rows that are not finite: infinity on the diagonal becomes NaN in row and column."""
+    _blank(G, ~np.isfinite(G.diagonal()))
+    return G

@@ -208,9 +208,10 @@ def window_means(
 ) -> None:
     """Mean of a window of m sorted values in each column lo … hi of A·X[rows], or of X[rows] if A is empty.
 
-    The window is the middle one, or (`around`) the m values nearest to the median. With A, rows are first
-    shifted by row k, so that mixing loses nothing to a common offset. `shares` gets every (mixed) row's part
-    of the window and `squares` every row's squared distance from the result, both summed over columns.
+    The window is the middle one, or (`around`) the m values nearest to the median. With k ≥ 0, rows are
+    first shifted by row k, so that mixing loses nothing to a common offset. A's dtype is that of the work.
+    `shares` gets every (mixed) row's part of the window and `squares` every row's squared distance from the
+    result, both summed over columns.
     """
     n = len(rows)
     mixing = A.shape[0] > 0
@@ -232,7 +233,7 @@ def window_means(
         after[:] = nan
         offset = shift[:w]
         offset[:] = 0
-        if mixing:
+        if k >= 0:
             offset[:] = X[k, first : first + w]
         for i in range(n):
             x = X[rows[i], first : first + w]

@@ -18,63 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trilemma.aggregation import columns, combine, inputs
 from trilemma.aggregation import gram as gram_
 from trilemma.aggregation.columns import Mixture, Window
+from trilemma.aggregation.decision import Columnwise, Decision, Selection, Weighted
 from trilemma.aggregation.gram import Geometry
+from trilemma.aggregation.source import InMemory, Source
 from trilemma.aggregation.types import Aggregate, Array, Criterion, Info, Numpy, Vectors, Weighing
 from trilemma.errors import UserError
 from trilemma.keys import Key
 
+FLOAT32_SQUARED = 1e74
+"""Rows nearer than this (squared) can be subtracted in float32."""
+
 DEFAULT_KEY = Key(0, ("aggregation",))
 """The key of a rule that is called without one: the same draws in every call."""
-
-
-@dataclass(frozen=True)
-class Weighted:
-    """A decision for fixed weights, the same in every column."""
-
-    weights: Array
-    scores: Array
-    info: Info
-
-    def apply(self, X: Tensor) -> Tensor:
-        """Return the value on these columns."""
-        return combine.weighted_sum(X, self.weights)
-
-
-@dataclass(frozen=True)
-class Columnwise:
-    """A decision for a window of sorted values in each column of X[rows], or of mixture.A X[rows]."""
-
-    rows: Any
-    window: Window
-    mixture: Mixture | None
-    info: Info
-
-    def apply(self, X: Tensor) -> columns.Columns:
-        """Return the value on these columns, with sums of shares and squared distances."""
-        return columns.window_means(X, self.rows, self.window, self.mixture)
-
-    def totals(self, shares: Array, squares: Array, d: int) -> tuple[Array, Array]:
-        """Return (weights, scores) of all clients from the sums over all d columns."""
-        n = self.info.n
-        weights, scores = np.zeros(n), np.full(n, np.inf)
-        own = shares if self.mixture is None else self.mixture.A.T @ shares
-        weights[self.rows] = own / d if d else 1.0 / len(self.rows)
-        scores[self.rows] = np.sqrt(squares)
-        return weights, scores
-
-
-Decision = Weighted | Columnwise
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What a rule settles on that ends coordinate by coordinate: the window, after mixing by A."""
-
-    window: Window
-    A: Array | None
 
 
 @dataclass(frozen=True)
@@ -146,17 +103,7 @@ class Rule(Step):
     def __call__(self, X: Sequence[Numpy], key: Key | None = None) -> Aggregate[Numpy]: ...
     def __call__(self, X: Vectors, key: Key | None = None) -> Aggregate[Any]:
         """Aggregate the messages. `key` is for steps that draw; without it, every call draws the same."""
-        given = inputs.messages(X)
-        self.check(len(given.X))
-        if self.needs_geometry:
-            return self._carry_out(given, self.decide(gram_.of(given.X), key))
-        # Only finiteness matters: suppose all rows are finite and look again if the outcome disproves it.
-        decision = self.decide(featureless(np.ones(len(given.X), bool)), key)
-        result = self._carry_out(given, decision)
-        if bool(torch.as_tensor(result.scores).isfinite().all()):
-            return result
-        finite = given.X.isfinite().all(1).cpu().numpy()
-        return result if finite.all() else self._carry_out(given, self.decide(featureless(finite), key))
+        return aggregate(self, InMemory(X), key)
 
     def decide(self, geometry: Geometry, key: Key | None = None) -> Decision:
         """Decide on the weights, or on what to do in each column, from the geometry of all messages."""
@@ -179,18 +126,11 @@ class Rule(Step):
             return Weighted(weights, scores, Info(n, f, broken, *found))
         mixture = None
         if settled.A is not None:
-            near = inner.reference()
-            radius = float(np.sqrt(inner.distances[near].max()))
-            mixture = Mixture(settled.A, int(rows[near]), radius)
+            near = inner.centre()
+            averages = bool(np.allclose(settled.A.sum(axis=1), 1.0, rtol=0, atol=1e-12))
+            fits = bool(inner.distances[near].max() < FLOAT32_SQUARED)
+            mixture = Mixture(settled.A, int(rows[near]) if averages and fits else None)
         return Columnwise(rows, settled.window, mixture, Info(n, f, broken))
-
-    def _carry_out(self, given: inputs.Messages, decision: Decision) -> Aggregate[Any]:
-        if isinstance(decision, Weighted):
-            value = decision.apply(given.X)
-            return given.deliver(value, decision.weights, decision.scores, decision.info)
-        out = decision.apply(given.X)
-        weights, scores = decision.totals(out.shares, out.squares, given.X.shape[1])
-        return given.deliver(out.value, weights, scores, decision.info)
 
 
 @dataclass(frozen=True)
@@ -232,11 +172,22 @@ class Coordinate(Rule):
         return Selection(self.window(geometry.n, f), None)
 
 
+def aggregate(rule: Rule, source: Source, key: Key | None = None) -> Aggregate[Any]:
+    """Apply a rule to messages wherever they are: at most two passes over them."""
+    rule.check(source.n)
+    if rule.needs_geometry:
+        return source.carry_out(rule.decide(source.geometry(), key))
+    # Only finiteness matters: suppose all rows are finite and look again if the outcome disproves it.
+    result = source.carry_out(rule.decide(featureless(np.ones(source.n, bool)), key))
+    if bool(torch.as_tensor(result.scores).isfinite().all()):
+        return result
+    finite = source.finite()
+    return result if finite.all() else source.carry_out(rule.decide(featureless(finite), key))
+
+
 def featureless(finite: Any) -> Geometry:
     """Return a geometry that knows which rows are finite, and no distances."""
-    squares = np.zeros((len(finite) + 1, len(finite) + 1))
-    squares[:-1, :-1][np.diag(~finite)] = np.nan
-    return Geometry(squares)
+    return Geometry(np.diag(np.append(np.where(finite, 0.0, np.nan), 0.0)))
 
 
 def like(given: Tensor | Array, weights: Array) -> Any:

@@ -55,7 +55,7 @@ def reweightings(geometry: Geometry) -> Iterator[Step]:
     τ_i = ⟨v, x_i − μ_c⟩², c_i ← c_i (1 − τ_i / max τ), the maximum over the rows that still have weight:
     over all rows, a row already removed could keep the maximum for ever.
     """
-    G = geometry.gram(around=geometry.reference())
+    G = geometry.inner[:-1, :-1]
     c = np.ones(geometry.n)
     while True:
         active = np.flatnonzero(c)
