@@ -19,6 +19,7 @@ from trilemma.flower.control import connect
 from trilemma.flower.coordinator import Coordinator, Patience
 from trilemma.flower.layout import Federation, Party, Timing
 from trilemma.flower.node import Node
+from trilemma.flower.spending import write_budgets
 from trilemma.flower.task import load_task
 
 FAST = Timing(round_limit=30.0, join_limit=45.0, poll=0.2)
@@ -74,7 +75,9 @@ def make(
 ) -> list[Party]:
     """Make a federation's folders."""
     public = Federation("test", clients, port=free_ports(clients), timing=timing, **facts)
-    return layout.init(folder, public, config, budget=budget)
+    parties = layout.init(folder, public, config)
+    write_budgets(parties[1:], load_task(parties[0]), budget)
+    return parties
 
 
 @dataclass

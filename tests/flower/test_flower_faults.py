@@ -26,7 +26,9 @@ CLIENTS = 5
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     config = small_config(CLIENTS, *PRIVATE, rounds=3)
-    with real(tmp_path_factory.mktemp("faults") / "federation", CLIENTS, config, transcript=True) as running:
+    with real(
+        tmp_path_factory.mktemp("faults") / "federation", CLIENTS, config, transcript=True, budget=1e6
+    ) as running:
         running.go("warm-up")
         yield running
 

@@ -66,6 +66,8 @@ def init_command(
     _require_flower()
     from trilemma import config as configurations
     from trilemma.flower import layout
+    from trilemma.flower.spending import write_budgets
+    from trilemma.flower.task import load_task
 
     settings = configurations.load(config, [f"federation.clients={clients}"])
     facts = layout.Federation(
@@ -78,9 +80,12 @@ def init_command(
         transcript=transcript,
         timing=layout.Timing(round_limit=round_limit, join_limit=join_limit),
     )
-    made = layout.init(folder, facts, settings.toml(), task=task, budget=budget)
+    made = layout.init(folder, facts, settings.toml(), task=task)
+    limit = write_budgets(made[1:], load_task(made[0]), budget)
     for party in made:
         console.print(f"{party.folder}", highlight=False)
+    if limit is not None:
+        console.print(f"\nEvery client will spend at most ε = {limit:.3g} (budget.toml)", highlight=False)
     console.print(
         f"\nKeep {folder / 'authority'} off-line. Each other folder goes to its party and to nobody else.\n"
         f"On this machine: trilemma federation up {folder}; trilemma federation run {folder}",

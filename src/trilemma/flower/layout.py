@@ -181,7 +181,7 @@ class Party:
         return self.folder / "secrets" / "executor"
 
     @property
-    def budget_file(self) -> Path:
+    def budget(self) -> Path:
         """A client's own limit on what it spends, over all runs."""
         return self.folder / "budget.toml"
 
@@ -240,7 +240,6 @@ def init(
     config: str,
     hosts: tuple[str, ...] = ("localhost",),
     task: Path | None = None,
-    budget: float | None = None,
 ) -> list[Party]:
     """Make everything a federation needs; refuse to touch one that is there."""
     if federation.clients < 1:
@@ -268,10 +267,6 @@ def init(
         certificates.write_secret(client.node_key, private)
         (server.folder / "nodes").mkdir(exist_ok=True)
         (server.folder / "nodes" / f"{client.name}.pub").write_bytes(public)
-        client.budget_file.write_text(
-            "# This client's own limit on ε, over all runs; it refuses a round that would exceed it.\n"
-            + ("# epsilon = 10.0\n" if budget is None else f"epsilon = {budget}\n")
-        )
         certificates.write_secret(client.seed, secrets.token_hex(16).encode())
         identity = Identity.generate()
         identity.save(client.identity)

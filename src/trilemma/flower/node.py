@@ -19,7 +19,8 @@ import torch
 from trilemma.flower import wire
 from trilemma.flower.journal import Again, Entry, Journal, Refused, what_to_do
 from trilemma.flower.layout import Party
-from trilemma.flower.sessions import Secrets, Session
+from trilemma.flower.sessions import Session
+from trilemma.flower.spending import pay
 from trilemma.flower.task import OneClient, Task, load_task
 from trilemma.learning.protocol import State
 
@@ -101,7 +102,7 @@ class Node:
         secrets = session.require(ask.epoch, self._shares_noise)
         if state is None:
             state = task.resolved.algorithm.init(task.model, (self.client,), task.key.fold("init")).clients
-        self._pay(ask, secrets)
+        epsilon = pay(self.party, task, secrets, ask.run, ask.round)
         assert task.data is not None
         seed = int(self.party.seed.read_text(), 16)
         noise = TimedNoise(session.noise(secrets))
@@ -117,6 +118,8 @@ class Node:
             ask.round,
             {
                 "loss": _number(step.report.get("loss")),
+                "epsilon": epsilon,
+                "unheard": ask.unused,
                 "seconds": {
                     "compute": round(computed - started - noise.seconds, 4),
                     "noise": round(noise.seconds, 4),
@@ -125,9 +128,6 @@ class Node:
             },
         )
         return vector
-
-    def _pay(self, ask: wire.Ask, secrets: Secrets) -> None:
-        """Enter the release into the ledger, or refuse."""
 
     def _check_broadcast(self, broadcast: State) -> None:
         """A broadcast must look like the one the algorithm starts with, and be finite."""

@@ -1,0 +1,96 @@
+"""A client's own budget: it pays before it speaks, and refuses what it cannot pay, whatever the server asks.
+
+The budget is in the client's folder (`budget.toml`) and holds over all runs; the ledger
+(`trilemma.privacy.ledger`) is beside its other state. Each release is accounted for with the clients that
+really share noise in the epoch: a server that opens an epoch of few clients makes the round more expensive,
+not less private.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import replace
+
+from trilemma import privacy
+from trilemma.errors import PrivacyError, UserError
+from trilemma.flower.journal import Refused
+from trilemma.flower.layout import Party
+from trilemma.flower.sessions import Secrets, epoch_name
+from trilemma.flower.task import Task
+from trilemma.privacy.ledger import Budget, Ledger
+
+RESERVE = 0.1
+"""Share of rounds a default budget allows to be repeated."""
+
+
+def planned_epsilon(task: Task) -> float | None:
+    """Return ε of the configured run, a tenth of its rounds repeated; None where nothing is promised."""
+    release, threat = task.resolved.release, task.resolved.threat
+    if release is None or threat is None or release.law.silent:
+        return None
+    rounds = math.ceil((1 + RESERVE) * task.config.run.rounds)
+    _, epsilon = privacy.spent(
+        release, threat, rounds, task.config.privacy.delta, _accountants(task)
+    ).tightest
+    return epsilon
+
+
+def _accountants(task: Task) -> tuple[privacy.Accountant, ...]:
+    """Those the ledger will hold against the budget."""
+    release = task.resolved.release
+    assert release is not None
+    return ("rdp",) if release.sampling.amplifies else ("exact", "rdp")
+
+
+def write_budgets(clients: list[Party], task: Task, epsilon: float | None = None) -> float | None:
+    """Give every client a budget: `epsilon`, or what the configured run costs. Return it."""
+    planned = planned_epsilon(task)
+    if planned is None:
+        if epsilon is not None:
+            raise PrivacyError("a budget limits noised releases; this configuration adds no noise")
+        return None
+    limit = planned if epsilon is None else epsilon
+    if not math.isfinite(limit):
+        raise PrivacyError("this configuration's noise gives no finite ε: no budget can hold it")
+    release = task.resolved.release
+    assert release is not None
+    for client in clients:
+        client.budget.write_text(
+            "# This client's own limit, over all runs: it refuses a round that would exceed it.\n"
+            f"epsilon = {limit!r}\ndelta = {task.config.privacy.delta!r}\n"
+            f'unit = "{release.unit}"\nadjacency = "{release.adjacency}"\n'
+        )
+    return limit
+
+
+def read_budget(party: Party) -> Budget:
+    """Return a client's budget."""
+    try:
+        return Budget(**tomllib.loads(party.budget.read_text()))
+    except (OSError, tomllib.TOMLDecodeError, TypeError) as error:
+        raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
+
+
+def pay(party: Party, task: Task, secrets: Secrets, run: str, round_: int) -> dict[str, float]:
+    """Enter a round into the ledger, or refuse; return ε so far. On disk when this returns.
+
+    A round that was paid for and then not sent (the process died in between) is paid for again.
+    """
+    release, threat = task.resolved.release, task.resolved.threat
+    if release is None or threat is None or release.law.silent:
+        return {}
+    # Without shared noise the number of clients does not matter to a client's own guarantee.
+    clients = len(secrets.members) if release.law.sigma_cor > 0 else threat.clients
+    name = epoch_name(run, secrets.epoch)
+    try:
+        with Ledger(party.state / "ledger", read_budget(party), _accountants(task)) as ledger:
+            before = sum(
+                entry.round == round_ and entry.run.split("~")[0] == name for entry in ledger.entries
+            )
+            entry = ledger.authorise(
+                release, replace(threat, clients=clients), f"{name}~{before}" if before else name, round_
+            )
+    except PrivacyError as error:
+        raise Refused(str(error)) from None
+    return entry.epsilon

@@ -1,0 +1,386 @@
+"""Whole runs without a network: the server cannot cheat, crashes change nothing, absence is dealt with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from flower_harness import PRIVATE, Direct, coordinator, make, small_config
+
+from trilemma.flower import spending, wire
+from trilemma.flower.coordinator import Coordinator
+from trilemma.flower.epochs import Stopped
+from trilemma.flower.journal import Refused
+from trilemma.flower.layout import Timing
+from trilemma.flower.node import Node
+from trilemma.flower.sessions import Session, epoch_name
+from trilemma.privacy.ledger import Ledger
+from trilemma.privacy.secrets import Handshake, Identity, Offer, Roster
+
+CLIENTS, ROUNDS = 5, 3
+INSTANT = Timing(round_limit=1.0, join_limit=0.3, poll=0.05)
+
+
+@pytest.fixture
+def parties(tmp_path):
+    config = small_config(CLIENTS, *PRIVATE)
+    return make(tmp_path / "federation", CLIENTS, config, timing=INSTANT, budget=1e6, transcript=True)
+
+
+def reproducible(parties):
+    """Let every client's noise come from a file, so that two runs can be compared number for number."""
+    for party in parties[1:]:
+        (party.folder / "secrets" / "reproducible-noise").write_text(bytes([party.client] * 32).hex())
+
+
+def ledger_entries(party):
+    with Ledger(party.state / "ledger", spending.read_budget(party)) as ledger:
+        return [(entry.run, entry.round) for entry in ledger.entries]
+
+
+def result(parties, run="run"):
+    _, tensors = wire.loads((parties[0].run_folder(run) / "result").read_bytes(), wire.Finished)
+    return tensors["params"]
+
+
+# --- honest runs ----------------------------------------------------------------------------------------
+
+
+def test_an_honest_run(parties):
+    runner, said = coordinator(parties, Direct(parties))
+    commit = runner.go()
+    assert commit.rounds == ROUNDS
+    assert said[-1] == "run 'run' finished after 3 rounds"
+    for party in parties[1:]:
+        assert ledger_entries(party) == [("run/0", 0), ("run/0", 1), ("run/0", 2)]
+        assert (party.run_folder("run") / "result").read_bytes() == (
+            parties[0].run_folder("run") / "result"
+        ).read_bytes()
+
+
+def test_a_finished_run_is_not_run_again(parties):
+    coordinator(parties, Direct(parties))[0].go()
+    exchange = Direct(parties)
+    coordinator(parties, exchange)[0].go()
+    assert {kind for _, kind in exchange.asked} == {"finished"}
+    assert len(ledger_entries(parties[1])) == ROUNDS
+
+
+def test_pairwise_noise_cancels_in_what_was_sent(tmp_path):
+    """Without independent noise and clipping to almost nothing, the messages sum up to almost nothing."""
+    config = small_config(
+        CLIENTS,
+        *PRIVATE[:3],
+        "privacy.clip=1e-6",
+        "privacy.sigma_cor=1.0",
+        "algorithm.momentum=0.0",
+        rounds=1,
+    )
+    parties = make(tmp_path / "federation", CLIENTS, config, timing=INSTANT, budget=1e12, transcript=True)
+    coordinator(parties, Direct(parties))[0].go()
+    sent = torch.stack(
+        [
+            wire.loads(path.read_bytes(), wire.Answer)[1]["vector"]
+            for path in sorted((parties[0].run_folder("run") / "transcript").iterdir())
+        ]
+    )
+    assert sent.shape[0] == CLIENTS
+    assert sent.std() > 1.0
+    assert sent.sum(0).abs().max() < 1e-4
+
+
+# --- a server that cheats -------------------------------------------------------------------------------
+
+
+def middleman(parties, runner, victim, forge):
+    """A coordinator whose relay replaces client `victim`'s offer by what `forge` makes."""
+
+    class Cheat(Coordinator):
+        def _relay(self, epoch, joined, keys):
+            super()._relay(epoch, joined, {**keys, victim: forge(keys, epoch.number)})
+
+    return Cheat(runner.run, runner.party, runner.task, runner.exchange, runner.log, runner.say)
+
+
+def impostor_offer(parties, index, epoch):
+    """A perfect offer, signed by an identity that is not on the roster in the victim's place."""
+    mallory = Identity.generate()
+    honest = Roster.load(parties[0].roster)
+    forged = Roster(tuple(mallory.public if i == index else key for i, key in enumerate(honest.keys)))
+    offer = Handshake(mallory, forged, epoch_name("run", epoch)).offer
+    return replace(offer, signature=mallory.sign(offer.signed(honest))).encode().hex()
+
+
+def foreign(parties, keys, epoch, how):
+    match how:
+        case "stranger signs":
+            return impostor_offer(parties, 2, epoch)
+        case "someone else's offer":
+            return keys[3]
+        case "signature of the old key on a new one":
+            real, fake = (
+                Offer.decode(bytes.fromhex(keys[2])),
+                Offer.decode(bytes.fromhex(impostor_offer(parties, 2, epoch))),
+            )
+            return replace(fake, signature=real.signature).encode().hex()
+        case "offer for another run":
+            identity = Identity.load(parties[3].identity)
+            return Handshake(identity, Roster.load(parties[0].roster), "other/0").offer.encode().hex()
+        case "no offer at all":
+            return "00" * 136
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "stranger signs",
+        "someone else's offer",
+        "signature of the old key on a new one",
+        "offer for another run",
+        "no offer at all",
+    ],
+)
+def test_the_server_cannot_stand_in_the_middle(parties, how):
+    exchange = Direct(parties)
+    runner, said = coordinator(parties, exchange)
+    cheat = middleman(parties, runner, 2, lambda keys, epoch: foreign(parties, keys, epoch, how))
+    with pytest.raises(Stopped):
+        cheat.go()
+    assert sum("keys refused" in line for line in said) == CLIENTS
+    assert not any(kind == "ask" for _, kind in exchange.asked)
+    for party in parties[1:]:
+        assert not Session(party, "run").secrets.pairs
+        assert not (party.state / "ledger").exists()
+
+
+def test_a_server_with_another_configuration_is_refused(parties):
+    weaker = small_config(CLIENTS, *PRIVATE, "privacy.sigma_cor=0.001")
+    parties[0].config.write_text(weaker)
+    runner, said = coordinator(parties, Direct(parties))
+    with pytest.raises(Stopped):
+        runner.go()
+    assert sum("all parties must hold the same" in line for line in said) == CLIENTS
+
+
+def test_the_same_round_with_other_numbers_is_refused(parties):
+    coordinator(parties, Direct(parties))[0].go()
+    node = Node(parties[1])
+    ask = wire.Ask(run="run", epoch=0, round=2, unused=[])
+    with pytest.raises(Refused, match="with other numbers"):
+        node.answer(wire.dumps(ask, {"params": torch.zeros(69)}))
+    assert len(ledger_entries(parties[1])) == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("ask", "broadcast", "reason"),
+    [
+        ({"round": ROUNDS}, torch.zeros(69), "of a run of 3 rounds"),
+        ({"round": 1}, torch.zeros(69), "round 1 is over"),
+        ({"epoch": 7, "round": 2}, torch.zeros(69), "has not joined"),
+        ({"run": "fresh", "round": 0}, torch.zeros(69), "has not joined"),
+        ({"run": "../fresh", "round": 0}, torch.zeros(69), "is no name for a run"),
+        ({"epoch": 1, "round": 2}, torch.zeros(70), "shape"),
+        ({"epoch": 1, "round": 2}, torch.full((69,), torch.nan), "not finite"),
+    ],
+)
+def test_questions_a_client_does_not_answer(parties, ask, broadcast, reason):
+    coordinator(parties, Direct(parties))[0].go()
+    fields = {"run": "run", "epoch": 0, "round": 0, "unused": []} | ask
+    with pytest.raises(ValueError, match=reason):
+        Node(parties[1]).answer(wire.dumps(wire.Ask(**fields), {"params": broadcast}))
+    assert len(ledger_entries(parties[1])) == ROUNDS
+
+
+def test_a_server_that_forgot_cannot_start_over(parties):
+    coordinator(parties, Direct(parties))[0].go()
+    for path in parties[0].run_folder("run").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    runner, said = coordinator(parties, Direct(parties))
+    with pytest.raises(Stopped):
+        runner.go()
+    assert any("round 0 is over" in line for line in said)
+    assert len(ledger_entries(parties[1])) == ROUNDS
+
+
+def test_a_client_refuses_to_overspend(tmp_path):
+    """Budgets for two rounds; the third is refused by everybody, whatever the server asks."""
+    parties = make(
+        tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), timing=INSTANT, budget=25.0
+    )
+    runner, said = coordinator(parties, Direct(parties))
+    with pytest.raises(Stopped):
+        runner.go()
+    assert runner.log.last().rounds == 2
+    assert any("over the budget of 25" in line for line in said)
+    assert all(len(ledger_entries(party)) == 2 for party in parties[1:])
+
+
+def test_a_small_epoch_costs_more(tmp_path):
+    """The price of a round counts the clients that really share noise, not those the server speaks of."""
+    config = small_config(CLIENTS, *PRIVATE)
+    parties = make(tmp_path / "federation", CLIENTS, config, timing=INSTANT, budget=1e6)
+    coordinator(parties, Direct(parties), "all")[0].go()
+    coordinator(parties, Direct(parties, gone={0, 1}), "three")[0].go()
+    with Ledger(parties[4].state / "ledger", spending.read_budget(parties[4])) as ledger:
+        full, small = ledger.entries[0], ledger.entries[-1]
+    assert (full.run, small.run) == ("all/0", "three/0")
+    assert small.mechanism.z < full.mechanism.z
+
+
+# --- crashes --------------------------------------------------------------------------------------------
+
+
+class Dies(Exception):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("moment", range(1, 7))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_server_killed_at_any_exchange_continues(tmp_path, moment, when):
+    """Die before or after the k-th exchange (hello, keys, three rounds, result); the end is the same."""
+    config = small_config(
+        CLIENTS, *PRIVATE[:2], "privacy.threat=ldp", "privacy.clip=1.0", "privacy.sigma_ind=0.5"
+    )
+    whole = make(tmp_path / "whole", CLIENTS, config, timing=INSTANT, budget=1e6)
+    reproducible(whole)
+    coordinator(whole, Direct(whole))[0].go()
+
+    class Mortal(Direct):
+        exchanges = 0
+
+        def ask(self, blocks, patience):
+            self.exchanges += 1
+            if self.exchanges == moment and when == "before":
+                raise Dies
+            replies = super().ask(blocks, patience)
+            if self.exchanges == moment:
+                raise Dies
+            return replies
+
+    exchange = Mortal(whole)
+    with pytest.raises(Dies):
+        coordinator(whole, exchange, "killed")[0].go()
+    runner, _ = coordinator(whole, exchange, "killed")
+    assert runner.go().rounds == ROUNDS
+    assert [record["round"] for record in runner.log.records()] == [1, 2, 3]
+    for party in whole[1:]:
+        mine = [entry for entry in ledger_entries(party) if entry[0].startswith("killed/")]
+        assert [round_ for _, round_ in mine] == [0, 1, 2], "each round was released and paid for once"
+    assert torch.equal(result(whole, "killed"), result(whole)), "the model is that of the undisturbed run"
+
+
+def durable_writes(monkeypatch, victim, fail_at):
+    """Make the `fail_at`-th durable write in the victim's folder the last thing its process does."""
+    counted = 0
+    honest = wire.write_durably
+
+    def write(path, block):
+        nonlocal counted
+        if victim.folder in path.parents:
+            counted += 1
+            if counted == fail_at:
+                raise Dies
+        honest(path, block)
+
+    monkeypatch.setattr(wire, "write_durably", write)
+
+
+@pytest.mark.parametrize("fail_at", range(1, 6))
+def test_a_client_killed_at_any_write_is_replaced_and_nothing_is_hidden(parties, monkeypatch, fail_at):
+    """Writes of a client: offer, pair keys, three answers. It dies in one of them and is started again."""
+    victim = parties[3]
+    durable_writes(monkeypatch, victim, fail_at)
+
+    class Restarting(Direct):
+        def ask(self, blocks, patience):
+            try:
+                return super().ask(blocks, patience)
+            except Dies:
+                self._nodes[victim.client] = Node(victim)
+                alive = {node: block for node, block in blocks.items() if node != 100 + victim.client}
+                return super().ask(alive, patience)
+
+    runner, said = coordinator(parties, Restarting(parties))
+    assert runner.go().rounds == ROUNDS, said
+    folder = parties[0].run_folder("run") / "transcript"
+    arrived = {int(path.name.split("-")[0]) for path in folder.glob(f"*-{victim.client}")}
+    paid = [round_ for _, round_ in ledger_entries(victim)] if (victim.state / "ledger").exists() else []
+    assert arrived <= set(paid), "everything that arrived was paid for"
+    if fail_at > 2:
+        assert len(arrived) == ROUNDS - 1, "it misses the round it died in and answers the others"
+        assert len(paid) == ROUNDS
+
+
+# --- absence --------------------------------------------------------------------------------------------
+
+
+def test_up_to_f_absent_clients_count_against_f(parties):
+    runner, _ = coordinator(parties, Direct(parties, gone={2}))
+    runner.go()
+    records = runner.log.records()
+    assert [record["absent"] for record in records] == [[2]] * 3
+    assert all(record["weights"]["2"] == 0 for record in records)
+    assert all(record["epoch"] == 0 for record in records)
+
+
+def test_two_dropouts_of_five_continue_in_a_new_epoch(parties):
+    class Leaving(Direct):
+        def ask(self, blocks, patience):
+            if wire.kind_of(next(iter(blocks.values()))) == "ask" and b'"round": 1' in next(
+                iter(blocks.values())
+            ):
+                self.gone = {1, 4}
+            return super().ask(blocks, patience)
+
+    exchange = Leaving(parties)
+    runner, said = coordinator(parties, exchange)
+    runner.go()
+    records = runner.log.records()
+    assert [record["epoch"] for record in records] == [0, 1, 1]
+    assert set(records[1]["weights"]) == {"0", "2", "3"}
+    assert "round 1: asked again" in said
+    stayed, left = ledger_entries(parties[1]), ledger_entries(parties[2])
+    assert stayed == [("run/0", 0), ("run/0", 1), ("run/1", 1), ("run/1", 2)]
+    assert left == [("run/0", 0)]
+    fresh, old = (Session(party, "run").secrets for party in (parties[1], parties[2]))
+    assert fresh.epoch == 1
+    assert fresh.members == (0, 2, 3)
+    assert set(fresh.pairs.values()).isdisjoint(old.pairs.values())
+
+
+def test_too_few_for_any_epoch_stops_clearly(parties):
+    runner, _ = coordinator(parties, Direct(parties, gone={0, 1, 2}))
+    with pytest.raises(Stopped, match="2 of 5 clients joined epoch 0; with up to 1 liars at least 3"):
+        runner.go()
+
+
+def test_an_unheard_client_takes_its_step_back(parties):
+    """Its answer of round 0 was lost: in round 1 its momentum is what it was before round 0, i.e. zero."""
+
+    def lose(client, asked, answer):
+        lost = client == 2 and wire.kind_of(asked) == "ask" and b'"round": 0' in asked
+        return None if lost else answer
+
+    runner, _ = coordinator(parties, Direct(parties, tamper=lose))
+    runner.go()
+    assert [record["absent"] for record in runner.log.records()] == [[2], [], []]
+    notes = [
+        json.loads(line) for line in (parties[3].run_folder("run") / "notes.jsonl").read_text().splitlines()
+    ]
+    assert [note["unheard"] for note in notes] == [[], [2], []]
+
+
+def test_a_client_cannot_speak_for_another(parties):
+    def impersonate(client, asked, answer):
+        if client == 3 and wire.kind_of(asked) == "ask":
+            header, tensors = wire.loads(answer, wire.Answer)
+            return wire.dumps(header.model_copy(update={"client": 0}), tensors)
+        return answer
+
+    runner, said = coordinator(parties, Direct(parties, tamper=impersonate))
+    runner.go()
+    assert [record["absent"] for record in runner.log.records()] == [[3]] * 3
+    assert any("claims to be client 0" in line for line in said)
