@@ -8,6 +8,7 @@ from trilemma.cli.bench import bench_app
 from trilemma.cli.demo import demo_command
 from trilemma.cli.federation import federation_app
 from trilemma.cli.listing import list_command
+from trilemma.cli.papers import papers_command
 from trilemma.cli.privacy import bounds_command, privacy_command
 from trilemma.cli.run import run_command
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command("run")(run_command)
 app.command("list")(list_command)
 app.command("demo")(demo_command)
+app.command("papers")(papers_command)
 app.command("privacy")(privacy_command)
 app.command("bounds")(bounds_command)
 app.add_typer(bench_app, name="bench")

@@ -96,7 +96,7 @@ def load(path: Path | None, assignments: Iterable[str] = ()) -> Config:
 
 
 def parse(raw: Mapping[str, Any], assignments: Iterable[str] = ()) -> Config:
-    """Validate nested plain values, after applying `table.key=value` assignments.
+    """Validate nested plain values, after applying `table.key=value` or `table={…}` assignments.
 
     >>> parse({}, ["federation.clients=9"]).federation.clients
     9
@@ -153,7 +153,8 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[str] = ()) -> Config:
 def _assign(tables: dict[str, Any], assignment: str) -> None:
     path, equals, text = assignment.partition("=")
     *parents, key = path.strip().split(".")
-    if not equals or not parents or not key:
+    whole_table = not parents and text.strip().startswith("{")
+    if not equals or not key or not (parents or whole_table):
         raise ConfigError(f"cannot read {assignment!r}; allowed: table.key=value, as in run.rounds=50")
     value: Any = text.strip()  # a bare word is a string, so that --set aggregation.rule=caf works
     if key != "name" or value[:1] in "\"'":  # and a name always is: TOML would read nan as a number

@@ -57,8 +57,8 @@ def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Thr
     notes: list[str] = []
     if wanted.threat == "cdp" and config.aggregation.rule != "mean":
         gap = (
-            f"central privacy is certified for the mean only: the ε of {config.aggregation.rule} under cdp is "
-            "not a guarantee, it is what the mean would have"
+            f"central privacy is certified for the mean only: the ε of {config.aggregation.rule} under cdp "
+            "is not a guarantee, it is what the mean would have"
         )
         if not wanted.uncertified:
             raise PrivacyError(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trilemma import privacy
 from trilemma.config import Config
+from trilemma.errors import UserError
 from trilemma.simulate import engine
 from trilemma.simulate.directory import RunDirectory, SeedDirectory, write_atomically
 from trilemma.simulate.engine import Progress, Record
@@ -98,9 +99,11 @@ def resume(path: Path, observer: Observer | None = None) -> Summary:
 
 def run_or_resume(config: Config, out: Path, observer: Observer | None = None) -> Summary:
     """Continue the run in `out` if there is one, else start it: what a sweep does for each of its points."""
-    if (out / "config.toml").exists():
-        return resume(out, observer)
-    return run(config, out, observer)
+    if not (out / "config.toml").exists():
+        return run(config, out, observer)
+    if RunDirectory.open(out).config.dump() != config.dump():
+        raise UserError(f"{str(out)!r} holds a run of another configuration; remove it or name another --out")
+    return resume(out, observer)
 
 
 def _run(directory: RunDirectory, observer: Observer) -> Summary:
