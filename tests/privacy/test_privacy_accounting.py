@@ -370,3 +370,27 @@ class TestEdges:
 
     def test_privacy_errors_are_user_errors(self):
         assert issubclass(PrivacyError, UserError)
+
+
+def test_without_dp_accounting_integer_orders_serve(monkeypatch):
+    """The package's own numbers at integer orders, and a valid ε, where it cannot be imported."""
+    import sys
+
+    from trilemma.privacy import rdp
+
+    orders = (2.0, 3.0, 7.0, 20.0)
+    mechanisms = [
+        Mechanism(0.8, Sampling("poisson", 0.02), "published"),
+        Mechanism(0.8, Sampling("without_replacement", 0.02)),
+    ]
+    with_package = [round_rdp(m, orders) for m in mechanisms]
+    rdp._accounted.cache_clear()
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    without = [round_rdp(m, orders) for m in mechanisms]
+    release = Release(1.0, NoiseLaw(0.08), "example", 25, Sampling("poisson", 0.01), "published")
+    cost = spent(release, Threat("ldp", 7, 3), 400, 1e-4)
+    rdp._accounted.cache_clear()
+    np.testing.assert_allclose(without[0], with_package[0], rtol=1e-9)
+    assert (without[1] >= with_package[1] * (1 - 1e-9)).all()
+    assert cost.epsilon["pld"] == cost.epsilon["rdp"]
+    assert any("pld failed" in note for note in cost.notes)

@@ -218,6 +218,8 @@ def _plot(release: Release, threat: Threat, delta: float, rounds: int, path: Pat
     from trilemma.report.privacy import plot_privacy
 
     able = applicable(((privacy.mechanism(release, threat), rounds),))
+    if "exact" in able:
+        able = ("exact", "rdp")  # where the exact figure is known, a loss distribution adds nothing
     curves = {str(name): privacy.epsilon_curve(release, threat, rounds, delta, name) for name in able}
     spent = min(float(curve[-1]) for curve in curves.values())
     plans = privacy.plan(release, _models(threat), spent, delta, rounds)

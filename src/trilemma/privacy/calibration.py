@@ -154,7 +154,7 @@ def calibrate(
 class Plan:
     """The noise a threat model needs, and the error it predicts: its variance in the honest clients' mean.
 
-    >>> Plan(Threat("secldp", 100, 10), NoiseLaw(sigma_cor=0.6)).variance
+    >>> round(Plan(Threat("secldp", 100, 10), NoiseLaw(sigma_cor=0.6)).variance, 4)
     0.04
     """
 
