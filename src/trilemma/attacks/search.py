@@ -14,6 +14,8 @@ these h + 2 vectors, measured once, every candidate costs n × n work and no pas
 
     w = F.weights(B K Bᵀ),    F − m = cᵀ [z, u, m],  c = Bᵀ w − e_m,    ‖F − m‖² = cᵀ K c.
 
+B is linear in τ, so the Gram matrix B K Bᵀ is a quadratic polynomial of three matrices that stay the same.
+
 **Other targets** (coordinate-wise rules, any callable) are evaluated on the messages themselves, one
 aggregation per candidate; `Search.passes` bounds how many.
 
@@ -152,28 +154,33 @@ def _golden_section(objective: Objective, low: float, high: float, steps: int) -
 
 def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search) -> Objective:
     """Return the objective as a function of n × n matrices."""
-    honest, n = span.honest, view.clients
-    towards, mean = honest, honest + 1  # columns of u and m in the span
-    # Row i of `coordinates` is what client i sends, written in the span: all share m, honest ones add z_i.
-    coordinates = torch.zeros(n, honest + 2, dtype=torch.float64)
-    coordinates[:honest, :honest] = torch.eye(honest, dtype=torch.float64)
-    coordinates[:, mean] = 1.0
+    honest = span.honest
     order = view.order
-    byzantine = order >= honest
-    coordinates = coordinates[order]
+    # Client i sends row i of B(τ) = fixed + τ moving in the span: all share m, honest ones add z_i, others τ u.
     origin = torch.zeros(honest + 2, dtype=torch.float64)
-    origin[mean] = 1.0
+    origin[-1] = 1.0
+    fixed = origin.repeat(view.clients, 1)
+    fixed[:honest, :honest] = torch.eye(honest, dtype=torch.float64)
+    moving = torch.zeros_like(fixed)
+    moving[honest:, -2] = 1.0
+    fixed, moving = fixed[order], moving[order]
+    # So the Gram matrix B K Bᵀ of the messages is quadratic in τ.
+    constant = fixed @ span.gram @ fixed.T
+    cross = fixed @ span.gram @ moving.T
+    linear, square = cross + cross.T, moving @ span.gram @ moving.T
     weigh = target.weights_from_gram
     if "key" in inspect.signature(weigh).parameters:
         weigh = partial(weigh, key=_coin(view))
 
     def achieved(tau: float) -> float:
-        coordinates[byzantine, towards] = tau
-        weights = weigh(coordinates @ span.gram @ coordinates.T)
-        aggregate = torch.as_tensor(weights, dtype=torch.float64, device="cpu") @ coordinates
+        weights = torch.as_tensor(
+            weigh(constant + tau * linear + tau**2 * square), dtype=torch.float64, device="cpu"
+        )
+        aggregate = weights @ fixed + tau * (weights @ moving)
         if search.objective == "descent":
             return -float(aggregate @ span.gram @ origin)
-        return float((aggregate - origin) @ span.gram @ (aggregate - origin))
+        pull = aggregate - origin
+        return float(pull @ span.gram @ pull)
 
     return achieved
 
