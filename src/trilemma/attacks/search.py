@@ -156,7 +156,7 @@ def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search) -
     """Return the objective as a function of n × n matrices."""
     honest = span.honest
     order = view.order
-    # Client i sends row i of B(τ) = fixed + τ moving in the span: all share m, honest ones add z_i, others τ u.
+    # Client i sends row i of B(τ) = fixed + τ moving in the span: m for all, plus z_i if honest, τ u if not.
     origin = torch.zeros(honest + 2, dtype=torch.float64)
     origin[-1] = 1.0
     fixed = origin.repeat(view.clients, 1)
