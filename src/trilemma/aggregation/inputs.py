@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,9 @@ def messages(X: Vectors) -> Messages:
         return Messages(_checked(X.detach()), numpy=False)
     if isinstance(X, np.ndarray):
         return Messages(_checked(_tensor(X)), numpy=True)
+    anything: object = X
+    if isinstance(anything, str) or not isinstance(anything, Iterable):
+        raise UserError(f"messages must be a tensor, an array or a list of vectors; got {type(X).__name__}")
     rows = [row if isinstance(row, Tensor) else _tensor(np.asarray(row)) for row in X]
     if not rows:
         raise UserError("no messages: a rule needs at least one row")

@@ -9,7 +9,7 @@ than f far partners must go, otherwise branch on the one with the most: it goes,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class _OutOfBudget(Exception):
     pass
 
 
-def tightest(distances: Array, f: int, budget: int = BUDGET) -> tuple[Array, bool, float]:
+def tightest(distances: Array, f: int, budget: int = BUDGET) -> tuple[Any, bool, float]:
     """Return n − f rows of smallest diameter, whether that is proven, and a lower bound on the diameter.
 
     >>> D = np.square(np.subtract.outer([0.0, 1.0, 1.5, 9.0], [0.0, 1.0, 1.5, 9.0]))
@@ -72,30 +72,43 @@ def tightest(distances: Array, f: int, budget: int = BUDGET) -> tuple[Array, boo
     ([0, 1, 2], True, 1.5)
     """
     n = len(distances)
-    # Outliers first: ties between covers are then broken by distance, not by the order of the clients.
+    # Outliers first: ties are then broken by distance, not by the order of the clients.
     order = np.argsort(-np.sqrt(distances).sum(axis=1), kind="stable")
     D = distances[np.ix_(order, order)]
     sizes = np.unique(D)
-    search = _Covers(D, budget)
-    possible, cover = len(sizes) - 1, 0  # nothing is farther apart than the largest distance
-    impossible, exact = -1, True
+    kept = _around_one(D, n - f)
+    possible = int(np.searchsorted(sizes, D[np.ix_(kept, kept)].max()))
+    impossible, exact, search = -1, True, _Covers(D, budget)
     while possible - impossible > 1:
         middle = (possible + impossible) // 2
         try:
-            found = search.cover(float(sizes[middle]), f)
+            cover = search.cover(float(sizes[middle]), f)
         except _OutOfBudget:
             exact = False
             break
-        if found is None:
+        if cover is None:
             impossible = middle
         else:
-            possible, cover = middle, found
-    rest = np.array([i for i in range(n) if not cover >> i & 1])
-    spare = f - (n - len(rest))
-    if spare and len(rest) > 1 and exact:
-        inner, _, _ = tightest(D[np.ix_(rest, rest)], spare, budget)
-        rest = rest[inner]
-    return np.sort(order[rest[: n - f] if not exact else rest]), exact, float(np.sqrt(sizes[impossible + 1]))
+            possible, kept = middle, _without(D, cover, f, search.left)
+    return np.sort(order[kept]), exact, float(np.sqrt(sizes[impossible + 1]))
+
+
+def _around_one(D: Array, size: int) -> Any:
+    """Return the best of the sets of a row and those nearest to it: at most twice the smallest diameter."""
+    near = np.argsort(D, axis=1, kind="stable")[:, :size]
+    diameters = [D[np.ix_(rows, rows)].max() for rows in near]
+    return near[int(np.argmin(diameters))]
+
+
+def _without(D: Array, cover: int, f: int, budget: int) -> Any:
+    """Return the rows outside the cover; removals that it left over are spent as well as can be."""
+    rest = np.array([i for i in range(len(D)) if not cover >> i & 1])
+    spare = f - (len(D) - len(rest))
+    if not spare:
+        return rest
+    if not cover:  # nothing to be gained: drop the outermost
+        return rest[spare:]
+    return rest[tightest(D[np.ix_(rest, rest)], spare, max(budget, 1))[0]]
 
 
 @dataclass

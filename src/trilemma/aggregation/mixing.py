@@ -164,7 +164,8 @@ def shrinkage(norms: Array, radius: float) -> Array:
     >>> shrinkage(np.array([0.0, 1.0, 4.0]), 2.0)
     array([1. , 1. , 0.5])
     """
-    return np.where(norms > radius, radius / np.maximum(norms, 1e-300), 1.0)
+    result: Array = np.divide(radius, norms, out=np.ones_like(norms), where=norms > radius)
+    return result
 
 
 def nearest(distances: Array, count: int) -> Any:

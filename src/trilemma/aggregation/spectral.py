@@ -69,11 +69,10 @@ def reweightings(geometry: Geometry) -> Iterator[Step]:
         root = np.sqrt(p)
         variance, u = top_eigenpair(root[:, None] * H * root[None, :])
         yield Step(c, max(variance, 0.0))
-        tau = np.square(H @ (root * u))
-        largest = tau.max()
-        if variance <= 0.0 or largest <= 0.0:
+        along = np.abs(H @ (root * u))
+        if variance <= 0.0 or along.max() <= 0.0:
             return
-        keep = 1.0 - tau / largest
+        keep = 1.0 - np.square(along / along.max())
         keep[keep < ROUNDING] = 0.0
         c = c.copy()
         c[active] = weight * keep
