@@ -14,6 +14,7 @@ from trilemma import simulate
 from trilemma.cli.progress import ProgressBar
 from trilemma.cli.run import plot_runs
 from trilemma.cli.tables import results_table
+from trilemma.errors import UserError
 
 SETTING = {
     "data": {"name": "phishing"},
@@ -23,31 +24,47 @@ SETTING = {
     "run": {"rounds": 400, "seeds": "1-3"},
 }
 
-# label, what differs from SETTING
+PRIVATE = (
+    "algorithm={name='safe-dshb', lr=1.0, momentum=0.99, batch=25, l2=1e-4}",
+    "privacy={threat='ldp', clip=1.0, noise_multiplier=1.0, delta=1e-4}",
+)
+
 ROWS = (
     ("nobody lies", ("federation.byzantine=0",)),
-    ("trusting", ("aggregation.rule=mean", "attack.name=sf")),
-    ("robust", ("aggregation.rule=cwmed", "attack.name=sf")),
-    ("trusting", ("aggregation.rule=mean", "attack.name=lf")),
-    ("robust", ("aggregation.rule=cwmed", "attack.name=lf")),
+    ("trusting", ("aggregation.rule=mean", "attack={name='ipm', strength=10.0}")),
+    ("robust", ("aggregation.rule=caf", "attack={name='ipm', strength=10.0}")),
+    ("trusting", ("aggregation.rule=mean", "attack={name='sf'}")),
+    ("robust", ("aggregation.rule=caf", "attack={name='sf'}")),
+    ("trusting", ("aggregation.rule=mean", "attack={name='lf'}")),
+    ("robust", ("aggregation.rule=caf", "attack={name='lf'}")),
+    ("robust, private", ("aggregation.rule=caf", "attack={name='lf'}", *PRIVATE)),
 )
+"""What is run, and what differs from `SETTING`."""
 
 
 def demo_command(
     out: Annotated[Path, typer.Option(help="directory of the demo; an earlier demo there is replaced")],
 ) -> None:
     """Train on phishing with 7 clients of whom 3 lie: trusting, robust, and robust and private."""
+    _clear(out)
     console = Console(stderr=True)
-    if out.exists():
-        shutil.rmtree(out)
     summaries = []
     for index, (label, changes) in enumerate(ROWS):
-        with ProgressBar(console, label) as bar:
-            settings = configuration.parse(SETTING, changes)
-            summaries.append((label, simulate.run(settings, out / f"{index}", bar)))
+        settings = configuration.parse(SETTING, changes)
+        with ProgressBar(console, f"{label} ({settings.attack.name})") as bar:
+            summaries.append((label, simulate.run(settings, out / str(index), bar)))
     free = summaries[0][1]
-    runs = [(f"{label}, {s.rule}, {s.attack}", Path(s.directory)) for label, s in summaries[1:]]
+    runs = [(f"{label}: {s.rule} under {s.attack}", Path(s.directory)) for label, s in summaries[1:]]
     picture = plot_runs(runs, Path(free.directory), out / "demo.png")
     screen = Console()
     screen.print(results_table(summaries, free, "phishing, logistic regression, 400 rounds, seeds 1–3"))
     screen.print(f"curves: {picture}", soft_wrap=True)
+
+
+def _clear(out: Path) -> None:
+    """Remove an earlier demo, and nothing that is not one."""
+    if not out.exists():
+        return
+    if any(out.iterdir()) and not (out / "0" / "config.toml").exists():
+        raise UserError(f"{str(out)!r} holds something that is not a demo; name another --out")
+    shutil.rmtree(out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from trilemma.simulate import Record
 
@@ -24,7 +24,7 @@ class ProgressBar:
             TimeRemainingColumn(),
             console=console,
         )
-        self._task = None
+        self._task: TaskID | None = None
 
     def __enter__(self) -> ProgressBar:
         self._bar.start()
