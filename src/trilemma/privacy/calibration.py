@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -77,7 +78,7 @@ def required_multiplier(
             lambda z: pld_epsilon(((replace(like, z=z), rounds),), delta, coarser=8), epsilon, start, 1e-4
         )
     elif accountant == "rdp":
-        z = _solve(_near_best_orders(like, rounds, epsilon, delta), epsilon, like.z)
+        return _solve(_near_best_orders(like, rounds, epsilon, delta), epsilon, like.z)
     else:
         z = _solve(cost, epsilon, like.z)
     while cost(z) > epsilon:
@@ -88,16 +89,22 @@ def required_multiplier(
 def _near_best_orders(like: Mechanism, rounds: int, epsilon: float, delta: float) -> Callable[[float], float]:
     """Return an RDP cost that tries only orders near the best one at `epsilon`: valid, and much faster."""
     orders = GAUSSIAN_ORDERS if like.gaussian else np.asarray(SAMPLED_ORDERS)
+    if like.sampling.scheme == "without_replacement" and like.adjacency == "replace":
+        orders = orders[orders % 1 == 0]  # the others have no bound of their own
 
     def cost(z: float, orders: NDArray[np.float64] = orders) -> float:
         return float(rdp_epsilon(rounds * round_rdp(replace(like, z=z), tuple(orders)), orders, delta))
 
     if like.gaussian:
         return cost
-    z = _solve(lambda z: cost(z, orders[9::10]), epsilon, like.z, 1e-2)
-    rho = rounds * round_rdp(replace(like, z=z), tuple(orders))
-    best = int(np.argmin(rho - np.log(delta) / (orders - 1)))
-    return lambda z: cost(z, orders[max(0, best - 8) : best + 9])
+    tried, best = np.concatenate((orders[::10], orders[-4:])), -len(orders)
+    while True:
+        z = _solve(partial(cost, orders=tried), epsilon, like.z, 1e-2)
+        rho = rounds * round_rdp(replace(like, z=z), tuple(orders[::4]))
+        last, best = best, 4 * int(np.argmin(rho - np.log(delta) / (orders[::4] - 1)))
+        if abs(best - last) <= 4:
+            return partial(cost, orders=tried)
+        tried = orders[max(0, best - 8) : best + 9]
 
 
 def _solve(cost: Callable[[float], float], epsilon: float, start: float, tolerance: float = 1e-6) -> float:
@@ -106,7 +113,9 @@ def _solve(cost: Callable[[float], float], epsilon: float, start: float, toleran
     while cost(high) > epsilon:
         low, high = high, 2 * high
         if high > 1e9:
-            raise PrivacyError(f"no noise brings the cost down to epsilon = {epsilon}: use a larger delta")
+            raise PrivacyError(
+                f"no noise is certified to cost as little as epsilon = {epsilon} by this accountant"
+            )
     while low == 0.0:
         low, high = (high / 2, high) if cost(high / 2) > epsilon else (0.0, high / 2)
         if high < 1e-9:

@@ -7,7 +7,8 @@ at most ρ(α). Divergences add up over rounds. One round of noise multiplier z 
 * Poisson sampling, add/remove: the sampled Gaussian mechanism (Mironov, Talwar, Zhang 2019), by
   dp-accounting;
 * Poisson sampling, replace: dp-accounting has none; the divergence of the worst pair is integrated here;
-* without replacement, replace: Theorem 27 of Wang, Balle, Kasiviswanathan (AISTATS 2019), by dp-accounting.
+* without replacement, replace: Theorem 27 of Wang, Balle, Kasiviswanathan (AISTATS 2019), by dp-accounting
+  for small orders.
 
 The worst pair. Given the rest of the batch, one round outputs (1−r)N(0) + rN(x) or (1−r)N(0) + rN(x'), with
 ‖x‖, ‖x'‖ ≤ C/b = ½ in units of the move. By advanced joint convexity (Balle, Barthe, Gaboardi 2018) its
@@ -134,7 +135,7 @@ def _theorem_c1_log(z: float, rate: float, order: int) -> float:
     binomial = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
     higher = math.log(2) + j * math.log(rate) + binomial + (j - 1) * j / (2 * z**2)
     two = 1 / z**2  # ε(2)
-    four = math.log(4) + two + math.log1p(-math.exp(-two))
+    four = math.log(4) + two + math.log(-math.expm1(-two))
     second = 2 * math.log(rate) + math.log(order * (order - 1) / 2) + min(four, math.log(2) + two)
     return float(logsumexp(np.concatenate(([0.0, second], higher))))
 
@@ -142,12 +143,17 @@ def _theorem_c1_log(z: float, rate: float, order: int) -> float:
 @lru_cache(maxsize=256)
 def _accounted(event: str, z: float, rate: float, orders: tuple[float, ...]) -> Array:
     try:
-        import dp_accounting
-        from dp_accounting import rdp
-    except ImportError:
-        # Both bounds at integer orders are short sums; without the package they serve in its place.
+        return _by_dp_accounting(event, z, rate, orders)
+    except (ImportError, ValueError):
+        # Without the package, or where it overflows (z over 10⁷), bounds at integer orders serve: short sums.
         integer = _poisson_log if event == "poisson" else _theorem_c1_log
         return np.array([integer(z, rate, int(a)) / (a - 1) if a == int(a) else np.inf for a in orders])
+
+
+def _by_dp_accounting(event: str, z: float, rate: float, orders: tuple[float, ...]) -> Array:
+    import dp_accounting
+    from dp_accounting import rdp
+
     relation = dp_accounting.NeighboringRelation
     gaussian = dp_accounting.GaussianDpEvent(z)
     if event == "poisson":
@@ -198,11 +204,16 @@ def _poisson_replace(z: float, rate: float, orders: tuple[float, ...]) -> Array:
 
 
 def _without_replacement(z: float, rate: float, orders: tuple[float, ...]) -> Array:
-    # The bound is for integers, and dp-accounting's time grows with the order's square up to 256.
-    tried = tuple(a for a in orders if a == int(a) and (a <= 32 or (a <= 64 and a % 4 == 0) or a > 256))
+    # Both bounds are for integers. dp-accounting's is tighter up to order 256, in time that grows with the
+    # order's square; from there on it is that of Theorem C.1, which costs nothing.
+    alpha = np.asarray(orders)
+    whole = alpha % 1 == 0
+    tight = whole & ((alpha <= 32) | ((alpha <= 64) & (alpha % 4 == 0)))
     rho = np.full(len(orders), np.inf)
     with _quiet():
-        rho[np.isin(orders, tried)] = _safe(_accounted("without_replacement", z, rate, tried))
+        rho[tight] = _safe(_accounted("without_replacement", z, rate, tuple(alpha[tight])))
+    for k in np.flatnonzero(whole & ~tight):
+        rho[k] = _theorem_c1_log(z, rate, int(alpha[k])) / (alpha[k] - 1)
     return rho
 
 
