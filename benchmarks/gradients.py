@@ -5,8 +5,10 @@
 
 The peers are what one would write without this library: a torch.nn module, `backward` client by client, and
 `torch.func.vmap(grad)` over clients; both leave one (k, d) tensor, as ours does. Every answer is compared
-with the loop's before it is timed; each time is the best of several rounds in which the variants take turns,
-so that a busy machine slows all of them.
+with the loop's before it is timed: the error is the median over clients, relative to the client's largest
+entry, and in brackets stands the number of clients who differ by more than 1e-5 because a rectifier or a
+pooling window was undecided to the last bit. Each time is the best of several rounds in which the variants
+take turns, so that a busy machine slows all of them.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
 from trilemma import models
 from trilemma.keys import Key
@@ -59,16 +62,45 @@ def _lenet(channels: int, first: int, second: int, *dense: int) -> nn.Module:
 
 def _dense(*sizes: int) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):  # noqa: RUF007
+    for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return layers[:-1]
 
+
+def _norm(channels: int) -> nn.Module:
+    return nn.BatchNorm2d(channels, track_running_stats=False)
+
+
+class Unit(nn.Module):
+    """A residual unit."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride) if stride > 1 else nn.Identity()
+        self.norm1, self.norm2 = _norm(outputs), _norm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the unit."""
+        return F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))) + self.shortcut(x))
+
+
+def _resnet() -> nn.Module:
+    stem = nn.Conv2d(1, 64, 7, 2, 3), _norm(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+    units = Unit(64, 64), Unit(64, 64), Unit(64, 128, 2), Unit(128, 128)
+    return nn.Sequential(*stem, *units, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
+FEW = 4
+"""Clients whose per-example clipping is checked: the peer forms every gradient."""
 
 CASES = {
     "cnn": Case((1, 28, 28), 10, 50, lambda: _lenet(1, 20, 50, 800, 500, 10)),
     "cifar-cnn": Case((3, 32, 32), 10, 64, lambda: _lenet(3, 6, 16, 400, 120, 84, 10)),
     "multinomial": Case((60,), 10, 64, lambda: nn.Sequential(*_dense(60, 10))),
     "mnist-mlp": Case((784,), 10, 64, lambda: nn.Sequential(*_dense(784, 100, 10))),
+    "fashion-resnet": Case((1, 28, 28), 10, 64, _resnet),
     "emnist-mlp": Case((784,), 62, 64, lambda: nn.Sequential(*_dense(784, 100, 100, 62))),
 }
 
@@ -138,54 +170,56 @@ def clock(variants: dict[str, Callable[[], Tensor]], repeats: int, device: str) 
 
 
 def compare(name: str, personal: bool, arguments: argparse.Namespace) -> None:
+    """Check every variant against the loop, time them in turns, print a table."""
     case, device = CASES[name], arguments.device
     model = models.build(name, case.shape, case.classes)
     module = case.module().to(device)
-    key, size = Key(1).fold(name), arguments.batch or case.size
-    params = torch.stack([model.init(key.fold(i)) for i in range(arguments.clients)]).to(device)
-    params = params if personal else params[0].clone()
+    key, clients, size = Key(1).fold(name), arguments.clients, arguments.batch or case.size
+    params = torch.stack([model.init(key.fold(i)) for i in range(clients if personal else 1)]).to(device)
+    params = params if personal else params[0]
     if not personal:
         vector_to_parameters(params, module.parameters())
-    assert personal or torch.equal(parameters_to_vector(module.parameters()), params)
     generator = key.fold("batch").torch()
-    x = torch.randn(arguments.clients, size, *case.shape, generator=generator).to(device)
-    y = torch.randint(case.classes, (arguments.clients, size), generator=generator).to(device)
+    x = torch.randn(clients, size, *case.shape, generator=generator).to(device)
+    y = torch.randint(case.classes, (clients, size), generator=generator).to(device)
     batch = Batch(x, y)
-    norms = models.gradients(model, params, batch, clip=Clip.example(math.inf)).norms
+    unit = Clip.client if model.buffers else Clip.example
+    norms = models.gradients(model, params, batch, clip=unit(math.inf)).norms
     assert norms is not None
     threshold = float(norms.median())
+    expected = loop(module, params, batch)
+    factor = threshold / torch.linalg.vector_norm(expected, dim=1, keepdim=True)
     variants = {
         "loop": partial(loop, module, params, batch),
         "vmap": partial(mapped, module, params, batch, arguments.vmap_chunk),
         "ours": partial(ours, model, Clip.none(), params, batch),
         "ours, clip client": partial(ours, model, Clip.client(threshold), params, batch),
-        "ours, clip example": partial(ours, model, Clip.example(threshold), params, batch),
     }
-    if arguments.example_peer:
+    answers = {"vmap": expected, "ours": expected, "ours, clip client": expected * factor.clamp(max=1.0)}
+    if not model.buffers:
+        few = Batch(x[:FEW], y[:FEW])
+        variants["ours, clip example"] = partial(ours, model, Clip.example(threshold), params, batch)
+        answers["ours, clip example"] = mapped_by_example(module, params, few, threshold)
+    if arguments.example_peer and not model.buffers:
         variants["vmap, clip example"] = partial(mapped_by_example, module, params, batch, threshold)
-    expected = variants["loop"]()
-    norm = torch.linalg.vector_norm(expected, dim=1, keepdim=True)
-    by_example = mapped_by_example(module, params, batch, threshold)
-    answers = {
-        "vmap": expected,
-        "ours": expected,
-        "ours, clip client": expected * (threshold / norm).clamp(max=1.0),
-        "ours, clip example": by_example,
-    }
-    errors = {
-        variant: float((variants[variant]() - answer).abs().max() / answer.abs().max())
-        for variant, answer in answers.items()
-    }
-    assert max(errors.values()) < 1e-5, errors
+    errors = {}
+    for variant, answer in answers.items():
+        found = variants[variant]()[: len(answer)]
+        by_client = (found - answer).abs().amax(1) / answer.abs().amax(1)
+        kinks = int((by_client > 1e-5).sum())
+        # Piecewise linear layers: where two values of a pooling window, or a rectifier and zero, are as close
+        # as rounding, two correct ways may take different sides. That must stay rare.
+        assert kinks <= math.ceil(0.05 * len(answer)), (variant, by_client)
+        errors[variant] = f"{float(by_client.quantile(0.5)):.0e}{f' ({kinks})' if kinks else ''}"
     times = clock(variants, arguments.repeats, device)
     peer = min(times["loop"], times["vmap"])
     kind = "personal" if personal else "shared"
-    print(f"\n{name} (d = {model.dim}), {arguments.clients} clients × {size}, {kind} parameters, {device}")
+    print(f"\n{name} (d = {model.dim}), {clients} clients × {size}, {kind} parameters, {device}")
     print(f"{'variant':<22}{'ms':>10}{'÷ better peer':>16}{'÷ ours':>10}{'error':>12}")
     for variant, elapsed in times.items():
-        error = f"{errors[variant]:.1e}" if variant in errors else ""
+        error = errors.get(variant, "")
         ratios = f"{elapsed / peer:>16.2f}{elapsed / times['ours']:>10.2f}"
-        print(f"{variant:<22}{elapsed:>10.2f}{ratios}{error:>12}")
+        print(f"{variant:<22}{elapsed:>10.2f}{ratios}{error:>12}", flush=True)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from model_oracles import CASES, Stack, at, gradient, losses, module, reference
 from trilemma import models
 from trilemma.errors import UserError
 from trilemma.keys import Key
-from trilemma.models import Clip, stacked
+from trilemma.models import Clip, groups
 from trilemma.models.layers import Linear, sequential
 
 NAMES = sorted(CASES)
@@ -111,8 +111,8 @@ def test_memory_bounds_groups_but_not_results(name, unit):
 def test_groups_cover_every_example_once_within_memory(clients, size, memory):
     model = models.build("mnist-mlp", (784,), 10)
     seen = torch.zeros(clients, size, dtype=torch.int64)
-    each = stacked._footprint(model, (784,))
-    for rows, columns in stacked._groups(model, Stack(torch.empty(clients, size, 784), seen), memory):
+    each = groups.footprint(model, (784,))
+    for rows, columns in groups.groups(model, Stack(torch.empty(clients, size, 784), seen), memory):
         seen[rows, columns] += 1
         taken = seen[rows, columns].numel()
         assert taken == 1 or taken * each <= memory

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.models.flat import unflatten
+from trilemma.models.groups import CACHE, MEMORY, footprint
 from trilemma.models.tape import Tape
 from trilemma.models.types import Buffers, Model
 
@@ -36,13 +37,13 @@ def evaluate(
     y: Tensor,
     weight: Tensor | None = None,
     *,
-    chunk: int = 4096,
+    chunk: int | None = None,
     buffers: Buffers | None = None,
 ) -> Score:
     """Score parameters (d,) or (k, d) on shared data, y (n,), or per-client data, y (k, n).
 
-    `chunk` bounds how many examples, over all clients, go through the model at a time. Models with batch
-    normalisation use their running statistics, `buffers`.
+    `chunk` bounds how many examples, over all clients, go through the model at a time; by default as many as
+    run fastest. Models with batch normalisation use their running statistics, `buffers`.
 
     >>> from trilemma import models
     >>> from trilemma.keys import Key
@@ -68,6 +69,8 @@ def evaluate(
         raise UserError(f"{params.shape[0]} models for the data of {y.shape[0]} clients: give one each")
     lead = () if clients is None else (clients,)
     tape = Tape(buffers=buffers or {})
+    if chunk is None:
+        chunk = (MEMORY if x.is_cuda else 2 * CACHE) // footprint(model, tuple(x.shape[y.dim() :]))
     step = max(1, chunk // (clients or 1))
     loss = torch.zeros(lead, dtype=torch.float64, device=y.device)
     hits = torch.zeros_like(loss)

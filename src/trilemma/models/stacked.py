@@ -17,9 +17,7 @@ Clients are taken in groups: one forward pass, one backward pass, one product pe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,14 +25,9 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.models.clipping import NO_CLIP, Clip
 from trilemma.models.flat import unflatten
+from trilemma.models.groups import MEMORY, groups, require_tape
 from trilemma.models.tape import Tape, inner_products
 from trilemma.models.types import Buffers, Examples, Model
-
-MEMORY = 2 << 30
-"""Default bound, in bytes, on what one group of clients keeps besides the result."""
-
-CACHE = 32 << 20
-"""On a CPU, groups whose layers stay within this many bytes run fastest (docs/gradients.md)."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +75,7 @@ def gradients(
     (torch.Size([5, 69]), [1.0, 1.0, 1.0, 1.0, 1.0])
     """
     weight = _weights(model, params, batch, clip, buffers)
+    require_tape(model, tuple(batch.x.shape[2:]))
     theta = params.detach()
     # An infinite threshold clips nothing, so inside is outside, and the plain gradient stays bit for bit.
     inside = l2 if l2_inside and not math.isinf(clip.threshold) else 0.0
@@ -134,7 +128,7 @@ def _sums(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: _W
     value, loss = theta.new_empty((clients, model.dim)), theta.new_zeros(clients)
     norms, kept = theta.new_zeros((clients, size)), theta.new_zeros(clients)
     statistics: dict[str, list[Tensor]] = {name: [] for name in work.buffers}
-    for rows, columns in _groups(model, batch, work.memory):
+    for rows, columns in groups(model, batch, work.memory):
         share = weight[rows, columns]
         own = theta[rows] if theta.dim() == 2 else theta
         tape = Tape(
@@ -215,43 +209,3 @@ def _weights(model: Model, params: Tensor, batch: Examples, clip: Clip, buffers:
     if batch.weight.shape != batch.y.shape:
         raise UserError(f"weights {tuple(batch.weight.shape)} must be like labels {tuple(batch.y.shape)}")
     return batch.weight
-
-
-def _groups(model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice, slice]]:
-    """Cut the (client, example) plane into groups: whole clients, or parts of one where one is too large.
-
-    The cut is the same for every kind of clipping, so that infinite thresholds change no rounding.
-    """
-    clients, size = batch.y.shape
-    each = _footprint(model, tuple(batch.x.shape[2:]))
-    together = (memory if batch.x.is_cuda else min(memory, CACHE)) // (each * size)
-    # Batch normalisation needs a client's whole batch, whatever it takes.
-    within = size if model.buffers else memory // each
-    for rows in _even(clients, max(1, together)):
-        for columns in _even(size, max(1, within)):
-            yield rows, columns
-
-
-def _even(length: int, most: int) -> list[slice]:
-    """Cut range(length) into as few slices of at most `most` as possible, of nearly equal length."""
-    step = -(-length // -(-length // most))
-    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
-
-
-@lru_cache(maxsize=64)
-def _footprint(model: Model, shape: tuple[int, ...]) -> int:
-    """Return the bytes one example needs on its way through the layers and back, found without computing.
-
-    This is also where a model is refused whose layers are not, or not once, on the tape.
-    """
-    params = unflatten(model, torch.empty(model.dim, device="meta"))
-    tape = Tape(record=True, train=True)
-    model.forward(params, torch.empty(1, 1, *shape, device="meta"), tape)
-    recorded, layers = (sorted(part.name for part in parts) for parts in (tape.taps, model.layers))
-    if recorded != layers:
-        raise UserError(
-            f"model {model.name!r} must record each of its layers {layers} on the tape once, not {recorded}: "
-            "build it from trilemma.models.layers"
-        )
-    # Clipping by example must not change the groups, so it counts wherever it is possible.
-    return 4 * sum(tap.floats(by_example=not model.buffers) for tap in tape.taps)

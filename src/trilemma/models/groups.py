@@ -1,0 +1,82 @@
+"""How many clients and examples go through a model at a time.
+
+The answer follows from shapes, device and the memory allowed, never from a clock: the same call is cut up,
+and therefore rounds, the same way in every run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+
+from trilemma.errors import UserError
+from trilemma.models.flat import unflatten
+from trilemma.models.tape import Tape
+from trilemma.models.types import Examples, Model
+
+MEMORY = 2 << 30
+"""Default bound, in bytes, on what one group of clients keeps besides the result."""
+
+CACHE = 32 << 20
+"""On a CPU, groups whose layers stay within this many bytes run fastest (docs/gradients.md)."""
+
+
+def groups(model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice, slice]]:
+    """Cut the (client, example) plane into groups: whole clients, or parts of one where one is too large.
+
+    The cut is the same for every kind of clipping, so that infinite thresholds change no rounding.
+    """
+    clients, size = batch.y.shape
+    each = footprint(model, tuple(batch.x.shape[2:]))
+    together = (memory if batch.x.is_cuda else min(memory, CACHE)) // (each * size)
+    # Batch normalisation needs a client's whole batch, whatever it takes.
+    within = size if model.buffers else memory // each
+    for rows in even(clients, max(1, together)):
+        for columns in even(size, max(1, within)):
+            yield rows, columns
+
+
+def even(length: int, most: int) -> list[slice]:
+    """Cut range(length) into as few slices of at most `most` as possible, of nearly equal length.
+
+    >>> even(10, 4)
+    [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
+    """
+    step = -(-length // -(-length // most)) if length else 1
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+@lru_cache(maxsize=64)
+def footprint(model: Model, shape: tuple[int, ...]) -> int:
+    """Return the bytes one example needs on its way through the layers and back, found without computing.
+
+    >>> from trilemma import models
+    >>> footprint(models.build("multinomial", (60,), 10), (60,))
+    600
+    """
+    # Clipping by example must not change the groups, so it counts wherever it is possible.
+    floats = sum(tap.floats(by_example=not model.buffers) for tap in _trace(model, shape).taps)
+    return 4 * (floats + math.prod(shape))
+
+
+@lru_cache(maxsize=64)
+def require_tape(model: Model, shape: tuple[int, ...]) -> None:
+    """Refuse a model whose layers are not on the tape, each once: its gradients would be wrong."""
+    recorded = sorted(tap.name for tap in _trace(model, shape).taps)
+    layers = sorted(layer.name for layer in model.layers)
+    if recorded != layers:
+        raise UserError(
+            f"model {model.name!r} must record each of its layers {layers} on the tape once, not {recorded}: "
+            "build it from trilemma.models.layers"
+        )
+
+
+def _trace(model: Model, shape: tuple[int, ...]) -> Tape:
+    """Send one example without values through the model."""
+    tape = Tape(record=True, train=True)
+    params = unflatten(model, torch.empty(model.dim, device="meta"))
+    model.forward(params, torch.empty(1, 1, *shape, device="meta"), tape)
+    return tape
