@@ -18,13 +18,8 @@ from trilemma.flower.layout import Party
 from trilemma.flower.node import Node
 from trilemma.flower.worker import work
 
-app = ClientApp()
-folder, how = sys.argv[1:]
-node = Node(Party.open(Path(folder)))
-remembered: list[bytes] = []
 
-
-def lie(block: bytes) -> bytes:
+def lie(how: str, block: bytes, remembered: list[bytes]) -> bytes:
     """Return what this liar sends in place of an honest answer."""
     header, tensors = wire.loads(block, wire.Answer)
     vector = tensors["vector"]
@@ -40,18 +35,25 @@ def lie(block: bytes) -> bytes:
             return remembered[0]
         case "gibberish":
             return b"gibberish"
-        case "huge":
-            vector = torch.full_like(vector, 1e30)
     return wire.dumps(header, {"vector": vector})
 
 
-def query(message: Message, context: Context) -> Message:
-    asked = wire.from_record(message.content)
-    block = node.answer(asked)
-    if wire.kind_of(asked) == wire.Ask.kind:
-        block = lie(block)
-    return Message(wire.to_record(block), reply_to=message)
+def liar(folder: str, how: str) -> ClientApp:
+    """Return a ClientApp that lies."""
+    node = Node(Party.open(Path(folder)))
+    remembered: list[bytes] = []
+
+    def query(message: Message, context: Context) -> Message:
+        asked = wire.from_record(message.content)
+        block = node.answer(asked)
+        if wire.kind_of(asked) == wire.Ask.kind:
+            block = lie(how, block, remembered)
+        return Message(wire.to_record(block), reply_to=message)
+
+    app = ClientApp()
+    app.query()(query)
+    return app
 
 
-app.query()(query)
-work(folder, client_app=app)
+if __name__ == "__main__":
+    work(sys.argv[1], client_app=liar(*sys.argv[1:]))

@@ -61,6 +61,9 @@ def init_command(
     round_limit: Annotated[float, typer.Option(help="seconds a client has to answer in a round")] = 120.0,
     join_limit: Annotated[float, typer.Option(help="seconds clients have to join")] = 60.0,
     transcript: Annotated[bool, typer.Option(help="the server keeps every vector it admitted")] = False,
+    durable: Annotated[
+        bool, typer.Option(help="clients reconnect after a restart of the SuperLink; rounds take longer")
+    ] = True,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
     _require_flower()
@@ -78,18 +81,24 @@ def init_command(
         listen=listen,
         examples=examples,
         transcript=transcript,
+        durable=durable,
         timing=layout.Timing(round_limit=round_limit, join_limit=join_limit),
     )
     made = layout.init(folder, facts, settings.toml(), task=task)
     limit = write_budgets(made[1:], load_task(made[0]), budget)
     for party in made:
-        console.print(f"{party.folder}", highlight=False)
+        console.print(f"{party.folder}", highlight=False, soft_wrap=True)
     if limit is not None:
-        console.print(f"\nEvery client will spend at most ε = {limit:.3g} (budget.toml)", highlight=False)
+        console.print(
+            f"\nEvery client will spend at most ε = {limit:.3g} (budget.toml)",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(
         f"\nKeep {folder / 'authority'} off-line. Each other folder goes to its party and to nobody else.\n"
         f"On this machine: trilemma federation up {folder}; trilemma federation run {folder}",
         highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -102,7 +111,7 @@ def up_command(
     _require_flower()
     from trilemma.flower import deployment
 
-    started = deployment.up(folder, say=lambda line: console.print(line, highlight=False))
+    started = deployment.up(folder, say=lambda line: console.print(line, highlight=False, soft_wrap=True))
     console.print(f"{len(started)} processes started" if started else "everything was running")
     if attach:
         deployment.attend(folder)
@@ -133,12 +142,12 @@ def run_command(
             state = control.status(run)
             records = log.records()
             for record in records[shown:]:
-                console.print(_line(record), highlight=False)
+                console.print(_line(record), highlight=False, soft_wrap=True)
             shown = len(records)
     if state != "finished:completed":
         logs = server.running / "worker.log"
         raise UserError(f"run {name!r} ended as {state!r}; the server's log is {logs}")
-    console.print(f"finished; the model is in {log.folder / 'result'}", highlight=False)
+    console.print(f"finished; the model is in {log.folder / 'result'}", highlight=False, soft_wrap=True)
 
 
 def _line(record: dict[str, object]) -> str:

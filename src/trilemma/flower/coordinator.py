@@ -22,6 +22,7 @@ from trilemma.flower.commits import Commit, CommitLog
 from trilemma.flower.epochs import Epoch, Policy, check_progress, decide, open_epoch
 from trilemma.flower.layout import Party, Timing
 from trilemma.flower.sessions import check_offer
+from trilemma.flower.stopwatch import Stopwatch
 from trilemma.flower.task import Task
 from trilemma.learning import Messages
 from trilemma.privacy.secrets import Roster
@@ -68,6 +69,7 @@ class Coordinator:
     exchange: Exchange
     log: CommitLog
     say: Callable[[Progress], None] = lambda _: None
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
     def policy(self) -> Policy:
@@ -93,7 +95,8 @@ class Coordinator:
         everyone = tuple(range(self.policy.clients))
         beginning = self.task.resolved.algorithm.init(self.task.model, everyone, self.task.key.fold("init"))
         commit = Commit(self.run, terms, 0, None, beginning.broadcast, beginning.server)
-        self.log.append(commit)
+        with self.watch.stage("commit"):
+            self.log.append(commit)
         return commit
 
     def go(self) -> Commit:
@@ -179,7 +182,6 @@ class Coordinator:
 
     def _round(self, commit: Commit, clients: dict[int, int]) -> tuple[Commit, dict[int, int]]:
         """Run one round to its commit, through repeats and new epochs where it must."""
-        started = time.monotonic()
         failed = 0
         while True:
             assert commit.epoch is not None
@@ -187,19 +189,21 @@ class Coordinator:
             if decide(self.policy, commit.epoch, admitted.vectors, self.policy.repeats) == "commit":
                 break
             failed += 1
-            check_progress(self.policy, commit.rounds, failed)
+            reasons = [f"client {one.client}: {one.reason}" for one in admitted.rejected]
+            check_progress(self.policy, commit.rounds, failed, reasons)
             self.say(Progress(f"round {commit.rounds}: too few answers, new epoch"))
             commit, clients = self._join(commit, commit.epoch.number + 1)
-        waited = time.monotonic() - started
-        commit = self._apply(commit, commit.epoch, admitted, waited)
-        self.log.append(commit)
+        commit = self._apply(commit, commit.epoch, admitted)
+        with self.watch.stage("commit"):
+            self.log.append(commit)
         self.say(Progress(f"round {commit.rounds} committed", commit.record))
         return commit, clients
 
     def _attempts(self, commit: Commit, epoch: Epoch, clients: dict[int, int]) -> Admitted:
         """Ask, and ask those again who did not answer, as often as the policy says."""
         ask = wire.Ask(run=self.run, epoch=epoch.number, round=commit.rounds, unused=sorted(commit.unused))
-        block = wire.dumps(ask, commit.broadcast)
+        with self.watch.stage("admit"):
+            block = wire.dumps(ask, commit.broadcast)
         dim = self.task.message_dim
         collected = Admitted({}, ())
         for attempt in range(self.policy.repeats + 1):
@@ -207,9 +211,11 @@ class Coordinator:
                 node: client for node, client in self.exchange.nodes().items() if client in epoch.members
             }
             asked = {node: block for node, client in clients.items() if client not in collected.vectors}
-            replies = self.exchange.ask(asked, self._patience(commit, clients))
+            with self.watch.stage("exchange"):
+                replies = self.exchange.ask(asked, self._patience(commit, clients))
             expected = Expected(self.run, epoch.number, commit.rounds, dim, {n: clients[n] for n in asked})
-            admitted = admit(expected, replies)
+            with self.watch.stage("admit"):
+                admitted = admit(expected, replies)
             self._note_rejections(admitted.rejected)
             collected = Admitted(
                 {**collected.vectors, **admitted.vectors}, collected.rejected + admitted.rejected
@@ -223,13 +229,14 @@ class Coordinator:
         doubtful = frozenset(node for node, client in clients.items() if client in commit.unused)
         return Patience(self.timing.round_limit, doubtful, self.timing.round_limit / 10)
 
-    def _apply(self, commit: Commit, epoch: Epoch, admitted: Admitted, waited: float) -> Commit:
-        started = time.monotonic()
+    def _apply(self, commit: Commit, epoch: Epoch, admitted: Admitted) -> Commit:
         algorithm = self.task.resolved.algorithm
-        stack = admitted.stack(epoch.rows, self.task.message_dim)
+        with self.watch.stage("admit"):
+            stack = admitted.stack(epoch.rows, self.task.message_dim)
         self._record_transcript(commit.rounds, epoch, admitted)
         key = self.task.key.fold("round", commit.rounds, "server")
-        done = algorithm.server(Messages(stack), commit.server, commit.rounds, key)
+        with self.watch.stage("aggregate"):
+            done = algorithm.server(Messages(stack), commit.server, commit.rounds, key)
         finished = commit.rounds + 1
         unused = tuple(client for client in epoch.rows if client not in admitted.vectors)
         weights = {
@@ -244,8 +251,10 @@ class Coordinator:
             "weights": weights,
         }
         if self._evaluates(finished):
-            record |= self._scores(done.broadcast)
-        record["seconds"] = {"clients": round(waited, 4), "server": round(time.monotonic() - started, 4)}
+            with self.watch.stage("evaluate"):
+                record |= self._scores(done.broadcast)
+        # The time of a commit is known when it is done: it stands in the record of the round after.
+        record["seconds"] = self.watch.take()
         return replace(
             commit,
             rounds=finished,

@@ -47,7 +47,7 @@ def commands(party: Party) -> list[Command]:
             "--enable-supernode-auth",
             *("--isolation", "process"),
             *("--superexec-auth-secret-file", str(party.executor_secret)),
-            *("--database", str(party.state / "superlink.db")),
+            *(("--database", str(party.state / "superlink.db")) if federation.durable else ()),
             "--disable-runtime-dependency-installation",
         )
     else:

@@ -84,10 +84,11 @@ def decide(policy: Policy, epoch: Epoch, answered: Iterable[int], attempt: int) 
     return "repeat" if attempt < policy.repeats else "rekey"
 
 
-def check_progress(policy: Policy, round_: int, failed_epochs: int) -> None:
+def check_progress(policy: Policy, round_: int, failed_epochs: int, reasons: Iterable[str] = ()) -> None:
     """Stop a run whose round failed in epoch after epoch: each try costs the clients privacy."""
     if failed_epochs >= policy.epochs_per_round:
         raise Stopped(
             f"round {round_} failed in {failed_epochs} epochs in a row; every try costs the clients privacy, "
-            "so the run stops. Find out why clients do not answer, then start it again: it will continue here"
+            "so the run stops here and will continue here when started again. Reasons given: "
+            + ("; ".join(sorted(set(reasons))) or "none, clients were silent")
         )

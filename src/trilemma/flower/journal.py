@@ -94,13 +94,14 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "journal"
+        self._last: Entry | None = None
 
     def last(self) -> Entry | None:
         """Return the last entry."""
-        if not self._file.is_file():
-            return None
+        if self._last is not None or not self._file.is_file():
+            return self._last
         header, tensors = wire.loads(self._file.read_bytes(), _EntryHeader)
-        return Entry(
+        self._last = Entry(
             header.run,
             header.epoch,
             header.round,
@@ -109,6 +110,7 @@ class Journal:
             part_of("before", tensors),
             part_of("after", tensors),
         )
+        return self._last
 
     def write(self, entry: Entry) -> None:
         """Replace the last entry; on disk when this returns."""
@@ -117,3 +119,4 @@ class Journal:
         tensors |= {f"before/{name}": tensor for name, tensor in entry.before.items()}
         tensors |= {f"after/{name}": tensor for name, tensor in entry.after.items()}
         wire.write_durably(self._file, wire.dumps(header, tensors))
+        self._last = entry

@@ -46,7 +46,8 @@ class Federation:
 
     Clients connect to `host`; the server binds to `listen` where that is another address (0.0.0.0).
     `examples` is how many training examples the poorest client holds, where clients bring their own data;
-    `transcript` makes the server keep every vector it admitted.
+    `transcript` makes the server keep every vector it admitted. `durable` keeps the SuperLink's own state in
+    a database: clients reconnect by themselves when it was restarted, and rounds take longer.
 
     >>> Federation("pilot", clients=3).toml().splitlines()[0]
     'name = "pilot"'
@@ -61,6 +62,7 @@ class Federation:
     listen: str | None = None
     examples: int | None = None
     transcript: bool = False
+    durable: bool = True
     timing: Timing = Timing()
 
     @property
@@ -83,6 +85,7 @@ class Federation:
             + ("" if self.listen is None else f'listen = "{self.listen}"\n')
             + ("" if self.examples is None else f"examples = {self.examples}\n")
             + f"transcript = {str(self.transcript).lower()}\n"
+            + f"durable = {str(self.durable).lower()}\n"
             "\n[timing]  # seconds; repeats: how often a failed round is asked again\n"
             f"round_limit = {timing.round_limit}\n"
             f"join_limit = {timing.join_limit}\n"

@@ -8,7 +8,6 @@ whom noise is shared, or how much privacy is spent.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,8 +20,10 @@ from trilemma.flower.journal import Again, Entry, Journal, Refused, what_to_do
 from trilemma.flower.layout import Party
 from trilemma.flower.sessions import Session
 from trilemma.flower.spending import pay
+from trilemma.flower.stopwatch import Stopwatch
 from trilemma.flower.task import OneClient, Task, load_task
-from trilemma.learning.protocol import State
+from trilemma.learning.protocol import ClientStep, Start, State
+from trilemma.privacy.types import NoiseLaw, NoiseSource
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Node:
 
     party: Party
     sessions: dict[str, Session] = field(default_factory=dict)
+    journals: dict[str, Journal] = field(default_factory=dict)
 
     @property
     def client(self) -> int:
@@ -44,7 +46,7 @@ class Node:
         return load_task(self.party)
 
     def answer(self, block: bytes) -> bytes:
-        """Answer a block from the server."""
+        """Answer a block from the server; raise a `UserError`, whose reason travels back, to refuse."""
         kind = wire.kind_of(block)
         handlers: dict[str, Callable[[bytes], bytes]] = {
             wire.Hello.kind: self._hello,
@@ -58,6 +60,9 @@ class Node:
 
     def _session(self, run: str) -> Session:
         return self.sessions.setdefault(run, Session(self.party, run))
+
+    def _journal(self, run: str) -> Journal:
+        return self.journals.setdefault(run, Journal(self.party.run_folder(run)))
 
     def _hello(self, block: bytes) -> bytes:
         hello, _ = wire.loads(block, wire.Hello)
@@ -80,61 +85,63 @@ class Node:
         return wire.dumps(wire.Ready(client=self.client, run=keys.run, epoch=keys.epoch))
 
     def _ask(self, block: bytes) -> bytes:
-        ask, broadcast = wire.loads(block, wire.Ask)
-        asked = wire.digest(block)
-        journal = Journal(self.party.run_folder(ask.run))
-        todo = what_to_do(journal.last(), self.client, ask, asked)
-        if isinstance(todo, Again):
-            vector = todo.vector
-        else:
-            if not 0 <= ask.round < self.task.config.run.rounds:
-                raise Refused(f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
-            vector = self._step(ask, asked, broadcast, todo.state, journal)
+        watch = Stopwatch()
+        with watch.stage("serialise"):
+            ask, broadcast = wire.loads(block, wire.Ask)
+            asked = wire.digest(block)
+        with watch.stage("journal"):
+            journal = self._journal(ask.run)
+            todo = what_to_do(journal.last(), self.client, ask, asked)
         header = wire.Answer(client=self.client, run=ask.run, epoch=ask.epoch, round=ask.round)
-        return wire.dumps(header, {"vector": vector})
-
-    def _step(
-        self, ask: wire.Ask, asked: str, broadcast: State, state: State | None, journal: Journal
-    ) -> torch.Tensor:
-        """Take a step of the algorithm. Order matters: pay, compute, remember, and only then speak."""
-        task, session = self.task, self._session(ask.run)
+        if isinstance(todo, Again):
+            return wire.dumps(header, {"vector": todo.vector})
+        if not 0 <= ask.round < self.task.config.run.rounds:
+            raise Refused(f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
         self._check_broadcast(broadcast)
+        # Order matters: pay, compute, remember, and only then speak.
+        session = self._session(ask.run)
         secrets = session.require(ask.epoch, self._shares_noise)
-        if state is None:
-            state = task.resolved.algorithm.init(task.model, (self.client,), task.key.fold("init")).clients
-        epsilon = pay(self.party, task, secrets, ask.run, ask.round)
-        assert task.data is not None
-        seed = int(self.party.seed.read_text(), 16)
-        noise = TimedNoise(session.noise(secrets))
-        me = OneClient(self.client, task.data, task.model, noise, seed)
-        started = time.perf_counter()
-        step = task.resolved.algorithm.client(
-            broadcast, state, me, ask.round, task.key.fold("round", ask.round)
-        )
-        computed = time.perf_counter()
+        with watch.stage("ledger"):
+            epsilon = pay(self.party, self.task, secrets, ask.run, ask.round)
+        before = self._start.clients if todo.state is None else todo.state
+        with watch.stage("compute"):
+            step = self._step(ask, broadcast, before, TimedNoise(session.noise(secrets), watch))
         vector = step.messages.vectors[0]
-        journal.write(Entry(ask.run, ask.epoch, ask.round, asked, vector, state, step.state))
+        with watch.stage("journal"):
+            journal.write(Entry(ask.run, ask.epoch, ask.round, asked, vector, before, step.state))
+        with watch.stage("serialise"):
+            answer = wire.dumps(header, {"vector": vector})
+        loss = _number(step.report.get("loss"))
         session.note(
-            ask.round,
             {
-                "loss": _number(step.report.get("loss")),
+                "round": ask.round,
+                "epoch": ask.epoch,
+                "loss": loss,
                 "epsilon": epsilon,
                 "unheard": ask.unused,
-                "seconds": {
-                    "compute": round(computed - started - noise.seconds, 4),
-                    "noise": round(noise.seconds, 4),
-                    "journal": round(time.perf_counter() - computed, 4),
-                },
-            },
+                "seconds": watch.take(),
+            }
         )
-        return vector
+        return answer
+
+    def _step(self, ask: wire.Ask, broadcast: State, state: State, noise: NoiseSource) -> ClientStep:
+        """Take a step of the algorithm."""
+        task = self.task
+        me = OneClient(self.client, task, noise, int(self.party.seed.read_text(), 16))
+        key = task.key.fold("round", ask.round)
+        return task.resolved.algorithm.client(broadcast, state, me, ask.round, key)
+
+    @cached_property
+    def _start(self) -> Start:
+        """Where the algorithm starts, as this client computes it."""
+        task = self.task
+        return task.resolved.algorithm.init(task.model, (self.client,), task.key.fold("init"))
 
     def _check_broadcast(self, broadcast: State) -> None:
         """A broadcast must look like the one the algorithm starts with, and be finite."""
-        task = self.task
-        start = task.resolved.algorithm.init(task.model, (self.client,), task.key.fold("init")).broadcast
         described = {name: (tensor.shape, tensor.dtype) for name, tensor in broadcast.items()}
-        if described != {name: (tensor.shape, tensor.dtype) for name, tensor in start.items()}:
+        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in self._start.broadcast.items()}
+        if described != expected:
             raise Refused("the broadcast does not have the shape of this configuration's")
         if not all(bool(torch.isfinite(tensor).all()) for tensor in broadcast.values()):
             raise Refused("the broadcast is not finite")
@@ -145,19 +152,19 @@ class Node:
         return wire.dumps(wire.Noted(client=self.client, run=finished.run))
 
 
+@dataclass(frozen=True)
 class TimedNoise:
-    """A noise source that measures how long drawing takes."""
+    """A noise source whose time is taken."""
 
-    def __init__(self, source: Any) -> None:
-        self._source = source
-        self.seconds = 0.0
+    source: NoiseSource
+    watch: Stopwatch
 
-    def draw(self, *arguments: Any) -> torch.Tensor:
+    def draw(
+        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> torch.Tensor:
         """Draw from the source."""
-        started = time.perf_counter()
-        drawn: torch.Tensor = self._source.draw(*arguments)
-        self.seconds += time.perf_counter() - started
-        return drawn
+        with self.watch.stage("noise"):
+            return self.source.draw(law, ids, dim, round_, device)
 
 
 def _number(value: Any) -> float | None:

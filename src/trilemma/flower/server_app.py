@@ -33,7 +33,7 @@ class GridExchange:
 
     def __init__(self, grid: Grid, party: Party) -> None:
         self._grid = grid
-        self._poll = party.federation.timing.poll / 4
+        self._poll = party.federation.timing.poll
         self._clients = {node_key_bytes(path): client for client, path in enumerate(party.nodes())}
 
     def nodes(self) -> Mapping[int, int]:

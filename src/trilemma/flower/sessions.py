@@ -168,7 +168,7 @@ class Session:
         assert self.party.client is not None
         return SecretNoise(self.party.client, secrets.pairs, self.party.reproducible_noise)
 
-    def note(self, round_: int, facts: Mapping[str, Any]) -> None:
+    def note(self, facts: Mapping[str, Any]) -> None:
         """Write down what this client saw of a round, for itself."""
         with (self.party.run_folder(self.run) / "notes.jsonl").open("a") as file:
-            file.write(json.dumps({"round": round_, **facts}) + "\n")
+            file.write(json.dumps(facts) + "\n")

@@ -42,8 +42,7 @@ class OneClient:
     """
 
     client: int
-    data: data.FederatedData
-    model: Model
+    task: Task
     noise: NoiseSource
     seed: int
 
@@ -52,31 +51,46 @@ class OneClient:
         """This client alone."""
         return (self.client,)
 
+    @property
+    def model(self) -> Model:
+        """The model it trains."""
+        return self.task.model
+
+    @property
+    def _held(self) -> tuple[data.FederatedData, tuple[int, ...]]:
+        """The data and this client's place among its holders: the only one where the data are its own."""
+        assert self.task.data is not None
+        return self.task.data, (0,) if self.task.data.clients == 1 else (self.client,)
+
     def _own(self, key: Key) -> Key:
         return Key(self.seed, key.path)
 
     def sample(self, size: int, key: Key) -> Batch:
         """Draw `size` examples without replacement."""
-        return self.data.sample(self.ids, size, self._own(key))
+        held, place = self._held
+        return held.sample(place, size, self._own(key))
 
     def poisson(self, rate: float, key: Key) -> Batch:
         """Draw each example independently with probability `rate`."""
-        return self.data.poisson(self.ids, rate, self._own(key))
+        held, place = self._held
+        return held.poisson(place, rate, self._own(key))
 
     def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
         """Yield `steps` batches of a shuffled loader."""
-        return iter(self.data.epoch_batches(self.ids, size, steps, self._own(key)))
+        held, place = self._held
+        return iter(held.epoch_batches(place, size, steps, self._own(key)))
 
     def everything(self) -> Batch:
         """Return all examples."""
-        return self.data.everything(self.ids)
+        held, place = self._held
+        return held.everything(place)
 
 
 @dataclass(frozen=True)
 class Task:
     """A configuration with its model and, where this party has any, data.
 
-    `data` is indexed by client; a party with a `task.py` has its own entry only, the server none.
+    `data` is indexed by client; with a `task.py` a client has one holder in it, itself, and the server none.
     """
 
     config: Config
@@ -166,5 +180,4 @@ def _own_data(module: ModuleType, client: int, config: Config, examples: int) ->
         )
     nothing = torch.empty(0, *x.shape[1:]), torch.empty(0, dtype=torch.int64)
     dataset = Dataset("task", x, y, *nothing, classes=int(y.max()) + 1 if len(y) else 1)
-    mine = [np.arange(len(y)) if i == client else np.empty(0, np.int64) for i in range(client + 1)]
-    return data.FederatedData(dataset, Holdings(mine, [], []))
+    return data.FederatedData(dataset, Holdings([np.arange(len(y))], [], []))

@@ -1,0 +1,142 @@
+"""Seconds per round of a real federation on loopback, by stage, and what Flower's own arrangement takes.
+
+    python benchmarks/federation.py [--clients 5] [--rounds 6] [--sizes 431972 10009022] [--stock]
+
+Starts real federations (TLS, node authentication, CafCor with pairwise noise) and reads the stage times that
+server and clients write down. Parties share this machine's cores, so client stages are the slowest client's.
+`--stock` also measures Flower alone, echoing vectors of the same size: with its defaults (one process per
+message, hard-coded waits) and with the worker and the waits of `trilemma.flower`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from trilemma import config as configurations
+from trilemma.flower import deployment, layout
+from trilemma.flower.commits import CommitLog
+from trilemma.flower.control import connect
+from trilemma.flower.layout import Federation, Timing
+from trilemma.flower.spending import write_budgets
+from trilemma.flower.task import load_task
+
+FEATURES = 64
+HIDDEN = {431_972: (610, 640), 10_009_022: (3120, 3140)}
+TASK = """
+import numpy as np
+from trilemma import models
+
+def model():
+    return models.build("mlp", ({features},), 2, hidden={hidden})
+
+def data(client):
+    rng = np.random.default_rng(client)
+    x = rng.normal(size=(200, {features}))
+    return x, (x[:, 0] > 0).astype(int)
+"""
+OWN = ("journal", "serialise", "admit", "commit")
+"""The stages that are this package's and neither learning, nor noise, nor Flower."""
+
+
+def measure(clients: int, size: int, rounds: int, poll: float, durable: bool) -> dict[str, float]:
+    """Return median seconds per round and stage."""
+    config = configurations.parse(
+        {},
+        [
+            f"federation.clients={clients}",
+            "federation.tolerate=1",
+            "algorithm.name=cafcor",
+            "aggregation.rule=caf",
+            "privacy.threat=secldp",
+            "privacy.clip=1.0",
+            "privacy.sigma_cor=0.5",
+            "privacy.sigma_ind=0.1",
+            f"run.rounds={rounds}",
+        ],
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        task = Path(scratch) / "task.py"
+        task.write_text(TASK.format(features=FEATURES, hidden=HIDDEN[size]))
+        folder = Path(scratch) / "federation"
+        timing = Timing(round_limit=300.0, join_limit=120.0, poll=poll)
+        facts = Federation(
+            "bench", clients, port=23000 + os.getpid() % 20000, examples=200, durable=durable, timing=timing
+        )
+        made = layout.init(folder, facts, config.toml(), task=task)
+        write_budgets(made[1:], load_task(made[0]), 1e9)
+        try:
+            deployment.up(folder)
+            _run_to_end(made[0])
+            return _stages(folder, made)
+        finally:
+            deployment.down(folder)
+
+
+def _run_to_end(server: layout.Party) -> None:
+    with connect(server) as control:
+        run = control.start(server.folder / "app", "bench")
+        while not control.status(run).startswith("finished"):
+            time.sleep(1.0)
+        if control.status(run) != "finished:completed":
+            raise SystemExit((server.running / "worker.log").read_text()[-3000:])
+
+
+def _stages(folder: Path, made: list[layout.Party]) -> dict[str, float]:
+    # The first round loads data and compiles kernels; it is not what a round costs.
+    records = CommitLog(made[0].run_folder("bench")).records()[1:]
+    notes = [
+        [json.loads(line)["seconds"] for line in path.read_text().splitlines()][1:]
+        for path in folder.glob("client-*/state/runs/bench/notes.jsonl")
+    ]
+    rounds = []
+    for index, record in enumerate(records):
+        server = record["seconds"]
+        slowest = {stage: max(note[index][stage] for note in notes) for stage in notes[0][index]}
+        inside = max(sum(note[index].values()) for note in notes)
+        total = server["exchange"] + server["admit"] + server["aggregate"] + server["commit"]
+        flower = server["exchange"] - inside
+        rounds.append(
+            {
+                **slowest,
+                **{k: server[k] for k in ("admit", "aggregate", "commit")},
+                "Flower": flower,
+                "round": total,
+            }
+        )
+    return {stage: statistics.median(one[stage] for one in rounds) for stage in rounds[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(HIDDEN), choices=list(HIDDEN))
+    parser.add_argument("--polls", type=float, nargs="+", default=[0.2, 3.0])
+    options = parser.parse_args()
+    table = Table(title=f"{options.clients} clients, median seconds per round; {os.cpu_count()} cores")
+    rows = []
+    for size in options.sizes:
+        for poll, durable in [(poll, durable) for poll in options.polls for durable in (False, True)]:
+            stages = measure(options.clients, size, options.rounds, poll, durable)
+            stages["own"] = sum(stages[stage] for stage in OWN)
+            rows.append((size, poll, durable, stages))
+    for column in ("parameters", "poll", "database", *rows[0][3], "own share"):
+        table.add_column(column, justify="right")
+    for size, poll, durable, stages in rows:
+        cells = [f"{seconds:.3f}" for seconds in stages.values()]
+        share = f"{stages['own'] / stages['round']:.1%}"
+        table.add_row(f"{size:,}", f"{poll:g}", "yes" if durable else "no", *cells, share)
+    Console(width=200).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""A party's own model and data, and the configurations a federation refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from flower_harness import Direct, coordinator, small_config
+from typer.testing import CliRunner
+
+from trilemma import config as configurations
+from trilemma.cli.federation import federation_app
+from trilemma.errors import ConfigError, UserError
+from trilemma.flower import layout, spending
+from trilemma.flower.layout import Federation, Timing, parties
+from trilemma.flower.task import load_task
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "federation"
+INSTANT = Timing(round_limit=1.0, join_limit=0.3, poll=0.05)
+TASK = """
+import numpy as np
+from trilemma import models
+
+def model():
+    return models.build("mlp", (4,), 2, hidden=(3,))
+
+def data(client):
+    rng = np.random.default_rng(client)
+    x = rng.normal(size=({rows}, 4))
+    return x, (x.sum(1) > 0).astype(int)
+"""
+
+
+def federation(tmp_path, task: str, config: str, *, examples: int | None = 30, clients: int = 3):
+    (tmp_path / "task.py").write_text(task)
+    facts = Federation("own", clients, examples=examples, timing=INSTANT)
+    return layout.init(tmp_path / "federation", facts, config, task=tmp_path / "task.py")
+
+
+def test_a_federation_learns_a_task_of_its_own(tmp_path):
+    config = small_config(3, "algorithm.lr=1.0", "algorithm.batch=30", tolerate=0, rounds=40)
+    made = federation(tmp_path, TASK.format(rows=40), config)
+    runner, _ = coordinator(made, Direct(made))
+    commit = runner.go()
+    assert commit.broadcast["params"].shape == (load_task(made[0]).model.dim,)
+    losses = [
+        [float(line.split('"loss": ')[1].split(",")[0]) for line in path.read_text().splitlines()]
+        for path in sorted((tmp_path / "federation").glob("client-*/state/runs/run/notes.jsonl"))
+    ]
+    assert len(losses) == 3
+    assert all(sum(loss[-5:]) < 0.8 * sum(loss[:5]) for loss in losses)
+    assert "accuracy" not in runner.log.records()[-1], "the server has no data to score anything on"
+
+
+def test_the_server_never_asks_for_data(tmp_path):
+    made = federation(
+        tmp_path, TASK.format(rows=40) + "\n1/0 if False else None\n", small_config(3, tolerate=0)
+    )
+    (made[0].folder / "task.py").write_text(TASK.format(rows=40).replace("def data", "def no_data"))
+    assert load_task(made[0]).data is None
+
+
+@pytest.mark.parametrize(
+    ("task", "complaint"),
+    [
+        (TASK.format(rows=20), "agreed on at least 30"),
+        (TASK.format(rows=40).replace("def data", "def dta"), "must define a function `data`"),
+        ("import nothing_of_that_name", "cannot be imported"),
+    ],
+)
+def test_a_task_that_does_not_fit_is_named(tmp_path, task, complaint):
+    made = federation(tmp_path, task, small_config(3, tolerate=0))
+    with pytest.raises(UserError, match=complaint):
+        load_task(made[1])
+
+
+def test_the_number_of_examples_is_public(tmp_path):
+    made = federation(tmp_path, TASK.format(rows=40), small_config(3, tolerate=0), examples=None)
+    with pytest.raises(ConfigError, match="examples"):
+        load_task(made[1])
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ("attack.name=sf", "is for simulations"),
+        ("federation.sampled=2", "is for simulations"),
+        ("run.returned=average", "returns the last model"),
+        ("federation.clients=4", "this federation has 3"),
+    ],
+)
+def test_what_only_a_simulation_can_do_is_refused(tmp_path, option, complaint):
+    config = configurations.parse({}, ["federation.clients=3", option]).toml()
+    made = layout.init(tmp_path / "federation", Federation("x", 3), config)
+    with pytest.raises(ConfigError, match=complaint):
+        load_task(made[0])
+
+
+def test_batches_are_drawn_from_a_secret_seed(tmp_path):
+    """Two clients with the same data and the same public key draw different batches."""
+    from trilemma.flower.task import OneClient
+    from trilemma.keys import Key
+
+    made = layout.init(tmp_path / "federation", Federation("x", 3), small_config(3, tolerate=0))
+    task = load_task(made[1])
+    draws = [
+        OneClient(0, task, None, int(party.seed.read_text(), 16)).sample(5, Key(1)).x for party in made[1:]
+    ]
+    assert not torch.equal(draws[0], draws[1])
+    public = task.data.sample((0,), 5, Key(1)).x
+    assert not any(torch.equal(draw, public) for draw in draws)
+
+
+def test_the_command_line_makes_a_federation(tmp_path):
+    config = tmp_path / "config.toml"
+    private = ["algorithm.name=cafcor", "privacy.threat=secldp", "privacy.clip=1.0", "privacy.epsilon=30.0"]
+    config.write_text(configurations.parse({}, [*private, "run.rounds=7"]).toml())
+    folder = tmp_path / "federation"
+    outcome = CliRunner().invoke(
+        federation_app, ["init", str(folder), "--clients", "3", "--config", str(config), "--port", "9333"]
+    )
+    assert outcome.exit_code == 0, outcome.output
+    assert [party.name for party in parties(folder)] == ["server", "client-0", "client-1", "client-2"]
+    budget = spending.read_budget(parties(folder)[1])
+    assert 30.0 < budget.epsilon < 35.0, "what the run costs, and a little for repeated rounds"
+    assert "client-2" in outcome.output
+    status = CliRunner().invoke(federation_app, ["status", str(folder)])
+    assert status.exit_code == 0
+    assert CliRunner().invoke(federation_app, ["down", str(folder)]).output == "0 processes stopped\n"
+
+
+def test_the_example_is_a_valid_task(tmp_path):
+    pytest.importorskip("sklearn", reason="the example reads a data set of scikit-learn")
+    facts = Federation("example", 5, examples=80, timing=INSTANT)
+    made = layout.init(
+        tmp_path / "federation", facts, (EXAMPLE / "config.toml").read_text(), task=EXAMPLE / "task.py"
+    )
+    spending.write_budgets(made[1:], load_task(made[0]))
+    runner, _ = coordinator(made, Direct(made))
+    assert runner.go().rounds == 20
