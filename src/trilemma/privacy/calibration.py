@@ -9,10 +9,10 @@ grows linearly when both variances do, so only their ratio is free: a one-dimens
 that costs the least. Two prices are offered.
 
 * `honest_mean`: the noise left in the mean of the honest messages, (f σ_cor² + σ_ind²)/(n − f).
-* `theorem`: the noise part of σ̄² in Theorem 4.2 of the CafCor paper as d grows, (f σ_cor² + σ_ind²) + 432
-  κ (n σ_cor² + σ_ind²) up to a factor. Its constant 432 comes from a covering argument and weighs σ_cor² so
-  heavily that it nearly always answers "local noise only"; that is a property of the bound, not of the
-  algorithm.
+* `theorem`: the noise part of σ̄² in Theorem 4.2 of the CafCor paper as d grows,
+  (f σ_cor² + σ_ind²) + 432 κ (n σ_cor² + σ_ind²) up to a factor. Its constant 432 comes from a covering
+  argument and weighs σ_cor² so heavily that it answers "local noise only" unless few clients in a hundred are
+  Byzantine; that is a property of the bound, not of the algorithm.
 
 With f = 0 pairwise noise is free, and more of it is always better: σ_cor = 10 σ_ind is where that search
 ends, within about one per cent of the limit.
