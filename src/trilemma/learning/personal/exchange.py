@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trilemma import models
 from trilemma.keys import Key
+from trilemma.learning.privatise import clip_rows, noised
 from trilemma.learning.protocol import Clients, Messages, ServerStep, State
 from trilemma.learning.settings import AlgorithmSettings, Federation, rule_report
 from trilemma.privacy.types import NoiseLaw, Release
@@ -42,13 +42,11 @@ def publish(
     if release is None:
         return vectors, {}
     moves = vectors - origin
-    norms = torch.linalg.vector_norm(moves, dim=1)
-    messages = origin + moves * models.Clip.client(release.clip).factor(norms)[:, None]
-    if not release.law.silent:
-        messages = messages + clients.noise.draw(
-            release.law, clients.ids, vectors.shape[1], round_, vectors.device
-        )
-    return messages, {"clipped": (norms > release.clip).to(vectors.dtype), "move": norms}
+    bounded, longer = clip_rows(moves, release.clip)
+    # A move within the bound is sent as it is: w + (w_k − w) would differ from w_k by a rounding error.
+    messages = torch.where(longer[:, None] > 0, origin + bounded, vectors)
+    messages = noised(messages, release, clients, round_)
+    return messages, {"clipped": longer, "move": torch.linalg.vector_norm(moves, dim=1)}
 
 
 def blending_server(
