@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trilemma.errors import PrivacyError
 from trilemma.privacy.covariance import complete_multiplier
 from trilemma.privacy.threats import Threat
-from trilemma.privacy.types import Adjacency, Release, Sampling
+from trilemma.privacy.types import Adjacency, Release, Sampling, check_sampling
 
 WHOLE = Sampling()
 """No sampling: every example is used in every round."""
@@ -31,6 +31,7 @@ class Mechanism:
     def __post_init__(self) -> None:
         if not self.z >= 0:
             raise PrivacyError(f"a noise multiplier is not negative, got {self.z}")
+        check_sampling(self.sampling, self.adjacency)
 
     @property
     def gaussian(self) -> bool:

@@ -86,6 +86,20 @@ class Sampling:
         return self.scheme != "none" and self.rate < 1
 
 
+def check_sampling(sampling: Sampling, adjacency: Adjacency) -> None:
+    """Refuse an adjacency that no guarantee exists for under `sampling`.
+
+    >>> check_sampling(Sampling("without_replacement", 0.1), "add_remove")
+    Traceback (most recent call last):
+    trilemma.errors.PrivacyError: sampling without replacement keeps the batch size fixed, ...
+    """
+    if adjacency == "add_remove" and sampling.scheme == "without_replacement":
+        raise PrivacyError(
+            "sampling without replacement keeps the batch size fixed, so its guarantee is for replacing "
+            "an example: use adjacency 'replace', or Poisson sampling"
+        )
+
+
 @dataclass(frozen=True)
 class Release:
     """What one client lets out in one round, as far as privacy is concerned.
@@ -125,11 +139,7 @@ class Release:
                 "a user-level guarantee replaces a user: the number of clients is public. "
                 "Adjacency 'add_remove' needs unit 'example'"
             )
-        if self.adjacency == "add_remove" and self.sampling.scheme == "without_replacement":
-            raise PrivacyError(
-                "sampling without replacement keeps the batch size fixed, so its guarantee is for replacing "
-                "an example: use adjacency 'replace', or Poisson sampling"
-            )
+        check_sampling(self.sampling, self.adjacency)
 
     @property
     def sensitivity(self) -> float:
