@@ -1,0 +1,153 @@
+"""lp-proj's tables: the printed costs from formulas, the grid as configurations, the comparison."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from personal_clients import classification, federation
+
+from trilemma import models, simulate
+from trilemma.errors import ConfigError
+from trilemma.keys import Key
+from trilemma.learning import algorithms
+from trilemma.learning.compressed.count_sketch import Sketch
+from trilemma.papers import lp_proj
+from trilemma.papers.lp_proj import METHODS, TASKS, Curve, Point, points, printed
+
+FULL = {
+    "synthetic00": 610,
+    "synthetic11": 610,
+    "mnist": 79510,
+    "fashion": 678794,
+    "cifar": 62006,
+    "emnist": 94862,
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "used", "budget"),
+    [
+        ("synthetic00", 2, 142),
+        ("synthetic11", 2, 174),
+        ("emnist", 8, 194),
+        ("cifar", 2, 78),
+        ("mnist", 2, 38),
+        ("fashion", 2, 47),
+    ],
+)
+def test_printed_costs_of_lp_proj_are_whole_rounds(task: str, used: int, budget: int) -> None:
+    each = TASKS[task].per_round("lp-proj-1", FULL[task])
+    assert float(printed(4, task, "lp-proj-1")[1].split("/")[0]) == used * each
+    # EMNIST's printed budget is 60 short of 194 rounds.
+    assert TASKS[task].budget == budget * each - (60 if task == "emnist" else 0)
+
+
+@pytest.mark.parametrize(
+    ("task", "rounds"),
+    [
+        ("synthetic00", 49),
+        ("synthetic11", 42.9),
+        ("emnist", 94),
+        ("cifar", 158.4),
+        ("mnist", 17.7),
+        ("fashion", 43.7),
+    ],
+)
+def test_printed_costs_of_fedavg(task: str, rounds: float) -> None:
+    spent = float(printed(4, task, "FedAvg")[1].split("/")[0])
+    assert spent == pytest.approx(rounds * TASKS[task].per_round("FedAvg", FULL[task]), abs=1)
+
+
+@pytest.mark.parametrize(
+    ("task", "head", "rounds"),
+    [("emnist", 6262, 135), ("cifar", 11014, 21.2), ("mnist", 1010, 6.3), ("fashion", 1546, 9.3)],
+)
+def test_printed_costs_of_lg_fedavg(task: str, head: int, rounds: float) -> None:
+    spent = float(printed(4, task, "LG-FedAvg")[1].split("/")[0])
+    assert spent == pytest.approx(rounds * TASKS[task].per_round("LG-FedAvg", FULL[task], head), abs=1)
+
+
+def test_printed_costs_of_qsgd_and_sketch() -> None:
+    for task, rounds in [("synthetic00", 590), ("synthetic11", 1666), ("fashion", 164)]:
+        spent = float(printed(4, task, "QSGD")[1].split("/")[0])
+        each = lp_proj.quantised_scalars(FULL[task], TASKS[task].sampled)
+        assert spent == pytest.approx(rounds * each, rel=1e-4)
+    sizes = Sketch(columns=0.02, rows=0.005, kept=0.05).sizes(79510)
+    each = 20 * (sizes.up + 2 * sizes.kept + sizes.candidates)
+    assert float(printed(4, "mnist", "Sketch")[1].split("/")[0]) == pytest.approx(39.5 * each, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["lp_proj", "pfedme", "ditto", "rsa", "fedavg", "per_fedavg"])
+def test_messages_have_the_counted_size(name: str) -> None:
+    """What a client sends and receives is d or D numbers, as the formulas of the paper say."""
+    clients = classification(models.build("multinomial", (8,), 4))
+    algorithm = algorithms[name]().build(federation(6))
+    start = algorithm.init(clients.model, clients.ids, Key(1))
+    step = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
+    size = 21 if name == "lp_proj" else clients.model.dim
+    assert step.messages.vectors.shape[1] == size
+    assert sum(part.numel() for part in start.broadcast.values()) == size
+    assert algorithm.everyone_trains == (name in {"lp_proj", "pfedme", "ditto", "rsa"})
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_models_have_the_counted_size(task: str) -> None:
+    shape = {"synthetic00": (60,), "synthetic11": (60,), "cifar": (3, 32, 32), "fashion": (1, 28, 28)}.get(
+        task, (784,)
+    )
+    assert models.build(TASKS[task].model, shape, 62 if task == "emnist" else 10).dim == FULL[task]
+
+
+@pytest.mark.parametrize("table", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("task", TASKS)
+def test_every_point_is_a_configuration(task: str, table: int) -> None:
+    for point in points(task, table):
+        settings = point.config()
+        assert settings.federation.byzantine == round(TASKS[task].clients * point.percent / 100)
+        assert settings.run.seeds == (1, 2, 3, 4, 5)
+        chosen = lp_proj.CHOSEN[task][point.method]
+        assert all(chosen[key] in METHODS[point.method].grid[key] for key in chosen)
+
+
+def test_numbers_of_liars_on_emnist() -> None:
+    counts = [
+        Point("emnist", "lp-proj-1", "data_poison", s).config().federation.byzantine for s in (2, 5, 10, 20)
+    ]
+    assert counts == [5, 12, 25, 50]
+    counts = [Point("emnist", "lp-proj-1", "same_value", s).config().federation.byzantine for s in (50, 80)]
+    assert counts == [124, 198]
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'synthetic00'"):
+        Point("synthetic0", "lp-proj-1").config()
+    with pytest.raises(ConfigError, match="no fixed cost"):
+        TASKS["mnist"].per_round("DGC", 1)
+
+
+def test_budget_and_target() -> None:
+    curve = Curve([0.2, 0.7, 0.65], [0.1, 0.1, 0.1], [10.0, 20.0, 30.0], [40.0, 80.0, 120.0])
+    assert curve.within(25) == 0.7
+    assert curve.within(5) is None
+    assert curve.until(0.6) == (20.0, 80.0)
+    assert curve.until(0.9) is None
+
+
+def test_tables_of_a_short_run(tmp_path: Path) -> None:
+    """Three rounds of two methods: tables 3 and 4 are filled from what was run and from what was printed."""
+    for method in ("lp-proj-1", "Local"):
+        point = Point("synthetic00", method)
+        simulate.run(point.config(rounds=3, seeds=(1, 2)), tmp_path / point.folder)
+    third = lp_proj.compare("synthetic00", 3, tmp_path)
+    assert "0.8868/0.0010" in third
+    assert "Ditto" not in third
+    fourth = lp_proj.compare("synthetic00", 4, tmp_path)
+    found = lp_proj.curves(Point("synthetic00", "lp-proj-1"), tmp_path)
+    assert found[0].scalars == [2310.0, 4620.0, 6930.0]
+    assert found[0].bytes == [4 * spent for spent in found[0].scalars]
+    assert "4620/0" in fourth
+    losses = lp_proj.train_losses(Point("synthetic00", "lp-proj-1"), tmp_path)
+    assert len(losses) == 2
+    assert all(math.isfinite(loss) and loss < 2.4 for loss, _ in losses)
