@@ -18,6 +18,7 @@ from trilemma.privacy import (
     Release,
     Sampling,
     Threat,
+    calibrate,
     composed_delta,
     composed_epsilon,
     epsilon_curve,
@@ -230,6 +231,11 @@ class TestLossDistributions:
         cost = spent(CAFCOR, Threat("secldp", 100, 10), 30, 1e-4)
         assert cost.epsilon["pld"] == cost.epsilon["rdp"]
         assert any("grid too large" in note for note in cost.notes)
+        threat = Threat("secldp", 100, 10)
+        curves = [epsilon_curve(CAFCOR, threat, 30, 1e-4, name) for name in ("pld", "rdp")]
+        np.testing.assert_array_equal(*curves)
+        laws = [calibrate(9.0, 1e-4, 30, 2.25, threat, accountant=name) for name in ("pld", "rdp")]
+        assert laws[0] == laws[1]
 
     def test_mixed_mechanisms_compose(self):
         one, two = Mechanism(1.0, POISSON), Mechanism(2.0, POISSON)

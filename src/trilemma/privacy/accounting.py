@@ -205,7 +205,8 @@ def epsilon_curve(
 ) -> NDArray[np.float64]:
     """Return ε after each of the rounds 1 … `rounds`.
 
-    `pld` and `c1` are evaluated at a few dozen rounds only; in between stands the next larger one's ε.
+    `pld` and `c1` are evaluated at a few dozen rounds only; in between stands the next larger one's ε. Where
+    `pld` fails, the curve is that of `rdp`.
 
     >>> from trilemma.privacy.types import NoiseLaw
     >>> release, threat = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6)), Threat("secldp", 100, 10)
@@ -230,7 +231,10 @@ def epsilon_curve(
             ]
         )
     chosen = np.unique(np.geomspace(1, rounds, min(rounds, 24)).round().astype(int))
-    values = np.array([composed_epsilon(((one, int(t)),), delta, accountant) for t in chosen])
+    try:
+        values = np.array([composed_epsilon(((one, int(t)),), delta, accountant) for t in chosen])
+    except PldFailure:
+        return epsilon_curve(release, threat, rounds, delta, "rdp")
     return values[np.searchsorted(chosen, steps)]
 
 

@@ -36,7 +36,7 @@ from trilemma.privacy.bounds import caf_kappa, mean_noise
 from trilemma.privacy.covariance import complete_multiplier
 from trilemma.privacy.gaussian import check_delta, gaussian_mu
 from trilemma.privacy.mechanism import WHOLE, Mechanism, mechanism
-from trilemma.privacy.pld import pld_epsilon
+from trilemma.privacy.pld import PldFailure, pld_epsilon
 from trilemma.privacy.rdp import GAUSSIAN_ORDERS, SAMPLED_ORDERS, rdp_epsilon, round_rdp
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Adjacency, NoiseLaw, Release, Sampling, Unit, choice
@@ -51,7 +51,8 @@ def required_multiplier(
 ) -> float:
     """Return the smallest z whose `rounds` rounds cost at most `epsilon`, up to 1e-6 (pld: 1e-3) too large.
 
-    `like` gives sampling and adjacency; its z is where the search starts.
+    `like` gives sampling and adjacency; its z is where the search starts. Where `pld` fails, the answer is
+    that of `rdp`, which is larger.
 
     >>> z = required_multiplier(26.4, 1e-4, 30, Mechanism(1.0), "rdp")
     >>> round(z, 3), composed_epsilon(((Mechanism(z), 30),), 1e-4, "rdp") <= 26.4
@@ -71,18 +72,22 @@ def required_multiplier(
     def cost(z: float) -> float:
         return composed_epsilon(((replace(like, z=z), rounds),), delta, accountant)
 
-    if accountant == "pld":
+    if accountant not in ("rdp", "pld"):
+        return _solve(cost, epsilon, like.z)
+    renyi = _solve(_near_best_orders(like, rounds, epsilon, delta), epsilon, like.z)
+    if accountant == "rdp":
+        return renyi
+
+    def coarse(z: float) -> float:
+        return pld_epsilon(((replace(like, z=z), rounds),), delta, coarser=8)
+
+    try:
         # A coarse grid is on the safe side too. Rényi accounting, which is looser, says where to start.
-        start = _solve(_near_best_orders(like, rounds, epsilon, delta), epsilon, like.z, 1e-2)
-        z = _solve(
-            lambda z: pld_epsilon(((replace(like, z=z), rounds),), delta, coarser=8), epsilon, start, 1e-4
-        )
-    elif accountant == "rdp":
-        return _solve(_near_best_orders(like, rounds, epsilon, delta), epsilon, like.z)
-    else:
-        z = _solve(cost, epsilon, like.z)
-    while cost(z) > epsilon:
-        z *= 1 + 1e-6
+        z = _solve(coarse, epsilon, renyi, 1e-4)
+        while cost(z) > epsilon:
+            z *= 1 + 1e-6
+    except PldFailure:
+        return renyi
     return z
 
 
@@ -98,13 +103,14 @@ def _near_best_orders(like: Mechanism, rounds: int, epsilon: float, delta: float
     if like.gaussian:
         return cost
     tried, best = np.concatenate((orders[::10], orders[-4:])), -len(orders)
-    while True:
+    for _ in range(8):
         z = _solve(partial(cost, orders=tried), epsilon, like.z, 1e-2)
         rho = rounds * round_rdp(replace(like, z=z), tuple(orders[::4]))
         last, best = best, 4 * int(np.argmin(rho - np.log(delta) / (orders[::4] - 1)))
         if abs(best - last) <= 4:
-            return partial(cost, orders=tried)
+            break
         tried = orders[max(0, best - 8) : best + 9]
+    return partial(cost, orders=tried)
 
 
 def _solve(cost: Callable[[float], float], epsilon: float, start: float, tolerance: float = 1e-6) -> float:

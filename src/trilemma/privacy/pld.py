@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trilemma.errors import PrivacyError
 from trilemma.privacy.gaussian import gaussian_delta
 from trilemma.privacy.mechanism import Mechanism
 
@@ -30,7 +31,7 @@ _TAIL = -50.0  # log of the probability that may be cut off, counted as certain 
 _POINTS = 300_000
 
 
-class PldFailure(RuntimeError):
+class PldFailure(PrivacyError):
     """The privacy-loss distribution could not be computed."""
 
 
