@@ -130,7 +130,10 @@ class Seeded:
         if self.stored is not None:
             return c @ self.stored
         weights = self._unmixed(c)
-        return torch.cat([weights @ block for _, block in self._blocks(c.device)], dim=1)
+        lifted = c.new_empty(len(c), self.columns)
+        for part, block in self._blocks(c.device):
+            lifted[:, part] = weights @ block
+        return lifted
 
     def advance(self, x: Tensor, descent: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
         """Return x' = x − descent + Pᵀ pull and P x', in one pass over P."""
@@ -178,7 +181,7 @@ def gaussian(
     kept = _Kept.of(rows, columns, memory)
     squares = torch.zeros(rows, dtype=torch.float64)
     for part, block in _blocks(rows, columns, key):
-        squares += block.double().square().sum(1)
+        squares += block.square().sum(1, dtype=torch.float64)
         kept.put(part, block)
     scale = squares.rsqrt().float()
     return _seeded(rows, columns, key, scale, kept, device)
@@ -265,18 +268,23 @@ def _seeded(
 
 
 def _blocks(rows: int, columns: int, key: Key) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the column blocks of G, the next one being drawn meanwhile."""
-    starts = range(0, columns, COLUMNS)
+    """Yield the column blocks of G, each valid until the next is asked for; the next is drawn meanwhile.
 
-    def draw(start: int) -> Tensor:
+    Two buffers take turns, so that a pass over any P needs the memory of two blocks.
+    """
+    buffers = [torch.empty(rows * min(COLUMNS, columns)) for _ in range(2)]
+
+    def draw(number: int) -> Tensor:
+        start = number * COLUMNS
         width = min(COLUMNS, columns - start)
-        generator = key.fold("columns", start).torch()
-        return torch.randn(rows, width, generator=generator)
+        block = buffers[number % 2][: rows * width].view(rows, width)
+        return block.normal_(generator=key.fold("columns", start).torch())
 
+    count = -(-columns // COLUMNS)
     with ThreadPoolExecutor(1) as ahead:
         coming = ahead.submit(draw, 0)
-        for start in starts:
+        for number in range(count):
             block = coming.result()
-            if start + COLUMNS < columns:
-                coming = ahead.submit(draw, start + COLUMNS)
-            yield slice(start, start + block.shape[1]), block
+            if number + 1 < count:
+                coming = ahead.submit(draw, number + 1)
+            yield slice(number * COLUMNS, number * COLUMNS + block.shape[1]), block

@@ -1,0 +1,48 @@
+"""The experiments of lp-proj: Tables 3 to 8, their grids, their printed numbers, and ours beside them.
+
+    python -m trilemma.papers.lp_proj run synthetic00 --table 3 --out runs/lp-proj
+    python -m trilemma.papers.lp_proj compare synthetic00 --table 3 --out runs/lp-proj
+
+A point is a data set, a method, an attack and a share of Byzantine clients; it runs in a directory of its own
+and continues where it was stopped. What the paper does not say (rounds, inner steps, chosen hyper-parameters)
+is set here: `ROUNDS`, the defaults of the algorithms, and `CHOSEN`, found by `tune` on validation accuracy.
+
+Reference: Lin, Han, Li, Zhang, "Personalized federated learning towards communication efficiency, robustness
+and fairness", NeurIPS 2022, Appendix C.
+"""
+
+from trilemma.papers.lp_proj.grid import (
+    ATTACKS,
+    CHOSEN,
+    METHODS,
+    SHARES,
+    TABLES,
+    TASKS,
+    Method,
+    Point,
+    Task,
+    points,
+    printed,
+    quantised_scalars,
+)
+from trilemma.papers.lp_proj.results import Curve, compare, curves, plot_fairness, train_losses
+
+__all__ = [
+    "ATTACKS",
+    "CHOSEN",
+    "METHODS",
+    "SHARES",
+    "TABLES",
+    "TASKS",
+    "Curve",
+    "Method",
+    "Point",
+    "Task",
+    "compare",
+    "curves",
+    "plot_fairness",
+    "points",
+    "printed",
+    "quantised_scalars",
+    "train_losses",
+]

@@ -1,0 +1,80 @@
+"""The commands: `python -m trilemma.papers.lp_proj run | compare | plot | tune`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from trilemma import config, simulate
+from trilemma.papers.lp_proj.grid import METHODS, ROUNDS, Point, lookup, points
+from trilemma.papers.lp_proj.results import compare, plot_fairness, train_losses, validation_accuracy
+
+
+def _tried(job: tuple[Point, dict[str, Any], int, int]) -> tuple[float, dict[str, Any]]:
+    point, choice, rounds, seed = job
+    torch.set_num_threads(1)
+    return validation_accuracy(point.config(rounds, (seed,), choice), seed), choice
+
+
+def _ran(job: tuple[Point, Path, int, tuple[int, ...]]) -> str:
+    point, out, rounds, seeds = job
+    torch.set_num_threads(1)
+    summary = simulate.run_or_resume(point.config(rounds, seeds), out / point.folder)
+    if not point.percent:
+        train_losses(point, out)
+    return f"{point.folder}: {summary.accuracy.mean} ± {summary.accuracy.std}, diverged {summary.diverged}"
+
+
+app = typer.Typer(add_completion=False, help="The experiments of lp-proj.")
+Out = Annotated[Path, typer.Option(help="directory of the runs")]
+Processes = Annotated[int, typer.Option(help="points run at the same time, one thread each")]
+
+
+@app.command()
+def run(
+    task: str,
+    out: Out,
+    table: int = 3,
+    rounds: int = ROUNDS,
+    seeds: str = "1-5",
+    processes: Processes = 1,
+    only: Annotated[str, typer.Option(help="methods, separated by semicolons")] = "",
+) -> None:
+    """Run the points of a table; points that are finished are not run again."""
+    wanted = [name.strip() for name in only.split(";") if name.strip()]
+    chosen = [p for p in points(task, table) if not wanted or p.method in wanted]
+    jobs = [(point, out, rounds, config.parse_seeds(seeds)) for point in chosen]
+    with ProcessPoolExecutor(processes) as pool:
+        for line in pool.map(_ran, jobs):
+            typer.echo(line)
+
+
+@app.command(name="compare")
+def compare_command(task: str, out: Out, table: int = 3) -> None:
+    """Print ours beside the paper's, as Markdown."""
+    typer.echo(compare(task, table, out))
+
+
+@app.command()
+def plot(task: str, out: Out, picture: Path) -> None:
+    """Draw accuracy against fairness for the methods of Table 3 that were run."""
+    plot_fairness(task, out, picture)
+
+
+@app.command()
+def tune(task: str, method: str, rounds: int = 60, seed: int = 101, processes: Processes = 1) -> None:
+    """Try the paper's grid on one seed; print validation accuracies, best first."""
+    point = Point(task, method)
+    jobs = [(point, choice, rounds, seed) for choice in lookup(METHODS, method, "method").choices()]
+    with ProcessPoolExecutor(processes) as pool:
+        tried = sorted(pool.map(_tried, jobs), key=lambda pair: -pair[0])
+    for accuracy, choice in tried:
+        typer.echo(f"{accuracy:.4f}  {choice}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,234 @@
+"""What runs of the grid gave: curves, costs, training losses, and tables beside the paper's numbers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trilemma import data, models, simulate
+from trilemma.config import Config
+from trilemma.errors import ConfigError
+from trilemma.papers.lp_proj.grid import ATTACKS, SHARES, TASKS, Point, points, printed
+from trilemma.simulate.directory import SeedDirectory
+
+STAR = "*"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One seed of a point, round by round: accuracy, its variance over clients, scalars and bytes so far."""
+
+    accuracy: list[float]
+    variance: list[float]
+    scalars: list[float]
+    bytes: list[float]
+    diverged: int | None = None
+
+    @staticmethod
+    def read(records: Sequence[Mapping[str, Any]], diverged: int | None) -> Curve:
+        """Read the records of a run directory; rounds that were not evaluated keep the last value."""
+        curve = Curve([], [], [], [], diverged)
+        accuracy, variance, scalars, sent = math.nan, math.nan, 0.0, 0.0
+        for record in records:
+            if record["accuracy"] is not None:
+                accuracy, variance = record["accuracy"], record.get("variance", math.nan)
+            scalars += record["up_scalars"] + record["down_scalars"]
+            sent += record["up_bytes"] + record["down_bytes"]
+            for values, value in zip(
+                (curve.accuracy, curve.variance, curve.scalars, curve.bytes),
+                (accuracy, variance, scalars, sent),
+                strict=True,
+            ):
+                values.append(value)
+        return curve
+
+    def within(self, budget: float) -> float | None:
+        """Return the accuracy after the last round that fits the budget in scalars; None if none does."""
+        fitting = [a for a, spent in zip(self.accuracy, self.scalars, strict=True) if spent <= budget]
+        return fitting[-1] if fitting else None
+
+    def until(self, target: float) -> tuple[float, float] | None:
+        """Return the scalars and bytes spent when the accuracy first reached the target; None if never."""
+        for reached, scalars, sent in zip(self.accuracy, self.scalars, self.bytes, strict=True):
+            if reached >= target:
+                return scalars, sent
+        return None
+
+
+def curves(point: Point, out: Path) -> list[Curve]:
+    """Read what is there of a point, one curve per finished seed."""
+    folder = out / point.folder
+    if not (folder / "summary.json").exists():
+        return []
+    directory = simulate.RunDirectory.open(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    return [
+        Curve.read(directory.seed(seed).records(), summary["diverged"].get(str(seed)))
+        for seed in directory.config.run.seeds
+    ]
+
+
+def train_losses(point: Point, out: Path) -> list[tuple[float, float]]:
+    """Return the final mean training loss and its variance over clients, for every seed that has them.
+
+    They are computed once, from the final checkpoints, and kept in train.json beside them.
+    """
+    kept = out / point.folder / "train.json"
+    if not kept.exists():
+        directory = simulate.RunDirectory.open(out / point.folder)
+        folders = {seed: directory.seed(seed) for seed in directory.config.run.seeds}
+        found = [_train_loss(directory.config, seed, f) for seed, f in folders.items() if f.finished]
+        kept.write_text(json.dumps(found))
+    return [(loss, variance) for loss, variance in json.loads(kept.read_text())]
+
+
+def _train_loss(settings: Config, seed: int, folder: SeedDirectory) -> tuple[float, float]:
+    experiment = simulate.assemble(settings, seed)
+    progress = folder.restore(experiment.device)
+    if progress is None:
+        raise ConfigError(f"{str(folder.path)!r} is finished but has no checkpoint; remove it and run again")
+    score = _score(experiment, progress, "train")
+    loss, count = score.loss.double(), score.examples.double()
+    return float((loss * count).sum() / count.sum()), float(loss.var(unbiased=False))
+
+
+def _score(experiment: simulate.Experiment, progress: simulate.Progress, split: data.Split) -> models.Score:
+    """Score the honest clients' models on one split of their own data."""
+    clients = experiment.clients
+    rows = [row for row, i in enumerate(clients.ids) if i not in experiment.byzantine]
+    params = simulate.latest_model(experiment, progress)
+    held = clients.data.everything([clients.ids[row] for row in rows], split)
+    buffers = {name: progress.clients[name][rows] for name, _ in clients.model.buffers}
+    own = params[rows] if params.dim() == 2 else params
+    return models.evaluate(clients.model, own, held.x, held.y, held.weight, buffers=buffers or None)
+
+
+def cell(values: Sequence[float | None], digits: int = 4) -> str:
+    """Write mean ± sample standard deviation; a star with the count where some values are missing.
+
+    >>> cell([0.5, 0.7]), cell([None, None]), cell([0.5, None])
+    ('0.6000 ± 0.1414', '*', '0.5000 ± 0.0000 (1 of 2)')
+    """
+    present = [value for value in values if value is not None]
+    if not present:
+        return STAR
+    mean = math.fsum(present) / len(present)
+    spread = math.sqrt(math.fsum((v - mean) ** 2 for v in present) / max(1, len(present) - 1))
+    note = "" if len(present) == len(values) else f" ({len(present)} of {len(values)})"
+    return f"{mean:.{digits}f} ± {spread:.{digits}f}{note}"
+
+
+def _final(curve: Curve, quantity: str) -> float | None:
+    return None if curve.diverged is not None else getattr(curve, quantity)[-1]
+
+
+def _starred(found: Sequence[Curve]) -> str:
+    """Write accuracy (variance), or a star with the rounds in which seeds diverged."""
+    if not found:
+        return ""
+    lost = [curve.diverged for curve in found if curve.diverged is not None]
+    kept = [curve for curve in found if curve.diverged is None]
+    rounds = f"{min(lost)}–{max(lost)}" if lost else ""
+    if not kept:
+        return f"{STAR} ({rounds})"
+    text = cell([curve.accuracy[-1] for curve in kept], 3)
+    text += f" ({math.fsum(c.variance[-1] for c in kept) / len(kept):.3f})"
+    return text + (f"; {len(lost)} of {len(found)} {STAR} ({rounds})" if lost else "")
+
+
+def compare(task: str, table: int, out: Path) -> str:
+    """Return a Markdown table of ours beside the paper's, for the points that were run."""
+    methods = [p.method for p in points(task, table) if not p.percent]
+    if table == 3:
+        head = ["method", "train loss", "paper", "test accuracy", "paper", "variance", "paper"]
+        rows = [_row3(task, method, out) for method in methods]
+    elif table == 4:
+        head = [
+            "method", "accuracy in budget", "paper", "scalars to target", "paper", "bytes to target",
+        ]  # fmt: skip
+        rows = [_row4(task, method, out) for method in methods]
+    else:
+        shares = (0, *SHARES[table])
+        head = ["method", *itertools.chain(*([f"{s} %" if s else "clean", "paper"] for s in shares))]
+        rows = [_row5(table, task, method, out) for method in methods]
+    lines = [head, ["---"] * len(head), *(row for row in rows if any(row[1:]))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _row3(task: str, method: str, out: Path) -> list[str]:
+    point = Point(task, method)
+    found, paper = curves(point, out), printed(3, task, method) or [""] * 4
+    if not found:
+        return [method] + [""] * 6
+    losses = train_losses(point, out)
+    return [
+        method,
+        cell([loss for loss, _ in losses]),
+        paper[0],
+        cell([_final(curve, "accuracy") for curve in found]),
+        paper[2],
+        cell([_final(curve, "variance") for curve in found]),
+        paper[3],
+    ]
+
+
+def _row4(task: str, method: str, out: Path) -> list[str]:
+    settings = TASKS[task]
+    found, paper = curves(Point(task, method), out), printed(4, task, method) or [""] * 2
+    if not found:
+        return [method] + [""] * 5
+    spent = [curve.until(settings.target) for curve in found]
+    return [
+        method,
+        cell([curve.within(settings.budget) for curve in found], 3),
+        paper[0],
+        cell([None if pair is None else pair[0] for pair in spent], 0),
+        paper[1],
+        cell([None if pair is None else pair[1] for pair in spent], 0),
+    ]
+
+
+def _row5(table: int, task: str, method: str, out: Path) -> list[str]:
+    paper = printed(table, task, method) or [""] * 5
+    columns = [Point(task, method), *(Point(task, method, ATTACKS[table], s) for s in SHARES[table])]
+    cells = [[_starred(curves(point, out)), theirs] for point, theirs in zip(columns, paper, strict=True)]
+    return [method, *itertools.chain(*cells)]
+
+
+def plot_fairness(task: str, out: Path, picture: Path) -> None:
+    """Draw accuracy against its variance over clients, one point per method of Table 3 that was run."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for method in (point.method for point in points(task, 3)):
+        kept = [curve for curve in curves(Point(task, method), out) if curve.diverged is None]
+        if kept:
+            x = math.fsum(curve.accuracy[-1] for curve in kept) / len(kept)
+            y = math.fsum(curve.variance[-1] for curve in kept) / len(kept)
+            axes.plot(x, y, "o")
+            axes.annotate(method, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    axes.set(
+        xlabel="test accuracy",
+        ylabel="variance over clients",
+        title=f"{TASKS[task].title}: bottom right is best",
+    )
+    figure.savefig(picture, dpi=150)
+
+
+def validation_accuracy(settings: Config, seed: int) -> float:
+    """Run one seed without writing anything; return the accuracy on the clients' validation examples."""
+    experiment = simulate.assemble(settings, seed)
+    progress = simulate.start(experiment)
+    try:
+        while progress.round < settings.run.rounds:
+            progress, _ = simulate.step(experiment, progress)
+    except simulate.Diverged:
+        return 0.0
+    score = _score(experiment, progress, "valid")
+    return float(score.correct.sum() / score.examples.sum())
