@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import pytest
@@ -67,6 +68,11 @@ def test_toml_round_trip_keeps_everything() -> None:
     again = config.parse(tomllib.loads(settings.toml()))
     assert again.dump() == settings.dump()
     assert again.run.seeds == (1, 2, 3)
+
+
+def test_a_config_can_be_sent_to_another_process() -> None:
+    settings = config.parse({}, ["model.name=mlp", "attack.name=alie", "data.partition=dirichlet"])
+    assert pickle.loads(pickle.dumps(settings)) == settings
 
 
 def test_a_missing_or_broken_file_is_a_user_error(tmp_path) -> None:

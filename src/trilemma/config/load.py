@@ -77,6 +77,10 @@ class Config:
         """Return the configuration as TOML text that `parse` reads back."""
         return tomli_w.dumps(self.dump())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as plain values: options of models are classes made at run time, which cannot be pickled."""
+        return parse, (self.dump(),)
+
     def with_(self, *assignments: str) -> Config:
         """Return a copy with `table.key=value` assignments applied."""
         return parse(self.source, assignments)
