@@ -205,19 +205,16 @@ def plot_fairness(task: str, out: Path, picture: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")
-    axes = figure.subplots()
+    axes, markers = figure.subplots(), itertools.cycle("osD^v<>PX*hp")
     for method in (point.method for point in points(task, 3)):
         kept = [curve for curve in curves(Point(task, method), out) if curve.diverged is None]
         if kept:
             x = math.fsum(curve.accuracy[-1] for curve in kept) / len(kept)
             y = math.fsum(curve.variance[-1] for curve in kept) / len(kept)
-            axes.plot(x, y, "o")
-            axes.annotate(method, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
-    axes.set(
-        xlabel="test accuracy",
-        ylabel="variance over clients",
-        title=f"{TASKS[task].title}: bottom right is best",
-    )
+            axes.plot(x, y, marker=next(markers), linestyle="none", label=method)
+    axes.set(xlabel="test accuracy", ylabel="variance over clients", yscale="log")
+    axes.set_title(f"{TASKS[task].title}: bottom right is best")
+    figure.legend(loc="outside right upper", fontsize=8)
     figure.savefig(picture, dpi=150)
 
 
