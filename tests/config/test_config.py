@@ -30,6 +30,7 @@ from trilemma.errors import ConfigError, UserError
         ("data.name=mnits", "unknown data set 'mnits': did you mean 'mnist'?"),
         ("data.partition=dirichle", "unknown partition 'dirichle': did you mean 'dirichlet'?"),
         ("data.partition.alpha=1", "[data.partition] unknown key 'alpha'"),
+        ("data.partition.name=dirichlet", "[data.partition] needs alpha"),
         ("data.partition.name=3", "unknown partition '3'"),
         ("model.name=logistik", "unknown model 'logistik': did you mean 'logistic'?"),
         ("run.rounds=0", "[run] rounds = 0: input should be greater than or equal to 1"),
@@ -71,7 +72,7 @@ def test_toml_round_trip_keeps_everything() -> None:
 
 
 def test_a_config_can_be_sent_to_another_process() -> None:
-    settings = config.parse({}, ["model.name=mlp", "attack.name=alie", "data.partition=dirichlet"])
+    settings = config.parse({}, ["model.name=mlp", "attack.name=alie", "data.partition={name='dirichlet', alpha=1}"])
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 

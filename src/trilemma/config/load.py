@@ -214,6 +214,8 @@ def _check(
             key = ".".join(str(part) for part in detail["loc"])
             if detail["type"] == "extra_forbidden":
                 problems.append(f"[{where}] unknown key {key!r}: {nearest(key, allowed)}")
+            elif detail["type"] == "missing":
+                problems.append(f"[{where}] needs {key}")
             elif key:
                 problems.append(f"[{where}] {key} = {detail['input']!r}: {_message(detail['msg'])}")
             else:
