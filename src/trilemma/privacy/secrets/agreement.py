@@ -3,8 +3,8 @@
 Once per run every client
 
 1. draws an ephemeral X25519 key (RFC 7748) and signs an `Offer`: roster digest, run, its index, the public
-half; 2. gets everyone's offers through the server, and refuses any that an identity on its roster did not
-sign for
+   half;
+2. gets everyone's offers through the server, and refuses any that an identity on its roster did not sign for
    this very run and roster;
 3. derives with each partner the pair key HKDF-SHA256(X25519 shared secret; salt = roster digest; info = run,
    both indices, both public halves).
