@@ -31,7 +31,8 @@ def groups(model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice, 
     """
     clients, size = batch.y.shape
     each = footprint(model, tuple(batch.x.shape[2:]))
-    together = (memory if batch.x.is_cuda else min(memory, CACHE)) // (each * size)
+    # A client's gradient counts too: on a CPU it is best still in the cache when it is put in its place.
+    together = (memory if batch.x.is_cuda else min(memory, CACHE)) // (each * size + 4 * model.dim)
     # Batch normalisation needs a client's whole batch, whatever it takes.
     within = size if model.buffers else memory // each
     for rows in even(clients, max(1, together)):

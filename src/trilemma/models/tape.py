@@ -28,9 +28,6 @@ from trilemma.models import convolution
 from trilemma.models.convolution import Geometry
 from trilemma.models.normalisation import AXES, Statistics, per_channel
 
-SMALL = 4096
-"""Below this size a batched product and a copy beat products written straight to their strided places."""
-
 
 class Tap(Protocol):
     """What one parametrised layer left on the tape. Everything has the axes (k clients, b examples, …)."""
@@ -102,10 +99,10 @@ class LinearTap:
     def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
         """Write G_W = Σ_i ∂ℓ_i/∂z ⊗ a_i and G_β = Σ_i ∂ℓ_i/∂z."""
         weight = out[f"{self.name}.weight"]
-        if weight[0].numel() < SMALL:
-            weight.copy_(torch.bmm(grad.mT, self.input))
-        else:
+        if grad.is_cuda:
             torch.bmm(grad.mT, self.input, out=weight)
+        else:  # batched products run in parallel only where the result is contiguous
+            weight.copy_(torch.bmm(grad.mT, self.input))
         torch.sum(grad, 1, out=out[f"{self.name}.bias"])
 
     def examples(self, grad: Tensor) -> ByExample:
