@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from trilemma.aggregation import gram as gram_
 from trilemma.aggregation.decision import Selection
-from trilemma.aggregation.gram import Geometry
+from trilemma.aggregation.gram import Geometry, from_gram
 from trilemma.aggregation.rule import DEFAULT_KEY, Coordinate, Geometric, Rule, Step, like
 from trilemma.aggregation.types import Array, Weighing
 from trilemma.errors import UserError
@@ -86,7 +85,7 @@ class Chain(Rule):
 
     def weights_from_gram(self, G: Tensor | Array, key: Key | None = None) -> Any:
         """Return the weights (n,) float64 for messages with Gram matrix G (n, n), of G's kind."""
-        geometry = gram_.from_gram(G)
+        geometry = from_gram(G)
         self.check(geometry.n)
         settled = self.settle(geometry, self.f, key or DEFAULT_KEY)
         if not isinstance(settled, Weighing):

@@ -1,26 +1,163 @@
-"""The three passes on a CUDA device."""
+"""The three passes on a CUDA device: Triton kernels where Triton is installed, else plain torch operations.
+
+float64 messages always take the plain operations: an H200 multiplies float64 on tensor cores, and the plain
+passes use them.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
+from types import ModuleType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from trilemma.aggregation import columns, combine, gram
+from trilemma.aggregation import columns, combine
 from trilemma.aggregation.columns import Columns, Mixture, Window
+from trilemma.aggregation.cuda_network import window_program
+from trilemma.aggregation.gram import clean, plain_pass
 from trilemma.aggregation.types import Array, Numpy
+
+CHUNK = 1024
+"""Columns over which the Gram kernel sums in float32."""
+
+IN_REGISTERS = 128
+"""A thread sorts up to so many values in its registers; beyond, torch sorts."""
+
+SLAB = 1 << 18
+"""Columns mixed at once in a chain that ends coordinate by coordinate."""
+
+
+@functools.cache
+def kernels() -> ModuleType | None:
+    """Return the Triton kernels, or None where Triton is not installed."""
+    try:
+        return importlib.import_module("trilemma.aggregation.cuda_kernels")
+    except ImportError:
+        return None
 
 
 def shifted_gram(X: Tensor, k: int, precise: bool) -> Array:
     """Return ⟨x_i − x_k, x_j − x_k⟩ for all rows and the origin, (n+1, n+1) float64."""
-    return gram.plain_pass(X, k)
+    compiled = kernels()
+    if precise or compiled is None or X.dtype == torch.float64:
+        return plain_pass(X, k)
+    X = _row_major(X)
+    n, d = X.shape
+    height = n + 1
+    rows = min(_tile(height), 128)
+    tiles = -(-height // rows)
+    pairs = [(i, j) for i in range(tiles) for j in range(i, tiles)]
+    programs = max(1, min(2 * _processors(X) // len(pairs), -(-d // CHUNK)))
+    W = torch.zeros(programs, len(pairs), rows, rows, dtype=torch.float64, device=X.device)
+    index = torch.tensor(pairs, dtype=torch.int32, device=X.device)
+    compiled.shifted_gram[(programs, len(pairs))](
+        X, X[k], W, index, n, d, X.stride(0), CHUNK, rows, 32, tiles == 1, num_warps=8, num_stages=3
+    )
+    blocks = W.sum(0).cpu().numpy()
+    G = np.zeros((tiles * rows, tiles * rows))
+    for (i, j), block in zip(pairs, blocks, strict=True):
+        G[j * rows : (j + 1) * rows, i * rows : (i + 1) * rows] = block.T
+        G[i * rows : (i + 1) * rows, j * rows : (j + 1) * rows] = block
+    return clean(G[:height, :height])
 
 
 def weighted_sum(X: Tensor, rows: Numpy, used: Array) -> Tensor:
     """Return Σ used_q X[rows_q] (d,)."""
-    return combine.plain_weighted_sum(X, rows, used)
+    compiled = kernels()
+    if compiled is None or X.dtype == torch.float64 or not X.shape[1] or not len(rows):
+        return combine.plain_weighted_sum(X, rows, used)
+    X = _row_major(X)
+    d = X.shape[1]
+    out = torch.empty(d, dtype=X.dtype, device=X.device)
+    index = torch.from_numpy(rows).to(X.device)
+    weights = torch.from_numpy(used).to(X.device)
+    compiled.weighted_sum[(-(-d // 1024),)](
+        X, out, index, weights, len(rows), d, X.stride(0), 1024, num_warps=4
+    )
+    return out
 
 
 def window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | None) -> Columns:
     """Return the window means of X[rows], or of A X[rows]."""
-    return columns.plain_window_means(X, rows, window, mixture)
+    exact = mixture is not None and mixture.reference is None
+    if kernels() is None or exact or X.dtype == torch.float64 or len(X) > IN_REGISTERS or not X.shape[1]:
+        return columns.plain_window_means(X, rows, window, mixture)
+    X = _row_major(X)
+    if mixture is None and len(rows) == len(X):
+        return _window_of_slab(X, X, window)
+    index = torch.as_tensor(rows, device=X.device)
+    parts = []
+    for lo in range(0, X.shape[1], SLAB):
+        slab = X[index, lo : lo + SLAB]
+        if mixture is None:
+            parts.append(_window_of_slab(slab, slab, window))
+            continue
+        offset = X[mixture.reference, lo : lo + SLAB].to(torch.float32)
+        shifted = slab.to(torch.float32) - offset
+        A = torch.as_tensor(mixture.A, dtype=torch.float32, device=X.device)
+        part = _window_of_slab(_float32_product(A, shifted), shifted, window)
+        value = (part.value.to(torch.float64) + offset).to(X.dtype)
+        parts.append(Columns(value, part.shares, part.squares))
+    shares, squares = sum(part.shares for part in parts), sum(part.squares for part in parts)
+    return Columns(torch.cat([part.value for part in parts]), np.asarray(shares), np.asarray(squares))
+
+
+def _window_of_slab(V: Tensor, Y: Tensor, window: Window) -> Columns:
+    """Window means of V, with the shares of its rows; squared distances are those of the rows of Y."""
+    compiled = kernels()
+    assert compiled is not None
+    height, d = V.shape
+    value = torch.empty(d, dtype=V.dtype, device=V.device)
+    edges = torch.empty(2, d, dtype=torch.float32, device=V.device)
+    codes = torch.empty(d, dtype=torch.int32, device=V.device)
+    program, constraints = window_program(height, window)
+    compiled.window_means[(-(-d // 128),)](
+        V, value, edges, codes, d, V.stride(0), height, program, constraints, 128, num_warps=4
+    )
+    shares, squares = _slots(V), _slots(Y)
+    compiled.tally_shares[(len(shares),)](
+        V, edges, codes, shares, height, d, V.stride(0), window.size, shares.shape[1], 64, num_warps=8
+    )
+    compiled.tally_squares[(len(squares),)](
+        Y, value, squares, len(Y), d, Y.stride(0), squares.shape[1], 64, num_warps=8
+    )
+    return Columns(value, _total(shares, height) / window.size, _total(squares, len(Y)))
+
+
+def _slots(V: Tensor) -> Tensor:
+    """Room for a sum per program and row (programs, rows)."""
+    programs = max(1, min(4 * _processors(V), -(-V.shape[1] // 64)))
+    return torch.empty(programs, _tile(len(V)), dtype=torch.float64, device=V.device)
+
+
+def _total(slots: Tensor, height: int) -> Array:
+    """Add up the programs, in their order."""
+    result: Array = slots.sum(0)[:height].cpu().numpy()
+    return result
+
+
+def _tile(height: int) -> int:
+    """Rows of a tile that holds `height` rows: a power of two."""
+    return max(16, 1 << (height - 1).bit_length())
+
+
+def _float32_product(A: Tensor, Y: Tensor) -> Tensor:
+    """Return A Y in float32, whatever the process allows matrix products to be rounded to."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        return A @ Y
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def _row_major(X: Tensor) -> Tensor:
+    return X if X.stride(1) == 1 else X.contiguous()
+
+
+def _processors(X: Tensor) -> int:
+    return int(torch.cuda.get_device_properties(X.device).multi_processor_count)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from trilemma.aggregation import gram, inputs
+from trilemma.aggregation import inputs
 from trilemma.aggregation.decision import Decision, Weighted
-from trilemma.aggregation.gram import Geometry, halfway
+from trilemma.aggregation.gram import Geometry, halfway, measure
 from trilemma.aggregation.rule import Rule, aggregate
 from trilemma.aggregation.source import finite_rows
 from trilemma.aggregation.types import Aggregate, Array, Vectors
@@ -51,7 +51,7 @@ class Sharded:
 
     def geometry(self) -> Geometry:
         """Return the geometry of all columns, around the row that is central over all shards."""
-        own = gram.of(self.given.X)
+        own = measure(self.given.X)
         base = int(np.argmin(halfway(self._sum(own.distances))))
         return Geometry(self._sum(own.rebased(base).inner), base)
 

@@ -158,10 +158,10 @@ def gram(X: Vectors) -> Tensor:
 
 def geometry(X: Vectors) -> Geometry:
     """Return the geometry of the rows of X, accurate whatever their offset and scale; one pass over X."""
-    return of(inputs.messages(X).X)
+    return measure(inputs.messages(X).X)
 
 
-def of(X: Tensor) -> Geometry:
+def measure(X: Tensor) -> Geometry:
     """Return the geometry of a checked (n, d) tensor."""
     n, d = X.shape
     if n * n * d <= blocks.SMALL and not X.is_cuda:

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trilemma.aggregation import gram as gram_
 from trilemma.aggregation.columns import Mixture, Window
 from trilemma.aggregation.decision import Columnwise, Decision, Selection, Weighted
-from trilemma.aggregation.gram import Geometry
+from trilemma.aggregation.gram import Geometry, from_gram
 from trilemma.aggregation.source import InMemory, Source
 from trilemma.aggregation.types import Aggregate, Array, Criterion, Info, Numpy, Vectors, Weighing
 from trilemma.errors import UserError
@@ -149,7 +148,7 @@ class Geometric(Rule):
 
     def weights_from_gram(self, G: Tensor | Array) -> Any:
         """Return the weights (n,) float64 for messages with Gram matrix G (n, n), of G's kind."""
-        geometry = gram_.from_gram(G)
+        geometry = from_gram(G)
         self.check(geometry.n)
         return like(G, self.weigh(geometry, self.f).weights)
 

@@ -180,8 +180,9 @@ class _Search:
                 return
             if len(alive.quotient) <= 16:
                 break
-            promising = int(np.argmin(alive.quotient))
-            self.offer(np.flatnonzero(alive.mask[promising]))
+            for i in np.argsort(alive.quotient, kind="stable")[:2]:
+                alive.quotient[i] = self.offer(np.flatnonzero(alive.mask[i]))
+            alive.drop(self.best * STRICTLY)
             alive.improve()
         for i in np.argsort(alive.quotient, kind="stable"):
             if alive.quotient[i] < self.best * STRICTLY:
@@ -219,7 +220,8 @@ class _Alive:
 
     def improve(self) -> None:
         """Replace each u by the best combination of u and its residual (Rayleigh-Ritz in two dimensions)."""
-        residual = self._unit(self.image - self.quotient[:, None] * self.u)
+        # Centred again: otherwise rounding would grow by λ/‖residual‖ in every step.
+        residual = self._unit(self._centred(self.image - self.quotient[:, None] * self.u))
         pushed = self._apply(residual)
         cross = np.einsum("ij,ij->i", self.u, pushed)
         other = np.einsum("ij,ij->i", residual, pushed)

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from trilemma.aggregation import gram, inputs
+from trilemma.aggregation import inputs
 from trilemma.aggregation.decision import Decision, Weighted
-from trilemma.aggregation.gram import Geometry
+from trilemma.aggregation.gram import Geometry, measure
 from trilemma.aggregation.types import Aggregate, Vectors
 from trilemma.errors import UserError
 
@@ -48,7 +48,7 @@ class InMemory:
 
     def geometry(self) -> Geometry:
         """Return the geometry of X."""
-        return gram.of(self.given.X)
+        return measure(self.given.X)
 
     def finite(self) -> Any:
         """Return which messages are finite (n,), bool."""
@@ -91,7 +91,7 @@ class Stream:
 
     def geometry(self) -> Geometry:
         """Return the sum of the chunks' geometries."""
-        parts = (gram.of(given.X) for given in self._messages())
+        parts = (measure(given.X) for given in self._messages())
         total = next(parts)
         for part in parts:
             total = total + part
