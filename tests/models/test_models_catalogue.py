@@ -15,10 +15,6 @@ from trilemma.keys import Key
 NAMES = sorted(CASES)
 
 
-def test_every_model_is_tested():
-    assert set(models.models) == set(CASES)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_size_and_order_are_those_of_the_module(name):
     shape, classes, dim = CASES[name]

@@ -2,6 +2,8 @@
 
 `build` makes a model by name, `gradients` the stacked gradients of k clients, plain or clipped, `evaluate`
 scores parameters. Parameters are flat vectors: (d,) shared by all clients or (k, d), one model each.
+
+A new model is one file here that enters a builder in `trilemma.models.catalogue.models`.
 """
 
 from trilemma.models.catalogue import build, models
@@ -10,6 +12,7 @@ from trilemma.models.flat import flatten, unflatten
 from trilemma.models.scoring import Score, evaluate
 from trilemma.models.stacked import Gradients, gradients
 from trilemma.models.types import Buffers, Examples, Model, Params, Span
+from trilemma.registry import discover
 
 __all__ = [
     "Buffers",
@@ -27,3 +30,5 @@ __all__ = [
     "models",
     "unflatten",
 ]
+
+discover(__name__)
