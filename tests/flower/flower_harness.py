@@ -105,7 +105,7 @@ class Direct:
             try:
                 answer = self._nodes[client].answer(block)
             except UserError as error:
-                replies.append(Reply(node, error=f"{type(error).__name__}: {error}"))
+                replies.append(Reply(node, error=f"{type(error).__name__}: {error}", refused=True))
                 continue
             changed = self.tamper(client, block, answer)
             if changed is not None:

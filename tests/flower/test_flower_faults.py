@@ -17,6 +17,7 @@ from trilemma.flower import certificates, deployment, layout, processes
 from trilemma.flower.control import connect
 from trilemma.flower.deployment import commands
 from trilemma.flower.processes import Command
+from trilemma.flower.tuning import ACTIVATION
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
 
@@ -129,7 +130,9 @@ def test_unregistered_node(federation, tmp_path):
     argv = list(supernode.argv)
     argv[argv.index(str(stranger.node_key))] = str(tmp_path / "node.key")
     argv[argv.index("--port") + 1] = str(stranger.federation.runtime_port(CLIENTS + 1))
-    outsider = processes.start(Command("outsider", tuple(argv), supernode.environment), tmp_path)
+    outsider = processes.start(
+        Command("outsider", tuple(argv), {**supernode.environment, ACTIVATION: "3"}), tmp_path
+    )
     try:
         wait_for(lambda: not processes.leads(outsider), 30.0)
         assert "Exit Code" in processes.tail(outsider.log, 40)

@@ -33,11 +33,15 @@ class Expected:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came from a node: a block, or an error Flower reports in its place."""
+    """What came from a node: a block, or an error in its place.
+
+    `refused` tells a client that said no from one that Flower could not reach.
+    """
 
     node: int
     block: bytes | None = None
     error: str = ""
+    refused: bool = False
 
 
 @dataclass(frozen=True)

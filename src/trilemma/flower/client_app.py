@@ -6,6 +6,7 @@ Which client it is, and everything it believes, is in the folder named by TRILEM
 from __future__ import annotations
 
 import os
+import threading
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from trilemma.flower.node import Node
 
 PARTY = "TRILEMMA_PARTY"
 app = ClientApp()
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @lru_cache(maxsize=1)
@@ -32,7 +34,8 @@ def query(message: Message, context: Context) -> Message:
     folder = os.environ.get(PARTY)
     if not folder:
         raise UserError(f"{PARTY} must name this party's folder")
-    block = node(folder).answer(wire.from_record(message.content))
+    with _ONE_AT_A_TIME:
+        block = node(folder).answer(wire.from_record(message.content))
     return Message(wire.to_record(block), reply_to=message)
 
 

@@ -128,21 +128,27 @@ class Coordinator:
         return commit, clients
 
     def _call(self, number: int) -> tuple[dict[int, int], dict[int, str]]:
-        """Say hello to every node until everybody answered or time is up."""
+        """Say hello to every node until everybody answered or time is up.
+
+        In waves: a node that is slow to start is called again (it gives the same answer), and one that is
+        gone does not keep the server from calling those that appear meanwhile.
+        """
         hello = wire.dumps(wire.Hello(run=self.run, epoch=number, terms=self.party.terms))
         deadline = time.monotonic() + self.timing.join_limit
         joined: dict[int, int] = {}
         keys: dict[int, str] = {}
-        called: set[int] = set()
         refused: set[int] = set()
         while len(joined) + len(refused) < self.policy.clients and time.monotonic() < deadline:
             known = self.exchange.nodes()
-            new = {node: hello for node in known if node not in called}
-            if not new:
+            called = {node: hello for node in known if node not in joined and node not in refused}
+            if not called:
                 time.sleep(self.timing.poll)
                 continue
-            called |= set(new)
-            for reply in self.exchange.ask(new, Patience(deadline - time.monotonic())):
+            wave = min(deadline - time.monotonic(), self.timing.join_limit / 4)
+            for reply in self.exchange.ask(called, Patience(wave)):
+                if reply.block is None and not reply.refused:
+                    time.sleep(self.timing.poll)  # Flower did not reach it: perhaps it is just starting
+                    continue
                 try:
                     client = known[reply.node]
                     keys[client] = self._joined(reply, client, number)

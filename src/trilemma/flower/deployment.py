@@ -99,19 +99,24 @@ def up(folder: Path, say: Callable[[str], None] = lambda _: None) -> list[Runnin
 
 
 def start_party(party: Party) -> list[Running]:
-    """Start a party's processes unless all of them run.
+    """Start those of a party's processes that do not run.
 
-    A Flower process that lost its worker in the middle of a task waits for it until the task expires, so the
-    two are always restarted together.
+    A SuperNode that lost its worker in the middle of a task waits for it until the task expires, so a
+    client's two are restarted together. A SuperLink goes on without its worker, a worker not without its
+    SuperLink.
     """
-    known = processes.recorded(party.running)
-    if len(known) == len(commands(party)) and all(map(processes.leads, known)):
+    known = {one.name: one for one in processes.recorded(party.running)}
+    flower, worker = commands(party)
+    dead = [one for one in (flower, worker) if one.name not in known or not processes.leads(known[one.name])]
+    if not dead:
         return []
-    processes.stop(known, party.running)
+    if party.client is not None or flower in dead:
+        dead = [flower, worker]
+    processes.stop([known[one.name] for one in dead if one.name in known], party.running)
     party.state.mkdir(exist_ok=True)
     if party.client is None:
         write_flower_files(party)  # they name absolute paths, and the folder may have been moved
-    return [processes.start(command, party.running) for command in commands(party)]
+    return [processes.start(command, party.running) for command in dead]
 
 
 def down(folder: Path, grace: float = 5.0) -> int:

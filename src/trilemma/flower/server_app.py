@@ -12,6 +12,7 @@ from logging import INFO
 from pathlib import Path
 
 from flwr.app import Context, Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
@@ -74,7 +75,8 @@ class GridExchange:
 
 def _reply(node: int, message: Message) -> Reply:
     if message.has_error():
-        return Reply(node, error=message.error.reason or "unknown")
+        refused = message.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        return Reply(node, error=message.error.reason or "unknown", refused=refused)
     try:
         return Reply(node, wire.from_record(message.content))
     except wire.WireError as error:

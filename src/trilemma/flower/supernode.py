@@ -10,12 +10,14 @@ from __future__ import annotations
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 
-from trilemma.flower.tuning import bounded_clock, poll_seconds, retry_sooner
+from trilemma.flower.tuning import beat_faster, bound_pulls, bounded_clock, keep_knocking, poll_seconds
 
 
 def main() -> None:
-    """Run flower-supernode with bounded sleeps."""
-    retry_sooner()
+    """Run flower-supernode with bounded waits."""
+    bound_pulls()
+    beat_faster()
+    keep_knocking()
     start_client_internal.time = bounded_clock(poll_seconds())
     flower_supernode()
 

@@ -2,8 +2,9 @@
 
 Flower 1.41 sleeps 3 s between two looks for a message (SuperNode), 0.5 s between two looks for its app's
 reply, and 1 s, then 2 s, … when it asks for an object a moment before it was uploaded. On a fast network with
-a small model a round consists of little else. The constants are not settable, so they are set here, in the
-processes this package starts and nowhere else; docs/federation.md has the measurements.
+a small model a round consists of little else. And a SuperNode that was killed is taken for alive, and refused
+when it comes back, for 60 s. The constants are not settable, so they are set here, in the processes this
+package starts and nowhere else; docs/federation.md has the measurements.
 """
 
 from __future__ import annotations
@@ -12,10 +13,19 @@ import os
 import time
 from types import SimpleNamespace
 
+import httpx
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
+from flwr.supercore import heartbeat
 from flwr.supercore.inflatable import inflatable_utils
+from flwr.supernode import fleet_http_connection
+from flwr.supernode.fleet_http_client import FleetHttpClient
 
 POLL = "TRILEMMA_POLL"
 """Environment variable: seconds between two looks."""
+
+ACTIVATION = "TRILEMMA_ACTIVATION"
+"""Environment variable: seconds for which a SuperNode that is refused tries again."""
 
 
 def poll_seconds() -> float:
@@ -39,7 +49,39 @@ def bounded_clock(bound: float) -> SimpleNamespace:
     return SimpleNamespace(**{**names, "sleep": lambda seconds: time.sleep(min(seconds, bound))})
 
 
-def retry_sooner() -> None:
-    """Ask again for an object that is not there yet after a fraction of a poll, not after a second."""
+def bound_pulls(limit: float = 600.0) -> None:
+    """Ask again for an object that is not there yet after a fraction of a poll, and give up after `limit`.
+
+    Flower waits a second before it asks again, and two hours in all: a client that announces a reply and
+    never uploads it would hold up the round, a message that was cut off in its upload the client.
+    """
     for pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
         pull.__kwdefaults__["initial_backoff"] = poll_seconds() / 4
+        pull.__kwdefaults__["max_time"] = limit
+
+
+def beat_faster() -> None:
+    """Send heartbeats as often as Flower allows: a dead node is known to be dead after 20 s, not 60."""
+    heartbeat.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_MIN_INTERVAL
+    fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_MIN_INTERVAL
+
+
+def keep_knocking() -> None:
+    """Let a SuperNode that is refused try again for a while, not exit.
+
+    It may have been killed and still be taken for alive, or its key is just being registered.
+    """
+    limit = float(os.environ.get(ACTIVATION, "30"))
+    honest = FleetHttpClient.ActivateNode
+
+    def activate(client: FleetHttpClient, request: ActivateNodeRequest) -> ActivateNodeResponse:
+        deadline = time.monotonic() + limit
+        while True:
+            try:
+                return honest(client, request)
+            except httpx.HTTPStatusError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1.0)
+
+    FleetHttpClient.ActivateNode = activate

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from logging import ERROR, INFO
 from pathlib import Path
@@ -33,6 +33,7 @@ from flwr.supercore import log
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -49,11 +50,11 @@ from trilemma.flower.client_app import PARTY
 from trilemma.flower.client_app import app as client_app
 from trilemma.flower.layout import Party
 from trilemma.flower.server_app import app as server_app
-from trilemma.flower.tuning import retry_sooner
+from trilemma.flower.tuning import bound_pulls
 
 
 class Worker:
-    """Takes one task at a time from the Flower process at `address` and runs it."""
+    """Takes tasks from the Flower process at `address` and runs them."""
 
     def __init__(self, party: Party, task_type: TaskType, address: str, certificate: bytes | None) -> None:
         self.task_type = task_type
@@ -82,18 +83,43 @@ class Worker:
         return str(response.token) if response.HasField("task") and response.token else None
 
     def serve(self, run: Callable[[str], None]) -> None:
-        """Run tasks for ever. A Flower process that is away is waited for."""
+        """Run tasks until the process is terminated. A Flower process that is away is waited for.
+
+        A task that breaks must not take the party down. Flower interrupts the process (SIGINT) when a task's
+        run was stopped, in the belief that the process has no other: here it means "next task, please".
+        """
         while True:
             try:
-                token = self.acquire()
-            except (httpx.TransportError, httpx.HTTPStatusError):
-                token = None
-            if token is None:
-                time.sleep(self.poll)
-                continue
-            # A broken task must not take the party down; Flower reports it to the other side.
-            with suppress(httpx.HTTPError, RunNotRunningException):
+                token = self._acquire()
+                if token is None:
+                    time.sleep(self.poll)
+                else:
+                    run(token)
+            except KeyboardInterrupt:
+                log(INFO, "the task was stopped")
+            except (httpx.HTTPError, RunNotRunningException, ObjectPullError) as error:
+                log(INFO, "the task broke off: %s", error)
+
+    def _acquire(self) -> str | None:
+        try:
+            return self.acquire()
+        except httpx.HTTPError:
+            return None
+
+    def in_background(self, run: Callable[[str], None], token: str) -> None:
+        """Run a task in a thread of its own.
+
+        Flower leaves a task behind when a run ends while its message is on the way; waiting for the rest of
+        such a message must not keep the client from the next one.
+        """
+
+        def quietly() -> None:
+            try:
                 run(token)
+            except (httpx.HTTPError, RunNotRunningException, ObjectPullError) as error:
+                log(INFO, "the task broke off: %s", error)
+
+        threading.Thread(target=quietly, daemon=True).start()
 
     def client_task(self, app: ClientApp, token: str) -> None:
         """Answer one message with `app`."""
@@ -113,7 +139,7 @@ class Worker:
             push_message(client, reply, context)
             _finish(client, context, status, details)
         finally:
-            heartbeat.stop()
+            _stop(heartbeat)
             client.close()
 
     def server_task(self, app: ServerApp, token: str) -> None:
@@ -139,8 +165,13 @@ class Worker:
                 status, details = SubStatus.FAILED, f"{type(error).__name__}: {error}"
             _finish(client, context, status, details)
         finally:
-            heartbeat.stop()
+            _stop(heartbeat)
             grid.close()
+
+
+def _stop(heartbeat: HeartbeatSender) -> None:
+    if heartbeat.is_running:
+        heartbeat.stop()
 
 
 def _finish(client: RuntimeHttpClient, context: Context, status: str, details: str) -> None:
@@ -152,7 +183,7 @@ def _finish(client: RuntimeHttpClient, context: Context, status: str, details: s
 def work(folder: str, client_app: ClientApp = client_app, server_app: ServerApp = server_app) -> None:
     """Work for the party whose folder is given, with the installed apps, until stopped."""
     party = Party.open(Path(folder))
-    retry_sooner()
+    bound_pulls(party.federation.timing.round_limit)
     os.environ[PARTY] = str(party.folder)
     federation = party.federation
     log(INFO, "working for %s", party.name)
@@ -163,7 +194,7 @@ def work(folder: str, client_app: ClientApp = client_app, server_app: ServerApp 
     else:
         address = f"127.0.0.1:{federation.runtime_port(party.client)}"
         worker = Worker(party, TaskType.CLIENT_APP, address, None)
-        worker.serve(partial(worker.client_task, client_app))
+        worker.serve(partial(worker.in_background, partial(worker.client_task, client_app)))
 
 
 if __name__ == "__main__":
