@@ -272,3 +272,18 @@ def test_statistics_folded_into_parameters_score_the_same() -> None:
     folded = with_statistics(model, params, statistics, EPSILON)
     again = models.evaluate(model, folded, batch.x, batch.y, buffers=model.initial_buffers(2))
     torch.testing.assert_close(direct.loss, again.loss, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", [*NAMES, "sketch", "lbgm", "qsgd", "dgc"])
+def test_a_round_on_a_gpu_is_the_round_on_a_cpu(name: str) -> None:
+    clients = classification(_model())
+    algorithm = algorithms[name]().build(federation(6))
+    start = algorithm.init(clients.model, clients.ids, Key(1))
+    here = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
+    moved = replace(clients, x=clients.x.cuda(), y=clients.y.cuda())
+    broadcast = {field: value.cuda() for field, value in start.broadcast.items()}
+    state = {field: value.cuda() for field, value in start.clients.items()}
+    there = algorithm.client(broadcast, state, moved, 0, Key(2))
+    torch.testing.assert_close(there.messages.vectors.cpu(), here.messages.vectors, rtol=1e-3, atol=1e-4)

@@ -151,3 +151,12 @@ def test_tables_of_a_short_run(tmp_path: Path) -> None:
     losses = lp_proj.train_losses(Point("synthetic00", "lp-proj-1"), tmp_path)
     assert len(losses) == 2
     assert all(math.isfinite(loss) and loss < 2.4 for loss, _ in losses)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "LG-FedAvg"])
+def test_every_method_runs_under_attack(method: str, tmp_path: Path) -> None:
+    """Two rounds each with poisoned labels and scaled messages: a result or a star, never an exception."""
+    point = Point("synthetic00", method, "data_poison", 20)
+    summary = simulate.run(point.config(rounds=2, seeds=(1,)), tmp_path / "run")
+    assert summary.diverged == {}
+    assert 0.05 < summary.accuracy.mean < 1.0

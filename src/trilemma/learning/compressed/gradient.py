@@ -24,9 +24,9 @@ from trilemma.learning.personal.descent import (
 )
 from trilemma.learning.personal.exchange import aggregate
 from trilemma.learning.personal.presets import Preset
+from trilemma.learning.privatise import clip_rows
 from trilemma.learning.protocol import Clients, Messages, ServerStep, Start, State
 from trilemma.learning.settings import AlgorithmSettings, Federation
-from trilemma.models import Clip
 from trilemma.models.types import Model
 from trilemma.privacy.types import Release
 
@@ -71,9 +71,7 @@ def compute(
     found = step.gradient(model, broadcast["params"], batch, statistics_of(model, state))
     gradient, kept = found.value, {**state, **found.buffers}
     if carries:
-        total = state["carried"] + gradient
-        norms = torch.linalg.vector_norm(total, dim=1)
-        gradient = total * Clip.client(GRADIENT_CLIP).factor(norms)[:, None]
+        gradient, _ = clip_rows(state["carried"] + gradient, GRADIENT_CLIP)
         kept["carried"] = gradient
     return Computed(gradient, found.loss, kept)
 
