@@ -26,7 +26,7 @@ class Key:
     >>> b = round_key.fold("client", 4, "batch")
     >>> a.integer() == a.integer(), a.integer() == b.integer()
     (True, False)
-    >>> a.numpy().integers(10) == a.numpy().integers(10)
+    >>> int(a.numpy().integers(10)) == int(a.numpy().integers(10))
     True
     """
 
