@@ -42,7 +42,7 @@ def run_grid(cells: Iterable[Cell], out: Path, watch: Watch) -> dict[Cell, Summa
 
 
 def markdown(cells: Sequence[Cell], results: dict[Cell, Summary]) -> str:
-    """Lay the results out as Markdown, one table per `Cell.table`: accuracies in per cent ± std over seeds."""
+    """Lay the results out as Markdown, one table per `Cell.table`, accuracies as per cent ± std."""
     pages = []
     for table in dict.fromkeys(cell.table for cell in cells):
         own = [cell for cell in cells if cell.table == table]
