@@ -14,9 +14,8 @@ import torch.distributed as dist
 
 from trilemma.aggregation import inputs
 from trilemma.aggregation.decision import Decision, Weighted
-from trilemma.aggregation.gram import Geometry, halfway, measure
+from trilemma.aggregation.gram import Geometry, finite_rows, halfway, measure
 from trilemma.aggregation.rule import Rule, aggregate
-from trilemma.aggregation.source import finite_rows
 from trilemma.aggregation.types import Aggregate, Array, Vectors
 from trilemma.errors import UserError
 from trilemma.keys import Key

@@ -171,14 +171,25 @@ def measure(X: Tensor) -> Geometry:
     for _ in range(10):  # each repetition brings the reference closer by a factor of 10⁷ or more
         result = Geometry(_pass(X, base, precise), base)
         near = halfway(result.distances)
+        if not np.isfinite(near).any():  # the base itself is not finite: choose among rows that are
+            finite = finite_rows(X)
+            if not finite.any():
+                break
+            near = np.where(finite, halfway(sample.distances), np.inf)
+            base = int(np.argmin(near)) if np.isfinite(near).any() else int(np.argmax(finite))
+            continue
         tolerance = 2.0**20 if precise else 2.0**6
         if near[base] <= tolerance * near.min() and (precise or _in_range(X, result)):
             break
         base, precise = int(np.argmin(near)), True
     if X.dtype == torch.float64:  # saturated, hence finite everywhere
-        finite = [X[:, lo:hi].isfinite().all(1).cpu().numpy() for lo, hi in blocks.spans(d)]
-        _blank(result.inner, ~np.all(finite, axis=0))
+        _blank(result.inner, ~finite_rows(X))
     return result
+
+
+def finite_rows(X: Tensor) -> Any:
+    """Return which rows are finite (n,), bool, without a copy of X."""
+    return np.array([bool(row.isfinite().all()) for row in X])
 
 
 def _sample(X: Tensor) -> Tensor:
@@ -276,8 +287,9 @@ def _pass(X: Tensor, k: int, precise: bool) -> Array:
         return G
 
     total = np.zeros((height, height))
-    for part in blocks.over_spans(span, d):
-        total += part
+    with np.errstate(invalid="ignore", over="ignore"):  # rows that are not finite
+        for part in blocks.over_spans(span, d):
+            total += part
     upper = np.triu(total[: n + 1, : n + 1])
     return clean(upper + np.triu(upper, 1).T)
 

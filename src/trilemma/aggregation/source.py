@@ -13,7 +13,7 @@ import torch
 
 from trilemma.aggregation import inputs
 from trilemma.aggregation.decision import Decision, Weighted
-from trilemma.aggregation.gram import Geometry, measure
+from trilemma.aggregation.gram import Geometry, finite_rows, measure
 from trilemma.aggregation.types import Aggregate, Vectors
 from trilemma.errors import UserError
 
@@ -119,7 +119,3 @@ class Stream:
         weights, scores = decision.totals(shares, squares, len(value))
         return given.deliver(value, weights, scores, decision.info)
 
-
-def finite_rows(X: torch.Tensor) -> Any:
-    """Return which rows are finite (n,), bool, without a copy of X."""
-    return np.array([bool(row.isfinite().all()) for row in X])

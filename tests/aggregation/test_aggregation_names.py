@@ -1,0 +1,111 @@
+"""Rules by name: configurations, the command line, and what they say about mistakes."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from trilemma import aggregation as agg
+from trilemma.cli.bench import bench_app
+from trilemma.errors import ConfigError, UserError
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *agg.rules,
+        "nnm+cwmed",
+        "bucketing(size=2)+krum",
+        "clip(radius=1.5)+arc+nnm+geomed",
+        "cc(radius=3.0,steps=5)",
+    ],
+)
+def test_names_build_what_has_that_name(text: str):
+    rule = agg.parse(text, f=2)
+    assert rule.name == text
+    assert rule.f == 2
+    assert agg.parse(rule.name, f=2) == rule
+    assert pickle.loads(pickle.dumps(rule)) == rule
+    assert rule.geometric == hasattr(rule, "weigh") or "+" in text or text == "bulyan"
+
+
+def test_parameters_by_place_and_by_name():
+    assert agg.parse("bucketing(3)+mean", f=1) == agg.parse("bucketing(size=3) + mean", f=1)
+    assert agg.parse("cc(2, 4)", f=1) == agg.cc(f=1, radius=2, steps=4)
+    assert agg.parse("CAF", f=1) == agg.caf(f=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("cwmde", "did you mean 'cwmed'"),
+        ("nmm+caf", "did you mean 'nnm'"),
+        ("krum+caf", "only mixing steps come before"),
+        ("caf+nnm", "is a rule"),
+        ("arc+nnm", "ends in the mixing step"),
+        ("caf(3)", "takes no parameters"),
+        ("cc(radius=1,radius=2)", "not a parameter"),
+        ("clip(wide)+mean", "not a number"),
+        ("clip(width=2)+mean", "takes radius"),
+        ("clip(-1)+mean", "must be a number > 0"),
+        ("bucketing(0)+mean", "whole number"),
+        ("filter(bound=-1)", "σ0²"),
+        ("cc(steps=0)", "steps"),
+        ("smea(budget=0)", "budget"),
+        ("nnm+(caf)", "cannot read"),
+        ("", "cannot read"),
+    ],
+)
+def test_mistakes_are_explained(text: str, hint: str):
+    with pytest.raises(UserError, match=hint.replace("(", r"\(").replace(")", r"\)")):
+        agg.parse(text, f=1)
+
+
+def test_chains_need_one_f():
+    with pytest.raises(UserError, match="same f"):
+        agg.chain(agg.nnm(f=1), agg.caf(f=2))
+
+
+def test_too_few_buckets_are_named():
+    with pytest.raises(UserError, match="makes 2 messages out of 6"):
+        agg.parse("bucketing(3)+caf", f=1)(np.zeros((6, 2)))
+
+
+def test_every_rule_says_what_it_is():
+    for registry in (agg.rules, agg.mixings):
+        for name in registry:
+            assert len(registry.summary(name)) > 20, name
+
+
+def test_coordinate_rules_have_no_gram_weights():
+    assert not agg.cwmed(f=1).geometric
+    assert not hasattr(agg.cwmed(f=1), "weights_from_gram")
+    with pytest.raises(UserError, match="not geometric"):
+        agg.parse("nnm+cwmed", f=1).weights_from_gram(np.eye(5))
+
+
+def test_bench_command(tmp_path):
+    out = tmp_path / "numbers.json"
+    arguments = ["aggregation", "--rules", "caf,cwmed", "-n", "6", "-f", "1", "-d", "3e4", "--repeats", "1"]
+    result = CliRunner().invoke(
+        bench_app, [*arguments, "--error-dim", "500", "--streams", "6x1e5", "--out", str(out)]
+    )
+    assert result.exit_code == 0, result.output
+    assert "caf" in result.output
+    assert "holds" in result.output or "of it" in result.output
+    assert out.read_text().count('"rule": "cwmed"') == 1 + 4 + 1
+
+
+def test_bench_refuses_what_it_cannot_do(tmp_path):
+    for arguments, hint in (
+        (["--device", "tpu"], "device"),
+        (["--peer-path", str(tmp_path)], "byzfl"),
+        (["-d", "many"], "coordinates"),
+        (["-d", "10", "--error-dim", "0", "--streams", "3"], "size"),
+    ):
+        result = CliRunner().invoke(bench_app, ["aggregation", *arguments])
+        assert isinstance(result.exception, UserError | ConfigError)
+        assert hint in str(result.exception)
