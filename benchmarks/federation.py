@@ -1,11 +1,10 @@
-"""Seconds per round of a real federation on loopback, by stage, and what Flower's own arrangement takes.
+"""Seconds per round of a real federation on loopback, by stage.
 
-    python benchmarks/federation.py [--clients 5] [--rounds 6] [--sizes 431972 10009022] [--stock]
+    python benchmarks/federation.py [--clients 5] [--rounds 6] [--sizes 431972 10009022] [--polls 0.2 3.0]
 
 Starts real federations (TLS, node authentication, CafCor with pairwise noise) and reads the stage times that
 server and clients write down. Parties share this machine's cores, so client stages are the slowest client's.
-`--stock` also measures Flower alone, echoing vectors of the same size: with its defaults (one process per
-message, hard-coded waits) and with the worker and the waits of `trilemma.flower`.
+A poll of 3 s is what Flower does by itself; `database` is the SuperLink's, in memory or on disk.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def data(client):
     x = rng.normal(size=(200, {features}))
     return x, (x[:, 0] > 0).astype(int)
 """
-OWN = ("journal", "serialise", "admit", "commit")
+OWN = ("journal", "ledger", "serialise", "admit", "commit")
 """The stages that are this package's and neither learning, nor noise, nor Flower."""
 
 

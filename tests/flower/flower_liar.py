@@ -23,18 +23,16 @@ def lie(how: str, block: bytes, remembered: list[bytes]) -> bytes:
     """Return what this liar sends in place of an honest answer."""
     header, tensors = wire.loads(block, wire.Answer)
     vector = tensors["vector"]
-    match how:
-        case "silent":
+    remembered.append(block)
+    match how, header.round:
+        case "silent", _:
             time.sleep(600)
-        case "nan":
+        case "changing", 0:
             vector[3] = torch.nan
-        case "oversized":
+        case "changing", 1:
             vector = torch.zeros(2_000_000)
-        case "replayed":
-            remembered.append(block)
+        case "changing", _:
             return remembered[0]
-        case "gibberish":
-            return b"gibberish"
     return wire.dumps(header, {"vector": vector})
 
 

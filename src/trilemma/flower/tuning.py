@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import httpx
@@ -72,6 +73,7 @@ def keep_knocking() -> None:
     It may have been killed and still be taken for alive, or its key is just being registered.
     """
     limit = float(os.environ.get(ACTIVATION, "30"))
+    honest: Callable[[FleetHttpClient, ActivateNodeRequest], ActivateNodeResponse]
     honest = FleetHttpClient.ActivateNode
 
     def activate(client: FleetHttpClient, request: ActivateNodeRequest) -> ActivateNodeResponse:
