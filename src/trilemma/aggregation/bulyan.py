@@ -35,7 +35,9 @@ class RepeatedKrum(Mixing):
         """Return one row per selected message."""
         pool, chosen = np.arange(geometry.n), []
         for _ in range(geometry.n - 2 * f):
-            best = int(np.argmin(scores(geometry.distances[np.ix_(pool, pool)], f)))
+            # To the letter: with f = 1 the last choice has no neighbours left to count, and the first wins.
+            count = max(len(pool) - f - 2, 0)
+            best = int(np.argmin(scores(geometry.distances[np.ix_(pool, pool)], count)))
             chosen.append(pool[best])
             pool = np.delete(pool, best)
         return np.eye(geometry.n)[sorted(chosen)]

@@ -99,7 +99,7 @@ class Geometry:
         if row == self.base:
             return self
         to = self.inner[row]
-        return Geometry(self.inner - to[:, None] - to[None, :] + to[row], row)
+        return Geometry(self.inner - (to[:, None] + to[None, :]) + to[row], row)
 
     def mixed(self, A: Array) -> Geometry:
         """Return the geometry of the rows of A X, for A of shape (k, n).
@@ -114,7 +114,8 @@ class Geometry:
         full[:, -1] = np.where(np.abs(rest) < 1e-12, 0.0, rest)
         rough = Geometry(full @ self.inner @ full.T)
         differences = full - full[rough.centre()]
-        return Geometry(differences @ self.inner @ differences.T)
+        around = differences @ self.inner @ differences.T
+        return Geometry(0.5 * (around + around.T))  # symmetric to the last bit: ties stay ties
 
     def centre(self) -> int:
         """Return a row close to the majority: the one whose ⌊n/2⌋ nearest others are nearest."""

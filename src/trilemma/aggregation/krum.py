@@ -30,7 +30,7 @@ class Krum(Geometric):
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return weight one for the message of least score."""
-        score = scores(geometry.distances, f)
+        score = scores(geometry.distances, neighbours(geometry.n, f))
         weights = np.zeros(geometry.n)
         weights[np.argmin(score)] = 1.0
         return Weighing(weights, objective=float(score.min()))
@@ -50,7 +50,7 @@ class MultiKrum(Geometric):
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return equal weights for the n − f messages of least score."""
-        score = scores(geometry.distances, f)
+        score = scores(geometry.distances, neighbours(geometry.n, f))
         chosen = np.argsort(score, kind="stable")[: geometry.n - f]
         weights = np.zeros(geometry.n)
         weights[chosen] = 1.0 / len(chosen)
@@ -98,13 +98,13 @@ def neighbours(n: int, f: int) -> int:
     return max(n - f - 2, min(n - 1, 1))
 
 
-def scores(distances: Array, f: int) -> Array:
-    """Return the Krum score of each row of a matrix of squared distances.
+def scores(distances: Array, count: int) -> Array:
+    """Return the sum of each row's squared distances to its `count` nearest others.
 
-    >>> scores(np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]]), f=0)
+    >>> scores(np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]]), count=1)
     array([1., 1., 4.])
     """
     others = distances.copy()
     np.fill_diagonal(others, -1.0)  # a row is not its own neighbour, whichever duplicates it has
-    result: Array = np.sort(others, axis=1)[:, 1 : 1 + neighbours(len(others), f)].sum(axis=1)
+    result: Array = np.sort(others, axis=1)[:, 1 : 1 + count].sum(axis=1)
     return result

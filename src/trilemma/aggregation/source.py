@@ -118,4 +118,3 @@ class Stream:
             return given.deliver(value, decision.weights, decision.scores, decision.info)
         weights, scores = decision.totals(shares, squares, len(value))
         return given.deliver(value, weights, scores, decision.info)
-
