@@ -106,7 +106,7 @@ def plain_window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | 
     shares = torch.zeros(height, dtype=torch.float64, device=X.device)
     squares = torch.zeros(len(rows), dtype=torch.float64, device=X.device)
     values = []
-    for lo, hi in blocks.spans(X.shape[1]):
+    for lo, hi in blocks.spans(X.shape[1], X.device.type):
         Y = X[index, lo:hi].to(torch.float64)
         V, offset = Y, torch.zeros(hi - lo, dtype=torch.float64, device=X.device)
         if mixture is not None:

@@ -45,5 +45,7 @@ def plain_weighted_sum(X: Tensor, rows: Numpy, used: Array) -> Tensor:
     """The same in plain torch operations."""
     index = torch.from_numpy(rows).to(X.device)
     weights = torch.from_numpy(used).to(X.device)
-    parts = [weights @ X[index, lo:hi].to(torch.float64) for lo, hi in blocks.spans(X.shape[1])]
+    parts = [
+        weights @ X[index, lo:hi].to(torch.float64) for lo, hi in blocks.spans(X.shape[1], X.device.type)
+    ]
     return torch.cat([part.to(X.dtype) for part in parts]) if parts else X.new_zeros(0)

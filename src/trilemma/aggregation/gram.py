@@ -298,7 +298,7 @@ def _pass(X: Tensor, k: int, precise: bool) -> Array:
 def plain_pass(X: Tensor, k: int) -> Array:
     """The same in plain torch operations, on any device."""
     total = torch.zeros(len(X) + 1, len(X) + 1, dtype=torch.float64, device=X.device)
-    for lo, hi in blocks.spans(X.shape[1]):
+    for lo, hi in blocks.spans(X.shape[1], X.device.type):
         block = torch.nn.functional.pad(_saturated(X[:, lo:hi]).to(torch.float64), (0, 0, 0, 1))
         block -= block[k].clone()
         total += block @ block.T

@@ -129,21 +129,28 @@ def weighted_sum(X: Any, rows: Any, weights: Any, lo: int, hi: int, out: Any) ->
 @jit
 def _mix(A: Any, Y: Any, w: int, V: Any) -> None:
     """V = A·Y on the first w columns, two rows of V and four of Y at a time."""
-    n = Y.shape[0]
+    n, k = Y.shape[0], A.shape[0]
     quads = n // 4 * 4
-    for i in range(A.shape[0]):
-        v = V[i, :w]
-        v[:] = 0
+    for i in range(0, k, 2):
+        other = min(i + 1, k - 1)  # an odd last row is computed twice
+        v0, v1 = V[i, :w], V[other, :w]
+        v0[:] = 0
+        v1[:] = 0
         for j in range(0, quads, 4):
             a0, a1, a2, a3 = A[i, j], A[i, j + 1], A[i, j + 2], A[i, j + 3]
+            b0, b1, b2, b3 = A[other, j], A[other, j + 1], A[other, j + 2], A[other, j + 3]
             y0, y1, y2, y3 = Y[j, :w], Y[j + 1, :w], Y[j + 2, :w], Y[j + 3, :w]
             for c in range(w):
-                v[c] += (a0 * y0[c] + a1 * y1[c]) + (a2 * y2[c] + a3 * y3[c])
+                v = v0[c] + ((a0 * y0[c] + a1 * y1[c]) + (a2 * y2[c] + a3 * y3[c]))
+                v1[c] += (b0 * y0[c] + b1 * y1[c]) + (b2 * y2[c] + b3 * y3[c])
+                v0[c] = v
         for j in range(quads, n):
-            a0 = A[i, j]
+            a0, b0 = A[i, j], A[other, j]
             y0 = Y[j, :w]
             for c in range(w):
-                v[c] += a0 * y0[c]
+                v = v0[c] + a0 * y0[c]
+                v1[c] += b0 * y0[c]
+                v0[c] = v
 
 
 @jit

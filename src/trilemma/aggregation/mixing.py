@@ -102,7 +102,7 @@ def nnm(f: int) -> NearestNeighbours:
     """Nearest-neighbour mixing: each message becomes the mean of its n − f nearest, itself included.
 
     Before a rule of coefficient κ (trace or spectral) the chain has κ' = 8f/(n−f) · (κ + 1) in the trace
-    criterion (Allouah et al., AISTATS 2023, "Fixing by Mixing", Lemma 1). Cost: n² log n beside the geometry.
+    criterion (Allouah et al., AISTATS 2023, "Fixing by Mixing"). Cost: n² log n beside the geometry.
 
     >>> import torch
     >>> from trilemma.aggregation import chain, mean

@@ -132,18 +132,18 @@ class _Search:
     def run(self, f: int) -> float:
         """Search all ways to remove f rows; return a lower bound on the smallest top eigenvalue."""
         order = itertools.count()
-        open_: list[tuple[float, int, tuple[int, ...], int]] = [(0.0, next(order), (), 0)]
+        open_: list[tuple[float, int, tuple[int, ...], int]] = [(self._bound((), 0, f), next(order), (), 0)]
         while open_:
             bound, _, removed, decided = heapq.heappop(open_)
             if bound >= self.best * STRICTLY:
                 return self.best
             left, free = f - len(removed), len(self.suspect) - decided
             count = math.comb(free, left)
-            if self.seen + min(count, 1) > self.budget or time.monotonic() > self.deadline:
-                return min([bound, *(node[0] for node in open_)])
-            if count * len(self.G) <= NUMBERS:
+            if count * len(self.G) <= NUMBERS and self.seen + count <= self.budget:
                 self._enumerate(removed, decided, left)
                 continue
+            if self.seen >= self.budget or time.monotonic() > self.deadline:
+                return bound  # the heap holds no smaller one
             row = int(self.suspect[decided])
             for child in ((*removed, row), removed):
                 if f - len(child) <= free - 1:
