@@ -21,6 +21,7 @@ from trilemma.errors import ConfigError, UserError
         "bucketing(size=2)+krum",
         "clip(radius=1.5)+arc+nnm+geomed",
         "cc(radius=3.0,steps=5)",
+        "nnm+bulyan",
     ],
 )
 def test_names_build_what_has_that_name(text: str):
@@ -109,3 +110,14 @@ def test_bench_refuses_what_it_cannot_do(tmp_path):
         result = CliRunner().invoke(bench_app, ["aggregation", *arguments])
         assert isinstance(result.exception, UserError | ConfigError)
         assert hint in str(result.exception)
+
+
+def test_chains_of_chains():
+    X = np.random.default_rng(0).standard_normal((12, 40))
+    nested = agg.chain(agg.arc(f=2), agg.chain(agg.nnm(f=2), agg.bulyan(f=2)))
+    assert nested.name == "arc+nnm+bulyan"
+    flat = agg.parse("arc+nnm+bulyan", f=2)(X)
+    np.testing.assert_allclose(nested(X).value, flat.value)
+    np.testing.assert_allclose(nested(X).weights, flat.weights)
+    with pytest.raises(UserError, match="n > 4f"):
+        nested(X[:8])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trilemma.aggregation.decision import Selection
 from trilemma.aggregation.gram import Geometry, from_gram
-from trilemma.aggregation.rule import DEFAULT_KEY, Coordinate, Geometric, Rule, Step, like
+from trilemma.aggregation.rule import DEFAULT_KEY, Rule, Step, like
 from trilemma.aggregation.types import Array, Weighing
 from trilemma.errors import UserError
 from trilemma.keys import Key
@@ -53,7 +53,7 @@ class Chain(Rule):
     """
 
     steps: tuple[Mixing, ...]
-    last: Geometric | Coordinate
+    last: Rule
 
     @property
     def name(self) -> str:
@@ -101,7 +101,7 @@ class Chain(Rule):
         settled = self.last.settle(geometry, f, key)
         if isinstance(settled, Weighing):
             return dataclasses.replace(settled, weights=A.T @ settled.weights)
-        return Selection(settled.window, A)
+        return Selection(settled.window, A if settled.A is None else settled.A @ A)
 
     def _counts(self, n: int) -> list[int]:
         counts = [n]
@@ -122,12 +122,10 @@ def chain(*steps: Mixing | Rule) -> Chain:
     """
     *before, last = steps if steps else (None,)
     mixing = tuple(step for step in before if isinstance(step, Mixing))
-    if not isinstance(last, Geometric | Coordinate | Chain) or len(mixing) < len(before):
+    if not isinstance(last, Rule) or len(mixing) < len(before):
         names = ", ".join(step.name for step in steps) or "nothing"
         raise UserError(f"a chain is mixing steps followed by one rule; got {names}")
     different = {step.f for step in steps}
     if len(different) > 1:
         raise UserError(f"all steps of a chain must have the same f; got {sorted(different)}")
-    if isinstance(last, Chain):
-        return Chain(last.f, mixing + last.steps, last.last)
     return Chain(last.f, mixing, last)
