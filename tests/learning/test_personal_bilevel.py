@@ -52,6 +52,7 @@ def _settings(**given: object) -> LpProj:
     return LpProj(**{**full_batch, **given})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["orthonormal", "gaussian", "identity"])
 def test_lp_proj_2_finds_the_exact_solution(kind: str) -> None:
     """Any P, general design: many short rounds of exact solves find w and every x_k of the linear solve."""
