@@ -33,6 +33,18 @@ def test_a_vector_costs_four_bytes_a_number():
     assert len(wire.dumps(ANSWER, {"vector": torch.zeros(100_000)})) < 4 * 100_000 + 300
 
 
+def test_shared_memory_is_written_once():
+    momentum = torch.arange(6.0).reshape(1, 6)
+    tensors = {"vector": momentum[0], "state": momentum, "other": momentum.clone(), "part": momentum[0, :3]}
+    block = wire.dumps(ANSWER, tensors)
+    assert len(block) < len(wire.dumps(ANSWER, {name: tensor.clone() for name, tensor in tensors.items()}))
+    _, read = wire.loads(block, wire.Answer)
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+    transposed = torch.arange(4.0).reshape(2, 2)
+    _, read = wire.loads(wire.dumps(ANSWER, {"a": transposed, "b": transposed.T}), wire.Answer)
+    assert torch.equal(read["b"], transposed.T)
+
+
 def test_types_that_do_not_travel_are_refused():
     with pytest.raises(wire.WireError, match="complex64"):
         wire.dumps(ANSWER, {"x": torch.zeros(2, dtype=torch.complex64)})
@@ -82,6 +94,12 @@ def forged(**changes):
         (forged(fields={"client": 1}), "header"),
         (forged(fields=ANSWER.model_dump() | {"round": "2"}), "header"),
         (forged(fields=ANSWER.model_dump() | {"extra": 1}), "header"),
+        (forged(tensors=[["vector", "float32", [2], 0]]), "an earlier one"),
+        (forged(tensors=[["a", "float32", [2]], ["vector", "float32", [3], 0]]), "equally long"),
+        (forged(tensors=[["a", "float32", [2]], ["vector", "float32", [2], 0, 0]]), "header"),
+        (forged(tensors=[["a", "float32", [2]], ["vector", "float32", [2], -1]]), "an earlier one"),
+        (forged(tensors=[["vector"]]), "header"),
+        (forged(tensors=7), "header"),
         (forged(kind="ask"), "'ask' where 'answer'"),
         (wire.MAGIC + (1 << 62).to_bytes(8, "big") + b"{}", "longer than the block"),
         (b"trilemma/2\n" + bytes(30), "version"),

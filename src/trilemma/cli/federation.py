@@ -144,9 +144,10 @@ def run_command(
             for record in records[shown:]:
                 console.print(_line(record), highlight=False, soft_wrap=True)
             shown = len(records)
+        reason = control.reason(run)
     if state != "finished:completed":
         logs = server.running / "worker.log"
-        raise UserError(f"run {name!r} ended as {state!r}; the server's log is {logs}")
+        raise UserError(f"run {name!r} is {state!r}: {reason or 'no reason given'} (more in {logs})")
     console.print(f"finished; the model is in {log.folder / 'result'}", highlight=False, soft_wrap=True)
 
 

@@ -73,6 +73,11 @@ class Control:
             return "unknown"
         return ":".join(part for part in (found.status.status, found.status.sub_status) if part)
 
+    def reason(self, run: int) -> str:
+        """Return why a run ended as it did, in the words of the server app."""
+        found: Any = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict.get(run)
+        return "" if found is None else str(found.status.details)
+
     def active(self) -> list[int]:
         """Return the runs that are not finished."""
         runs = self._client.ListRuns(ListRunsRequest()).run_dict

@@ -3,6 +3,9 @@
     block  = magic · length of header (8 bytes, big-endian) · header · tensor bytes, concatenated
     header = JSON of {"fields": …, "tensors": [[name, dtype, shape], …]}
 
+A tensor that shares its memory with an earlier one (the momentum a client sends and keeps) is written once:
+[name, dtype, shape, place of the earlier one].
+
 A block is the only thing inside a Flower message, as one bytes value: Flower fetches every nested record with
 a request of its own, so nesting arrays in records costs more time than it saves. The same block is what a
 party writes to its disk. Reading checks everything against the length before it allocates, and nothing read
@@ -134,13 +137,20 @@ def dumps(header: Header, tensors: Tensors | None = None) -> bytes:
     (3, tensor([0., 1.]))
     """
     parts: list[bytes] = []
-    described = []
+    described: list[list[object]] = []
+    written: dict[tuple[int, int], int] = {}
     for name, tensor in (tensors or {}).items():
         plain = tensor.detach().cpu().contiguous()
         dtype = str(plain.dtype).removeprefix("torch.")
         if dtype not in DTYPES:
             raise WireError(f"cannot send {name!r} of type {dtype}; allowed: {', '.join(DTYPES)}")
         described.append([name, dtype, list(plain.shape)])
+        where = (tensor.data_ptr(), plain.nbytes)
+        if where in written and tensor.is_contiguous() and plain.numel():
+            described[-1].append(written[where])
+            continue
+        if tensor.is_contiguous():
+            written[where] = len(described) - 1
         parts.append(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
     text = json.dumps({"kind": header.kind, "fields": header.model_dump(), "tensors": described}).encode()
     return b"".join([MAGIC, len(text).to_bytes(8, "big"), text, *parts])
@@ -169,21 +179,40 @@ def loads(
         if kind != expected.kind:
             raise WireError(f"kind {kind!r} where {expected.kind!r} was expected")
         header = expected.model_validate(fields)
-        shapes = [(str(name), DTYPES[dtype], _shape(shape)) for name, dtype, shape in described]
-    except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
+        shapes = [(str(one[0]), DTYPES[one[1]], _shape(one[2])) for one in described]
+        sources = [_source(shapes, place, one[3:]) for place, one in enumerate(described)]
+    except (ValueError, LookupError, TypeError, RecursionError, ValidationError) as error:
         if isinstance(error, WireError):
             raise
         raise WireError(f"the header cannot be read ({type(error).__name__})") from None
     body = memoryview(block)[start + length :]
-    if sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in shapes) != len(body):
+    sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in shapes]
+    if sum(size for place, size in enumerate(sizes) if sources[place] == place) != len(body):
         raise WireError("the tensors are not as long as the header says")
+    buffers: list[bytearray] = []
     tensors: dict[str, Tensor] = {}
-    for name, dtype, shape in shapes:
-        size = dtype.itemsize * math.prod(shape)
-        flat = torch.frombuffer(bytearray(body[:size]), dtype=dtype) if size else torch.empty(0, dtype=dtype)
+    for place, ((name, dtype, shape), size) in enumerate(zip(shapes, sizes, strict=True)):
+        if sources[place] == place:
+            buffers.append(bytearray(body[:size]))
+            body = body[size:]
+        else:
+            buffers.append(buffers[sources[place]])
+        flat = torch.frombuffer(buffers[-1], dtype=dtype) if size else torch.empty(0, dtype=dtype)
         tensors[name] = flat.reshape(shape)
-        body = body[size:]
     return header, tensors
+
+
+def _source(shapes: list[tuple[str, torch.dtype, tuple[int, ...]]], place: int, rest: list[object]) -> int:
+    """Return where the bytes of the tensor at `place` are: its own place, or an earlier one as long."""
+    if not rest:
+        return place
+    (source,) = rest
+    if type(source) is not int or not 0 <= source < place:
+        raise WireError("a tensor can only share the bytes of an earlier one")
+    lengths = [dtype.itemsize * math.prod(shape) for _, dtype, shape in (shapes[source], shapes[place])]
+    if lengths[0] != lengths[1]:
+        raise WireError("tensors that share their bytes are equally long")
+    return source
 
 
 def kind_of(block: bytes) -> str:

@@ -1,0 +1,45 @@
+"""The commands, on a real federation of three: init, up, run, continue, refuse, status, down."""
+
+from __future__ import annotations
+
+import pytest
+from flower_harness import free_ports
+from typer.testing import CliRunner
+
+from trilemma import config as configurations
+from trilemma.cli.federation import federation_app
+from trilemma.errors import UserError
+from trilemma.flower import deployment
+
+pytestmark = [pytest.mark.federation, pytest.mark.slow]
+
+
+def command(*arguments: str) -> str:
+    outcome = CliRunner().invoke(federation_app, arguments)
+    if isinstance(outcome.exception, UserError):
+        raise outcome.exception
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+def test_a_pilot_from_its_making_to_its_end(tmp_path):
+    folder, config = str(tmp_path / "pilot"), tmp_path / "config.toml"
+    options = ["algorithm.name=cafcor", "aggregation.rule=caf", "federation.tolerate=1", "run.rounds=3"]
+    private = ["privacy.threat=secldp", "privacy.clip=1.0", "privacy.epsilon=30.0"]
+    config.write_text(configurations.parse({}, ["federation.clients=3", *options, *private]).toml())
+    port = str(free_ports(3))
+    command("init", folder, "--clients", "3", "--config", str(config), "--port", port)
+    try:
+        assert "8 processes started" in command("up", folder)
+        assert "everything was running" in command("up", folder)
+        first = command("run", folder)
+        assert [line.split(",")[0] for line in first.splitlines()[:3]] == ["round 1", "round 2", "round 3"]
+        assert "round" not in command("run", folder), "a finished run is not run again"
+        assert "run default: 3 rounds committed" in command("status", folder)
+        with pytest.raises(UserError, match="over the budget of 3"):
+            command("run", folder, "--name", "again")
+        assert "8 processes stopped" in command("down", folder)
+    finally:
+        deployment.down(tmp_path / "pilot")
+    with pytest.raises(UserError, match="start it with `up`"):
+        command("run", folder)
