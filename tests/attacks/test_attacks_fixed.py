@@ -95,7 +95,6 @@ def test_messages_are_stacked_at_the_byzantine_positions():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"honest": torch.zeros(0, 3)},
         {"honest": torch.zeros(3)},
         {"honest": torch.zeros(2, 3, dtype=torch.int64)},
         {"byzantine": -1},

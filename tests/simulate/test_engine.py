@@ -74,6 +74,23 @@ def test_random_placement_moves_the_liars_not_the_result() -> None:
     assert tuple(i for i, weight in enumerate(record.weights) if weight == 0) == chosen.byzantine
 
 
+@pytest.mark.parametrize("attack", ["sf", "same_value", "alie"])
+def test_a_round_may_hear_liars_only(attack: str) -> None:
+    chosen = experiment(
+        f"attack.name={attack}",
+        "federation.byzantine=6",
+        "federation.tolerate=0",
+        "federation.sampled=1",
+        "data.holders=all",
+    )
+    progress = simulate.start(chosen)
+    heard = set()
+    for _ in range(8):
+        heard.add(chosen.sampled(progress.round)[0])
+        progress, _ = simulate.step(chosen, progress)
+    assert heard & set(chosen.byzantine)
+
+
 def test_epsilon_in_the_record_is_the_accountants() -> None:
     chosen = experiment(
         "attack.name=sf",

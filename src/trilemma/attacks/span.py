@@ -103,7 +103,7 @@ class Span:
 def finite_rows(messages: Tensor) -> Tensor:
     """Return the messages without NaN and ±inf; the server drops the others, and so do the attackers.
 
-    One row of zeros when none is left. Numbers too large or too small to be squared come as float64.
+    One row of zeros when none is left, or when a sampled round hears liars only. Numbers too large or too small to be squared come as float64.
 
     >>> finite_rows(torch.tensor([[1.0, 2.0], [float("nan"), 0.0]])).tolist()
     [[1.0, 2.0]]
@@ -111,7 +111,7 @@ def finite_rows(messages: Tensor) -> Tensor:
     wide = torch.promote_types(messages.dtype, torch.float32)
     lengths: Tensor = torch.linalg.vector_norm(messages, dim=1, dtype=wide)
     # One quick pass for the usual case; a length that is no ordinary number asks for a closer look.
-    if 1.0 / SQUARABLE < float(lengths.amax()) < SQUARABLE:
+    if len(lengths) and 1.0 / SQUARABLE < float(lengths.amax()) < SQUARABLE:
         return messages
     kept = messages[torch.isfinite(messages).all(dim=1)].double()
     return kept if kept.shape[0] else messages.new_zeros(1, messages.shape[1])

@@ -86,10 +86,8 @@ class View:
     positions: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.honest.ndim != 2 or self.honest.shape[0] < 1:
-            raise UserError(
-                f"an attack needs the honest messages as (h, d) with h >= 1; got {tuple(self.honest.shape)}"
-            )
+        if self.honest.ndim != 2:
+            raise UserError(f"an attack needs the honest messages as (h, d); got {tuple(self.honest.shape)}")
         if not self.honest.is_floating_point():
             raise UserError(f"messages must be of a floating-point type; got {self.honest.dtype}")
         if self.byzantine < 0:

@@ -53,7 +53,7 @@ class Record:
 
     round: int
     epsilon: float
-    train_loss: float
+    train_loss: float | None
     weights: Sequence[float]
     attack_strength: float | None = None
     facts: Mapping[str, float] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     record = Record(
         round=following.round,
         epsilon=float(experiment.epsilon_curve[progress.round]),
-        train_loss=float(sent.report["loss"][honest].mean()),
+        train_loss=float(sent.report["loss"][honest].mean()) if honest else None,
         weights=weights,
         attack_strength=strength,
         facts=_facts(sent, honest) | _wire(experiment, progress.broadcast, messages),
@@ -243,7 +243,7 @@ def _facts(sent: ClientStep, honest: list[int]) -> dict[str, float]:
     return {
         name: float(value[honest].float().mean())
         for name, value in sent.report.items()
-        if isinstance(value, Tensor) and name != "loss"
+        if isinstance(value, Tensor) and name != "loss" and honest
     }
 
 

@@ -128,7 +128,13 @@ def assemble(config: Config, seed: int) -> Experiment:
         dataset.classes,
         **config.model.options.model_dump(),
     )
-    computes = attack.reads_own or attack.poison is not None or attack.craft is None
+    # Where clients are sampled a round may hear liars only; somebody has to have computed something then.
+    computes = (
+        attack.reads_own
+        or attack.poison is not None
+        or attack.craft is None
+        or federation.sampled is not None
+    )
     computing = tuple(range(federation.clients)) if computes else tuple(honest)
     noise = privacy.SimulatedNoise(key.fold("noise"), federation.clients)
     clients = SimulatedClients(computing, federated, model, noise)
