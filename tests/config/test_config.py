@@ -72,7 +72,9 @@ def test_toml_round_trip_keeps_everything() -> None:
 
 
 def test_a_config_can_be_sent_to_another_process() -> None:
-    settings = config.parse({}, ["model.name=mlp", "attack.name=alie", "data.partition={name='dirichlet', alpha=1}"])
+    settings = config.parse(
+        {}, ["model.name=mlp", "attack.name=alie", "data.partition={name='dirichlet', alpha=1}"]
+    )
     assert pickle.loads(pickle.dumps(settings)).dump() == settings.dump()
 
 
