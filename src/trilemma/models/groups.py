@@ -17,11 +17,11 @@ from trilemma.models.flat import unflatten
 from trilemma.models.tape import Tape
 from trilemma.models.types import Examples, Model
 
-MEMORY = 2 << 30
+MEMORY = 4 << 30
 """Default bound, in bytes, on what one group of clients keeps besides the result."""
 
-CACHE = 32 << 20
-"""On a CPU, groups whose layers stay within this many bytes run fastest (docs/gradients.md)."""
+CACHE = 64 << 20
+"""On a CPU, groups that need about this many bytes run fastest (docs/gradients.md)."""
 
 
 def groups(model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice, slice]]:

@@ -70,7 +70,7 @@ def evaluate(
     lead = () if clients is None else (clients,)
     tape = Tape(buffers=buffers or {})
     if chunk is None:
-        chunk = (MEMORY if x.is_cuda else 2 * CACHE) // footprint(model, tuple(x.shape[y.dim() :]))
+        chunk = (MEMORY if x.is_cuda else CACHE) // footprint(model, tuple(x.shape[y.dim() :]))
     step = max(1, chunk // (clients or 1))
     loss = torch.zeros(lead, dtype=torch.float64, device=y.device)
     hits = torch.zeros_like(loss)
