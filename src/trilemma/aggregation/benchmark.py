@@ -1,12 +1,13 @@
 """How fast and how exact the rules are: times relative to the plain mean, and errors against float64.
 
 A time only means something beside another one taken on the same machine at the same time. Every time is the
-best of several, divided by that of torch's `X.mean(0)` on the same X in the same process, measured around
-it.
+best of several, divided by the best of torch's `X.mean(0)` on the same X, taken in turns with it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib
 import math
 import sys
@@ -64,7 +65,7 @@ class Timing:
     """How long a rule takes on (n, d) float32 messages.
 
     `ratio` is to the mean, `extra` the peak of additional memory as a fraction of X (None where it cannot be
-    read), `peer_ratio` the peer's time relative to the mean.
+    read), `peer_ratio` the peer's time relative to the mean, infinite where it runs out of memory.
     """
 
     rule: str
@@ -112,16 +113,18 @@ def load_peer(folder: Path) -> Any:
     return importlib.import_module("byzfl.aggregators")
 
 
-def best_of(action: Callable[[], object], repeats: int, device: str) -> float:
-    """Return the shortest of several timings, after one that is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        _synchronise(device)
-        begin = time.perf_counter()
-        action()
-        _synchronise(device)
-        times.append(time.perf_counter() - begin)
-    return min(times[1:])
+def best_of(actions: list[Callable[[], object]], repeats: int, device: str) -> list[float]:
+    """Return the shortest of several timings of each action, taken in turns, after one not counted."""
+    best = [math.inf] * len(actions)
+    for repeat in range(repeats + 1):
+        for i, action in enumerate(actions):
+            _synchronise(device)
+            begin = time.perf_counter()
+            action()
+            _synchronise(device)
+            if repeat:
+                best[i] = min(best[i], time.perf_counter() - begin)
+    return best
 
 
 def timings(
@@ -131,16 +134,23 @@ def timings(
     X = messages(n, d, device)
     bars = CUDA_BARS if device == "cuda" else RATIO_BARS
     for name in rules:
-        rule = parse(name, f=f)
-        mean = best_of(lambda: X.mean(0), repeats, device)
-        seconds = best_of(lambda rule=rule: rule(X), repeats, device)  # type: ignore[misc]
+        rule = functools.partial(parse(name, f=f), X)
+        mean, seconds = best_of([lambda: X.mean(0), rule], repeats, device)
+        extra = extra_memory(rule, X)
         theirs = None
         if peer is not None and name in PEERS:
-            other = PEERS[name](peer, f)
-            theirs = best_of(lambda other=other: other(X), 1, device)  # type: ignore[misc]
-        mean = min(mean, best_of(lambda: X.mean(0), repeats, device))
-        extra = extra_memory(lambda rule=rule: rule(X), X)  # type: ignore[misc]
-        yield Timing(name, n, f, d, seconds, seconds / mean, extra, bars.get(name), theirs and theirs / mean)
+            theirs = _peer_seconds(functools.partial(PEERS[name](peer, f), X), device) / mean
+        yield Timing(name, n, f, d, seconds, seconds / mean, extra, bars.get(name), theirs)
+
+
+def _peer_seconds(action: Callable[[], object], device: str) -> float:
+    """Return the time of a peer's rule; infinity where memory does not suffice."""
+    try:
+        return best_of([action], 1, device)[0]
+    except RuntimeError as error:  # torch's way to say so
+        if "memory" not in str(error):
+            raise
+        return math.inf
 
 
 def errors(rules: Iterable[str], n: int, f: int, d: int, *, device: str, peer: Any = None) -> Iterator[Error]:
@@ -216,12 +226,13 @@ def _resident(*, reset: bool) -> int:
     """Return the resident memory in bytes: now (and restart the peak), or its peak. 0 where unknown."""
     try:
         if reset:
+            ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not hide what is taken now
             Path("/proc/self/clear_refs").write_text("5")
         field = "VmRSS" if reset else "VmHWM"
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(field):
                 return int(line.split()[1]) * 1024
-    except OSError:
+    except (OSError, AttributeError):  # not Linux, or not glibc
         pass
     return 0
 

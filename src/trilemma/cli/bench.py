@@ -95,8 +95,14 @@ def _timing_row(row: benchmark.Timing, device: str) -> Cells:
         ("bar", bar),
         ("", within),
         ("extra memory", "–" if row.extra is None else f"{100 * row.extra:.1f} %"),
-        ("ByzFL × mean", "–" if row.peer_ratio is None else f"{row.peer_ratio:.0f}"),
+        ("ByzFL × mean", _peer_ratio(row.peer_ratio)),
     )
+
+
+def _peer_ratio(ratio: float | None) -> str:
+    if ratio is None:
+        return "–"
+    return "no memory" if ratio == math.inf else f"{ratio:.0f}"
 
 
 def _verdict(value: float, bar: float) -> str:
