@@ -4,8 +4,8 @@
         --config examples/federation/config.toml
     trilemma federation up pilot && trilemma federation run pilot
 
-Every party gets a copy of this file and runs it on its own machine only. In a real federation `data` reads what
-the party has: a database, a folder of files. Here each of five clients takes every fifth row.
+Every party gets a copy of this file and runs it on its own machine only. In a real federation `data` reads
+what the party has: a database, a folder of files. Here each of five clients takes every fifth row.
 """
 
 from __future__ import annotations
