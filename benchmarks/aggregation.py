@@ -4,20 +4,35 @@
     pip install --no-deps --target peer byzfl==0.0.11                  # for the benchmark only
     python benchmarks/aggregation.py --peer-path peer
     python benchmarks/aggregation.py --streams 30x1e8,100x1e7,500x1e6 --rules caf,cwmed
-    python benchmarks/aggregation.py --device cuda -n 100 -f 10 -d 1e7 --rules mean,caf,cwmed,cwtm,nnm+cwmed
+    python benchmarks/aggregation.py --device cuda --clients 100 --byzantine 10 --dims 1e7
 
-The same as `trilemma bench aggregation`.
+The same as `trilemma bench aggregation`, for machines with torch and numpy only (add src to PYTHONPATH).
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import sys
+from pathlib import Path
 
-from trilemma.cli.bench import bench_app
+from trilemma.aggregation.benchmark_report import Plan, report
 from trilemma.errors import UserError
 
-if __name__ == "__main__":
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for field in dataclasses.fields(Plan):
+        kind = Path if field.default is None else type(field.default)
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default)
     try:
-        bench_app(["aggregation", *sys.argv[1:]])
+        for line in report(Plan(**vars(parser.parse_args()))):
+            print(line, flush=True)
     except UserError as error:
         sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -97,6 +97,7 @@ def test_bench_command(tmp_path):
     assert result.exit_code == 0, result.output
     assert "caf" in result.output
     assert "holds" in result.output or "of it" in result.output
+    assert "| rule |" in result.output
     assert out.read_text().count('"rule": "cwmed"') == 1 + 4 + 1
 
 
