@@ -64,9 +64,12 @@ def test_all_ways_agree(geometry, size, channels, innermost, device):
 
     for way in (convolution.forward, convolution.forward_exact):
         leaf = x[0].clone().requires_grad_()
-        z = way(leaf, weight[0], bias[0], geometry)
+        kernel, shift = weight[0].clone().requires_grad_(), bias[0].clone().requires_grad_()
+        z = way(leaf, kernel, shift, geometry)
         torch.testing.assert_close(z.detach(), values[0], **close)
-        torch.testing.assert_close(torch.autograd.grad(z, leaf, grad[0])[0], inputs[0], **close)
+        found = torch.autograd.grad(z, (leaf, kernel, shift), grad[0])
+        for part, expected in zip(found, (inputs[0], weights[0], grad[0].sum((0, 2, 3))), strict=True):
+            torch.testing.assert_close(part, expected, **close)
 
     for find in (convolution.client_gradients, convolution.client_gradients_batched):
         torch.testing.assert_close(find(x, grad, geometry), weights, **close)

@@ -63,13 +63,18 @@ def test_running_statistics_are_used_and_asked_for():
             norm.running_var.copy_(variance[row])
         expected = losses(net(x[row]), y[row]).mean().detach()
         torch.testing.assert_close(score.loss[row], expected, rtol=1e-4, atol=1e-4)
+    alone = models.evaluate(model, theta[0], x[1], y[1], buffers={n: b[:1] for n, b in buffers.items()})
+    both = models.evaluate(model, theta[0], x[1], y[1], buffers=buffers)
+    assert both.loss.shape == (2,)
+    torch.testing.assert_close(both.loss[0], alone.loss)
+    assert both.loss[1] != alone.loss
     with pytest.raises(UserError, match="pass buffers"):
         models.evaluate(model, theta, x, y)
 
 
 def test_mismatched_shapes_are_refused():
     model, theta, x, y = problem("logistic", (4, 6), 3)
-    with pytest.raises(UserError, match="3 models for the data of 4 clients"):
+    with pytest.raises(UserError, match="3 models, 4 clients with data"):
         models.evaluate(model, theta, x, y)
     with pytest.raises(UserError, match="weights like labels"):
         models.evaluate(model, theta[0], x, y[:, :2])

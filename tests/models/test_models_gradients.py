@@ -148,6 +148,18 @@ def test_a_client_without_examples_has_gradient_zero(unit):
     assert result.value.isfinite().all()
 
 
+def test_a_client_without_examples_keeps_its_running_statistics():
+    model, params, batch = problem("fashion-resnet", uneven=True)
+    batch.weight[1] = 0.0
+    start = {name: value + 0.5 for name, value in model.initial_buffers(3).items()}
+    result = models.gradients(model, params, batch, buffers=start)
+    assert result.value[1].abs().max() == 0
+    assert result.value.isfinite().all()
+    for name, value in result.buffers.items():
+        assert torch.equal(value[1], start[name][1])
+        assert not torch.equal(value[0], start[name][0])
+
+
 @pytest.mark.parametrize("unit", ["none", "client", "example"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 def test_what_is_not_finite_stays_with_its_client(unit, bad):

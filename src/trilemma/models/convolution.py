@@ -69,18 +69,23 @@ def forward_exact(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -
 
 
 class _Exact(torch.autograd.Function):
-    """A convolution and its gradient for the input; weights get theirs from the tape."""
+    """A convolution and its gradients. On the tape weights need none here, and get theirs later."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
-        ctx.save_for_backward(weight)
+        ctx.save_for_backward(weight, x if ctx.needs_input_grad[1] else None)
         ctx.size, ctx.geometry = x.shape[2:], geometry
         return _convolve(x, weight, bias, geometry, None)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        (weight,) = ctx.saved_tensors
-        return _convolve(grads[0], weight, None, ctx.geometry, ctx.size), None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (weight, x), needs = grads, ctx.saved_tensors, ctx.needs_input_grad
+        return (
+            _convolve(grad, weight, None, ctx.geometry, ctx.size) if needs[0] else None,
+            client_gradients_batched(x[None], grad[None], ctx.geometry)[0] if needs[1] else None,
+            grad.sum((0, 2, 3)) if needs[2] else None,
+            None,
+        )
 
 
 def _convolve(

@@ -160,9 +160,11 @@ class BatchNorm(Layer):
             return normalisation.apply(x, weight, bias, mean, torch.rsqrt(variance + EPSILON))
         z, batch = normalisation.train(x, weight, bias, tape.present)
         if tape.buffers:
+            # A client without examples keeps what it had.
+            momentum = MOMENTUM * (batch.count > 0).to(x.dtype)
             for part, fresh in (("mean", batch.mean), ("variance", batch.unbiased)):
                 old = tape.buffers[f"{self.name}.{part}"]
-                tape.updated[f"{self.name}.{part}"] = torch.lerp(old, fresh, MOMENTUM)
+                tape.updated[f"{self.name}.{part}"] = torch.lerp(old, fresh, momentum)
         return tape.add(NormTap(self.name, x.detach(), batch, z)) if tape.record else z
 
 

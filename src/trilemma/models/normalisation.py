@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ AXES = (1, 3, 4)
 
 @dataclass(frozen=True)
 class Statistics:
-    """What each client's batch was normalised by, (k, c), over `count` (k,) values per channel."""
+    """What each client's batch was normalised by, (k, c), over `count` (k, 1) values per channel."""
 
     mean: Tensor
     inverse: Tensor
@@ -32,7 +33,7 @@ class Statistics:
     def unbiased(self) -> Tensor:
         """The variance with denominator count − 1, which running statistics keep."""
         variance = (self.inverse.pow(-2) - EPSILON).clamp(min=0.0)
-        return variance * (self.count / (self.count - 1.0).clamp(min=1.0))[:, None]
+        return variance * (self.count / (self.count - 1.0).clamp(min=1.0))
 
 
 def per_channel(values: Tensor) -> Tensor:
@@ -48,19 +49,59 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor
 
 def train(x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None) -> tuple[Tensor, Statistics]:
     """Normalise (k, b, c, h, w) by each client's own statistics; `present` (k, b) is 0 at padding."""
-    clients, size, channels, high, wide = x.shape
-    if present is None and not x.is_cuda:
-        # One fused call per client: on a CPU each is large enough to fill it.
-        own = zip(x, weight.expand(clients, channels), bias.expand(clients, channels), strict=True)
-        parts = [torch.native_batch_norm(a, w, b, None, None, True, 0.0, EPSILON) for a, w, b in own]
-        z, mean, inverse = (torch.stack(part) for part in zip(*parts, strict=True))
-        return z, Statistics(mean.detach(), inverse.detach(), x.new_full((clients,), size * high * wide))
-    if present is None:
-        present = x.new_ones((clients, size))
-    real = present[:, :, None, None, None]
-    count = present.sum(1) * (high * wide)
-    mean = (x * real).sum(AXES) / count[:, None]
-    variance = ((x - per_channel(mean)).square() * real).sum(AXES) / count[:, None]
-    inverse = torch.rsqrt(variance + EPSILON)
-    z = apply(x, weight, bias, mean, inverse)
-    return z, Statistics(mean.detach(), inverse.detach(), count)
+    with torch.no_grad():
+        area = x.shape[3] * x.shape[4]
+        seen = x.new_full((len(x), 1), x.shape[1]) if present is None else present.sum(1, keepdim=True)
+        count = seen * area
+        least = count.clamp(min=1.0)  # a client that is all padding gets zeros, not NaN
+        real = None if present is None else present[:, :, None, None, None]
+        mean = _sum(x, real) / least
+        centred = x - per_channel(mean)
+        # Summed as torch sums, in blocks: the library's fused kernel is ten times less exact on a CPU when
+        # channels are innermost, enough to put rectifiers behind it on the wrong side.
+        variance = _sum(centred.square(), real) / least
+        statistics = Statistics(mean, torch.rsqrt(variance + EPSILON), count)
+    z: Tensor = _Normalise.apply(x, weight, bias, centred, real, statistics)  # type: ignore[no-untyped-call]
+    return z, statistics
+
+
+def _sum(values: Tensor, real: Tensor | None) -> Tensor:
+    """Sum per client and channel, padding left out."""
+    return (values if real is None else values * real).sum(AXES)
+
+
+class _Normalise(torch.autograd.Function):
+    """z = γ x̂ + β and its gradient for x, with r = 1/√(σ² + ε), x̂ = r (x − μ) and n values per channel.
+
+    ∂ℓ/∂x = γ r (g − (Σ g + x̂ Σ g x̂)/n), the bracket's second part only where there is no padding.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        centred: Tensor,
+        real: Tensor | None,
+        statistics: Statistics,
+    ) -> Tensor:
+        scale = weight * statistics.inverse
+        ctx.save_for_backward(centred, scale)
+        ctx.real, ctx.statistics, ctx.shape = real, statistics, weight.shape
+        return torch.addcmul(per_channel(bias), centred, per_channel(scale))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (centred, scale), inverse = grads, ctx.saved_tensors, ctx.statistics.inverse
+        bias, weight = grad.sum(AXES), (grad * centred).sum(AXES) * inverse
+        share = scale / ctx.statistics.count.clamp(min=1.0)
+        common = torch.addcmul(per_channel(share * bias), centred, per_channel(share * weight * inverse))
+        if ctx.real is not None:
+            common *= ctx.real
+        # The tape finds these two itself; they are for plain autograd through a model.
+        own = [
+            part.sum_to_size(ctx.shape) if need else None
+            for part, need in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
+        ]
+        return grad * per_channel(scale) - common, *own, None, None, None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.models.flat import unflatten
-from trilemma.models.groups import CACHE, MEMORY, footprint
+from trilemma.models.groups import CACHE, MEMORY, even, footprint
 from trilemma.models.tape import Tape
 from trilemma.models.types import Buffers, Model
 
@@ -18,9 +18,9 @@ from trilemma.models.types import Buffers, Model
 class Score:
     """How models do: mean `loss`, `accuracy`, number `correct` and number of `examples`.
 
-    Scalars for one model on one data set; (k,) as soon as models or data are per client. Without weights
-    accuracy is correct/examples; with weights loss and accuracy are weighted means and padding (weight 0) is
-    not counted.
+    Scalars for one model on one data set; (k,) as soon as models, data or running statistics are per client.
+    Without weights accuracy is correct/examples; with weights loss and accuracy are weighted means, and
+    padding (weight 0) is not counted. Without any example both are NaN.
     """
 
     loss: Tensor
@@ -43,59 +43,64 @@ def evaluate(
     """Score parameters (d,) or (k, d) on shared data, y (n,), or per-client data, y (k, n).
 
     `chunk` bounds how many examples, over all clients, go through the model at a time; by default as many as
-    run fastest. Models with batch normalisation use their running statistics, `buffers`.
+    run fastest. Models with batch normalisation use their running statistics, `buffers`: one set (1, …), or
+    one per client.
 
     >>> from trilemma import models
-    >>> from trilemma.keys import Key
     >>> model = models.build("logistic", (68,), 2)
     >>> score = evaluate(model, torch.zeros(4, 69), torch.ones(10, 68), torch.zeros(10).long())
     >>> score.accuracy, score.correct.tolist(), f"{score.loss[0]:.4f}"
     (tensor([1., 1., 1., 1.]), [10, 10, 10, 10], '0.6931')
     """
-    if (
-        y.dim() not in (1, 2)
-        or x.shape[: y.dim()] != y.shape
-        or (weight is not None and weight.shape != y.shape)
-    ):
+    clients = _clients(model, params, x, y, weight, buffers or {})
+    stack = clients or 1
+    if chunk is None:
+        chunk = (MEMORY if x.is_cuda else CACHE) // footprint(model, tuple(x.shape[y.dim() :]))
+    # Every tensor gets a client axis, without copies; a single model is a stack of one.
+    features = x if y.dim() == 2 else x.expand(stack, *x.shape)
+    labels = y.expand(stack, y.shape[-1])
+    share = (torch.ones((), device=y.device) if weight is None else weight).expand(labels.shape)
+    theta = params.detach()
+    loss, hits = (torch.zeros(stack, dtype=torch.float64, device=y.device) for _ in range(2))
+    correct = torch.zeros(stack, dtype=torch.int64, device=y.device)
+    within = min(max(1, chunk), y.shape[-1])
+    for rows in even(stack, max(1, chunk // max(1, within))):
+        own = unflatten(model, theta[rows] if theta.dim() == 2 else theta)
+        statistics = {
+            name: part.expand(stack, *part.shape[1:])[rows] for name, part in (buffers or {}).items()
+        }
+        for columns in even(y.shape[-1], max(1, within)):
+            part = rows, columns
+            logits = model.forward(own, features[part], Tape(buffers=statistics))
+            right = model.predict(logits) == labels[part]
+            loss[rows] += (model.loss(logits, labels[part]) * share[part]).sum(1)
+            hits[rows] += (right * share[part]).sum(1)
+            correct[rows] += (right & (share[part] > 0)).sum(1)
+    mass, examples = share.double().sum(1), (share > 0).sum(1)
+    results = (loss / mass).float(), (hits / mass).float(), correct, examples
+    return Score(*(result if clients else result[0] for result in results))
+
+
+def _clients(
+    model: Model, params: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, buffers: Buffers
+) -> int | None:
+    """Refuse what cannot be meant; return the number of clients, None if nothing is per client."""
+    shapes = [x.shape[: y.dim()], y.shape if weight is None else weight.shape]
+    if y.dim() not in (1, 2) or any(shape != y.shape for shape in shapes):
         raise UserError(
             "give features (n, …) and labels (n,), or (k, n, …) and (k, n) per client, weights like labels; "
             f"got {tuple(x.shape)}, {tuple(y.shape)}, {None if weight is None else tuple(weight.shape)}"
         )
-    if model.buffers and buffers is None:
-        raise UserError(f"{model.name!r} is evaluated with its running statistics: pass buffers")
-    own = unflatten(model, params.detach())
-    clients = next((t.shape[0] for t, axes in ((params, 2), (y, 2)) if t.dim() == axes), None)
-    if params.dim() == y.dim() == 2 and params.shape[0] != y.shape[0]:
-        raise UserError(f"{params.shape[0]} models for the data of {y.shape[0]} clients: give one each")
-    lead = () if clients is None else (clients,)
-    tape = Tape(buffers=buffers or {})
-    if chunk is None:
-        chunk = (MEMORY if x.is_cuda else CACHE) // footprint(model, tuple(x.shape[y.dim() :]))
-    step = max(1, chunk // (clients or 1))
-    loss = torch.zeros(lead, dtype=torch.float64, device=y.device)
-    hits = torch.zeros_like(loss)
-    correct = torch.zeros(lead, dtype=torch.int64, device=y.device)
-    for start in range(0, y.shape[-1], step):
-        part = slice(start, start + step)
-        features, labels = (x[:, part], y[:, part]) if y.dim() == 2 else (x[part], y[part])
-        if clients is not None and y.dim() == 1:
-            features = features.expand(clients, *features.shape)
-            labels = labels.expand(clients, *labels.shape)
-        logits = model.forward(own, features, tape)
-        losses, right = model.loss(logits, labels), model.predict(logits) == labels
-        if weight is None:
-            loss += losses.sum(-1)
-            hits += right.sum(-1)
-            correct += right.sum(-1)
-        else:
-            share = weight[..., part]
-            loss += (losses * share).sum(-1)
-            hits += (right * share).sum(-1)
-            correct += (right & (share > 0)).sum(-1)
-    if weight is None:
-        total = torch.full(lead, y.shape[-1], dtype=torch.int64, device=y.device)
-        mass: Tensor = total
-    else:
-        total = (weight > 0).sum(-1).expand(lead)
-        mass = weight.double().sum(-1)
-    return Score((loss / mass).float(), (hits / mass).float(), correct, total)
+    if set(buffers) != {name for name, _ in model.buffers}:
+        names = [name for name, _ in model.buffers]
+        raise UserError(f"{model.name!r} is evaluated with its running statistics: pass buffers {names}")
+    counts = {
+        "models": params.shape[0] if params.dim() == 2 else None,
+        "clients with data": y.shape[0] if y.dim() == 2 else None,
+        "running statistics": next((len(part) for part in buffers.values() if len(part) > 1), None),
+    }
+    given = {what: count for what, count in counts.items() if count is not None}
+    if len(set(given.values())) > 1:
+        found = ", ".join(f"{count} {what}" for what, count in given.items())
+        raise UserError(f"give one of each per client, got {found}")
+    return next(iter(given.values()), None)
