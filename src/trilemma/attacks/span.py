@@ -103,7 +103,8 @@ class Span:
 def finite_rows(messages: Tensor) -> Tensor:
     """Return the messages without NaN and ±inf; the server drops the others, and so do the attackers.
 
-    One row of zeros when none is left, or when a sampled round hears liars only. Numbers too large or too small to be squared come as float64.
+    One row of zeros when none is left, or when a sampled round hears liars only. Numbers too large or too
+    small to be squared come as float64.
 
     >>> finite_rows(torch.tensor([[1.0, 2.0], [float("nan"), 0.0]])).tolist()
     [[1.0, 2.0]]

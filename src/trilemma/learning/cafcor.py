@@ -6,8 +6,8 @@
 
 with v̄_i ~ N(0, σ_ind² I) its own and v_ij = −v_ji ~ N(0, σ_cor² I) shared with client j, unknown to the
 server. Summed over all clients the shared noise cancels, so the mean carries little noise although every
-single message carries much. The threat model ([privacy] threat) says who knows which secrets: cdp, secldp, byzldp,
-ldp. The loop is in `trilemma.learning.momentum`; the noise comes from `clients.noise`.
+single message carries much. The threat model ([privacy] threat) says who knows which secrets: cdp, secldp,
+byzldp, ldp. The loop is in `trilemma.learning.momentum`; the noise comes from `clients.noise`.
 
 Reference: *Towards trustworthy federated learning with untrusted participants*, ICML 2025, Algorithm 1.
 """
