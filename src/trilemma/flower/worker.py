@@ -60,7 +60,7 @@ class Worker:
         self.task_type = task_type
         self.address = address
         self.certificate = certificate
-        self.poll = party.federation.timing.poll
+        self.poll = min(party.federation.timing.poll, 1.0)  # Flower's own executor looks once a second
         secret = load_superexec_auth_secret(secret_file=str(party.executor_secret))
         self._queue = self._client(
             "SuperExec",
