@@ -64,8 +64,10 @@ OTHER_DEFINITION = frozenset({"krum", "multikrum"})
 class Timing:
     """How long a rule takes on (n, d) float32 messages.
 
-    `ratio` is to the mean, `extra` the peak of additional memory as a fraction of X (None where it cannot be
-    read), `peer_ratio` the peer's time relative to the mean, infinite where it runs out of memory.
+    `ratio` is to the mean; `busy_ratio` the same in processor time, which other programs on the machine
+    disturb less (it says nothing on a CUDA device). `extra` is the peak of additional memory as a fraction
+    of X (None where it cannot be read), `peer_ratio` the peer's time relative to the mean, infinite where
+    it runs out of memory.
     """
 
     rule: str
@@ -74,6 +76,7 @@ class Timing:
     d: int
     seconds: float
     ratio: float
+    busy_ratio: float
     extra: float | None
     bar: float | None
     peer_ratio: float | None
@@ -113,17 +116,21 @@ def load_peer(folder: Path) -> Any:
     return importlib.import_module("byzfl.aggregators")
 
 
-def best_of(actions: list[Callable[[], object]], repeats: int, device: str) -> list[float]:
-    """Return the shortest of several timings of each action, taken in turns, after one not counted."""
-    best = [math.inf] * len(actions)
+def best_of(actions: list[Callable[[], object]], repeats: int, device: str) -> list[tuple[float, float]]:
+    """Return (seconds, processor seconds) of each action: the least of several, after one not counted.
+
+    Actions take turns, so that what else the machine does meets all of them.
+    """
+    best = [(math.inf, math.inf)] * len(actions)
     for repeat in range(repeats + 1):
         for i, action in enumerate(actions):
             _synchronise(device)
-            begin = time.perf_counter()
+            begin, busy = time.perf_counter(), time.process_time()
             action()
             _synchronise(device)
+            took, busy = time.perf_counter() - begin, time.process_time() - busy
             if repeat:
-                best[i] = min(best[i], time.perf_counter() - begin)
+                best[i] = min(best[i][0], took), min(best[i][1], busy)
     return best
 
 
@@ -135,18 +142,19 @@ def timings(
     bars = CUDA_BARS if device == "cuda" else RATIO_BARS
     for name in rules:
         rule = functools.partial(parse(name, f=f), X)
-        mean, seconds = best_of([lambda: X.mean(0), rule], repeats, device)
+        (mean, mean_busy), (seconds, busy) = best_of([lambda: X.mean(0), rule], repeats, device)
         extra = extra_memory(rule, X)
         theirs = None
         if peer is not None and name in PEERS:
             theirs = _peer_seconds(functools.partial(PEERS[name](peer, f), X), device) / mean
-        yield Timing(name, n, f, d, seconds, seconds / mean, extra, bars.get(name), theirs)
+        ratios = seconds / mean, busy / mean_busy
+        yield Timing(name, n, f, d, seconds, *ratios, extra, bars.get(name), theirs)
 
 
 def _peer_seconds(action: Callable[[], object], device: str) -> float:
     """Return the time of a peer's rule; infinity where memory does not suffice."""
     try:
-        return best_of([action], 1, device)[0]
+        return best_of([action], 1, device)[0][0]
     except RuntimeError as error:  # torch's way to say so
         if "memory" not in str(error):
             raise

@@ -83,6 +83,7 @@ def _timing(row: benchmark.Timing, device: str) -> Cells:
         ("rule", row.rule),
         ("ms", f"{row.seconds * 1e3:.2f}"),
         ("× mean", f"{row.ratio:.2f}"),
+        ("processor time × mean", "–" if device == "cuda" else f"{row.busy_ratio:.2f}"),
         ("at most", "–" if scaled is None else bar.format(scaled)),
         (
             "",
