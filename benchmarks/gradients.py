@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -30,7 +30,8 @@ from torch.nn.utils import vector_to_parameters
 
 from trilemma import models
 from trilemma.keys import Key
-from trilemma.models import Clip
+from trilemma.models import Clip, convolution, groups
+from trilemma.models.convolution import Geometry
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def ours(model: models.Model, clip: Clip, params: Tensor, batch: Batch) -> Tenso
     return models.gradients(model, params, batch, clip=clip).value
 
 
-def clock(variants: dict[str, Callable[[], Tensor]], arguments: argparse.Namespace) -> dict[str, float]:
+def clock(variants: Mapping[str, Callable[[], object]], arguments: argparse.Namespace) -> dict[str, float]:
     """Return each variant's best time in milliseconds; the variants take turns."""
     best, now = dict.fromkeys(variants, math.inf), CLOCKS[arguments.clock]
     for turn in range(arguments.repeats + 1):
@@ -224,6 +225,93 @@ def compare(name: str, personal: bool, arguments: argparse.Namespace) -> None:
         print(f"{variant:<22}{elapsed:>10.2f}{ratios}{error:>12}", flush=True)
 
 
+def rules(arguments: argparse.Namespace) -> None:
+    """Time the alternatives between which the library's fixed rules choose on a CPU."""
+    generator = Key(2).torch()
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def last(x: Tensor) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
+
+    def show(what: str, variants: dict[str, Callable[[], object]]) -> None:
+        times = clock(variants, arguments)
+        print(f"{what:<58}" + "   ".join(f"{name} {elapsed:.2f} ms" for name, elapsed in times.items()))
+
+    x, kernel, grad = draw(100, 20, 12, 12), draw(50, 20, 5, 5), draw(100, 50, 8, 8)
+    five, inner, inner_grad = Geometry(5), last(x), last(grad)
+    first = x.view(2, 50, *x.shape[1:]), grad.view(2, 50, *grad.shape[1:]), five
+    innermost = inner.view(2, 50, *x.shape[1:]), inner_grad.view(2, 50, *grad.shape[1:]), five
+    show(
+        "convolution 20→50 5×5, 100 examples: forward",
+        {
+            "channels first": lambda: F.conv2d(x, kernel),
+            "channels last": lambda: F.conv2d(inner, last(kernel)),
+        },
+    )
+    show(
+        "  weight gradients of 2 clients",
+        {
+            "channels first": lambda: convolution.client_gradients(*first),
+            "channels last": lambda: convolution.client_gradients(*innermost),
+            "by example": lambda: convolution.example_gradients(*innermost),
+            "one product": lambda: convolution.client_gradients_batched(*innermost),
+        },
+    )
+    image, image_grad = draw(2, 50, 1, 28, 28), last(draw(100, 20, 24, 24)).view(2, 50, 20, 24, 24)
+    show(
+        "convolution 1→20 5×5: weight gradients of 2 clients",
+        {
+            "library": lambda: [
+                nn.grad.conv2d_weight(a, [20, 1, 5, 5], g) for a, g in zip(image, image_grad, strict=True)
+            ],
+            "by example": lambda: convolution.client_gradients(image, image_grad, five),
+        },
+    )
+    wide = draw(100, 20, 24, 24)
+    wide_inner = last(wide)
+    show(
+        "max pooling 2×2 of 20×24×24, 100 examples",
+        {
+            "channels first": lambda: F.max_pool2d(wide, 2),
+            "channels last": lambda: F.max_pool2d(wide_inner, 2),
+        },
+    )
+    a, weight, shift = draw(100, 64, 60), draw(100, 10, 60), draw(100, 10)
+    show(
+        "linear 60→10, 100 clients × 64, personal",
+        {
+            "direct": lambda: torch.baddbmm(shift[:, None], a, weight.mT),
+            "transposed": lambda: torch.baddbmm(shift[..., None], weight, a.mT),
+        },
+    )
+    logits, labels = draw(100, 64, 10).requires_grad_(), torch.zeros(100, 64, dtype=torch.int64)
+
+    def slope(loss: Tensor) -> Tensor:
+        return torch.autograd.grad(loss.sum(), logits)[0]
+
+    show(
+        "cross-entropy and gradient, 100 × 64 × 10 classes",
+        {
+            "along classes": lambda: slope(F.cross_entropy(logits.flatten(0, 1), labels.flatten())),
+            "along examples": lambda: slope(F.cross_entropy(logits.mT, labels)),
+        },
+    )
+    model = models.build("cnn", (1, 28, 28), 10)
+    batch = Batch(draw(20, 50, 1, 28, 28), torch.zeros(20, 50, dtype=torch.int64))
+    theta, chosen = model.init(Key(1)), groups.CACHE
+
+    def grouped(size: int, clip: Clip) -> Tensor:
+        groups.CACHE = size << 20
+        return models.gradients(model, theta, batch, clip=clip).value
+
+    for clip in (Clip.none(), Clip.example(1.0)):
+        sizes = {f"{size} MiB": partial(grouped, size, clip) for size in (16, 32, 64, 128, 256, 512)}
+        show(f"groups of the CNN, 20 clients × 50, clip {clip.unit}", sizes)
+    groups.CACHE = chosen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -235,6 +323,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: torch's)")
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall", help="cpu: for a busy machine")
     parser.add_argument("--vmap-chunk", type=int, default=None, help="clients per vmap (default: all)")
+    parser.add_argument("--rules", action="store_true", help="time what the library's rules choose between")
     parser.add_argument("--example-peer", action="store_true", help="also time per-example vmap")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
@@ -243,6 +332,9 @@ def main() -> None:
     if arguments.device == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # the peers too compute in full float32
         print(torch.cuda.get_device_name())
+    if arguments.rules:
+        rules(arguments)
+        return
     for name in arguments.models:
         for kind in arguments.parameters:
             compare(name, kind == "personal", arguments)
