@@ -235,3 +235,19 @@ def test_bad_input_says_why(path, call, reason):
     Ledger(path, BUDGET).close()
     with pytest.raises(UserError, match=reason):
         call(path)
+
+
+def test_remarks_stand_among_the_entries_and_cost_nothing(path):
+    with Ledger(path, BUDGET) as ledger:
+        before = ledger.authorise(user(2.0), THREAT, "run", 0).epsilon
+        ledger.remark("run", 0, "not heard: clients 3")
+        assert ledger.epsilon == before
+    with Ledger(path, BUDGET) as again:
+        assert again.epsilon == before
+        assert [(remark.round, remark.text) for remark in again.remarks] == [(0, "not heard: clients 3")]
+        again.authorise(user(2.0), THREAT, "run", 1)
+        again.authorise(user(2.0), THREAT, "run", 2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line for line in lines if b"not heard" not in line))
+    with pytest.raises(LedgerError, match="changed or is out of place"):
+        Ledger(path, BUDGET)

@@ -102,7 +102,7 @@ class Node:
         session = self._session(ask.run)
         secrets = session.require(ask.epoch, self._shares_noise)
         with watch.stage("ledger"):
-            epsilon = pay(self.party, self.task, secrets, ask.run, ask.round)
+            epsilon = pay(self.party, self.task, secrets, ask.run, ask.round, ask.unused)
         before = self._start.clients if todo.state is None else todo.state
         with watch.stage("compute"):
             step = self._step(ask, broadcast, before, TimedNoise(session.noise(secrets), watch))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trilemma import privacy
@@ -72,10 +73,14 @@ def read_budget(party: Party) -> Budget:
         raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
 
 
-def pay(party: Party, task: Task, secrets: Secrets, run: str, round_: int) -> dict[str, float]:
+def pay(
+    party: Party, task: Task, secrets: Secrets, run: str, round_: int, unheard: Sequence[int] = ()
+) -> dict[str, float]:
     """Enter a round into the ledger, or refuse; return ε so far. On disk when this returns.
 
-    A round that was paid for and then not sent (the process died in between) is paid for again.
+    `unheard` are the clients whose answers did not enter the round before: noise shared with them stayed in
+    the sum, which costs accuracy and no privacy; the ledger is told. A round that was paid for and then not
+    sent (the process died in between) is paid for again.
     """
     release, threat = task.resolved.release, task.resolved.threat
     if release is None or threat is None or release.law.silent:
@@ -88,6 +93,11 @@ def pay(party: Party, task: Task, secrets: Secrets, run: str, round_: int) -> di
             before = sum(
                 entry.round == round_ and entry.run.split("~")[0] == name for entry in ledger.entries
             )
+            if unheard:
+                absent = ", ".join(str(client) for client in unheard)
+                ledger.remark(
+                    name, round_ - 1, f"not heard: clients {absent}; noise shared with them stayed in"
+                )
             entry = ledger.authorise(
                 release, replace(threat, clients=clients), f"{name}~{before}" if before else name, round_
             )

@@ -75,6 +75,15 @@ class Entry:
     epsilon: dict[str, float]
 
 
+@dataclass(frozen=True)
+class Remark:
+    """Something worth knowing about a round that costs nothing: who dropped out of it, for instance."""
+
+    run: str
+    round: int
+    text: str
+
+
 class Ledger:
     """A client's account of its releases. One process at a time may hold it open.
 
@@ -97,6 +106,7 @@ class Ledger:
     ) -> None:
         self.path, self.budget, self.accountants = Path(path), budget, tuple(accountants)
         self.entries: list[Entry] = []
+        self.remarks: list[Remark] = []
         self.repaired = ""
         self._past: Counter[Mechanism] = Counter()
         self._released: set[tuple[str, int]] = set()
@@ -136,6 +146,14 @@ class Ledger:
         self._append({"release": asdict(release), "threat": asdict(threat), **_entry_record(entry)})
         self._enter(entry)
         return entry
+
+    def remark(self, run: str, round_: int, text: str) -> None:
+        """Write a remark about a round among the entries, as durably as they are."""
+        if self._fd < 0:
+            raise LedgerError(f"the ledger {self.path} is closed: open it again, which also checks it")
+        remark = Remark(run, round_, text)
+        self._append({"remark": asdict(remark)})
+        self.remarks.append(remark)
 
     @property
     def epsilon(self) -> dict[str, float]:
@@ -231,7 +249,9 @@ class Ledger:
                     f"{self.path} was opened for {record.get('budget')}, not for {header['budget']}: "
                     "a budget is not changed on the way"
                 )
-            if number > 0:
+            if number > 0 and "remark" in record:
+                self.remarks.append(Remark(**record["remark"]))
+            elif number > 0:
                 self._enter(_entry(record))
             self._hash = _digest(line)
             good += len(line)
