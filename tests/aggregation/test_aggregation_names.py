@@ -98,7 +98,7 @@ def test_bench_command(tmp_path):
     assert "caf" in result.output
     assert "holds" in result.output or "of it" in result.output
     assert "| rule |" in result.output
-    assert out.read_text().count('"rule": "cwmed"') == 1 + 4 + 1
+    assert out.read_text().count('"rule": "cwmed"') == 1 + 5 + 1
 
 
 def test_bench_refuses_what_it_cannot_do(tmp_path):

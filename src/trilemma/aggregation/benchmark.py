@@ -166,7 +166,15 @@ def errors(rules: Iterable[str], n: int, f: int, d: int, *, device: str, peer: A
     plain = messages(n, d, device)
     huge = plain.clone()
     huge[-1] *= 1e30
-    cases = {"plain": plain, "offset 1e6": plain + 1e6, "one row 1e30": huge, "all 1e-30": plain * 1e-30}
+    shifted = plain.clone()
+    shifted[n - f :] += 1.0
+    cases = {
+        "plain": plain,
+        "f rows shifted": shifted,
+        "offset 1e6": plain + 1e6,
+        "one row 1e30": huge,
+        "all 1e-30": plain * 1e-30,
+    }
     for name in rules:
         rule = parse(name, f=f)
         for case, X in cases.items():

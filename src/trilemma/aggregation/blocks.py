@@ -23,8 +23,8 @@ T = TypeVar("T")
 SPAN = 1 << 14
 """Columns handed to a thread at once, and converted at once where X is in half precision."""
 
-SMALL = 1 << 15
-"""Below so many numbers a few plain torch calls are faster than starting anything."""
+SMALL = 1 << 10
+"""Up to so many numbers plain torch calls do, and numba need not be loaded."""
 
 
 @functools.cache

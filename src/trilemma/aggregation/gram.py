@@ -35,6 +35,9 @@ from trilemma.errors import UserError
 WIDE = 1 << 20
 """From so many columns on, products within a block of columns are float32."""
 
+DIRECT = 1 << 15
+"""Up to so many differences between entries, distances are computed from the differences themselves."""
+
 LIMIT = 1e145
 """float64 messages saturate here, so that squares stay finite. float32 and half precision cannot reach it."""
 
@@ -165,7 +168,7 @@ def geometry(X: Vectors) -> Geometry:
 def measure(X: Tensor) -> Geometry:
     """Return the geometry of a checked (n, d) tensor."""
     n, d = X.shape
-    if n * n * d <= blocks.SMALL and not X.is_cuda:
+    if n * n * d <= DIRECT and not X.is_cuda:
         return _direct(X)
     sample = _rough(_sample(X))
     base, precise = sample.centre(), X.dtype == torch.float64 or d < WIDE or not _tame(sample)
