@@ -56,7 +56,7 @@ def test_nobody_fails(federation):
 
 def test_silent_client(federation):
     """It joins and is then never heard again: the first round waits for the limit, all go on without it."""
-    federation.set_timing(round_limit=10.0)
+    federation.set_timing(round_limit=20.0)
     with federation.liar(3, "silent"):
         records = federation.go("silent")
     assert absences(records) == [[3], [3], [3]]
@@ -80,7 +80,7 @@ def test_nan_oversized_and_replayed_replies(federation):
 
 def test_crashed_client_comes_back(federation):
     """kill -9 of a client after round 1; it is started again and answers the last round."""
-    federation.set_timing(round_limit=10.0)
+    federation.set_timing(round_limit=20.0)
     log, victim = federation.log("crash"), federation.client(0)
     run = federation.start("crash")
     wait_for(lambda: len(log.records()) >= 1, 60.0)
@@ -162,7 +162,7 @@ def test_superlink_killed(tmp_path):
 
 def test_two_dropouts_of_five(federation):
     """With f = 1 two missing are too many: the round is repeated, then continued by three in a new epoch."""
-    federation.set_timing(round_limit=8.0, join_limit=10.0)
+    federation.set_timing(round_limit=15.0, join_limit=32.0)
     log = federation.log("two")
     run = federation.start("two")
     wait_for(lambda: len(log.records()) >= 1, 60.0)
