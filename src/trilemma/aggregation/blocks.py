@@ -21,7 +21,10 @@ from trilemma.aggregation.types import Numpy
 T = TypeVar("T")
 
 SPAN = 1 << 14
-"""Columns handed to a thread at once, and converted at once where X is in half precision."""
+"""Columns that are copied at once, where a pass cannot work on X in place."""
+
+WIDE_SPAN = 1 << 17
+"""The most columns handed to a thread at once: few enough to keep threads busy to the end."""
 
 SMALL = 1 << 10
 """Up to so many numbers plain torch calls do, and numba need not be loaded."""
@@ -36,19 +39,19 @@ def compiled() -> ModuleType | None:
         return None
 
 
-def spans(d: int, device: str = "cpu") -> list[tuple[int, int]]:
-    """Cut d columns into spans, sixteen times as wide where the device is not the CPU.
+def spans(d: int, width: int = SPAN) -> list[tuple[int, int]]:
+    """Cut d columns into spans of some width.
 
-    >>> spans(SPAN + 1)
-    [(0, 16384), (16384, 16385)]
+    >>> spans(40_000)
+    [(0, 16384), (16384, 32768), (32768, 40000)]
     """
-    width = SPAN if device == "cpu" else 16 * SPAN
     return [(lo, min(lo + width, d)) for lo in range(0, d, width)]
 
 
-def over_spans(work: Callable[[int, int], T], d: int) -> list[T]:
-    """Return [work(lo, hi) for every span], computed on torch's number of threads."""
-    parts = spans(d)
+def over_spans(work: Callable[[int, int], T], d: int, *, copies: bool) -> list[T]:
+    """Return [work(lo, hi) for every span of d columns], computed on torch's number of threads."""
+    width = SPAN if copies else min(max(SPAN, -(-d // SPAN // 16) * SPAN), WIDE_SPAN)
+    parts = spans(d, width)
     threads = min(torch.get_num_threads(), len(parts))
     if threads < 2:
         return [work(lo, hi) for lo, hi in parts]
@@ -56,12 +59,17 @@ def over_spans(work: Callable[[int, int], T], d: int) -> list[T]:
         return list(pool.map(lambda part: work(*part), parts))
 
 
+def in_place(X: Tensor) -> bool:
+    """Whether the kernels can read X as it is."""
+    return X.dtype in (torch.float32, torch.float64) and X.is_contiguous()
+
+
 def window(X: Tensor, lo: int, hi: int) -> tuple[Numpy, int, int]:
     """Return a float32 or float64 array with contiguous rows, and where columns lo … hi are in it.
 
     X itself where it qualifies, else a copy of these columns only.
     """
-    if X.dtype in (torch.float32, torch.float64) and X.is_contiguous():
+    if in_place(X):
         return X.numpy(), lo, hi
     dtype = torch.float64 if X.dtype == torch.float64 else torch.float32
     return X[:, lo:hi].to(dtype).contiguous().numpy(), 0, hi - lo

@@ -93,7 +93,7 @@ def window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | None =
         )
         return shares, squares
 
-    parts = blocks.over_spans(span, X.shape[1])
+    parts = blocks.over_spans(span, X.shape[1], copies=not blocks.in_place(X))
     shares = sum((part[0] for part in parts), np.zeros(height))
     squares = sum((part[1] for part in parts), np.zeros(len(rows)))
     return Columns(out.to(X.dtype), shares / window.size, squares)
@@ -106,7 +106,7 @@ def plain_window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | 
     shares = torch.zeros(height, dtype=torch.float64, device=X.device)
     squares = torch.zeros(len(rows), dtype=torch.float64, device=X.device)
     values = []
-    for lo, hi in blocks.spans(X.shape[1], X.device.type):
+    for lo, hi in blocks.spans(X.shape[1], blocks.WIDE_SPAN if X.is_cuda else blocks.SPAN):
         Y = X[index, lo:hi].to(torch.float64)
         V, offset = Y, torch.zeros(hi - lo, dtype=torch.float64, device=X.device)
         if mixture is not None:

@@ -37,7 +37,7 @@ def weighted_sum(X: Tensor, weights: Array) -> Tensor:
         array, a, b = blocks.window(X, lo, hi)
         kernels.weighted_sum(array, rows, used, a, b, target[lo - a :])
 
-    blocks.over_spans(span, X.shape[1])
+    blocks.over_spans(span, X.shape[1], copies=not blocks.in_place(X))
     return out.to(X.dtype)
 
 
@@ -45,7 +45,6 @@ def plain_weighted_sum(X: Tensor, rows: Numpy, used: Array) -> Tensor:
     """The same in plain torch operations."""
     index = torch.from_numpy(rows).to(X.device)
     weights = torch.from_numpy(used).to(X.device)
-    parts = [
-        weights @ X[index, lo:hi].to(torch.float64) for lo, hi in blocks.spans(X.shape[1], X.device.type)
-    ]
+    spans = blocks.spans(X.shape[1], blocks.WIDE_SPAN if X.is_cuda else blocks.SPAN)
+    parts = [weights @ X[index, lo:hi].to(torch.float64) for lo, hi in spans]
     return torch.cat([part.to(X.dtype) for part in parts]) if parts else X.new_zeros(0)

@@ -292,7 +292,7 @@ def _pass(X: Tensor, k: int, precise: bool) -> Array:
 
     total = np.zeros((height, height))
     with np.errstate(invalid="ignore", over="ignore"):  # rows that are not finite
-        for part in blocks.over_spans(span, d):
+        for part in blocks.over_spans(span, d, copies=X.dtype == torch.float64 or not blocks.in_place(X)):
             total += part
     upper = np.triu(total[: n + 1, : n + 1])
     return clean(upper + np.triu(upper, 1).T)
@@ -301,7 +301,7 @@ def _pass(X: Tensor, k: int, precise: bool) -> Array:
 def plain_pass(X: Tensor, k: int) -> Array:
     """The same in plain torch operations, on any device."""
     total = torch.zeros(len(X) + 1, len(X) + 1, dtype=torch.float64, device=X.device)
-    for lo, hi in blocks.spans(X.shape[1], X.device.type):
+    for lo, hi in blocks.spans(X.shape[1], blocks.WIDE_SPAN if X.is_cuda else blocks.SPAN):
         block = torch.nn.functional.pad(_saturated(X[:, lo:hi]).to(torch.float64), (0, 0, 0, 1))
         block -= block[k].clone()
         total += block @ block.T
