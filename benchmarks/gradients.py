@@ -110,7 +110,7 @@ CASES = {
 
 def loop(module: nn.Module, params: Tensor, batch: Batch) -> Tensor:
     """One backward pass per client."""
-    out = torch.empty(len(batch.y), params.shape[-1], device=params.device)
+    out = torch.empty(len(batch.y), params.shape[-1], device=params.device, dtype=params.dtype)
     weights = list(module.parameters())
     for i in range(len(batch.y)):
         if params.dim() == 2:
@@ -153,6 +153,14 @@ def mapped_by_example(module: nn.Module, params: Tensor, batch: Batch, threshold
     return torch.stack(rows)
 
 
+def doubled(case: Case, params: Tensor, batch: Batch) -> tuple[nn.Module, Tensor, Batch]:
+    """The same problem in float64: what answers are judged by."""
+    module, params = case.module().to(params.device, torch.float64), params.double()
+    if params.dim() == 1:
+        vector_to_parameters(params, module.parameters())
+    return module, params, Batch(batch.x.double(), batch.y)
+
+
 def ours(model: models.Model, clip: Clip, params: Tensor, batch: Batch) -> Tensor:
     """The library's stacked gradients."""
     return models.gradients(model, params, batch, clip=clip).value
@@ -173,7 +181,7 @@ def clock(variants: Mapping[str, Callable[[], object]], arguments: argparse.Name
 
 
 def compare(name: str, personal: bool, arguments: argparse.Namespace) -> None:
-    """Check every variant against the loop, time them in turns, print a table."""
+    """Check every variant against a loop in float64, time them in turns, print a table."""
     case, device = CASES[name], arguments.device
     model = models.build(name, case.shape, case.classes)
     module = case.module().to(device)
@@ -190,7 +198,7 @@ def compare(name: str, personal: bool, arguments: argparse.Namespace) -> None:
     norms = models.gradients(model, params, batch, clip=unit(math.inf)).norms
     assert norms is not None
     threshold = float(norms.median())
-    expected = loop(module, params, batch)
+    expected = loop(*doubled(case, params, batch))
     factor = threshold / torch.linalg.vector_norm(expected, dim=1, keepdim=True)
     variants = {
         "loop": partial(loop, module, params, batch),
@@ -198,11 +206,16 @@ def compare(name: str, personal: bool, arguments: argparse.Namespace) -> None:
         "ours": partial(ours, model, Clip.none(), params, batch),
         "ours, clip client": partial(ours, model, Clip.client(threshold), params, batch),
     }
-    answers = {"vmap": expected, "ours": expected, "ours, clip client": expected * factor.clamp(max=1.0)}
+    answers = {
+        "loop": expected,
+        "vmap": expected,
+        "ours": expected,
+        "ours, clip client": expected * factor.clamp(max=1.0),
+    }
     if not model.buffers:
         few = Batch(x[:FEW], y[:FEW])
         variants["ours, clip example"] = partial(ours, model, Clip.example(threshold), params, batch)
-        answers["ours, clip example"] = mapped_by_example(module, params, few, threshold)
+        answers["ours, clip example"] = mapped_by_example(*doubled(case, params, few), threshold)
     if arguments.example_peer and not model.buffers:
         variants["vmap, clip example"] = partial(mapped_by_example, module, params, batch, threshold)
     errors = {}
@@ -212,7 +225,8 @@ def compare(name: str, personal: bool, arguments: argparse.Namespace) -> None:
         kinks = int((by_client > 1e-5).sum())
         # Piecewise linear layers: where two values of a pooling window, or a rectifier and zero, are as close
         # as rounding, two correct ways may take different sides. The median client is not at such a place.
-        assert by_client.median() < 1e-5, (variant, by_client)
+        # The peers' errors are shown, not judged: on a GPU they may convolve by FFT.
+        assert by_client.median() < 1e-5 or variant in ("loop", "vmap"), (variant, by_client)
         errors[variant] = f"{float(by_client.quantile(0.5)):.0e}{f' ({kinks})' if kinks else ''}"
     times = clock(variants, arguments)
     peer = min(times["loop"], times["vmap"])

@@ -41,7 +41,8 @@ def report(plan: Plan) -> Iterator[str]:
         raise UserError(
             f"device {plan.device!r} is not available here; allowed: cpu, cuda where there is one"
         )
-    names = plan.rules.split(",") if plan.rules else list(benchmark.RATIO_BARS)
+    barred = benchmark.CUDA_BARS if plan.device == "cuda" else benchmark.RATIO_BARS
+    names = plan.rules.split(",") if plan.rules else list(barred)
     dims, sizes = list(_numbers(plan.dims)), [_size(text) for text in filter(None, plan.streams.split(","))]
     peer = benchmark.load_peer(plan.peer_path) if plan.peer_path else None
     n, f, device = plan.clients, plan.byzantine, plan.device

@@ -207,8 +207,10 @@ def _sample(X: Tensor) -> Tensor:
 
 def _rough(X: Tensor) -> Geometry:
     """The geometry of a few columns around their median: good enough to choose a base row."""
-    finite = X.isfinite().all(1).cpu().numpy()
-    rows = np.clip(X.cpu().to(torch.float64).numpy(), -LIMIT, LIMIT)[finite]
+    # Widened where it lies: one copy to the host, and none of torch's threads woken for a few numbers.
+    values = X.to(torch.float64).cpu().numpy()
+    finite = np.isfinite(values).all(axis=1)
+    rows = np.clip(values[finite], -LIMIT, LIMIT)
     middle = np.partition(rows, len(rows) // 2, axis=0)[len(rows) // 2] if len(rows) else 0.0
     inner = np.full((len(X) + 1, len(X) + 1), np.nan)
     kept = np.append(finite, False)

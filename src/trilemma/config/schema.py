@@ -150,7 +150,7 @@ class RunTable(Table):
         default=None, ge=1, description="rounds between evaluations; default: about 50 in a run"
     )
     checkpoint_every: int | None = Field(
-        default=None, ge=1, description="rounds between checkpoints; default: about 20 in a run"
+        default=None, ge=1, description="rounds between checkpoints; default: at most 5 % of the time"
     )
     returned: Literal["last", "sampled", "average"] = Field(
         default="last",

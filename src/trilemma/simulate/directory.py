@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,8 @@ class SeedDirectory:
     def save(self, progress: Progress) -> None:
         """Replace the checkpoint."""
         buffer = io.BytesIO()
-        torch.save(asdict(progress), buffer)
-        write_atomically(self.checkpoint_path, buffer.getvalue())
+        torch.save({part.name: getattr(progress, part.name) for part in fields(progress)}, buffer)
+        write_atomically(self.checkpoint_path, buffer.getbuffer())
 
     def restore(self, device: torch.device) -> Progress | None:
         """Return the progress of the latest checkpoint, and forget metrics written after it."""
@@ -111,7 +111,12 @@ class RunDirectory:
                 f"{str(path)!r} already holds something; continue it with --resume {path}, "
                 "or name another --out"
             )
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"cannot make the directory {str(path)!r} ({error.strerror}); name another --out"
+            ) from None
         write_atomically(path / "config.toml", config.toml().encode())
         return cls(path, config)
 
@@ -137,7 +142,7 @@ class RunDirectory:
             yield
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Write `content` so that a crash leaves either the old file or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:

@@ -125,10 +125,32 @@ def _run(directory: RunDirectory, observer: Observer) -> Summary:
         return summary
 
 
+@dataclass
+class _Cadence:
+    """When to save: every so many rounds, or as often as costs at most a twentieth of the time."""
+
+    every: int | None
+    cost: float = 0.0
+    last: float = field(default_factory=time.monotonic)
+
+    def due(self, round_: int) -> bool:
+        """Whether to save after this round."""
+        if self.every is not None:
+            return round_ % self.every == 0
+        return time.monotonic() - self.last >= 20 * self.cost
+
+    def save(self, folder: SeedDirectory, progress: Progress) -> None:
+        """Save, and remember how long it took."""
+        begin = time.monotonic()
+        folder.save(progress)
+        self.last = time.monotonic()
+        self.cost = self.last - begin
+
+
 def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer) -> Evaluation:
     run_table = experiment.config.run
     evaluate_every = run_table.evaluate_every or max(1, run_table.rounds // 50)
-    checkpoint_every = run_table.checkpoint_every or max(1, run_table.rounds // 20)
+    checkpoints = _Cadence(run_table.checkpoint_every)
 
     progress = folder.restore(experiment.device) or engine.start(experiment)
     observer.seed_started(experiment.seed, progress.round, run_table.rounds)
@@ -140,8 +162,8 @@ def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer)
                 record = _evaluated(experiment, progress, record)
             folder.append(record)
             observer.round_finished(record)
-            if progress.round % checkpoint_every == 0 and progress.round < run_table.rounds:
-                folder.save(progress)
+            if progress.round < run_table.rounds and checkpoints.due(progress.round):
+                checkpoints.save(folder, progress)
                 saved = progress.round
     except KeyboardInterrupt:
         if progress.round > saved:
