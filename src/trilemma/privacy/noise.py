@@ -13,6 +13,8 @@ pairs.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +23,12 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.privacy.types import NoiseLaw
+
+TOGETHER = 16
+"""Clients whose Gaussians are drawn at once, where only their sum is wanted."""
+
+WORTH_THREADS = 1 << 18
+"""Numbers below which starting threads costs more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -49,40 +57,50 @@ class SimulatedNoise:
         for client in ids:
             if not 0 <= client < self.clients:
                 raise UserError(f"client {client} is not one of the {self.clients} simulated")
-        out = (
-            torch.zeros(len(ids), dim, device=device)
-            if law.silent
-            else torch.empty(len(ids), dim, device=device)
-        )
         if law.silent:
-            return out
+            return torch.zeros(len(ids), dim, device=device)
+        out = torch.empty(len(ids), dim, device=device)
         if law.sigma_cor == 0:
-            for row, client in enumerate(ids):
-                self._gaussian(client, round_, out[row])
+            self._fill(dict(zip(ids, out, strict=True)), round_)
             return out.mul_(law.sigma_ind)
-        if ids == tuple(range(self.clients)):
-            mean = torch.zeros(dim, device=device)
-            for row, client in enumerate(ids):
-                mean += self._gaussian(client, round_, out[row])
-            mean /= self.clients
-        else:
-            mean = self._mean(dim, round_, device)
-            for row, client in enumerate(ids):
-                self._gaussian(client, round_, out[row])
+        mean = self._fill_and_mean(dict(zip(ids, out, strict=True)), round_, out)
         spread = math.sqrt(law.sigma_ind**2 + self.clients * law.sigma_cor**2)
         return torch.add(mean * (law.sigma_ind - spread), out, alpha=spread, out=out)
 
-    def _gaussian(self, client: int, round_: int, out: Tensor) -> Tensor:
-        generator = self.key.fold("noise", round_, "client", client).torch(out.device)
-        return torch.randn(out.shape, generator=generator, out=out, device=out.device)
+    def _fill_and_mean(self, rows: Mapping[int, Tensor], round_: int, like: Tensor) -> Tensor:
+        """Draw z_i into the given rows and return z̄ over all clients, added up in their order.
 
-    def _mean(self, dim: int, round_: int, device: torch.device) -> Tensor:
-        """Return z̄, remembering the last round's: clients stepped one by one then cost O(nd) together."""
-        key = (dim, round_, str(device))
-        if key not in self._means:
-            mean, row = torch.zeros(dim, device=device), torch.empty(dim, device=device)
-            for client in range(self.clients):
-                mean += self._gaussian(client, round_, row)
-            self._means.clear()
-            self._means[key] = mean / self.clients
+        The last round's mean is remembered: clients stepped one by one then cost O(nd) together.
+        """
+        key = (like.shape[1], round_, str(like.device))
+        if key in self._means:
+            self._fill(rows, round_)
+            return self._means[key]
+        mean = like.new_zeros(like.shape[1])
+        scratch = like.new_empty(min(TOGETHER, self.clients), like.shape[1])
+        for first in range(0, self.clients, TOGETHER):
+            some = range(first, min(first + TOGETHER, self.clients))
+            drawn = {client: rows.get(client, scratch[client - first]) for client in some}
+            self._fill(drawn, round_)
+            for row in drawn.values():
+                mean += row
+        self._means.clear()
+        self._means[key] = mean / self.clients
         return self._means[key]
+
+    def _fill(self, rows: Mapping[int, Tensor], round_: int) -> None:
+        """Draw z_i of each client into its row; on the CPU in parallel, for a row's draw is one thread's."""
+
+        def fill(client: int) -> None:
+            row = rows[client]
+            generator = self.key.fold("noise", round_, "client", client).torch(row.device)
+            torch.randn(row.shape, generator=generator, out=row, device=row.device)
+
+        threads = torch.get_num_threads()
+        small = sum(row.numel() for row in rows.values()) < WORTH_THREADS
+        if threads == 1 or small or any(row.is_cuda for row in rows.values()):
+            for client in rows:
+                fill(client)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, rows))
