@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from personal_clients import classification, federation
 
-from trilemma import models, simulate
+from trilemma import config, models, simulate
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning import algorithms
@@ -90,6 +90,29 @@ def test_messages_have_the_counted_size(name: str) -> None:
     assert step.messages.vectors.shape[1] == size
     assert sum(part.numel() for part in start.broadcast.values()) == size
     assert algorithm.everyone_trains == (name in {"lp_proj", "pfedme", "ditto", "rsa"})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "down"),
+    [
+        # LG-FedAvg's head of 100·10 + 10 numbers goes to all 20 clients, though only 5 train.
+        ('{name="lg_fedavg",head_layers=1}', 20 * 4 * 1010),
+        # Sketch: the model, a bitmap of the positions asked for, a bit for each of those asked for last time.
+        ('{name="sketch",columns=12,rows=5,kept=8,second=4}', 5 * (4 * 7110 + 32 * 4 + 32 // 8)),
+        ('{name="sketch",columns=12,rows=5,kept=500,second=4}', 5 * (4 * 7110 + 889 + 2000 // 8)),
+        ('{name="fedavg"}', 5 * 4 * 7110),
+    ],
+)
+def test_simulated_rounds_count_what_is_sent_to_clients(algorithm: str, down: int) -> None:
+    tables = {
+        "data": {"name": "synthetic", "size": 20, "clients": 20, "holders": "all"},
+        "model": {"name": "mnist-mlp"},
+        "federation": {"clients": 20, "sampled": 5},
+    }
+    experiment = simulate.assemble(config.parse(tables, [f"algorithm={algorithm}"]), 1)
+    _, record = simulate.step(experiment, simulate.start(experiment))
+    assert record.facts["down_bytes"] == down
+    assert record.facts["down_scalars"] == down / 4
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -123,6 +123,8 @@ class Algorithm:
             aggregated, their state is kept. Otherwise only sampled clients are stepped.
         tolerates_nonfinite: Whether honest messages that are not finite are part of the method's life, and
             not the end of the run.
+        everyone_listens: Whether clients that do not train this round are sent the broadcast all the same.
+        downlink: broadcast -> scalars and bytes that travel to one client; None: the broadcast's numbers.
     """
 
     name: str
@@ -133,3 +135,5 @@ class Algorithm:
     evaluated: Callable[[State, State, Clients, Key], Tensor] = global_model
     everyone_trains: bool = False
     tolerates_nonfinite: bool = False
+    everyone_listens: bool = False
+    downlink: Callable[[State], tuple[float, int]] | None = None

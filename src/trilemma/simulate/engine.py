@@ -21,6 +21,7 @@ from torch import Tensor
 from trilemma.attacks.types import View
 from trilemma.learning import ClientStep, Messages
 from trilemma.learning.protocol import State
+from trilemma.learning.rounds import returned_model
 from trilemma.simulate.evaluation import Evaluation
 from trilemma.simulate.experiment import Experiment
 
@@ -227,15 +228,8 @@ def _check_finite(experiment: Experiment, round_: int, sent: ClientStep, honest:
 
 def _chosen(experiment: Experiment, progress: Progress) -> Tensor:
     latest = latest_model(experiment, progress)
-    match experiment.config.run.returned:
-        case "last":
-            return latest
-        case "average":
-            return progress.chosen + (latest - progress.chosen) / progress.round
-        case "sampled":
-            rounds = experiment.config.run.rounds
-            picked = int(experiment.key.fold("returned").numpy().integers(1, rounds + 1))
-            return latest if progress.round <= picked else progress.chosen
+    run = experiment.config.run
+    return returned_model(run.returned, progress.chosen, latest, progress.round, run.rounds, experiment.key)
 
 
 def _facts(sent: ClientStep, honest: list[int]) -> dict[str, float]:
@@ -250,16 +244,18 @@ def _facts(sent: ClientStep, honest: list[int]) -> dict[str, float]:
 def _wire(experiment: Experiment, broadcast: State, messages: Messages) -> dict[str, float]:
     """Count what travels in a round, in scalars and in bytes, to and from all clients that take part."""
     heard, dim = messages.vectors.shape
-    everyone = experiment.resolved.algorithm.everyone_trains
+    algorithm = experiment.resolved.algorithm
+    everyone = algorithm.everyone_trains or algorithm.everyone_listens
     listeners = experiment.config.federation.clients if everyone else heard
-    down = sum(tensor.numel() for tensor in broadcast.values())
+    numbers = sum(tensor.numel() for tensor in broadcast.values())
+    down, received = (numbers, 4 * numbers) if algorithm.downlink is None else algorithm.downlink(broadcast)
     scalars = heard * dim if messages.scalars is None else float(messages.scalars.sum())
     sent = 4 * heard * dim if messages.bytes is None else float(messages.bytes.sum())
     return {
         "up_scalars": scalars,
         "up_bytes": sent,
         "down_scalars": listeners * down,
-        "down_bytes": 4 * listeners * down,
+        "down_bytes": listeners * received,
     }
 
 

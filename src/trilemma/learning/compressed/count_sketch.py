@@ -7,14 +7,14 @@ A count sketch of v ∈ R^D is r rows of c buckets. Row j puts coordinate i into
 with b_j pairwise and σ_j four-wise independent polynomial hashes modulo 2³¹ − 1, the same everywhere. It is
 linear: the mean of tables is the table of the mean. One round, at a client and then at the server:
 
-    u ← m u + g,   v ← v + u;   send the table of v take the p₂k coordinates whose estimates are largest,
-    fetch the exact v there, keep the k largest of the mean: Δ w ← w − η Δ;   every client that took part sets
-    u = v = 0 on Δ's support
+    u ← m u + g,   v ← v + u;   send the table of v
+    take the p₂k coordinates whose estimates are largest, fetch the exact v there, keep the k largest of the
+    mean: Δ;   w ← w − η Δ;   every client that took part sets u = v = 0 on Δ's support
 
 The second exchange of a round is part of the same message here: vectors hold (table, v), of which only the
 table and p₂k entries of v travel, and the server looks at no others; sizes are counted so. Which coordinates
-a client's last message was used for it learns with the next broadcast it gets, from the supports of the last
-62 rounds (one bit per round and coordinate).
+a client's last message was used for it learns with the next broadcast it gets: here from the supports of the
+last 62 rounds (one bit per round and coordinate), of which a server would send the client its own round's.
 
 Reference: Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora, "Communication-efficient distributed SGD with
 sketching", NeurIPS 2019.
@@ -22,6 +22,7 @@ sketching", NeurIPS 2019.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -132,6 +133,18 @@ class Sizes:
         """Scalars a client sends: the table, and its values at the candidates."""
         return self.table + self.candidates
 
+    def down(self, dim: int) -> int:
+        """Bytes a client is sent in a round.
+
+        The model; the positions it is asked for, as numbers or as a bitmap; and one bit for each position it
+        was asked for when it last took part, whether that was used.
+
+        >>> Sizes(columns=12, rows=5, kept=9, candidates=32).down(dim=100)
+        417
+        """
+        asked = min(4 * self.candidates, math.ceil(dim / 8))
+        return 4 * dim + asked + math.ceil(self.candidates / 8)
+
 
 @algorithms.register("sketch")
 class Sketch(CompressedSettings):
@@ -202,7 +215,12 @@ class Sketch(CompressedSettings):
             after = {"params": params - self.lr * delta, "supports": history | support}
             return ServerStep(after, after, report)
 
-        return Algorithm("sketch", init, client, server)
+        def downlink(broadcast: State) -> tuple[float, int]:
+            dim = len(broadcast["params"])
+            travels = self.sizes(dim).down(dim)
+            return travels / 4, travels
+
+        return Algorithm("sketch", init, client, server, downlink=downlink)
 
 
 def used_coordinates(supports: Tensor, heard: Tensor, round_: int) -> Tensor:

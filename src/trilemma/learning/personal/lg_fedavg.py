@@ -63,4 +63,6 @@ class LGFedAvg(GlobalSettings):
             return ClientStep(Messages(messages), kept, {"loss": trained.loss, **private})
 
         server = blending_server(federation, "head", self.beta)
-        return Algorithm("lg_fedavg", init, client, server, federation.release, evaluated=joined)
+        return Algorithm(
+            "lg_fedavg", init, client, server, federation.release, evaluated=joined, everyone_listens=True
+        )
