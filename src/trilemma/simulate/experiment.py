@@ -16,6 +16,7 @@ from trilemma.config.resolve import Resolved, resolve
 from trilemma.data.types import Batch
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
+from trilemma.learning.rounds import sampled_clients
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource
 
@@ -89,11 +90,7 @@ class Experiment:
     def sampled(self, round_: int) -> tuple[int, ...]:
         """The clients whose messages are aggregated in a round: all of them, or S drawn uniformly."""
         federation = self.config.federation
-        if federation.sampled is None:
-            return tuple(range(federation.clients))
-        rng = self.key.fold("round", round_, "sampled").numpy()
-        drawn = rng.choice(federation.clients, federation.sampled, replace=False)
-        return tuple(sorted(int(i) for i in drawn))
+        return sampled_clients(range(federation.clients), federation.sampled, round_, self.key)
 
 
 def assemble(config: Config, seed: int) -> Experiment:
