@@ -287,3 +287,12 @@ def test_a_round_on_a_gpu_is_the_round_on_a_cpu(name: str) -> None:
     state = {field: value.cuda() for field, value in start.clients.items()}
     there = algorithm.client(broadcast, state, moved, 0, Key(2))
     torch.testing.assert_close(there.messages.vectors.cpu(), here.messages.vectors, rtol=1e-3, atol=1e-4)
+    server = {field: value.cuda() for field, value in start.server.items()}
+    after = algorithm.server(there.messages, server, 0, Key(3)).broadcast
+    expected = algorithm.server(here.messages, start.server, 0, Key(3)).broadcast
+    for field, value in expected.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(after[field].cpu(), value, rtol=1e-3, atol=1e-4)
+    scored = algorithm.evaluated(after, there.state, moved, Key(4))
+    right = algorithm.evaluated(expected, here.state, clients, Key(4))
+    torch.testing.assert_close(scored.cpu(), right, rtol=1e-3, atol=1e-4)
