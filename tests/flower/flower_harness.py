@@ -16,7 +16,8 @@ from trilemma.flower import deployment, layout, processes, wire
 from trilemma.flower.admission import Reply
 from trilemma.flower.commits import CommitLog
 from trilemma.flower.control import connect
-from trilemma.flower.coordinator import Coordinator, Patience
+from trilemma.flower.coordinator import Coordinator
+from trilemma.flower.exchange import Patience
 from trilemma.flower.layout import Federation, Party, Timing
 from trilemma.flower.node import Node
 from trilemma.flower.spending import write_budgets

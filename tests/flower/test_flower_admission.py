@@ -51,11 +51,37 @@ def test_a_wrong_reply_is_rejected_and_the_round_goes_on(block, reason):
     assert re.search(reason, rejection.reason)
 
 
-def test_only_the_first_reply_of_a_node_counts():
+@pytest.mark.parametrize("together", [True, False])
+def test_a_node_that_says_two_things_counts_as_byzantine(together):
+    """Whether both come in one call or in two: neither is used, the others' are."""
     first, second = answer(client=0), answer({"vector": torch.zeros(DIM)}, client=0)
-    outcome = admit(EXPECTED, [Reply(100, first), Reply(100, second)])
-    assert torch.equal(outcome.vectors[0], torch.ones(DIM))
+    one, other = Reply(100, first, question="q1"), Reply(100, second, question="q2")
+    if together:
+        outcome = admit(EXPECTED, [one, GOOD[1], other])
+    else:
+        outcome = admit(EXPECTED, [other], admit(EXPECTED, [one, GOOD[1]]))
+    assert sorted(outcome.vectors) == [2]
+    assert [(one.client, one.reason) for one in outcome.rejected] == [(0, "a second reply in one round")]
+
+
+def test_asked_twice_an_honest_client_says_the_same_twice():
+    replies = [Reply(100, answer(client=0), question=question) for question in ("q1", "q2")]
+    outcome = admit(EXPECTED, [*replies, Reply(100, error="gone", question="q3")])
+    assert sorted(outcome.vectors) == [0]
+    assert not outcome.rejected
+
+
+def test_the_same_question_is_answered_once():
+    outcome = admit(EXPECTED, [Reply(100, answer(client=0), question="q1")] * 2)
+    assert not outcome.vectors
     assert outcome.rejected[0].reason == "a second reply in one round"
+
+
+def test_an_error_is_no_reply():
+    """Flower could not reach the client at first, or it refused at first: what it says then counts."""
+    outcome = admit(EXPECTED, [Reply(100, error="unavailable"), GOOD[0]])
+    assert sorted(outcome.vectors) == [0]
+    assert len(outcome.rejected) == 1
 
 
 def test_a_bad_first_reply_cannot_be_mended_by_a_second():

@@ -12,8 +12,9 @@ BEFORE, AFTER = {"m": torch.zeros(1, 2)}, {"m": torch.ones(1, 2)}
 ENTRY = Entry("run", 3, 10, "digest", torch.arange(2.0), BEFORE, AFTER)
 
 
-def ask(epoch: int, round_: int, unused=()) -> wire.Ask:
-    return wire.Ask(run="run", epoch=epoch, round=round_, unused=list(unused))
+def ask(epoch: int, round_: int, heard: int = 10) -> wire.Ask:
+    """A question to client 0, whose answer of round `heard` was the last one that was used."""
+    return wire.Ask(run="run", epoch=epoch, round=round_, heard={"0": heard, "1": 2}, unused=[])
 
 
 def test_the_first_question_starts_from_the_beginning():
@@ -27,10 +28,10 @@ def test_the_first_question_starts_from_the_beginning():
         (ask(3, 11), "other", AFTER),
         (ask(4, 11), "other", AFTER),
         (ask(3, 15), "other", AFTER),
-        (ask(3, 11, unused=[0]), "other", BEFORE),  # the server did not use the last answer
-        (ask(3, 15, unused=[0]), "other", AFTER),  # that was about a round this client never saw
-        (ask(3, 11, unused=[1, 2]), "other", AFTER),
-        (ask(4, 10), "other", BEFORE),  # the round was given up and is asked under fresh keys
+        (ask(3, 11, heard=9), "other", BEFORE),  # the server did not use the last answer
+        (ask(3, 15, heard=7), "other", BEFORE),  # nor did it hear from this client in the rounds between
+        (ask(5, 12, heard=-1), "other", BEFORE),
+        (ask(4, 10, heard=9), "other", BEFORE),  # the round was given up and is asked under fresh keys
     ],
 )
 def test_a_new_step_starts_from_the_right_state(question, digest, state):

@@ -16,11 +16,12 @@ from flower_harness import Direct, coordinator, make, real, small_config
 from scipy import stats
 
 from trilemma import config as configurations
-from trilemma.flower import wire
+from trilemma.flower import spending, wire
 from trilemma.flower.layout import Timing
 from trilemma.flower.node import Node
 from trilemma.flower.sessions import Session
 from trilemma.privacy import NoiseLaw
+from trilemma.privacy.ledger import Ledger
 from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import assemble
@@ -57,10 +58,19 @@ def transcript(parties, run, round_):
     )
 
 
-def check_against_simulation(parties, config, run):
+def simulation(parties, config, run):
+    """The experiment of `config`, with the noise of the federation's secrets."""
     experiment = assemble(configurations.parse(tomllib.loads(config)), seed=1)
     noise = StackedSecretNoise.of(secrets_of(parties, run))
-    experiment = replace(experiment, clients=replace(experiment.clients, noise=noise))
+    return replace(experiment, clients=replace(experiment.clients, noise=noise))
+
+
+def result_of(parties, run):
+    return wire.loads((parties[0].run_folder(run) / "result").read_bytes(), wire.Finished)[1]
+
+
+def check_against_simulation(parties, config, run):
+    experiment = simulation(parties, config, run)
     progress = engine.start(experiment)
     algorithm = experiment.resolved.algorithm
     for round_ in range(ROUNDS):
@@ -70,7 +80,7 @@ def check_against_simulation(parties, config, run):
         assert travelled.abs().max() > 0
         torch.testing.assert_close(travelled, sent.messages.vectors, rtol=1e-6, atol=1e-6)
         progress, _ = engine.step(experiment, progress)
-    _, result = wire.loads((parties[0].run_folder(run) / "result").read_bytes(), wire.Finished)
+    result = result_of(parties, run)
     assert set(result) == set(progress.broadcast)
     for name, tensor in result.items():
         torch.testing.assert_close(tensor, progress.broadcast[name], rtol=1e-6, atol=1e-6)
@@ -121,6 +131,42 @@ def test_nodes_equal_the_stacked_simulation(tmp_path, name):
     share_seeds(parties, config)
     coordinator(parties, Direct(parties))[0].go()
     check_against_simulation(parties, config, "run")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("run.returned=average",),
+        ("run.returned=sampled",),
+        ("federation.sampled=3",),
+        ("federation.sampled=3", "run.returned=average"),
+    ],
+    ids=" ".join,
+)
+def test_sampled_clients_and_returned_models_equal_the_simulation(tmp_path, options):
+    """The server asks the clients the simulation hears, and returns the model the simulation returns."""
+    rounds = 8
+    config = small_config(CLIENTS, *ALGORITHMS["cafcor-secldp"], "data.holders=all", *options, rounds=rounds)
+    parties = make(tmp_path / "federation", CLIENTS, config, timing=INSTANT, budget=1e9)
+    share_seeds(parties, config)
+    exchange = Direct(parties)
+    runner, _ = coordinator(parties, exchange)
+    runner.go()
+    experiment = simulation(parties, config, "run")
+    progress = engine.start(experiment)
+    for _ in range(rounds):
+        progress, _ = engine.step(experiment, progress)
+    torch.testing.assert_close(result_of(parties, "run")["params"], progress.chosen, rtol=1e-6, atol=1e-6)
+    turns = [experiment.sampled(round_) for round_ in range(rounds)]
+    asked = [client for client, kind in exchange.asked if kind == "ask"]
+    assert sorted(asked) == sorted(client for turn in turns for client in turn)
+    assert [set(record["weights"]) for record in runner.log.records()] == [set(map(str, t)) for t in turns]
+    assert not any(record["absent"] for record in runner.log.records())
+    for party in parties[1:]:
+        with Ledger(party.state / "ledger", spending.read_budget(party)) as ledger:
+            paid = [entry.round for entry in ledger.entries]
+            assert paid == [round_ for round_, turn in enumerate(turns) if party.client in turn]
+            assert not ledger.entries[-1].mechanism.sampling.amplifies, "who is asked is no secret"
 
 
 MODEL = ("model.name=mlp", "model.hidden=[64]")  # thousands of numbers to do statistics on

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 from flower_harness import PRIVATE, Direct, coordinator, make, small_config
 
 from trilemma.flower import spending, wire
+from trilemma.flower.admission import Reply
 from trilemma.flower.coordinator import Coordinator
 from trilemma.flower.epochs import Stopped
 from trilemma.flower.journal import Refused
@@ -167,7 +169,7 @@ def test_a_server_with_another_configuration_is_refused(parties):
 def test_the_same_round_with_other_numbers_is_refused(parties):
     coordinator(parties, Direct(parties))[0].go()
     node = Node(parties[1])
-    ask = wire.Ask(run="run", epoch=0, round=2, unused=[])
+    ask = wire.Ask(run="run", epoch=0, round=2, heard={}, unused=[])
     with pytest.raises(Refused, match="with other numbers"):
         node.answer(wire.dumps(ask, {"params": torch.zeros(69)}))
     assert len(ledger_entries(parties[1])) == ROUNDS
@@ -187,7 +189,7 @@ def test_the_same_round_with_other_numbers_is_refused(parties):
 )
 def test_questions_a_client_does_not_answer(parties, ask, broadcast, reason):
     coordinator(parties, Direct(parties))[0].go()
-    fields = {"run": "run", "epoch": 0, "round": 0, "unused": []} | ask
+    fields = {"run": "run", "epoch": 0, "round": 0, "heard": {}, "unused": []} | ask
     with pytest.raises(ValueError, match=reason):
         Node(parties[1]).answer(wire.dumps(wire.Ask(**fields), {"params": broadcast}))
     assert len(ledger_entries(parties[1])) == ROUNDS
@@ -230,6 +232,18 @@ def test_a_small_epoch_costs_more(tmp_path):
     assert small.mechanism.z < full.mechanism.z
 
 
+def test_under_cdp_a_small_epoch_costs_more(tmp_path):
+    """The server is trusted and the sum is what is seen: it hides less when fewer add their noise."""
+    options = ("algorithm.name=dsgd", "aggregation.rule=mean", "privacy.threat=cdp", "privacy.clip=1.0")
+    config = small_config(CLIENTS, *options, "privacy.sigma_ind=0.5")
+    parties = make(tmp_path / "federation", CLIENTS, config, timing=INSTANT, budget=1e6)
+    coordinator(parties, Direct(parties), "all")[0].go()
+    coordinator(parties, Direct(parties, gone={0, 1}), "three")[0].go()
+    with Ledger(parties[4].state / "ledger", spending.read_budget(parties[4])) as ledger:
+        full, small = ledger.entries[0].mechanism, ledger.entries[-1].mechanism
+    assert small.z == pytest.approx(full.z * (2 / 4) ** 0.5), "two honest clients in place of four"
+
+
 # --- crashes --------------------------------------------------------------------------------------------
 
 
@@ -270,6 +284,27 @@ def test_a_server_killed_at_any_exchange_continues(tmp_path, moment, when):
         mine = [entry for entry in ledger_entries(party) if entry[0].startswith("killed/")]
         assert [round_ for _, round_ in mine] == [0, 1, 2], "each round was released and paid for once"
     assert torch.equal(result(whole, "killed"), result(whole)), "the model is that of the undisturbed run"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_server_killed_while_keys_are_agreed_on_opens_another_epoch(parties, when):
+    """It comes back when one client is away. Some may hold keys with it: the rest agrees on new ones."""
+
+    class Mortal(Direct):
+        def ask(self, blocks, patience):
+            if wire.kind_of(next(iter(blocks.values()))) != "keys" or self.gone:
+                return super().ask(blocks, patience)
+            self.gone = {3}
+            if when == "after":
+                super().ask(blocks, patience)
+            raise Dies
+
+    exchange = Mortal(parties)
+    with pytest.raises(Dies):
+        coordinator(parties, exchange)[0].go()
+    runner, said = coordinator(parties, exchange)
+    assert runner.go().rounds == ROUNDS, said
+    assert [(record["epoch"], record["absent"]) for record in runner.log.records()] == [(1, [3])] * ROUNDS
 
 
 def durable_writes(monkeypatch, victim, fail_at):
@@ -371,6 +406,72 @@ def test_an_unheard_client_takes_its_step_back(parties):
         json.loads(line) for line in (parties[3].run_folder("run") / "notes.jsonl").read_text().splitlines()
     ]
     assert [note["unheard"] for note in notes] == [[], [2], []]
+
+
+def test_an_unheard_step_is_taken_back_however_long_the_silence(parties):
+    """Heard in no round from 0 to 2, in 3 again: its momentum is then that of a client that never moved."""
+    config = small_config(CLIENTS, *PRIVATE, "algorithm.momentum=0.9", rounds=4)
+    for party in parties:
+        party.config.write_text(config)
+    reproducible(parties)
+    steps = []
+
+    class Interrupted(Direct):
+        def ask(self, blocks, patience):
+            kind, block = wire.kind_of(next(iter(blocks.values()))), next(iter(blocks.values()))
+            self.gone = {2} if kind == "ask" and (b'"round": 1' in block or b'"round": 2' in block) else set()
+            return super().ask(blocks, patience)
+
+    def lose(client, asked, answer):
+        first = client == 2 and wire.kind_of(asked) == "ask" and b'"round": 0' in asked
+        return None if first else answer
+
+    exchange = Interrupted(parties, tamper=lose)
+    honest = Node._step
+
+    def step(self, ask, broadcast, state, noise):
+        if self.client == 2:
+            steps.append((ask.round, {name: tensor.clone() for name, tensor in state.items()}))
+        return honest(self, ask, broadcast, state, noise)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Node, "_step", step)
+        runner, _ = coordinator(parties, exchange)
+        runner.go()
+    assert [record["absent"] for record in runner.log.records()] == [[2], [2], [2], []]
+    (first, before), (second, later) = steps
+    assert (first, second) == (0, 3)
+    assert all(torch.equal(before[name], later[name]) for name in before)
+
+
+def test_a_client_that_contradicts_itself_counts_as_byzantine(parties):
+    """It is asked twice in a round and says two different things; the round goes on without it."""
+
+    class Late(Direct):
+        kept: ClassVar[list[Reply]] = []
+
+        def ask(self, blocks, patience):
+            replies = super().ask(blocks, patience)
+            if wire.kind_of(next(iter(blocks.values()))) != "ask":
+                return replies
+            late = [reply for reply in replies if reply.node in (101, 104)]
+            if late and not self.kept:
+                self.kept += late
+                return [reply for reply in replies if reply not in late]
+            replies += [self.contradicted(reply) for reply in self.kept if len(blocks) < CLIENTS]
+            return replies
+
+        def contradicted(self, reply):
+            header, tensors = wire.loads(reply.block, wire.Answer)
+            vector = tensors["vector"] + (1.0 if reply.node == 104 else 0.0)
+            return replace(reply, block=wire.dumps(header, {"vector": vector}), question="copy")
+
+    runner, said = coordinator(parties, Late(parties))
+    assert runner.go().rounds == ROUNDS
+    first = runner.log.records()[0]
+    assert (first["epoch"], first["absent"]) == (0, [4])
+    assert first["rejected"] == [[4, "a second reply in one round"]]
+    assert "round 0: asked again" in said
 
 
 def test_a_client_cannot_speak_for_another(parties):

@@ -85,13 +85,18 @@ def test_the_number_of_examples_is_public(tmp_path):
     ("option", "complaint"),
     [
         ("attack.name=sf", "is for simulations"),
-        ("federation.sampled=2", "is for simulations"),
-        ("run.returned=average", "returns the last model"),
         ("federation.clients=4", "this federation has 3"),
+        ("federation.sampled=2 algorithm.name=ditto", "clients that are not sampled train too"),
+        (
+            "federation.sampled=2 privacy.threat=cdp privacy.clip=1 privacy.sigma_ind=1",
+            "noise of all the others",
+        ),
+        ("run.returned=average algorithm.name=ditto", "the clients' own"),
     ],
 )
-def test_what_only_a_simulation_can_do_is_refused(tmp_path, option, complaint):
-    config = configurations.parse({}, ["federation.clients=3", option]).toml()
+def test_what_a_federation_cannot_do_is_refused(tmp_path, option, complaint):
+    options = ["federation.clients=3", "aggregation.rule=mean", *option.split()]
+    config = configurations.parse({}, options).toml()
     made = layout.init(tmp_path / "federation", Federation("x", 3), config)
     with pytest.raises(ConfigError, match=complaint):
         load_task(made[0])

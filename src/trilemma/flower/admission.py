@@ -1,15 +1,15 @@
 """Admission: which replies enter a round, and why the others do not.
 
-A pure function from what arrived to what is accepted. A reply that is malformed, late, doubled, of another
-round, of the wrong shape or type, too long, or not finite is rejected with a reason; its sender counts as
-Byzantine for the round and the round goes on. Nothing a client says about itself is believed: who it is comes
-from the node it is connected by, and there are no client-reported metrics.
+A pure function from what arrived to what is accepted. A reply that is malformed, late, of another round, of
+the wrong shape or type, too long, or not finite, and one that contradicts an earlier one, is rejected with a
+reason; its sender counts as Byzantine for the round and the round goes on. Nothing a client says about itself
+is believed: who it is comes from the node it is connected by, and there are no client-reported metrics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -35,13 +35,15 @@ class Expected:
 class Reply:
     """What came from a node: a block, or an error in its place.
 
-    `refused` tells a client that said no from one that Flower could not reach.
+    `refused` tells a client that said no from one that Flower could not reach; `question` names what is
+    answered, where a node may have been asked the same twice.
     """
 
     node: int
     block: bytes | None = None
     error: str = ""
     refused: bool = False
+    question: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,11 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Admitted:
-    """The outcome: vectors by client, and every rejection."""
+    """The outcome so far of a round: vectors by client, every rejection, and every client's first block."""
 
-    vectors: Mapping[int, Tensor]
+    vectors: Mapping[int, Tensor] = field(default_factory=dict)
     rejected: tuple[Rejection, ...] = ()
+    heard: Mapping[int, Reply] = field(default_factory=dict)
 
     def stack(self, rows: Iterable[int], dim: int) -> Tensor:
         """Return one row per client of `rows`; a client without an accepted vector is a row of NaN.
@@ -69,33 +72,48 @@ class Admitted:
         return torch.stack([self.vectors.get(client, absent) for client in rows])
 
 
-def admit(expected: Expected, replies: Iterable[Reply]) -> Admitted:
-    """Decide about every reply, in the order of arrival.
+def admit(expected: Expected, replies: Iterable[Reply], before: Admitted | None = None) -> Admitted:
+    """Decide about every reply, in the order of arrival; `before` is the outcome of the round so far.
+
+    A client speaks once in a round. Asked twice, an honest one gives the same bytes twice, which is no second
+    reply; whoever says two things is not honest, and neither of them counts.
 
     >>> expected = Expected("run", epoch=0, round=4, dim=2, clients={11: 0, 12: 1})
     >>> good = wire.dumps(wire.Answer(client=0, run="run", epoch=0, round=4), {"vector": torch.ones(2)})
     >>> old = wire.dumps(wire.Answer(client=1, run="run", epoch=0, round=3), {"vector": torch.ones(2)})
-    >>> outcome = admit(expected, [Reply(11, good), Reply(12, old), Reply(11, good)])
+    >>> outcome = admit(expected, [Reply(11, good), Reply(12, old)])
     >>> sorted(outcome.vectors)
     [0]
+    >>> outcome = admit(expected, [Reply(11, good)], outcome)
     >>> [(rejection.client, rejection.reason) for rejection in outcome.rejected]
     [(1, 'round 3 where 4 was asked'), (0, 'a second reply in one round')]
+    >>> sorted(outcome.vectors)
+    []
     """
-    vectors: dict[int, Tensor] = {}
-    rejected: list[Rejection] = []
-    heard: set[int] = set()
+    before = before or Admitted()
+    vectors, heard = dict(before.vectors), dict(before.heard)
+    rejected = list(before.rejected)
     for reply in replies:
         client = expected.clients.get(reply.node)
         try:
             if client is None:
                 raise wire.WireError("the node was not asked")
-            if reply.node in heard:
+            if client in heard:
+                if _repeats(heard[client], reply):
+                    continue
+                vectors.pop(client, None)
                 raise wire.WireError("a second reply in one round")
-            heard.add(reply.node)
+            if reply.block is not None:
+                heard[client] = reply
             vectors[client] = _vector(expected, client, reply)
         except wire.WireError as error:
             rejected.append(Rejection(reply.node, client, str(error)))
-    return Admitted(vectors, tuple(rejected))
+    return Admitted(vectors, tuple(rejected), heard)
+
+
+def _repeats(first: Reply, reply: Reply) -> bool:
+    """Tell whether a reply only repeats the first one, to another copy of the question, or says nothing."""
+    return reply.block is None or (reply.question != first.question and reply.block == first.block)
 
 
 def _vector(expected: Expected, client: int, reply: Reply) -> Tensor:

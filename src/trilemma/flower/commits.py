@@ -29,6 +29,7 @@ class _CommitHeader(wire.Header):
     epoch: int
     members: list[int]
     rows: list[int]
+    heard: dict[str, int]
     unused: list[int]
     record: dict[str, Any]
 
@@ -37,7 +38,9 @@ class _CommitHeader(wire.Header):
 class Commit:
     """Where a run stands after `rounds` rounds.
 
-    `unused` are the clients whose answer did not enter the last of them; `record` is what is said about it.
+    `chosen` is the model the run returns if it ends here, where that is not the latest. `heard` has the round
+    in which each client's answer was last used; `unused` are the clients whose answer was not used when they
+    were last asked; `record` is what is said about the last round.
     """
 
     run: str
@@ -46,6 +49,8 @@ class Commit:
     epoch: Epoch | None
     broadcast: wire.Tensors
     server: wire.Tensors
+    chosen: wire.Tensors = field(default_factory=dict)
+    heard: Mapping[int, int] = field(default_factory=dict)
     unused: tuple[int, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
 
@@ -59,10 +64,14 @@ class Commit:
             epoch=epoch.number,
             members=list(epoch.members),
             rows=list(epoch.rows),
+            heard={str(client): round_ for client, round_ in sorted(self.heard.items())},
             unused=list(self.unused),
             record=dict(self.record),
         )
-        return wire.dumps(header, {**_under("broadcast", self.broadcast), **_under("server", self.server)})
+        parts = {"broadcast": self.broadcast, "server": self.server, "chosen": self.chosen}
+        return wire.dumps(
+            header, {k: v for name, part in parts.items() for k, v in _under(name, part).items()}
+        )
 
     @classmethod
     def from_block(cls, block: bytes) -> Commit:
@@ -76,6 +85,8 @@ class Commit:
             epoch,
             part_of("broadcast", tensors),
             part_of("server", tensors),
+            part_of("chosen", tensors),
+            {int(client): round_ for client, round_ in header.heard.items()},
             tuple(header.unused),
             header.record,
         )

@@ -7,10 +7,9 @@ the next, and can be killed anywhere.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,35 +19,14 @@ from trilemma.flower import wire
 from trilemma.flower.admission import Admitted, Expected, Rejection, Reply, admit
 from trilemma.flower.commits import Commit, CommitLog
 from trilemma.flower.epochs import Epoch, Policy, check_progress, decide, open_epoch
+from trilemma.flower.exchange import Clock, Exchange, Patience
 from trilemma.flower.layout import Party, Timing
 from trilemma.flower.sessions import check_offer
 from trilemma.flower.stopwatch import Stopwatch
 from trilemma.flower.task import Task
 from trilemma.learning import Messages
+from trilemma.learning.rounds import returned_model, sampled_clients
 from trilemma.privacy.secrets import Roster
-
-
-class Exchange(Protocol):
-    """How the server reaches its clients."""
-
-    def nodes(self) -> Mapping[int, int]:
-        """Return the connected nodes and, by their authenticated keys, the clients they are."""
-
-    def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
-        """Send each node its block; return what came back in time, in order of arrival."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long to wait for replies: `limit` seconds for everybody.
-
-    For the nodes in `doubtful`, once all others have answered, only `grace` seconds more: a client that is
-    gone costs the limit once and not in every round, a slow one can still come back.
-    """
-
-    limit: float
-    doubtful: frozenset[int] = frozenset()
-    grace: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +48,7 @@ class Coordinator:
     log: CommitLog
     say: Callable[[Progress], None] = lambda _: None
     watch: Stopwatch = field(default_factory=Stopwatch)
+    clock: Clock = field(default_factory=Clock)
 
     @property
     def policy(self) -> Policy:
@@ -95,6 +74,8 @@ class Coordinator:
         everyone = tuple(range(self.policy.clients))
         beginning = self.task.resolved.algorithm.init(self.task.model, everyone, self.task.key.fold("init"))
         commit = Commit(self.run, terms, 0, None, beginning.broadcast, beginning.server)
+        if self.task.config.run.returned != "last":
+            commit = replace(commit, chosen={"params": beginning.broadcast["params"]})
         with self.watch.stage("commit"):
             self.log.append(commit)
         return commit
@@ -105,7 +86,7 @@ class Coordinator:
             commit = self.start()
             rounds = self.task.config.run.rounds
             if commit.rounds < rounds:
-                commit, clients = self._join(commit, 0 if commit.epoch is None else commit.epoch.number)
+                commit, clients = self._join(commit, _next_epoch(commit.epoch))
                 while commit.rounds < rounds:
                     commit, clients = self._round(commit, clients)
             self._finish(commit)
@@ -120,6 +101,8 @@ class Coordinator:
         epoch = commit.epoch
         if epoch is None or epoch.number != number:
             epoch = open_epoch(self.policy, number, joined.values())
+            commit = replace(commit, epoch=Epoch(number))
+            self.log.update_epoch(commit)
             self._relay(epoch, joined, keys)
             commit = replace(commit, epoch=epoch)
             self.log.update_epoch(commit)
@@ -130,25 +113,28 @@ class Coordinator:
     def _call(self, number: int) -> tuple[dict[int, int], dict[int, str]]:
         """Say hello to every node until everybody answered or time is up.
 
-        In waves: a node that is slow to start is called again (it gives the same answer), and one that is
-        gone does not keep the server from calling those that appear meanwhile.
+        It looks again and again who is there, so that one that is gone does not keep the server from calling
+        those that appear meanwhile. A hello stays open all the time.
         """
         hello = wire.dumps(wire.Hello(run=self.run, epoch=number, terms=self.party.terms))
-        deadline = time.monotonic() + self.timing.join_limit
+        poll = self.timing.poll
+        deadline = self.clock.now() + self.timing.join_limit
         joined: dict[int, int] = {}
         keys: dict[int, str] = {}
         refused: set[int] = set()
-        while len(joined) + len(refused) < self.policy.clients and time.monotonic() < deadline:
+        while len(joined) + len(refused) < self.policy.clients and (left := deadline - self.clock.now()) > 0:
             known = self.exchange.nodes()
             called = {node: hello for node in known if node not in joined and node not in refused}
-            if not called:
-                time.sleep(self.timing.poll)
-                continue
-            wave = min(deadline - time.monotonic(), self.timing.join_limit / 4)
-            for reply in self.exchange.ask(called, Patience(wave)):
-                if reply.block is None and not reply.refused:
-                    time.sleep(self.timing.poll)  # Flower did not reach it: perhaps it is just starting
-                    continue
+            patience = Patience(min(left, 10 * poll), welcome=left)
+            replies = self.exchange.ask(called, patience) if called else []
+            answers = [reply for reply in replies if reply.block is not None or reply.refused]
+            if not answers:
+                self.clock.sleep(
+                    poll
+                )  # nobody is there, or Flower did not reach them: perhaps they just start
+            for reply in answers:
+                if reply.node in joined:
+                    continue  # it was asked twice
                 try:
                     client = known[reply.node]
                     keys[client] = self._joined(reply, client, number)
@@ -191,68 +177,88 @@ class Coordinator:
         failed = 0
         while True:
             assert commit.epoch is not None
-            admitted = self._attempts(commit, commit.epoch, clients)
-            if decide(self.policy, commit.epoch, admitted.vectors, self.policy.repeats) == "commit":
+            turn = self._turn(commit.epoch, commit.rounds)
+            admitted = self._attempts(commit, turn, clients)
+            if decide(self.policy, turn, admitted.vectors, self.policy.repeats) == "commit":
                 break
             failed += 1
             reasons = [f"client {one.client}: {one.reason}" for one in admitted.rejected]
             check_progress(self.policy, commit.rounds, failed, reasons)
             self.say(Progress(f"round {commit.rounds}: too few answers, new epoch"))
             commit, clients = self._join(commit, commit.epoch.number + 1)
-        commit = self._apply(commit, commit.epoch, admitted)
+        commit = self._apply(commit, turn, admitted)
         with self.watch.stage("commit"):
             self.log.append(commit)
         self.say(Progress(f"round {commit.rounds} committed", commit.record))
         return commit, clients
 
-    def _attempts(self, commit: Commit, epoch: Epoch, clients: dict[int, int]) -> Admitted:
+    def _turn(self, epoch: Epoch, round_: int) -> Epoch:
+        """Return the epoch as a round sees it: with the clients whose turn it is."""
+        sampled = self.task.config.federation.sampled
+        rows = sampled_clients(epoch.rows, sampled, round_, self.task.key)
+        return Epoch(epoch.number, tuple(client for client in epoch.members if client in rows), rows)
+
+    def _attempts(self, commit: Commit, turn: Epoch, clients: dict[int, int]) -> Admitted:
         """Ask, and ask those again who did not answer, as often as the policy says."""
-        ask = wire.Ask(run=self.run, epoch=epoch.number, round=commit.rounds, unused=sorted(commit.unused))
+        assert commit.epoch is not None
+        ask = wire.Ask(
+            run=self.run,
+            epoch=turn.number,
+            round=commit.rounds,
+            heard={str(client): round_ for client, round_ in sorted(commit.heard.items())},
+            unused=sorted(commit.unused),
+        )
         with self.watch.stage("admit"):
             block = wire.dumps(ask, commit.broadcast)
         dim = self.task.message_dim
-        collected = Admitted({}, ())
+        collected = Admitted()
+        expected = Expected(self.run, turn.number, commit.rounds, dim, {})
         for attempt in range(self.policy.repeats + 1):
-            clients |= {
-                node: client for node, client in self.exchange.nodes().items() if client in epoch.members
+            present = self.exchange.nodes().items()
+            clients |= {node: client for node, client in present if client in commit.epoch.members}
+            called = {
+                node: client
+                for node, client in clients.items()
+                if client in turn.members and client not in collected.heard
             }
-            asked = {node: block for node, client in clients.items() if client not in collected.vectors}
+            patience = self._patience(commit, clients, self.policy.repeats + 1 - attempt)
             with self.watch.stage("exchange"):
-                replies = self.exchange.ask(asked, self._patience(commit, clients))
-            expected = Expected(self.run, epoch.number, commit.rounds, dim, {n: clients[n] for n in asked})
+                replies = self.exchange.ask(dict.fromkeys(called, block), patience)
+            expected = replace(expected, clients={**expected.clients, **called})
+            noted = len(collected.rejected)
             with self.watch.stage("admit"):
-                admitted = admit(expected, replies)
-            self._note_rejections(admitted.rejected)
-            collected = Admitted(
-                {**collected.vectors, **admitted.vectors}, collected.rejected + admitted.rejected
-            )
-            if decide(self.policy, epoch, collected.vectors, attempt) != "repeat":
+                collected = admit(expected, replies, collected)
+            self._note_rejections(collected.rejected[noted:])
+            if decide(self.policy, turn, collected.vectors, attempt) != "repeat":
                 break
             self.say(Progress(f"round {commit.rounds}: asked again"))
         return collected
 
-    def _patience(self, commit: Commit, clients: Mapping[int, int]) -> Patience:
+    def _patience(self, commit: Commit, clients: Mapping[int, int], attempts: int = 1) -> Patience:
+        """Wait for the limit, `attempts` times; less long for those who did not answer last time."""
+        limit = self.timing.round_limit
         doubtful = frozenset(node for node, client in clients.items() if client in commit.unused)
-        return Patience(self.timing.round_limit, doubtful, self.timing.round_limit / 10)
+        return Patience(limit, doubtful, limit / 10, welcome=limit * attempts)
 
-    def _apply(self, commit: Commit, epoch: Epoch, admitted: Admitted) -> Commit:
+    def _apply(self, commit: Commit, turn: Epoch, admitted: Admitted) -> Commit:
         algorithm = self.task.resolved.algorithm
         with self.watch.stage("admit"):
-            stack = admitted.stack(epoch.rows, self.task.message_dim)
-        self._record_transcript(commit.rounds, epoch, admitted)
+            stack = admitted.stack(turn.rows, self.task.message_dim)
+        self._record_transcript(commit.rounds, turn, admitted)
         key = self.task.key.fold("round", commit.rounds, "server")
         with self.watch.stage("aggregate"):
             done = algorithm.server(Messages(stack), commit.server, commit.rounds, key)
         finished = commit.rounds + 1
-        unused = tuple(client for client in epoch.rows if client not in admitted.vectors)
+        absent = tuple(client for client in turn.rows if client not in admitted.vectors)
+        unasked = set(commit.unused) & set(commit.epoch.rows if commit.epoch else ()) - set(turn.rows)
         weights = {
             str(client): round(float(weight), 6)
-            for client, weight in zip(epoch.rows, done.report["weights"].tolist(), strict=True)
+            for client, weight in zip(turn.rows, done.report["weights"].tolist(), strict=True)
         }
         record: dict[str, Any] = {
             "round": finished,
-            "epoch": epoch.number,
-            "absent": list(unused),
+            "epoch": turn.number,
+            "absent": list(absent),
             "rejected": [[one.client, one.reason] for one in admitted.rejected],
             "weights": weights,
         }
@@ -266,9 +272,19 @@ class Coordinator:
             rounds=finished,
             broadcast=done.broadcast,
             server=done.state,
-            unused=unused,
+            chosen=self._chosen(commit, done.broadcast),
+            heard={**commit.heard, **dict.fromkeys(admitted.vectors, commit.rounds)},
+            unused=tuple(sorted((*absent, *unasked))),
             record=record,
         )
+
+    def _chosen(self, commit: Commit, broadcast: wire.Tensors) -> wire.Tensors:
+        """Return the model to hand out should this round be the last, where that is not the latest."""
+        run = self.task.config.run
+        if run.returned == "last":
+            return {}
+        before, latest, finished = commit.chosen["params"], broadcast["params"], commit.rounds + 1
+        return {"params": returned_model(run.returned, before, latest, finished, run.rounds, self.task.key)}
 
     def _evaluates(self, finished: int) -> bool:
         run = self.task.config.run
@@ -306,8 +322,15 @@ class Coordinator:
 
     def _finish(self, commit: Commit) -> None:
         """Hand the result to everybody who is there."""
-        block = wire.dumps(wire.Finished(run=self.run), commit.broadcast)
+        block = wire.dumps(wire.Finished(run=self.run), {**commit.broadcast, **commit.chosen})
         wire.write_durably(self.log.folder / "result", block)
         nodes = self.exchange.nodes()
         self.exchange.ask(dict.fromkeys(nodes, block), self._patience(commit, nodes))
         self.say(Progress(f"run {self.run!r} finished after {commit.rounds} rounds"))
+
+
+def _next_epoch(epoch: Epoch | None) -> int:
+    """Return the number of the epoch to begin or continue with."""
+    if epoch is None:
+        return 0
+    return epoch.number if epoch.members else epoch.number + 1

@@ -36,11 +36,15 @@ class Policy:
 
 @dataclass(frozen=True)
 class Epoch:
-    """`members` share keys and are asked; `rows` are the clients the rule is told about."""
+    """`members` share keys and are asked; `rows` are the clients the rule is told about.
+
+    An epoch without members is one whose keys were being agreed on. Nobody is asked in it, and after a crash
+    another one is opened: some clients may have agreed to keys of which the server knows nothing any more.
+    """
 
     number: int
-    members: tuple[int, ...]
-    rows: tuple[int, ...]
+    members: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
 
 
 def open_epoch(policy: Policy, number: int, joined: Iterable[int]) -> Epoch:

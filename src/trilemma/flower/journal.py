@@ -62,10 +62,10 @@ def what_to_do(entry: Entry | None, client: int, ask: wire.Ask, asked: str) -> F
 
     >>> import torch
     >>> entry = Entry("run", 0, 4, "digest", torch.ones(1), {"m": torch.zeros(1)}, {"m": torch.ones(1)})
-    >>> following = wire.Ask(run="run", epoch=0, round=5, unused=[])
+    >>> following = wire.Ask(run="run", epoch=0, round=5, heard={"2": 4}, unused=[])
     >>> what_to_do(entry, 2, following, "other").state
     {'m': tensor([1.])}
-    >>> what_to_do(entry, 2, following.model_copy(update={"unused": [2]}), "other").state
+    >>> what_to_do(entry, 2, following.model_copy(update={"heard": {"2": 3}}), "other").state
     {'m': tensor([0.])}
     >>> what_to_do(entry, 2, following.model_copy(update={"round": 4}), "digest").vector
     tensor([1.])
@@ -80,7 +80,7 @@ def what_to_do(entry: Entry | None, client: int, ask: wire.Ask, asked: str) -> F
     if ask.round < entry.round:
         raise Refused(f"round {ask.round} is over, this client has answered round {entry.round}")
     if ask.round > entry.round:
-        unheard = ask.round == entry.round + 1 and client in ask.unused
+        unheard = ask.heard.get(str(client), -1) < entry.round
         return Fresh(entry.before if unheard else entry.after)
     if ask.epoch > entry.epoch:
         return Fresh(entry.before)  # the round was given up; what was sent under the old keys is spent

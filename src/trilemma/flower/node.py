@@ -74,11 +74,6 @@ class Node:
         key = self._session(hello.run).open(hello.epoch)
         return wire.dumps(wire.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
 
-    @property
-    def _shares_noise(self) -> bool:
-        release = self.task.resolved.release
-        return release is not None and release.law.sigma_cor > 0
-
     def _keys(self, block: bytes) -> bytes:
         keys, _ = wire.loads(block, wire.Keys)
         self._session(keys.run).agree(keys.epoch, {int(client): key for client, key in keys.keys.items()})
@@ -100,7 +95,7 @@ class Node:
         self._check_broadcast(broadcast)
         # Order matters: pay, compute, remember, and only then speak.
         session = self._session(ask.run)
-        secrets = session.require(ask.epoch, self._shares_noise)
+        secrets = session.require(ask.epoch, self.task.counts_on_others)
         with watch.stage("ledger"):
             epsilon = pay(self.party, self.task, secrets, ask.run, ask.round, ask.unused)
         before = self._start.clients if todo.state is None else todo.state

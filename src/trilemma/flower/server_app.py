@@ -6,15 +6,25 @@ The server's folder is named by TRILEMMA_PARTY, the run by the run configuration
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
 from logging import INFO
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid, ServerApp
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.serverapp import ServerApp
 from flwr.supercore import log
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from trilemma.errors import UserError
 from trilemma.flower import wire
@@ -22,20 +32,32 @@ from trilemma.flower.admission import Reply
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.commits import CommitLog
 from trilemma.flower.control import node_key_bytes
-from trilemma.flower.coordinator import Coordinator, Patience
+from trilemma.flower.coordinator import Coordinator
+from trilemma.flower.exchange import Correspondence
 from trilemma.flower.layout import Party
 from trilemma.flower.task import load_task
 
 app = ServerApp()
 
 
-class GridExchange:
-    """Clients as Flower reaches them. Who sits at a node is told by the key it authenticated with."""
+MARGIN = 20.0
+"""Seconds by which a question outlives its last use on the SuperLink: in 1.41 looking for the reply to a
+message that has just expired is an error there."""
 
-    def __init__(self, grid: Grid, party: Party) -> None:
+
+class GridPost:
+    """Flower's grid as a `Post`. Who sits at a node is told by the key it authenticated with.
+
+    Flower's own `send_and_receive` looks every 3 s, and its `pull_messages` waits for the content of every
+    reply that was announced: a client that announces one and uploads nothing would hold up all the others.
+    Here each content is fetched in a thread of its own, and whoever is done is heard.
+    """
+
+    def __init__(self, grid: HttpGrid, party: Party) -> None:
         self._grid = grid
-        self._poll = party.federation.timing.poll
         self._clients = {node_key_bytes(path): client for client, path in enumerate(party.nodes())}
+        self._nodes: dict[str, int] = {}
+        self._arriving: dict[str, Future[Message]] = {}
 
     def nodes(self) -> Mapping[int, int]:
         """Return the connected nodes that belong to the federation."""
@@ -44,46 +66,74 @@ class GridExchange:
             node.node_id: self._clients[node.public_key] for node in found if node.public_key in self._clients
         }
 
-    def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
-        """Send, and collect replies until all are there or time is up.
-
-        Flower's own `send_and_receive` looks every 3 s; this looks as often as the federation agreed.
-        """
-        deadline = time.monotonic() + patience.limit
+    def send(self, blocks: Mapping[int, bytes], lifetime: float) -> Mapping[str, int]:
+        """Send; a question's name is the id of Flower's message."""
         # One record for all nodes that get the same block: Flower then uploads it once.
         records = {block: wire.to_record(block) for block in set(blocks.values())}
         messages = [
-            Message(records[block], dst_node_id=node, message_type="query", ttl=patience.limit + 60.0)
+            Message(records[block], dst_node_id=node, message_type="query", ttl=lifetime + MARGIN)
             for node, block in blocks.items()
         ]
-        pushed = list(self._grid.push_messages(messages)) if messages else []
-        waiting = {message: node for message, node in zip(pushed, blocks, strict=True) if message is not None}
-        replies: list[Reply] = []
-        others_done = False
-        while waiting and time.monotonic() < deadline:
-            for message in self._grid.pull_messages(list(waiting)):
-                node = waiting.pop(message.metadata.reply_to_message_id, None)
-                if node is not None:
-                    replies.append(_reply(node, message))
-            if not others_done and patience.doubtful.issuperset(waiting.values()):
-                others_done = True
-                deadline = min(deadline, time.monotonic() + patience.grace)
-            if waiting:
-                time.sleep(self._poll)
-        return replies
+        pushed = list(self._grid.push_messages(messages))
+        sent = {message: node for message, node in zip(pushed, blocks, strict=True) if message}
+        self._nodes |= sent
+        return sent
+
+    def fetch(self, questions: Collection[str]) -> list[Reply]:
+        """Ask for announcements, begin to fetch what was announced, and return what is complete."""
+        asked = [question for question in questions if question not in self._arriving]
+        if asked:
+            announced = self._client.PullMessages(PullAppMessagesRequest(message_ids=asked))
+            for head, tree in zip(announced.messages_list, announced.message_object_trees, strict=True):
+                self._arriving[head.metadata.reply_to_message_id] = self._in_background(tree)
+        done = [question for question, content in self._arriving.items() if content.done()]
+        replies = [self._reply(question, self._arriving.pop(question)) for question in done]
+        wanted = set(questions)
+        return [reply for reply in replies if reply.question in wanted]
+
+    @property
+    def _client(self) -> RuntimeHttpClient:
+        return self._grid._runtime_client
+
+    def _in_background(self, tree: ObjectTree) -> Future[Message]:
+        """Fetch a message in a thread that does not keep the process alive."""
+        content: Future[Message] = Future()
+        node, run = self._grid.node, self._grid.run.run_id
+
+        def fetch() -> None:
+            try:
+                content.set_result(
+                    pull_and_inflate_object_from_tree(
+                        tree,
+                        make_pull_object_fn_protobuf(self._client.PullObject, node, run),
+                        make_confirm_message_received_fn_protobuf(
+                            self._client.ConfirmMessageReceived, node, run
+                        ),
+                        return_type=Message,
+                    )
+                )
+            except Exception as error:  # whatever a client sent: it costs nobody but this client
+                content.set_exception(error)
+
+        threading.Thread(target=fetch, daemon=True).start()
+        return content
+
+    def _reply(self, question: str, content: Future[Message]) -> Reply:
+        node = self._nodes.pop(question)
+        error = content.exception()
+        if error is not None:
+            return Reply(node, error=f"its content did not arrive: {error}", question=question)
+        message = content.result()
+        if message.has_error():
+            refused = message.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            return Reply(node, None, message.error.reason or "unknown", refused, question)
+        try:
+            return Reply(node, wire.from_record(message.content), question=question)
+        except wire.WireError as gibberish:
+            return Reply(node, None, str(gibberish), refused=True, question=question)
 
 
-def _reply(node: int, message: Message) -> Reply:
-    if message.has_error():
-        refused = message.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        return Reply(node, error=message.error.reason or "unknown", refused=refused)
-    try:
-        return Reply(node, wire.from_record(message.content))
-    except wire.WireError as error:
-        return Reply(node, error=str(error))
-
-
-def main(grid: Grid, context: Context) -> None:
+def main(grid: HttpGrid, context: Context) -> None:
     """Run the federation's configuration to its end."""
     folder = os.environ.get(PARTY)
     if not folder:
@@ -94,7 +144,7 @@ def main(grid: Grid, context: Context) -> None:
         run=run,
         party=party,
         task=load_task(party),
-        exchange=GridExchange(grid, party),
+        exchange=Correspondence(GridPost(grid, party), party.federation.timing.poll),
         log=CommitLog(party.run_folder(run)),
         say=lambda progress: log(INFO, "[%s] %s", run, progress.text),
     ).go()

@@ -154,12 +154,12 @@ class Session:
         self._handshake = None
         self._write(Secrets(epoch, known.offer, offers, pairs))
 
-    def require(self, epoch: int, shares_noise: bool) -> Secrets:
-        """Return the secrets of an epoch that is ready to run."""
+    def require(self, epoch: int, agreed: bool) -> Secrets:
+        """Return the secrets of an epoch that is ready to run, where need be with its keys `agreed` on."""
         known = self.secrets
         if known is None or known.epoch != epoch:
             raise Refused(f"a question in epoch {epoch}, which this client has not joined")
-        if shares_noise and not known.offers:
+        if agreed and not known.offers:
             raise Refused(f"a question in epoch {epoch} before its keys were agreed on")
         return known
 

@@ -78,15 +78,14 @@ def pay(
 ) -> dict[str, float]:
     """Enter a round into the ledger, or refuse; return ε so far. On disk when this returns.
 
-    `unheard` are the clients whose answers did not enter the round before: noise shared with them stayed in
-    the sum, which costs accuracy and no privacy; the ledger is told. A round that was paid for and then not
-    sent (the process died in between) is paid for again.
+    `unheard` are the clients whose answers were not used when they were last asked: noise shared with them
+    stayed in the sum, which costs accuracy and no privacy; the ledger is told. A round that was
+    paid for and then not sent (the process died in between) is paid for again.
     """
     release, threat = task.resolved.release, task.resolved.threat
     if release is None or threat is None or release.law.silent:
         return {}
-    # Without shared noise the number of clients does not matter to a client's own guarantee.
-    clients = len(secrets.members) if release.law.sigma_cor > 0 else threat.clients
+    clients = len(secrets.members) if task.counts_on_others else threat.clients
     name = epoch_name(run, secrets.epoch)
     try:
         with Ledger(party.state / "ledger", read_budget(party), _accountants(task)) as ledger:
@@ -96,7 +95,9 @@ def pay(
             if unheard:
                 absent = ", ".join(str(client) for client in unheard)
                 ledger.remark(
-                    name, round_ - 1, f"not heard: clients {absent}; noise shared with them stayed in"
+                    name,
+                    round_ - 1,
+                    f"not heard last time: clients {absent}; noise shared with them stayed in",
                 )
             entry = ledger.authorise(
                 release, replace(threat, clients=clients), f"{name}~{before}" if before else name, round_

@@ -29,6 +29,7 @@ from trilemma.data.types import Batch, Dataset, Holdings
 from trilemma.errors import ConfigError, UserError
 from trilemma.flower.layout import Party
 from trilemma.keys import Key
+from trilemma.learning.protocol import global_model
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource
 
@@ -106,6 +107,14 @@ class Task:
         return sum(tensor.numel() for tensor in start.server.values())
 
     @property
+    def counts_on_others(self) -> bool:
+        """Whether a client's privacy depends on who else takes part: noise is shared, or hides in the sum."""
+        release, threat = self.resolved.release, self.resolved.threat
+        if release is None or threat is None or release.law.silent:
+            return False
+        return release.law.sigma_cor > 0 or threat.name == "cdp"
+
+    @property
     def tolerated(self) -> int:
         """Number f of clients that may fail or lie."""
         return self.config.federation.f
@@ -128,13 +137,19 @@ def load_task(party: Party) -> Task:
             dataset.classes,
             **config.model.options.model_dump(),
         )
-        return Task(config, key, model, federated, resolve(config, int(federated.sizes.min())))
+        return Task(config, key, model, federated, _resolve(config, int(federated.sizes.min())))
     module = _import(party.task)
     examples = party.federation.examples
     if examples is None:
         raise ConfigError("federation.toml must say `examples`: how many the poorest client holds")
     own = None if party.client is None else _own_data(module, party.client, config, examples)
-    return Task(config, key, _function(module, "model")(), own, resolve(config, examples))
+    return Task(config, key, _function(module, "model")(), own, _resolve(config, examples))
+
+
+def _resolve(config: Config, examples: int) -> Resolved:
+    resolved = resolve(config, examples)
+    _check_resolved(config, resolved)
+    return resolved
 
 
 def _check_config(config: Config, party: Party) -> None:
@@ -145,10 +160,25 @@ def _check_config(config: Config, party: Party) -> None:
         )
     if config.attack.name != "none":
         raise ConfigError("[attack] is for simulations: in a federation nobody plays the attacker")
-    if config.federation.sampled is not None:
-        raise ConfigError("[federation] sampled is for simulations: here every client is asked every round")
-    if config.run.returned != "last":
-        raise ConfigError(f"[run] returned = {config.run.returned!r}: a federation returns the last model")
+
+
+def _check_resolved(config: Config, resolved: Resolved) -> None:
+    algorithm, sampled = resolved.algorithm, config.federation.sampled
+    if sampled is not None and algorithm.everyone_trains:
+        raise ConfigError(
+            f"[federation] sampled = {sampled}: in {algorithm.name} clients that are not sampled train too, "
+            "which a server that does not ask them cannot make them do; leave it out"
+        )
+    if sampled is not None and resolved.threat is not None and resolved.threat.name == "cdp":
+        raise ConfigError(
+            f"[federation] sampled = {sampled}: under cdp a client counts on the noise of all the others, "
+            "and here only some add theirs; leave it out or choose another threat model"
+        )
+    if config.run.returned != "last" and algorithm.evaluated is not global_model:
+        raise ConfigError(
+            f"[run] returned = {config.run.returned!r}: the models of {algorithm.name} are the clients' own, "
+            "the server cannot keep them; allowed: last"
+        )
 
 
 def _import(path: Path) -> ModuleType:

@@ -89,13 +89,15 @@ class Ready(Header):
 class Ask(Header):
     """Server → client: take a step of round `round`; the broadcast is in the tensors.
 
-    `unused` are the clients whose answer did not enter the last round: for them that step did not happen.
+    `heard` says in which round each client's answer was last used: steps after it did not happen. `unused`
+    are the clients whose answer was not used when they were last asked.
     """
 
     kind = "ask"
     run: str
     epoch: int
     round: int
+    heard: dict[str, int]
     unused: list[int]
 
 

@@ -1,0 +1,178 @@
+"""Questions to clients and their answers, over a post that is slow, loses letters and delivers late.
+
+A question is a block for a node. It stays open until it is answered, until the post says that it cannot be
+delivered, or until it expires; while it is open
+
+* it is not sent a second time, because a slow node that is asked four times is four times as slow; only when
+  most of its time has passed it may have been lost, and one copy is sent;
+* its answer is welcome in any later call that asks the same, however many calls that takes;
+* a node in doubt gets no other question: it first catches up.
+
+When nobody waits for an answer any more the question has expired: a node that comes back then does not work,
+and spend privacy, on what nobody will read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trilemma.flower import wire
+from trilemma.flower.admission import Reply
+
+RESEND = 0.75
+"""Share of a question's time after which a copy is sent."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Time, and the passing of it; a test has its own."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for replies: `limit` seconds for everybody.
+
+    For the nodes in `doubtful`, once all others have answered, only `grace` seconds more: a client that is
+    gone costs the limit once and not in every round, a slow one can still come back.
+
+    An answer is welcome for `welcome` seconds, where the same will be asked in later calls too (default: the
+    limit).
+    """
+
+    limit: float
+    doubtful: frozenset[int] = frozenset()
+    grace: float = 0.0
+    welcome: float | None = None
+
+    @property
+    def lifetime(self) -> float:
+        """Seconds after which nobody waits for the answer any more."""
+        return self.limit if self.welcome is None else self.welcome
+
+
+class Exchange(Protocol):
+    """How the server reaches its clients."""
+
+    def nodes(self) -> Mapping[int, int]:
+        """Return the connected nodes and, by their authenticated keys, the clients they are."""
+
+    def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
+        """Ask each node its block; return what came back in time, in order of arrival."""
+
+
+class Post(Protocol):
+    """What carries questions and answers: Flower, in a deployment."""
+
+    def nodes(self) -> Mapping[int, int]:
+        """Return the connected nodes and the clients they are."""
+
+    def send(self, blocks: Mapping[int, bytes], lifetime: float) -> Mapping[str, int]:
+        """Send each node its block, to be forgotten after `lifetime` seconds.
+
+        Return the question names of those that were taken, and their nodes.
+        """
+
+    def fetch(self, questions: Collection[str]) -> list[Reply]:
+        """Return the replies to these questions that are there now; it does not wait."""
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A question that may still be answered."""
+
+    node: int
+    digest: str
+    sent: float
+    expires: float
+
+    def may_be_lost(self, now: float) -> bool:
+        """Tell whether so much of its time has passed that the node may never have got it."""
+        return now - self.sent >= RESEND * (self.expires - self.sent)
+
+
+@dataclass
+class Correspondence:
+    """An `Exchange` over a `Post`."""
+
+    post: Post
+    poll: float
+    clock: Clock = field(default_factory=Clock)
+    _open: dict[str, _Open] = field(default_factory=dict)
+
+    def nodes(self) -> Mapping[int, int]:
+        """Return the connected nodes and the clients they are."""
+        return self.post.nodes()
+
+    def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
+        """Ask what is not open already, and collect replies until all are there or time is up."""
+        wanted = {node: wire.digest(block) for node, block in blocks.items()}
+        self._forget_expired()
+        self._send(self._new(blocks, wanted, patience), wanted, patience.lifetime)
+        waiting = {one.node for one in self._open.values() if wanted.get(one.node) == one.digest}
+        deadline = self.clock.now() + patience.limit
+        replies: list[Reply] = []
+        others_done = False
+        while True:
+            self._send_copies(blocks, wanted, waiting)
+            arrived = [
+                reply for reply in self._fetch() if self._close(reply).digest == wanted.get(reply.node)
+            ]
+            replies += arrived
+            waiting -= {reply.node for reply in arrived if not self._still_open(reply, wanted)}
+            if not others_done and waiting <= patience.doubtful:
+                others_done = True
+                deadline = min(deadline, self.clock.now() + patience.grace)
+            left = deadline - self.clock.now()
+            if not waiting or left <= 0:
+                return replies
+            self.clock.sleep(min(self.poll, left))
+
+    def _new(
+        self, blocks: Mapping[int, bytes], wanted: Mapping[int, str], patience: Patience
+    ) -> dict[int, bytes]:
+        """Return the questions that are not open, of doubtful nodes only where nothing else is."""
+        new = {}
+        for node, block in blocks.items():
+            known = {one.digest for one in self._open.values() if one.node == node}
+            if wanted[node] not in known and not (known and node in patience.doubtful):
+                new[node] = block
+        return new
+
+    def _send_copies(
+        self, blocks: Mapping[int, bytes], wanted: Mapping[int, str], waiting: Collection[int]
+    ) -> None:
+        """Send what may have been lost a second time; the copy expires with the original."""
+        now = self.clock.now()
+        for node in waiting:
+            same = [one for one in self._open.values() if (one.node, one.digest) == (node, wanted[node])]
+            if len(same) == 1 and same[0].may_be_lost(now):
+                self._send({node: blocks[node]}, wanted, same[0].expires - now)
+
+    def _send(self, blocks: Mapping[int, bytes], wanted: Mapping[int, str], lifetime: float) -> None:
+        now = self.clock.now()
+        for question, node in self.post.send(blocks, lifetime).items() if blocks else ():
+            self._open[question] = _Open(node, wanted[node], now, now + lifetime)
+
+    def _fetch(self) -> list[Reply]:
+        """Look for answers to everything that is open, also to what is not asked now: it ends the matter."""
+        self._forget_expired()
+        return self.post.fetch(list(self._open)) if self._open else []
+
+    def _close(self, reply: Reply) -> _Open:
+        return self._open.pop(reply.question)
+
+    def _still_open(self, reply: Reply, wanted: Mapping[int, str]) -> bool:
+        """Tell whether a node that could not be reached may yet answer another copy of the question."""
+        if reply.block is not None or reply.refused:
+            return False
+        return any(one.node == reply.node and one.digest == wanted[reply.node] for one in self._open.values())
+
+    def _forget_expired(self) -> None:
+        now = self.clock.now()
+        self._open = {question: one for question, one in self._open.items() if one.expires > now}
