@@ -13,10 +13,9 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from trilemma.flower import wire
+from trilemma.flower import wire, worker
 from trilemma.flower.layout import Party
 from trilemma.flower.node import Node
-from trilemma.flower.worker import work
 
 
 def lie(how: str, block: bytes, remembered: list[bytes]) -> bytes:
@@ -46,12 +45,35 @@ def liar(folder: str, how: str) -> ClientApp:
         block = node.answer(asked)
         if wire.kind_of(asked) == wire.Ask.kind:
             block = lie(how, block, remembered)
+            if how == "twice":
+                more.append(Message(wire.to_record(contradiction(block)), reply_to=message))
         return Message(wire.to_record(block), reply_to=message)
 
+    more: list[Message] = []
+    if how == "twice":
+        push_everything(more)
     app = ClientApp()
     app.query()(query)
     return app
 
 
+def contradiction(block: bytes) -> bytes:
+    """Return an answer that is not the answer."""
+    header, tensors = wire.loads(block, wire.Answer)
+    return wire.dumps(header, {"vector": tensors["vector"] + 1.0})
+
+
+def push_everything(more: list[Message]) -> None:
+    """Let the worker push, after each reply, what is in `more`: other replies to the same message."""
+    honest = worker.push_message
+
+    def push(client: object, message: Message, context: Context) -> None:
+        honest(client, message, context)
+        while more:
+            honest(client, more.pop(), context)
+
+    worker.push_message = push
+
+
 if __name__ == "__main__":
-    work(sys.argv[1], client_app=liar(*sys.argv[1:]))
+    worker.work(sys.argv[1], client_app=liar(*sys.argv[1:]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 
 import pytest
 from flower_harness import FAST, PRIVATE, make, real, small_config, wait_for
@@ -76,6 +77,22 @@ def test_nan_oversized_and_replayed_replies(federation):
     assert oversized[0] == 1
     assert "bytes where at most" in oversized[1]
     assert replayed == [1, "round 0 where 2 was asked"]
+
+
+def test_a_second_reply_to_the_same_message(federation):
+    """Flower's SuperLink takes one reply to a message and refuses the next: no round is lost by it.
+
+    The liar's own SuperNode mixes up its replies and is late for some rounds; nobody else notices.
+    """
+    federation.set_timing(round_limit=20.0)
+    superlink = federation.server.running / "superlink.log"
+    refusals = "Failed to store Message reply|does not exist"
+    before = len(re.findall(refusals, superlink.read_text()))
+    with federation.liar(1, "twice"):
+        records = federation.go("twice")
+    assert [record["round"] for record in records] == [1, 2, 3]
+    assert all(record["absent"] in ([], [1]) for record in records)
+    assert len(re.findall(refusals, superlink.read_text())) > before
 
 
 def test_crashed_client_comes_back(federation):

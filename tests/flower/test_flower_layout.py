@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from trilemma.errors import UserError
-from trilemma.flower import certificates, layout
+from trilemma.flower import certificates, deployment, layout
 from trilemma.flower.layout import Federation, Party, Timing, parties
 
 
@@ -48,6 +48,43 @@ def test_no_secret_is_in_two_folders(made):
 def test_secrets_are_for_their_owner_only(made):
     for path in [*made.rglob("secrets/*"), made / "authority" / "ca.key"]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_nobody_else_can_look_into_a_partys_folder(made):
+    for folder in made.iterdir():
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+
+
+def test_secrets_that_others_can_read_are_refused(tmp_path):
+    client = layout.init(tmp_path / "federation", Federation("pilot", 1), "# config\n")[1]
+    client.check_secrets()
+    client.identity.chmod(0o640)
+    with pytest.raises(UserError, match=r"identity.key can be read by others \(mode 640\)"):
+        deployment.start_party(client)
+    assert not client.running.exists()
+
+
+def test_names_may_contain_anything(tmp_path):
+    facts = Federation('a "b" \\ ü', 1, host="h")
+    assert Federation.parse(facts.toml()) == facts
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("port = 65535", "allowed: 1 to 65532"),
+        ("port = 0", "allowed: 1 to 65532"),
+        ("clients = 0", "at least one client"),
+        ("colour = 3", "unexpected keyword"),
+        ("[timing]\nround_limit = 0.0", "round_limit = 0.0: allowed are seconds"),
+        ("[timing]\nrepeats = -1", "repeats = -1"),
+        ("= 3", "Invalid"),
+    ],
+)
+def test_facts_that_make_no_sense_are_named(line, complaint):
+    text = 'name = "x"\n' + ("" if "clients" in line else "clients = 3\n") + line
+    with pytest.raises(UserError, match=f"federation.toml cannot be read.*{complaint}"):
+        Federation.parse(text)
 
 
 def test_clients_differ_in_their_secrets_only(made):

@@ -135,6 +135,22 @@ def test_the_command_line_makes_a_federation(tmp_path):
     assert CliRunner().invoke(federation_app, ["down", str(folder)]).output == "0 processes stopped\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--port", "70000"], "allowed: 1 to 65532"),
+        (["--budget", "3"], "this configuration adds no noise"),
+        (["--round-limit", "0"], "round_limit"),
+    ],
+)
+def test_a_command_that_is_refused_leaves_nothing_behind(tmp_path, options, complaint):
+    folder = tmp_path / "federation"
+    outcome = CliRunner().invoke(federation_app, ["init", str(folder), "--clients", "3", *options])
+    assert isinstance(outcome.exception, UserError)
+    assert complaint in str(outcome.exception)
+    assert not folder.exists()
+
+
 def test_the_example_is_a_valid_task(tmp_path):
     pytest.importorskip("sklearn", reason="the example reads a data set of scikit-learn")
     facts = Federation("example", 5, examples=80, timing=INSTANT)

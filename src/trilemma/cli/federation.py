@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,7 +86,11 @@ def init_command(
         timing=layout.Timing(round_limit=round_limit, join_limit=join_limit),
     )
     made = layout.init(folder, facts, settings.toml(), task=task)
-    limit = write_budgets(made[1:], load_task(made[0]), budget)
+    try:
+        limit = write_budgets(made[1:], load_task(made[0]), budget)
+    except UserError:
+        shutil.rmtree(folder)  # nothing was there before: the corrected command finds the place free
+        raise
     for party in made:
         console.print(f"{party.folder}", highlight=False, soft_wrap=True)
     if limit is not None:
@@ -132,6 +137,7 @@ def run_command(
     log = CommitLog(server.run_folder(name))
     with connect(server) as control:
         for old in control.active():
+            console.print(f"Flower's run {old} was still active and is stopped", highlight=False)
             control.stop(old)
         run = control.start(server.folder / "app", name)
         shown = len(log.records())
@@ -145,6 +151,11 @@ def run_command(
                 console.print(_line(record), highlight=False, soft_wrap=True)
             shown = len(records)
         reason = control.reason(run)
+    if not state.startswith("finished"):
+        raise UserError(
+            f"run {name!r} has not ended after {limit:g} s and goes on; see how far it is with "
+            f"`trilemma federation status {folder}`"
+        )
     if state != "finished:completed":
         logs = server.running / "worker.log"
         raise UserError(f"run {name!r} is {state!r}: {reason or 'no reason given'} (more in {logs})")

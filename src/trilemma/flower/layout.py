@@ -13,9 +13,12 @@ party needs. `federation.toml` is the same everywhere and public. Every party re
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import re
 import secrets
 import shutil
+import stat
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +41,13 @@ class Timing:
     join_limit: float = 60.0
     poll: float = 0.2
     repeats: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("round_limit", "join_limit", "poll"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"{name} = {getattr(self, name)}: allowed are seconds, more than 0")
+        if self.repeats < 0:
+            raise UserError(f"repeats = {self.repeats}: allowed is 0 or more")
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,15 @@ class Federation:
     durable: bool = True
     timing: Timing = Timing()
 
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise UserError(f"a federation needs at least one client, not {self.clients}")
+        if not 1 <= self.port <= 65535 - self.clients:
+            raise UserError(
+                f"port = {self.port}: clients use the {self.clients} ports after it; allowed: 1 to "
+                f"{65535 - self.clients}"
+            )
+
     @property
     def address(self) -> str:
         """Where the server listens."""
@@ -78,11 +97,11 @@ class Federation:
         """Return the facts as TOML."""
         timing = self.timing
         return (
-            f'name = "{self.name}"\n'
+            f"name = {json.dumps(self.name)}\n"
             f"clients = {self.clients}\n"
-            f'host = "{self.host}"\n'
+            f"host = {json.dumps(self.host)}\n"
             f"port = {self.port}\n"
-            + ("" if self.listen is None else f'listen = "{self.listen}"\n')
+            + ("" if self.listen is None else f"listen = {json.dumps(self.listen)}\n")
             + ("" if self.examples is None else f"examples = {self.examples}\n")
             + f"transcript = {str(self.transcript).lower()}\n"
             + f"durable = {str(self.durable).lower()}\n"
@@ -99,7 +118,7 @@ class Federation:
         try:
             facts = tomllib.loads(text)
             return cls(**{**facts, "timing": Timing(**facts.get("timing", {}))})
-        except (tomllib.TOMLDecodeError, TypeError) as error:
+        except (tomllib.TOMLDecodeError, TypeError, UserError) as error:
             raise UserError(f"{PUBLIC} cannot be read: {error}") from None
 
 
@@ -183,6 +202,15 @@ class Party:
         """What this party's Flower process and its worker share, so that no other process takes its tasks."""
         return self.folder / "secrets" / "executor"
 
+    def check_secrets(self) -> None:
+        """Refuse to work with secrets that other users of this machine can read."""
+        for path in sorted((self.folder / "secrets").iterdir()):
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & 0o077:
+                raise UserError(
+                    f"{path} can be read by others (mode {mode:o}); only its owner may: chmod 600 {path}"
+                )
+
     @property
     def budget(self) -> Path:
         """A client's own limit on what it spends, over all runs."""
@@ -245,14 +273,13 @@ def init(
     task: Path | None = None,
 ) -> list[Party]:
     """Make everything a federation needs; refuse to touch one that is there."""
-    if federation.clients < 1:
-        raise UserError(f"a federation needs at least one client, not {federation.clients}")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
     names = ["server", *(f"client-{i}" for i in range(federation.clients))]
     for name in names:
         home = folder / name
-        home.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        home.mkdir(mode=0o700)  # what a client notes down, its losses for one, is nobody else's business
         (home / PUBLIC).write_text(federation.toml())
         (home / CONFIG).write_text(config)
         if task is not None:
@@ -261,6 +288,7 @@ def init(
     server, clients = found[0], found[1:]
 
     authority = certificates.new_authority(federation.name)
+    (folder / "authority").mkdir(mode=0o700)
     certificates.write_secret(folder / "authority" / "ca.key", authority.key)
     (folder / "authority" / "ca.crt").write_bytes(authority.certificate)
     write_certificate(server, authority, (federation.host, *hosts))

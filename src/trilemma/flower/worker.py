@@ -116,8 +116,8 @@ class Worker:
         def quietly() -> None:
             try:
                 run(token)
-            except (httpx.HTTPError, RunNotRunningException, ObjectPullError) as error:
-                log(INFO, "the task broke off: %s", error)
+            except Exception as error:  # the thread ends here; the reason must not be lost with it
+                log(INFO, "the task broke off: %s: %s", type(error).__name__, error)
 
         threading.Thread(target=quietly, daemon=True).start()
 
