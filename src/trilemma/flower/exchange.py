@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trilemma.flower import wire
 from trilemma.flower.admission import Reply
 
 RESEND = 0.75
@@ -87,7 +86,7 @@ class _Open:
     """A question that may still be answered."""
 
     node: int
-    digest: str
+    block: bytes
     sent: float
     expires: float
 
@@ -111,20 +110,22 @@ class Correspondence:
 
     def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
         """Ask what is not open already, and collect replies until all are there or time is up."""
-        wanted = {node: wire.digest(block) for node, block in blocks.items()}
         self._forget_expired()
-        self._send(self._new(blocks, wanted, patience), wanted, patience.lifetime)
-        waiting = {one.node for one in self._open.values() if wanted.get(one.node) == one.digest}
+        self._send(self._new(blocks, patience), patience.lifetime)
+        waiting = {node for node, block in blocks.items() if self._copies(node, block)}
         deadline = self.clock.now() + patience.limit
         replies: list[Reply] = []
         others_done = False
         while True:
-            self._send_copies(blocks, wanted, waiting)
-            arrived = [
-                reply for reply in self._fetch() if self._close(reply).digest == wanted.get(reply.node)
-            ]
-            replies += arrived
-            waiting -= {reply.node for reply in arrived if not self._still_open(reply, wanted)}
+            self._repeat({node: blocks[node] for node in waiting})
+            for reply in self._fetch():
+                if self._open.pop(reply.question).block != blocks.get(reply.node):
+                    continue  # nobody wants to know any more
+                replies.append(reply)
+                # A node that could not be reached may yet answer another copy.
+                unreached = reply.block is None and not reply.refused
+                if not (unreached and self._copies(reply.node, blocks[reply.node])):
+                    waiting.discard(reply.node)
             if not others_done and waiting <= patience.doubtful:
                 others_done = True
                 deadline = min(deadline, self.clock.now() + patience.grace)
@@ -133,45 +134,36 @@ class Correspondence:
                 return replies
             self.clock.sleep(min(self.poll, left))
 
-    def _new(
-        self, blocks: Mapping[int, bytes], wanted: Mapping[int, str], patience: Patience
-    ) -> dict[int, bytes]:
-        """Return the questions that are not open, of doubtful nodes only where nothing else is."""
-        new = {}
-        for node, block in blocks.items():
-            known = {one.digest for one in self._open.values() if one.node == node}
-            if wanted[node] not in known and not (known and node in patience.doubtful):
-                new[node] = block
-        return new
+    def _copies(self, node: int, block: bytes) -> list[_Open]:
+        """Return the open questions of a node that are this one."""
+        return [one for one in self._open.values() if one.node == node and one.block == block]
 
-    def _send_copies(
-        self, blocks: Mapping[int, bytes], wanted: Mapping[int, str], waiting: Collection[int]
-    ) -> None:
+    def _new(self, blocks: Mapping[int, bytes], patience: Patience) -> dict[int, bytes]:
+        """Return the questions that are not open, of doubtful nodes only where nothing else is."""
+        busy = patience.doubtful & {one.node for one in self._open.values()}
+        return {
+            node: block
+            for node, block in blocks.items()
+            if node not in busy and not self._copies(node, block)
+        }
+
+    def _repeat(self, blocks: Mapping[int, bytes]) -> None:
         """Send what may have been lost a second time; the copy expires with the original."""
         now = self.clock.now()
-        for node in waiting:
-            same = [one for one in self._open.values() if (one.node, one.digest) == (node, wanted[node])]
-            if len(same) == 1 and same[0].may_be_lost(now):
-                self._send({node: blocks[node]}, wanted, same[0].expires - now)
+        for node, block in blocks.items():
+            copies = self._copies(node, block)
+            if len(copies) == 1 and copies[0].may_be_lost(now):
+                self._send({node: block}, copies[0].expires - now)
 
-    def _send(self, blocks: Mapping[int, bytes], wanted: Mapping[int, str], lifetime: float) -> None:
+    def _send(self, blocks: Mapping[int, bytes], lifetime: float) -> None:
         now = self.clock.now()
         for question, node in self.post.send(blocks, lifetime).items() if blocks else ():
-            self._open[question] = _Open(node, wanted[node], now, now + lifetime)
+            self._open[question] = _Open(node, blocks[node], now, now + lifetime)
 
     def _fetch(self) -> list[Reply]:
         """Look for answers to everything that is open, also to what is not asked now: it ends the matter."""
         self._forget_expired()
         return self.post.fetch(list(self._open)) if self._open else []
-
-    def _close(self, reply: Reply) -> _Open:
-        return self._open.pop(reply.question)
-
-    def _still_open(self, reply: Reply, wanted: Mapping[int, str]) -> bool:
-        """Tell whether a node that could not be reached may yet answer another copy of the question."""
-        if reply.block is not None or reply.refused:
-            return False
-        return any(one.node == reply.node and one.digest == wanted[reply.node] for one in self._open.values())
 
     def _forget_expired(self) -> None:
         now = self.clock.now()

@@ -39,7 +39,6 @@ from trilemma.flower.task import load_task
 
 app = ServerApp()
 
-
 MARGIN = 20.0
 """Seconds by which a question outlives its last use on the SuperLink: in 1.41 looking for the reply to a
 message that has just expired is an error there."""
@@ -75,6 +74,8 @@ class GridPost:
             for node, block in blocks.items()
         ]
         pushed = list(self._grid.push_messages(messages))
+        if len(pushed) < len(messages):
+            raise UserError("the SuperLink takes no messages of this size: the model is too large for it")
         sent = {message: node for message, node in zip(pushed, blocks, strict=True) if message}
         self._nodes |= sent
         return sent
@@ -85,11 +86,13 @@ class GridPost:
         if asked:
             announced = self._client.PullMessages(PullAppMessagesRequest(message_ids=asked))
             for head, tree in zip(announced.messages_list, announced.message_object_trees, strict=True):
-                self._arriving[head.metadata.reply_to_message_id] = self._in_background(tree)
+                if head.metadata.reply_to_message_id in asked:
+                    self._arriving[head.metadata.reply_to_message_id] = self._in_background(tree)
+        # Of what nobody waits for any more nothing is kept, not even the content under way.
+        self._nodes = {question: self._nodes[question] for question in questions}
+        self._arriving = {q: content for q, content in self._arriving.items() if q in self._nodes}
         done = [question for question, content in self._arriving.items() if content.done()]
-        replies = [self._reply(question, self._arriving.pop(question)) for question in done]
-        wanted = set(questions)
-        return [reply for reply in replies if reply.question in wanted]
+        return [self._reply(question, self._arriving.pop(question)) for question in done]
 
     @property
     def _client(self) -> RuntimeHttpClient:
