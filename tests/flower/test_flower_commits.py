@@ -60,7 +60,11 @@ def test_a_crash_at_any_write_leaves_one_whole_round(tmp_path, monkeypatch, cras
             file.write('{"round": 2, "acc')
     again = CommitLog(tmp_path)
     finished = 1 if crash_at == 0 else 2
+    untouched = (tmp_path / "rounds.jsonl").read_bytes()
     assert again.last().rounds == finished
+    assert [record["round"] for record in again.records()] == [1]
+    assert (tmp_path / "rounds.jsonl").read_bytes() == untouched, "who only looks changes nothing"
+    assert again.recover().rounds == finished
     assert [record["round"] for record in again.records()] == list(range(1, finished + 1))
     for rounds in range(finished + 1, 4):
         again.append(commit(rounds))

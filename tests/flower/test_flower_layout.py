@@ -103,7 +103,13 @@ def test_terms_notice_every_change(made, tmp_path):
         path.write_bytes(before + b" ")
         seen.add(party.terms)
         path.write_bytes(before)
-    assert len(seen) == 3
+    facts = party.folder / layout.PUBLIC
+    before = facts.read_text()
+    facts.write_text(before.replace("examples = 12", "examples = 13"))
+    seen.add(party.terms)
+    facts.write_text(before)
+    assert len(seen) == 4
+    assert party.terms in seen
 
 
 def test_facts_survive_the_file(made):

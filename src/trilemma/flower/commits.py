@@ -127,11 +127,14 @@ class CommitLog:
             yield
 
     def last(self) -> Commit | None:
-        """Return the last commit, or None before the first."""
-        if not self._file.is_file():
-            return None
-        commit = Commit.from_block(self._file.read_bytes())
-        self._repair(commit)
+        """Return the last commit, or None before the first. It only reads: anybody may, at any time."""
+        return Commit.from_block(self._file.read_bytes()) if self._file.is_file() else None
+
+    def recover(self) -> Commit | None:
+        """Return the last commit after mending what a crash left; only for who holds the lock."""
+        commit = self.last()
+        if commit is not None:
+            self._repair(commit)
         return commit
 
     def append(self, commit: Commit) -> None:
@@ -151,10 +154,10 @@ class CommitLog:
         wire.write_durably(self._file, commit.block())
 
     def records(self) -> list[dict[str, Any]]:
-        """Return what was written about every committed round."""
+        """Return what was written about every committed round; a line still being written is left out."""
         if not self._records.is_file():
             return []
-        return [json.loads(line) for line in self._records.read_text().splitlines()]
+        return [json.loads(line) for line in self._records.read_text().split("\n")[:-1]]
 
     def _write_record(self, commit: Commit) -> None:
         if commit.record:

@@ -64,7 +64,7 @@ class Coordinator:
     def start(self) -> Commit:
         """Return the last commit, or make the one before the first round."""
         terms = self.party.terms
-        last = self.log.last()
+        last = self.log.recover()
         if last is not None:
             if last.terms != terms:
                 raise UserError(
@@ -262,9 +262,12 @@ class Coordinator:
             "rejected": [[one.client, one.reason] for one in admitted.rejected],
             "weights": weights,
         }
+        chosen = self._chosen(commit, done.broadcast)
         if self._evaluates(finished):
+            # Underway the latest model is scored, in the end the one that is returned.
+            returned = chosen if finished == self.task.config.run.rounds else {}
             with self.watch.stage("evaluate"):
-                record |= self._scores(done.broadcast)
+                record |= self._scores({**done.broadcast, **returned})
         # The time of a commit is known when it is done: it stands in the record of the round after.
         record["seconds"] = self.watch.take()
         return replace(
@@ -272,7 +275,7 @@ class Coordinator:
             rounds=finished,
             broadcast=done.broadcast,
             server=done.state,
-            chosen=self._chosen(commit, done.broadcast),
+            chosen=chosen,
             heard={**commit.heard, **dict.fromkeys(admitted.vectors, commit.rounds)},
             unused=tuple(sorted((*absent, *unasked))),
             record=record,

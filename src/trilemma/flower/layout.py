@@ -159,10 +159,10 @@ class Party:
 
     @property
     def terms(self) -> str:
-        """Digest of what all parties must have agreed on: configuration and roster."""
+        """Digest of what all parties must have agreed on: configuration, roster, `examples`."""
         digest = hashlib.sha256()
-        for path in (self.config, self.roster):
-            content = path.read_bytes()
+        examples = str(self.federation.examples).encode()
+        for content in (self.config.read_bytes(), self.roster.read_bytes(), examples):
             digest.update(len(content).to_bytes(8, "big") + content)
         return digest.hexdigest()
 

@@ -69,7 +69,7 @@ class Node:
         if hello.terms != self.party.terms:
             raise Refused(
                 "the server's configuration or roster is not this client's; all parties must hold the same "
-                "config.toml and roster.json"
+                "config.toml and roster.json, and the same `examples` in federation.toml"
             )
         key = self._session(hello.run).open(hello.epoch)
         return wire.dumps(wire.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
