@@ -386,6 +386,28 @@ def test_two_dropouts_of_five_continue_in_a_new_epoch(parties):
     assert set(fresh.pairs.values()).isdisjoint(old.pairs.values())
 
 
+def test_a_run_that_stopped_goes_on_when_clients_are_back(parties):
+    """Three leave after the first round, nobody can go on; when they are back the run does, at once."""
+
+    class Leaving(Direct):
+        def ask(self, blocks, patience):
+            block = next(iter(blocks.values()))
+            if wire.kind_of(block) == "ask" and b'"round": 1' in block and not self.asked_before:
+                self.asked_before, self.gone = True, {0, 1, 2}
+            return super().ask(blocks, patience)
+
+        asked_before = False
+
+    exchange = Leaving(parties)
+    with pytest.raises(Stopped, match="2 of 5 clients joined epoch 1"):
+        coordinator(parties, exchange)[0].go()
+    exchange.gone = set()
+    runner, said = coordinator(parties, exchange)
+    assert runner.go().rounds == ROUNDS
+    assert [record["epoch"] for record in runner.log.records()] == [0, 2, 2]
+    assert not any("asked again" in line or "rejected" in line for line in said)
+
+
 def test_too_few_for_any_epoch_stops_clearly(parties):
     runner, _ = coordinator(parties, Direct(parties, gone={0, 1, 2}))
     with pytest.raises(Stopped, match="2 of 5 clients joined epoch 0; with up to 1 liars at least 3"):

@@ -97,18 +97,24 @@ class Coordinator:
     def _join(self, commit: Commit, number: int) -> tuple[Commit, dict[int, int]]:
         """Open epoch `number`, or reopen it after a restart; return the commit and who sits at which node."""
         self.say(Progress(f"epoch {number}: calling"))
-        joined, keys = self._call(number)
         epoch = commit.epoch
-        if epoch is None or epoch.number != number:
+        new = epoch is None or epoch.number != number
+        if new:
+            commit = self._in_epoch(commit, Epoch(number))
+        joined, keys = self._call(number)
+        if epoch is None or new:
             epoch = open_epoch(self.policy, number, joined.values())
-            commit = replace(commit, epoch=Epoch(number))
-            self.log.update_epoch(commit)
             self._relay(epoch, joined, keys)
-            commit = replace(commit, epoch=epoch)
-            self.log.update_epoch(commit)
+            commit = self._in_epoch(commit, epoch)
         clients = {node: client for node, client in joined.items() if client in epoch.members}
         self.say(Progress(f"epoch {number}: clients {sorted(clients.values())} of {self.policy.clients}"))
         return commit, clients
+
+    def _in_epoch(self, commit: Commit, epoch: Epoch) -> Commit:
+        commit = replace(commit, epoch=epoch)
+        with self.watch.stage("commit"):
+            self.log.update_epoch(commit)
+        return commit
 
     def _call(self, number: int) -> tuple[dict[int, int], dict[int, str]]:
         """Say hello to every node until everybody answered or time is up.

@@ -38,8 +38,8 @@ class Policy:
 class Epoch:
     """`members` share keys and are asked; `rows` are the clients the rule is told about.
 
-    An epoch without members is one whose keys were being agreed on. Nobody is asked in it, and after a crash
-    another one is opened: some clients may have agreed to keys of which the server knows nothing any more.
+    An epoch without members is one that clients are being called to. After a crash another one is opened in
+    its place: some clients may have agreed to keys of which the server knows nothing any more.
     """
 
     number: int
