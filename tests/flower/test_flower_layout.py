@@ -57,11 +57,19 @@ def test_nobody_else_can_look_into_a_partys_folder(made):
 
 def test_secrets_that_others_can_read_are_refused(tmp_path):
     client = layout.init(tmp_path / "federation", Federation("pilot", 1), "# config\n")[1]
-    client.check_secrets()
+    client.check()
     client.identity.chmod(0o640)
     with pytest.raises(UserError, match=r"identity.key can be read by others \(mode 640\)"):
         deployment.start_party(client)
     assert not client.running.exists()
+
+
+@pytest.mark.parametrize("name", ["secrets/identity.key", "secrets/seed", "roster.json", "tls/ca.crt"])
+def test_a_folder_that_is_not_complete_is_named(tmp_path, name):
+    client = layout.init(tmp_path / "federation", Federation("pilot", 1), "# config\n")[1]
+    (client.folder / name).unlink()
+    with pytest.raises(UserError, match=f"{name} is missing"):
+        deployment.start_party(client)
 
 
 def test_names_may_contain_anything(tmp_path):

@@ -141,6 +141,9 @@ def test_the_command_line_makes_a_federation(tmp_path):
         (["--port", "70000"], "allowed: 1 to 65532"),
         (["--budget", "3"], "this configuration adds no noise"),
         (["--round-limit", "0"], "round_limit"),
+        (["--task", "nowhere.py", "--examples", "3"], "there is no nowhere.py"),
+        (["--task", str(EXAMPLE / "task.py")], "must say `examples`"),
+        (["--task", str(EXAMPLE / "task.py"), "--examples", "0"], "at least 1"),
     ],
 )
 def test_a_command_that_is_refused_leaves_nothing_behind(tmp_path, options, complaint):

@@ -91,6 +91,7 @@ class Control:
 @contextmanager
 def connect(server: Party) -> Iterator[Control]:
     """Connect to the SuperLink of `server`'s federation."""
+    server.check()
     client = ControlHttpClient.from_server_address(
         server.federation.address,
         insecure=False,

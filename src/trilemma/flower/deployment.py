@@ -112,7 +112,7 @@ def start_party(party: Party) -> list[Running]:
         return []
     if party.client is not None or flower in dead:
         dead = [flower, worker]
-    party.check_secrets()
+    party.check()
     processes.stop([known[one.name] for one in dead if one.name in known], party.running)
     party.state.mkdir(exist_ok=True)
     if party.client is None:

@@ -78,6 +78,8 @@ class Federation:
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise UserError(f"a federation needs at least one client, not {self.clients}")
+        if self.examples is not None and self.examples < 1:
+            raise UserError(f"examples = {self.examples}: the poorest client holds at least 1")
         if not 1 <= self.port <= 65535 - self.clients:
             raise UserError(
                 f"port = {self.port}: clients use the {self.clients} ports after it; allowed: 1 to "
@@ -202,8 +204,12 @@ class Party:
         """What this party's Flower process and its worker share, so that no other process takes its tasks."""
         return self.folder / "secrets" / "executor"
 
-    def check_secrets(self) -> None:
-        """Refuse to work with secrets that other users of this machine can read."""
+    def check(self) -> None:
+        """Refuse to work in a folder that is not complete, or whose secrets others on the machine can read."""
+        own = (self.executor_secret,) if self.client is None else (self.identity, self.node_key, self.seed)
+        for path in (self.config, self.roster, self.authority, *own):
+            if not path.is_file():
+                raise UserError(f"{path} is missing: {self.name}'s folder is not complete; copy it once more")
         for path in sorted((self.folder / "secrets").iterdir()):
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o077:
@@ -275,10 +281,15 @@ def init(
     """Make everything a federation needs; refuse to touch one that is there."""
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
+    if task is not None and not task.is_file():
+        raise UserError(f"there is no {task}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
     names = ["server", *(f"client-{i}" for i in range(federation.clients))]
     for name in names:
         home = folder / name
-        folder.mkdir(parents=True, exist_ok=True)
         home.mkdir(mode=0o700)  # what a client notes down, its losses for one, is nobody else's business
         (home / PUBLIC).write_text(federation.toml())
         (home / CONFIG).write_text(config)
