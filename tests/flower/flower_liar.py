@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.supernode.runtime import run_clientapp
 
 from trilemma.flower import wire, worker
 from trilemma.flower.layout import Party
@@ -52,6 +55,8 @@ def liar(folder: str, how: str) -> ClientApp:
     more: list[Message] = []
     if how == "twice":
         push_everything(more)
+    if how == "announces":
+        push_announcements()
     app = ClientApp()
     app.query()(query)
     return app
@@ -71,6 +76,18 @@ def push_everything(more: list[Message]) -> None:
         honest(client, message, context)
         while more:
             honest(client, more.pop(), context)
+
+    worker.push_message = push
+
+
+def push_announcements() -> None:
+    """Let the worker announce its answers and keep what is in them."""
+    honest = worker.push_message
+
+    def push(client: object, message: Message, context: Context) -> None:
+        kind = None if message.has_error() else wire.kind_of(wire.from_record(message.content))
+        with mock.patch.object(run_clientapp, "push_objects") if kind == "answer" else nullcontext():
+            honest(client, message, context)
 
     worker.push_message = push
 

@@ -67,6 +67,15 @@ def test_silent_client(federation):
     assert max(waited[1:]) < 10.0  # who was not heard last time is not waited for as long
 
 
+def test_a_reply_that_is_announced_and_never_comes(federation):
+    """The server waits for its content, and hears the others meanwhile."""
+    federation.set_timing(round_limit=10.0)
+    with federation.liar(2, "announces"):
+        records = federation.go("announced")
+    assert absences(records) == [[2], [2], [2]]
+    assert all(record["epoch"] == 0 for record in records)
+
+
 def test_nan_oversized_and_replayed_replies(federation):
     """One liar, another lie in every round: each is rejected for its reason and no round is lost."""
     with federation.liar(1, "changing"):

@@ -134,10 +134,8 @@ class Coordinator:
             patience = Patience(min(left, 10 * poll), welcome=left)
             replies = self.exchange.ask(called, patience) if called else []
             answers = [reply for reply in replies if reply.block is not None or reply.refused]
-            if not answers:
-                self.clock.sleep(
-                    poll
-                )  # nobody is there, or Flower did not reach them: perhaps they just start
+            if not answers:  # nobody is there, or Flower did not reach them: perhaps they just start
+                self.clock.sleep(poll)
             for reply in answers:
                 if reply.node in joined:
                     continue  # it was asked twice

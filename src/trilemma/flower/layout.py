@@ -205,7 +205,7 @@ class Party:
         return self.folder / "secrets" / "executor"
 
     def check(self) -> None:
-        """Refuse to work in a folder that is not complete, or whose secrets others on the machine can read."""
+        """Refuse to work in a folder that is not complete, or whose secrets others here can read."""
         own = (self.executor_secret,) if self.client is None else (self.identity, self.node_key, self.seed)
         for path in (self.config, self.roster, self.authority, *own):
             if not path.is_file():

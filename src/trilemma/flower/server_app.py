@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from logging import INFO
 from pathlib import Path
 
@@ -42,6 +42,9 @@ app = ServerApp()
 MARGIN = 20.0
 """Seconds by which a question outlives its last use on the SuperLink: in 1.41 looking for the reply to a
 message that has just expired is an error there."""
+
+MOMENT = 0.2
+"""Seconds given to contents under way before the server looks elsewhere: small ones need no second look."""
 
 
 class GridPost:
@@ -91,6 +94,7 @@ class GridPost:
         # Of what nobody waits for any more nothing is kept, not even the content under way.
         self._nodes = {question: self._nodes[question] for question in questions}
         self._arriving = {q: content for q, content in self._arriving.items() if q in self._nodes}
+        wait(self._arriving.values(), timeout=MOMENT)
         done = [question for question, content in self._arriving.items() if content.done()]
         return [self._reply(question, self._arriving.pop(question)) for question in done]
 
