@@ -51,11 +51,24 @@ def shifted_gram(X: Tensor, k: int, precise: bool) -> Array:
     rows = min(_tile(height), 128)
     tiles = -(-height // rows)
     pairs = [(i, j) for i in range(tiles) for j in range(i, tiles)]
-    programs = max(1, min(2 * _processors(X) // len(pairs), -(-d // CHUNK)))
+    one_tile = tiles == 1
+    programs = max(1, min((1 if one_tile else 2) * _processors(X) // len(pairs), -(-d // CHUNK)))
     W = torch.zeros(programs, len(pairs), rows, rows, dtype=torch.float64, device=X.device)
     index = torch.tensor(pairs, dtype=torch.int32, device=X.device)
     compiled.shifted_gram[(programs, len(pairs))](
-        X, X[k], W, index, n, d, X.stride(0), CHUNK, rows, 32, tiles == 1, num_warps=8, num_stages=3
+        X,
+        X[k],
+        W,
+        index,
+        n,
+        d,
+        X.stride(0),
+        CHUNK,
+        rows,
+        64 if one_tile else 32,  # two tiles of 64 columns in three stages would not fit shared memory
+        one_tile,
+        num_warps=8,
+        num_stages=3,
     )
     blocks = W.sum(0).cpu().numpy()
     G = np.zeros((tiles * rows, tiles * rows))
