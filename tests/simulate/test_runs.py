@@ -14,6 +14,8 @@ import pytest
 
 from trilemma import config, simulate
 from trilemma.errors import UserError
+from trilemma.simulate.directory import SeedDirectory
+from trilemma.simulate.engine import Progress
 
 BASE = {
     "federation": {"clients": 7, "byzantine": 3},
@@ -105,6 +107,28 @@ def test_killed_run_resumes_to_the_same_model(tmp_path: Path) -> None:
     simulate.resume(tmp_path / "cut")
     assert model_bytes(tmp_path / "cut") == model_bytes(tmp_path / "whole")
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="cannot make the directory"):
+        simulate.run(config.parse(BASE), tmp_path / "file" / "run")
+
+
+def test_checkpoints_take_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless told how often, a run saves so rarely that slow saving does not matter."""
+    saved = []
+    kept = SeedDirectory.save
+
+    def slow(self: SeedDirectory, progress: Progress) -> None:
+        saved.append(progress.round)
+        time.sleep(0.5)
+        kept(self, progress)
+
+    monkeypatch.setattr(SeedDirectory, "save", slow)
+    own_pace = {**BASE, "run": {"rounds": 12}}
+    simulate.run(config.parse(own_pace), tmp_path / "run")
+    assert saved == [1, 12], "after the first round, to learn what it costs, and at the end"
 
 
 def test_a_directory_in_use_is_left_alone(tmp_path: Path) -> None:
