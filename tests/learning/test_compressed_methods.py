@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from personal_clients import classification, federation, rounds
@@ -11,7 +13,7 @@ from trilemma import models
 from trilemma.errors import PrivacyError
 from trilemma.keys import Key
 from trilemma.learning import Algorithm, algorithms
-from trilemma.learning.compressed.count_sketch import Sketch, count_sketch, used_coordinates
+from trilemma.learning.compressed.count_sketch import Sketch, count_sketch, heaviest, used_coordinates
 from trilemma.learning.compressed.dgc import DGC, largest
 from trilemma.learning.compressed.lbgm import LBGM, look_back
 from trilemma.learning.compressed.qsgd import QSGD
@@ -188,6 +190,36 @@ def test_sketch_recovers_heavy_coordinates() -> None:
     v[0, [3, 500, 999]] = torch.tensor([5.0, -7.0, 6.0])
     sketch = count_sketch(9, 60, 1000)
     assert set(sketch.estimate(sketch.table(v)[0]).abs().topk(3).indices.tolist()) == {3, 500, 999}
+
+
+def test_sketch_table_is_the_sum_over_each_bucket() -> None:
+    v = torch.randn(4, 90, generator=Key(6).torch(), dtype=torch.float64)
+    sketch = count_sketch(3, 11, 90, Key(7))
+    expected = torch.zeros(4, 3, 11, dtype=torch.float64)
+    for row, i in itertools.product(range(3), range(90)):
+        expected[:, row, sketch.buckets[row, i]] += sketch.signs[row, i] * v[:, i]
+    torch.testing.assert_close(sketch.table(v), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_sketch_breaks_ties_by_position() -> None:
+    """Two buckets for 36 coordinates: estimates of a bucket are equal, whatever sums gave them."""
+    sketch = count_sketch(1, 2, 36)
+    full = int(sketch.buckets[0, 0])
+    table = torch.zeros(1, 2)
+    table[0, full] = 0.1
+    shares = (sketch.buckets[0] == full).nonzero().flatten()
+    assert len(shares) > 8
+    assert torch.equal(heaviest(sketch.estimate(table).abs(), 8), shares[:8])
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_sketch_has_the_same_bits_every_time_on_a_gpu() -> None:
+    v = torch.randn(20, 20_000, generator=Key(8).torch())
+    sketch = count_sketch(5, 40, 20_000, device="cuda")
+    tables = [sketch.table(v.cuda()) for _ in range(5)]
+    assert all(torch.equal(table, tables[0]) for table in tables)
+    torch.testing.assert_close(tables[0].cpu(), count_sketch(5, 40, 20_000).table(v), rtol=1e-4, atol=1e-3)
 
 
 def test_sketch_updates_k_coordinates_by_the_exact_mean() -> None:

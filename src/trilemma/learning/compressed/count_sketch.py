@@ -5,7 +5,9 @@ A count sketch of v ∈ R^D is r rows of c buckets. Row j puts coordinate i into
     table[j, b] = Σ_{i: b_j(i) = b} σ_j(i) v_i          estimate(i) = median_j σ_j(i) table[j, b_j(i)]
 
 with b_j pairwise and σ_j four-wise independent polynomial hashes modulo 2³¹ − 1, the same everywhere. It is
-linear: the mean of tables is the table of the mean. One round, at a client and then at the server:
+linear: the mean of tables is the table of the mean. With r = 1 the coordinates of a bucket all have the same
+|estimate|, with few rows many do: among equals the smaller position wins. One round, at a client, then at the
+server:
 
     u ← m u + g,   v ← v + u;   send the table of v
     take the p₂k coordinates whose estimates are largest, fetch the exact v there, keep the k largest of the
@@ -52,6 +54,9 @@ HASHES = Key(0).fold("count sketch")
 class CountSketch:
     """The hash functions of a sketch: `buckets` and `signs` are (rows, dim).
 
+    `members` (rows, columns, width) are the coordinates of every bucket, filled up with `dim`. A table sums
+    over members, in the same order every time; adding into buckets would be a race on a GPU.
+
     >>> sketch = count_sketch(rows=5, columns=20, dim=100)
     >>> v = torch.zeros(1, 100)
     >>> v[0, 42] = 7.0
@@ -62,6 +67,7 @@ class CountSketch:
     columns: int
     buckets: Tensor
     signs: Tensor
+    members: Tensor
 
     @property
     def rows(self) -> int:
@@ -70,9 +76,10 @@ class CountSketch:
 
     def table(self, vectors: Tensor) -> Tensor:
         """Return the sketches (k, rows, columns) of k vectors (k, dim)."""
+        nothing = vectors.new_zeros(len(vectors), 1)
         tables = [
-            vectors.new_zeros(len(vectors), self.columns).index_add_(1, buckets.long(), vectors * signs)
-            for buckets, signs in zip(self.buckets, self.signs, strict=True)
+            torch.cat([vectors * signs, nothing], dim=1)[:, members.long()].sum(-1)
+            for members, signs in zip(self.members, self.signs, strict=True)
         ]
         return torch.stack(tables, dim=1)
 
@@ -103,7 +110,33 @@ def _hashes(rows: int, columns: int, dim: int, key: Key, device: torch.device) -
     for row in range(rows):
         buckets[row] = _polynomial(rng.integers(1, PRIME, 2), points) % columns
         signs[row] = 1 - 2 * (_polynomial(rng.integers(1, PRIME, 4), points) & 1)
-    return CountSketch(columns, torch.from_numpy(buckets).to(device), torch.from_numpy(signs).to(device))
+    arrays = buckets, signs, _members(buckets, columns)
+    return CountSketch(columns, *(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def _members(buckets: np.ndarray, columns: int) -> np.ndarray:
+    """Return the coordinates of every bucket in order, (rows, columns, width), filled up with dim.
+
+    >>> _members(np.array([[1, 0, 1]]), columns=2).tolist()
+    [[[1, 3], [0, 2]]]
+    """
+    rows, dim = buckets.shape
+    counts = np.stack([np.bincount(row, minlength=columns) for row in buckets])
+    members = np.full((rows, columns, counts.max()), dim, np.int32)
+    for row in range(rows):
+        order = np.argsort(buckets[row], kind="stable")
+        place = np.arange(dim) - np.repeat(np.cumsum(counts[row]) - counts[row], counts[row])
+        members[row, buckets[row, order], place] = order
+    return members
+
+
+def heaviest(values: Tensor, count: int) -> Tensor:
+    """Return the positions of the `count` largest values; among equals the smaller position, on every device.
+
+    >>> heaviest(torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0]), 3).tolist()
+    [1, 3, 2]
+    """
+    return values.sort(descending=True, stable=True).indices[:count]
 
 
 def _polynomial(coefficients: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -205,8 +238,8 @@ class Sketch(CompressedSettings):
             sketch = count_sketch(sizes.rows, sizes.columns, len(params), device=params.device)
             value, report = aggregate(federation, messages.vectors, key)
             table, exact = value[: sizes.table].view(sizes.rows, sizes.columns), value[sizes.table :]
-            candidates = sketch.estimate(table).abs().topk(sizes.candidates).indices
-            chosen = candidates[exact[candidates].abs().topk(sizes.kept).indices]
+            candidates = heaviest(sketch.estimate(table).abs(), sizes.candidates)
+            chosen = candidates[heaviest(exact[candidates].abs(), sizes.kept)]
             delta = torch.zeros_like(params)
             delta[chosen] = exact[chosen]
             support = torch.zeros_like(state["supports"])
