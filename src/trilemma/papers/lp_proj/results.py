@@ -142,7 +142,7 @@ def _starred(found: Sequence[Curve]) -> str:
 
 
 def compare(task: str, table: int, out: Path) -> str:
-    """Return a Markdown table of ours beside the paper's, for the points that were run."""
+    """Return a Markdown table of ours beside the paper's: rows and shares of which something was run."""
     methods = [p.method for p in points(task, table) if not p.percent]
     if table == 3:
         head = ["method", "train loss", "paper", "test accuracy", "paper", "variance", "paper"]
@@ -153,11 +153,12 @@ def compare(task: str, table: int, out: Path) -> str:
         ]  # fmt: skip
         rows = [_row4(task, method, out) for method in methods]
     else:
-        shares = (0, *SHARES[table])
+        shares = [s for s in (0, *SHARES[table]) if any(_found(table, task, m, s, out) for m in methods)]
         head = ["method", *itertools.chain(*([f"{s} %" if s else "clean", "paper"] for s in shares))]
-        rows = [_row5(table, task, method, out) for method in methods]
+        rows = [_row5(table, task, method, shares, out) for method in methods]
     lines = [head, ["---"] * len(head), *(row for row in rows if any(row[1:]))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    plain = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return plain.replace(f"{STAR}/{STAR}", STAR).replace(STAR, f"\\{STAR}")
 
 
 def _row3(task: str, method: str, out: Path) -> list[str]:
@@ -193,10 +194,13 @@ def _row4(task: str, method: str, out: Path) -> list[str]:
     ]
 
 
-def _row5(table: int, task: str, method: str, out: Path) -> list[str]:
-    paper = printed(table, task, method) or [""] * 5
-    columns = [Point(task, method), *(Point(task, method, ATTACKS[table], s) for s in SHARES[table])]
-    cells = [[_starred(curves(point, out)), theirs] for point, theirs in zip(columns, paper, strict=True)]
+def _found(table: int, task: str, method: str, share: int, out: Path) -> list[Curve]:
+    return curves(Point(task, method, ATTACKS[table], share) if share else Point(task, method), out)
+
+
+def _row5(table: int, task: str, method: str, shares: Sequence[int], out: Path) -> list[str]:
+    paper = dict(zip((0, *SHARES[table]), printed(table, task, method) or [""] * 5, strict=True))
+    cells = [[_starred(_found(table, task, method, share, out)), paper[share]] for share in shares]
     return [method, *itertools.chain(*cells)]
 
 
