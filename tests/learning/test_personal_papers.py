@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -174,6 +175,33 @@ def test_tables_of_a_short_run(tmp_path: Path) -> None:
     losses = lp_proj.train_losses(Point("synthetic00", "lp-proj-1"), tmp_path)
     assert len(losses) == 2
     assert all(math.isfinite(loss) and loss < 2.4 for loss, _ in losses)
+
+
+def test_tables_under_attack(tmp_path: Path) -> None:
+    """Shares that were run have columns; the best round is no less than the last; distances follow."""
+    point = Point("synthetic00", "Global+Mean", "same_value", 10)
+    simulate.run(point.config(rounds=4, seeds=(1, 2)), tmp_path / point.folder)
+    last, best = (lp_proj.compare("synthetic00", 5, tmp_path, best=choice) for choice in (False, True))
+    assert last.splitlines()[0] == "| method | 10 % | paper |"
+    assert last.splitlines()[2].endswith("| 0.558/0.150 |")
+    pairs = [(curve.reached(), curve.reached(best=True)) for curve in lp_proj.curves(point, tmp_path)]
+    assert all(a is not None and b is not None and a[0] <= b[0] for a, b in pairs)
+    means = [sum(pair[i][0] for pair in pairs if pair[i]) / 2 for i in (0, 1)]
+    for table, mean in zip((last, best), means, strict=True):
+        assert f"| {mean:.3f} ± " in table
+    row = lp_proj.distances(["synthetic00", "synthetic11"], tmp_path).splitlines()[2].split(" | ")
+    assert row[:3] == ["| Global+Mean", *(f"{abs(m - 0.558):.3f} ({m - 0.558:+.3f})" for m in means)]
+
+
+def test_a_star_names_the_rounds(tmp_path: Path) -> None:
+    """Stars are written so that Markdown shows them, with the round in which the seeds diverged."""
+    point = Point("synthetic00", "Ditto", "scaled_flip", 80)
+    settings = point.config(rounds=2, seeds=(1, 2))
+    simulate.run(settings, tmp_path / point.folder)
+    summary = tmp_path / point.folder / "summary.json"
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "diverged": {"1": 2, "2": 2}}))
+    row = lp_proj.compare("synthetic00", 6, tmp_path).splitlines()[2]
+    assert row == r"| Ditto | \* (2) | \* |"
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "LG-FedAvg"])

@@ -25,7 +25,7 @@ from trilemma.papers.lp_proj.grid import (
     printed,
     quantised_scalars,
 )
-from trilemma.papers.lp_proj.results import Curve, compare, curves, plot_fairness, train_losses
+from trilemma.papers.lp_proj.results import Curve, compare, curves, distances, plot_fairness, train_losses
 
 __all__ = [
     "ATTACKS",
@@ -40,6 +40,7 @@ __all__ = [
     "Task",
     "compare",
     "curves",
+    "distances",
     "plot_fairness",
     "points",
     "printed",

@@ -1,4 +1,4 @@
-"""The commands: `python -m trilemma.papers.lp_proj run | compare | plot | tune`."""
+"""The commands: `python -m trilemma.papers.lp_proj run | compare | distance | plot | tune`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import typer
 
 from trilemma import config, simulate
 from trilemma.papers.lp_proj.grid import METHODS, ROUNDS, Point, lookup, points
-from trilemma.papers.lp_proj.results import compare, plot_fairness, train_losses, validation_accuracy
+from trilemma.papers.lp_proj.results import (
+    compare,
+    distances,
+    plot_fairness,
+    train_losses,
+    validation_accuracy,
+)
 
 
 def _tried(job: tuple[Point, dict[str, Any], int, int]) -> tuple[float, dict[str, Any]]:
@@ -54,9 +60,20 @@ def run(
 
 
 @app.command(name="compare")
-def compare_command(task: str, out: Out, table: int = 3) -> None:
+def compare_command(
+    task: str,
+    out: Out,
+    table: int = 3,
+    best: Annotated[bool, typer.Option(help="Tables 5 to 8: each seed's best round, not its last")] = False,
+) -> None:
     """Print ours beside the paper's, as Markdown."""
-    typer.echo(compare(task, table, out))
+    typer.echo(compare(task, table, out, best))
+
+
+@app.command(name="distance")
+def distance_command(tasks: list[str], out: Out) -> None:
+    """Print how far the attacked cells are from the paper's, with last rounds and with best rounds."""
+    typer.echo(distances(tasks, out))
 
 
 @app.command()

@@ -13,7 +13,7 @@ from typing import Any
 from trilemma import data, models, simulate
 from trilemma.config import Config
 from trilemma.errors import ConfigError
-from trilemma.papers.lp_proj.grid import ATTACKS, SHARES, TASKS, Point, points, printed
+from trilemma.papers.lp_proj.grid import ATTACKS, SHARES, TABLES, TASKS, Point, points, printed
 from trilemma.simulate.directory import SeedDirectory
 
 STAR = "*"
@@ -46,6 +46,17 @@ class Curve:
             ):
                 values.append(value)
         return curve
+
+    def reached(self, best: bool = False) -> tuple[float, float] | None:
+        """Return accuracy and variance after the last round or the best; None if the run diverged.
+
+        >>> Curve([0.5, 0.9, 0.1], [0.2, 0.0, 0.3], [1.0] * 3, [4.0] * 3).reached(best=True)
+        (0.9, 0.0)
+        """
+        if self.diverged is not None:
+            return None
+        round_ = max(range(len(self.accuracy)), key=self.accuracy.__getitem__) if best else -1
+        return self.accuracy[round_], self.variance[round_]
 
     def within(self, budget: float) -> float | None:
         """Return the accuracy after the last round that fits the budget in scalars; None if none does."""
@@ -123,26 +134,25 @@ def cell(values: Sequence[float | None], digits: int = 4) -> str:
     return f"{mean:.{digits}f} ± {spread:.{digits}f}{note}"
 
 
-def _final(curve: Curve, quantity: str) -> float | None:
-    return None if curve.diverged is not None else getattr(curve, quantity)[-1]
-
-
-def _starred(found: Sequence[Curve]) -> str:
+def _starred(found: Sequence[Curve], best: bool) -> str:
     """Write accuracy (variance), or a star with the rounds in which seeds diverged."""
     if not found:
         return ""
-    lost = [curve.diverged for curve in found if curve.diverged is not None]
-    kept = [curve for curve in found if curve.diverged is None]
-    rounds = f"{min(lost)}–{max(lost)}" if lost else ""
+    lost = sorted({curve.diverged for curve in found if curve.diverged is not None})
+    kept = [pair for curve in found if (pair := curve.reached(best)) is not None]
+    rounds = "–".join(str(round_) for round_ in dict.fromkeys((lost[0], lost[-1]))) if lost else ""
     if not kept:
         return f"{STAR} ({rounds})"
-    text = cell([curve.accuracy[-1] for curve in kept], 3)
-    text += f" ({math.fsum(c.variance[-1] for c in kept) / len(kept):.3f})"
-    return text + (f"; {len(lost)} of {len(found)} {STAR} ({rounds})" if lost else "")
+    text = cell([accuracy for accuracy, _ in kept], 3)
+    text += f" ({math.fsum(variance for _, variance in kept) / len(kept):.3f})"
+    return text + (f"; {len(found) - len(kept)} of {len(found)} {STAR} ({rounds})" if lost else "")
 
 
-def compare(task: str, table: int, out: Path) -> str:
-    """Return a Markdown table of ours beside the paper's: rows and shares of which something was run."""
+def compare(task: str, table: int, out: Path, best: bool = False) -> str:
+    """Return a Markdown table of ours beside the paper's: rows and shares of which something was run.
+
+    Accuracies are the last round's, in Tables 5 to 8 on request each seed's best.
+    """
     methods = [p.method for p in points(task, table) if not p.percent]
     if table == 3:
         head = ["method", "train loss", "paper", "test accuracy", "paper", "variance", "paper"]
@@ -155,8 +165,12 @@ def compare(task: str, table: int, out: Path) -> str:
     else:
         shares = [s for s in (0, *SHARES[table]) if any(_found(table, task, m, s, out) for m in methods)]
         head = ["method", *itertools.chain(*([f"{s} %" if s else "clean", "paper"] for s in shares))]
-        rows = [_row5(table, task, method, shares, out) for method in methods]
-    lines = [head, ["---"] * len(head), *(row for row in rows if any(row[1:]))]
+        rows = [_row5(table, task, method, shares, out, best) for method in methods]
+    ours = [row for row in rows if any(row[1::2])]  # the paper's columns are the others
+    return _markdown([head, ["---"] * len(head), *ours])
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
     plain = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return plain.replace(f"{STAR}/{STAR}", STAR).replace(STAR, f"\\{STAR}")
 
@@ -166,14 +180,14 @@ def _row3(task: str, method: str, out: Path) -> list[str]:
     found, paper = curves(point, out), printed(3, task, method) or [""] * 4
     if not found:
         return [method] + [""] * 6
-    losses = train_losses(point, out)
+    losses, final = train_losses(point, out), [curve.reached() or (None, None) for curve in found]
     return [
         method,
         cell([loss for loss, _ in losses]),
         paper[0],
-        cell([_final(curve, "accuracy") for curve in found]),
+        cell([accuracy for accuracy, _ in final]),
         paper[2],
-        cell([_final(curve, "variance") for curve in found]),
+        cell([variance for _, variance in final]),
         paper[3],
     ]
 
@@ -198,10 +212,39 @@ def _found(table: int, task: str, method: str, share: int, out: Path) -> list[Cu
     return curves(Point(task, method, ATTACKS[table], share) if share else Point(task, method), out)
 
 
-def _row5(table: int, task: str, method: str, shares: Sequence[int], out: Path) -> list[str]:
+def _row5(table: int, task: str, method: str, shares: Sequence[int], out: Path, best: bool) -> list[str]:
     paper = dict(zip((0, *SHARES[table]), printed(table, task, method) or [""] * 5, strict=True))
-    cells = [[_starred(_found(table, task, method, share, out)), paper[share]] for share in shares]
+    cells = [[_starred(_found(table, task, method, share, out), best), paper[share]] for share in shares]
     return [method, *itertools.chain(*cells)]
+
+
+def distances(tasks: Sequence[str], out: Path) -> str:
+    """Return how far ours are from the paper's robustness tables, with our last rounds and with our best.
+
+    Each cell: the mean over the attacked cells of |ours − paper| and, in brackets, of ours − paper; for the
+    last round, then for the best. Cells that either stars, in part or whole, are left out.
+    """
+    methods = TABLES[5]
+    head = ["method", *itertools.chain(*([f"Table {t}, last", "best"] for t in ATTACKS))]
+    rows = [
+        [method, *(_distance(table, tasks, method, best, out) for table in ATTACKS for best in (False, True))]
+        for method in methods
+    ]
+    return _markdown([head, ["---"] * len(head), *(row for row in rows if any(row[1:]))])
+
+
+def _distance(table: int, tasks: Sequence[str], method: str, best: bool, out: Path) -> str:
+    gaps = []
+    for task in tasks:
+        for share, text in zip(SHARES[table], printed(table, task, method)[1:], strict=True):
+            reached = [curve.reached(best) for curve in _found(table, task, method, share, out)]
+            kept = [pair[0] for pair in reached if pair is not None]
+            if kept and len(kept) == len(reached) and not text.startswith(STAR):
+                gaps.append(math.fsum(kept) / len(kept) - float(text.split("/")[0]))
+    if not gaps:
+        return ""
+    count = len(gaps)
+    return f"{math.fsum(map(abs, gaps)) / count:.3f} ({math.fsum(gaps) / count:+.3f})"
 
 
 def plot_fairness(task: str, out: Path, picture: Path) -> None:
