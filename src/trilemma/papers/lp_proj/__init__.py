@@ -11,6 +11,7 @@ Reference: Lin, Han, Li, Zhang, "Personalized federated learning towards communi
 and fairness", NeurIPS 2022, Appendix C.
 """
 
+from trilemma.papers.lp_proj.blowup import growth
 from trilemma.papers.lp_proj.grid import (
     ATTACKS,
     CHOSEN,
@@ -41,6 +42,7 @@ __all__ = [
     "compare",
     "curves",
     "distances",
+    "growth",
     "plot_fairness",
     "points",
     "printed",

@@ -1,4 +1,4 @@
-"""The commands: `python -m trilemma.papers.lp_proj run | compare | distance | plot | tune`."""
+"""The commands: `python -m trilemma.papers.lp_proj run | compare | distance | growth | plot | tune`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import typer
 
 from trilemma import config, simulate
+from trilemma.papers.lp_proj.blowup import growth_table
 from trilemma.papers.lp_proj.grid import METHODS, ROUNDS, Point, lookup, points
 from trilemma.papers.lp_proj.results import (
     compare,
@@ -74,6 +75,12 @@ def compare_command(
 def distance_command(tasks: list[str], out: Out) -> None:
     """Print how far the attacked cells are from the paper's, with last rounds and with best rounds."""
     typer.echo(distances(tasks, out))
+
+
+@app.command(name="growth")
+def growth_command() -> None:
+    """Print how fast poisoned and flipped messages blow up lp-proj-2's common vector, over the grid."""
+    typer.echo(growth_table())
 
 
 @app.command()
