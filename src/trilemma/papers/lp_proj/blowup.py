@@ -5,9 +5,9 @@ times a round, and the server averages the S messages it hears, of which a liar'
 
     q_k ← w_k + (1 − η_p λ)^K (q_k − w_k),    w_k ← w_k − η_l λ (w_k − q_k);    w ← mean of w_k or c w_k
 
-Everything is linear, so ‖(w, q)‖ changes by a factor e^g a round: below 0 the clients' own models hold w back
-faster than the liars enlarge it, above 0 the run ends in overflow if it is only long enough. Taking P Pᵀ for I
-is exact for orthonormal rows and near it for d ≪ D.
+‖(w, q)‖ changes by a factor e^g a round: below 0 the clients' own models hold w back faster than the liars
+enlarge it, above 0 the run ends in overflow if it is only long enough. Taking P Pᵀ for I is exact for
+orthonormal rows and near it for d ≪ D.
 """
 
 from __future__ import annotations
