@@ -10,7 +10,14 @@ from __future__ import annotations
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 
-from trilemma.flower.tuning import beat_faster, bound_pulls, bounded_clock, keep_knocking, poll_seconds
+from trilemma.flower.tuning import (
+    answer_in_step,
+    beat_faster,
+    bound_pulls,
+    bounded_clock,
+    keep_knocking,
+    poll_seconds,
+)
 
 
 def main() -> None:
@@ -18,6 +25,7 @@ def main() -> None:
     bound_pulls()
     beat_faster()
     keep_knocking()
+    answer_in_step()
     start_client_internal.time = bounded_clock(poll_seconds())
     flower_supernode()
 

@@ -13,14 +13,16 @@ import os
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 from flwr.common.constant import HEARTBEAT_MIN_INTERVAL
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
 from flwr.supercore import heartbeat
 from flwr.supercore.inflatable import inflatable_utils
-from flwr.supernode import fleet_http_connection
+from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 POLL = "TRILEMMA_POLL"
 """Environment variable: seconds between two looks."""
@@ -65,6 +67,32 @@ def beat_faster() -> None:
     """Send heartbeats as often as Flower allows: a dead node is known to be dead after 20 s, not 60."""
     heartbeat.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_MIN_INTERVAL
     fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_MIN_INTERVAL
+
+
+def answer_in_step() -> None:
+    """Let a SuperNode send the reply to the message it received last before it receives another.
+
+    Flower's waits for any reply. Where an older message gets one late (a run was stopped while its message
+    was on the way: a minute later the SuperNode answers it itself, with an error), it sends that one, goes on
+    to receive, and from then on every reply leaves only when the next message has come: a client that seems
+    to be silent, for ever.
+    """
+    honest = start_client_internal._push_messages
+
+    def push(*, state: InMemoryNodeState, **rest: Any) -> None:
+        received = _received_last(state)
+        honest(state=state, **rest)
+        while received in state.msg_store:
+            honest(state=state, **rest)
+
+    start_client_internal._push_messages = push
+
+
+def _received_last(state: InMemoryNodeState) -> str | None:
+    """Return the id of the newest message that is not itself a reply."""
+    with state.lock_msg_store:
+        stored = [(name, entry.message.metadata) for name, entry in state.msg_store.items()]
+    return next((name for name, about in reversed(stored) if not about.reply_to_message_id), None)
 
 
 def keep_knocking() -> None:
