@@ -249,16 +249,18 @@ def _distance(table: int, tasks: Sequence[str], method: str, best: bool, out: Pa
 
 def plot_fairness(task: str, out: Path, picture: Path) -> None:
     """Draw accuracy against its variance over clients, one point per method of Table 3 that was run."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")
     axes, markers = figure.subplots(), itertools.cycle("osD^v<>PX*hp")
-    for method in (point.method for point in points(task, 3)):
-        kept = [curve for curve in curves(Point(task, method), out) if curve.diverged is None]
+    for number, method in enumerate(point.method for point in points(task, 3)):
+        found = (curve.reached() for curve in curves(Point(task, method), out))
+        kept = [pair for pair in found if pair is not None]
         if kept:
-            x = math.fsum(curve.accuracy[-1] for curve in kept) / len(kept)
-            y = math.fsum(curve.variance[-1] for curve in kept) / len(kept)
-            axes.plot(x, y, marker=next(markers), linestyle="none", label=method)
+            x, y = (math.fsum(values) / len(kept) for values in zip(*kept, strict=True))
+            colour = colormaps["tab20"](number)
+            axes.plot(x, y, marker=next(markers), linestyle="none", alpha=0.8, color=colour, label=method)
     axes.set(xlabel="test accuracy", ylabel="variance over clients", yscale="log")
     axes.set_title(f"{TASKS[task].title}: bottom right is best")
     figure.legend(loc="outside right upper", fontsize=8)
