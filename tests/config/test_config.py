@@ -8,7 +8,8 @@ import re
 import pytest
 
 from trilemma import config
-from trilemma.errors import ConfigError, UserError
+from trilemma.config.resolve import resolve
+from trilemma.errors import ConfigError, PrivacyError, UserError
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,21 @@ def test_a_missing_or_broken_file_is_a_user_error(tmp_path) -> None:
     (tmp_path / "broken.toml").write_text("[run\n")
     with pytest.raises(UserError, match="cannot read"):
         config.load(tmp_path / "broken.toml")
+
+
+def _central(*changes: str) -> float:
+    base = {
+        "federation": {"clients": 20},
+        "algorithm": {"name": "fedavg", "lr": 0.1},
+        "aggregation": {"rule": "mean"},
+        "privacy": {"threat": "cdp", "clip": 1.0, "epsilon": 2.0},
+    }
+    return resolve(config.parse(base, list(changes)), examples=50).release.law.sigma_ind
+
+
+def test_under_cdp_only_clients_that_are_heard_count_as_noise() -> None:
+    """Five of twenty heard: the mean has a quarter of the noise, so each must add twice as much."""
+    assert _central("federation.sampled=5") == pytest.approx(2 * _central(), rel=1e-6)
+    assert _central("federation.byzantine=4") == pytest.approx((20 / 16) ** 0.5 * _central(), rel=1e-6)
+    with pytest.raises(PrivacyError, match="all 5 clients heard in a round could be among the 8 that lie"):
+        _central("federation.sampled=5", "federation.byzantine=8", "federation.tolerate=2")

@@ -51,8 +51,7 @@ def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Thr
     if wanted.threat == "none":
         return shape, None, ("contributions are clipped but not noised: there is no privacy guarantee",)
 
-    federation = config.federation
-    by_name = privacy.Threat(wanted.threat, federation.clients, federation.f)
+    by_name = privacy.Threat(wanted.threat, *_who_counts(config))
     threat = by_name if wanted.collusion is None else replace(by_name, collusion=wanted.collusion)
     notes: list[str] = []
     if wanted.threat == "cdp" and config.aggregation.rule != "mean":
@@ -93,3 +92,21 @@ def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Thr
             "noise_multiplier, or threat = 'none' to clip without a guarantee"
         )
     return replace(shape, law=law), threat, tuple(notes)
+
+
+def _who_counts(config: Config) -> tuple[int, int]:
+    """Return n and f as the threat model sees them.
+
+    Under cdp a client hides in the noise of the mean, and only honest clients that are heard add to it; all
+    liars may be among those. Under the others, not to hear a message is to see less of the same joint noise.
+    """
+    federation = config.federation
+    if config.privacy.threat != "cdp":
+        return federation.clients, federation.f
+    heard, liars = federation.heard, max(federation.f, federation.byzantine)
+    if liars >= heard:
+        raise PrivacyError(
+            f"no guarantee under cdp: all {heard} clients heard in a round could be among the {liars} that "
+            f"lie and add no noise; allowed: [federation] sampled > {liars}, or another threat model"
+        )
+    return heard, liars
