@@ -15,7 +15,7 @@ from trilemma.keys import Key
 from trilemma.learning import algorithms
 from trilemma.learning.compressed.count_sketch import Sketch
 from trilemma.papers import lp_proj
-from trilemma.papers.lp_proj import METHODS, TASKS, Curve, Point, points, printed
+from trilemma.papers.lp_proj import METHODS, TASKS, Curve, Point, Reached, points, printed
 from trilemma.papers.lp_proj.blowup import flip, growth, poison
 
 FULL = {
@@ -153,7 +153,8 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_budget_and_target() -> None:
-    curve = Curve([0.2, 0.7, 0.65], [0.1, 0.1, 0.1], [10.0, 20.0, 30.0], [40.0, 80.0, 120.0])
+    reached = [Reached(accuracy, 0.1, 0.0) for accuracy in (0.2, 0.7, 0.65)]
+    curve = Curve(reached, [10.0, 20.0, 30.0], [40.0, 80.0, 120.0])
     assert curve.within(25) == 0.7
     assert curve.within(5) is None
     assert curve.until(0.6) == (20.0, 80.0)
@@ -168,6 +169,8 @@ def test_tables_of_a_short_run(tmp_path: Path) -> None:
     third = lp_proj.compare("synthetic00", 3, tmp_path)
     assert "0.8868/0.0010" in third
     assert "Ditto" not in third
+    lp_proj.plot_fairness("synthetic00", tmp_path, tmp_path / "fairness.png")
+    assert (tmp_path / "fairness.png").read_bytes().startswith(b"\x89PNG")
     fourth = lp_proj.compare("synthetic00", 4, tmp_path)
     found = lp_proj.curves(Point("synthetic00", "lp-proj-1"), tmp_path)
     assert found[0].scalars == [2310.0, 4620.0, 6930.0]
@@ -185,7 +188,7 @@ def test_tables_under_attack(tmp_path: Path) -> None:
     last, best = (lp_proj.compare("synthetic00", 5, tmp_path, best=choice) for choice in (False, True))
     assert last.splitlines()[0] == "| method | 10 % | paper |"
     assert last.splitlines()[2].endswith("| 0.558/0.150 |")
-    pairs = [(curve.reached(), curve.reached(best=True)) for curve in lp_proj.curves(point, tmp_path)]
+    pairs = [(curve.result(), curve.result(best=True)) for curve in lp_proj.curves(point, tmp_path)]
     assert all(a is not None and b is not None and a[0] <= b[0] for a, b in pairs)
     means = [sum(pair[i][0] for pair in pairs if pair[i]) / 2 for i in (0, 1)]
     for table, mean in zip((last, best), means, strict=True):

@@ -26,7 +26,15 @@ from trilemma.papers.lp_proj.grid import (
     printed,
     quantised_scalars,
 )
-from trilemma.papers.lp_proj.results import Curve, compare, curves, distances, plot_fairness, train_losses
+from trilemma.papers.lp_proj.results import (
+    Curve,
+    Reached,
+    compare,
+    curves,
+    distances,
+    plot_fairness,
+    train_losses,
+)
 
 __all__ = [
     "ATTACKS",
@@ -38,6 +46,7 @@ __all__ = [
     "Curve",
     "Method",
     "Point",
+    "Reached",
     "Task",
     "compare",
     "curves",

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trilemma import data, models, simulate
 from trilemma.config import Config
@@ -19,12 +19,22 @@ from trilemma.simulate.directory import SeedDirectory
 STAR = "*"
 
 
+class Reached(NamedTuple):
+    """What honest clients' models reach: accuracy, its variance over clients, the worst tenth's accuracy."""
+
+    accuracy: float
+    variance: float
+    worst_tenth: float
+
+
+NOTHING = Reached(math.nan, math.nan, math.nan)
+
+
 @dataclass(frozen=True)
 class Curve:
-    """One seed of a point, round by round: accuracy, its variance over clients, scalars and bytes so far."""
+    """One seed of a point, round by round: what was reached, scalars and bytes sent so far."""
 
-    accuracy: list[float]
-    variance: list[float]
+    reached: list[Reached]
     scalars: list[float]
     bytes: list[float]
     diverged: int | None = None
@@ -32,41 +42,37 @@ class Curve:
     @staticmethod
     def read(records: Sequence[Mapping[str, Any]], diverged: int | None) -> Curve:
         """Read the records of a run directory; rounds that were not evaluated keep the last value."""
-        curve = Curve([], [], [], [], diverged)
-        accuracy, variance, scalars, sent = math.nan, math.nan, 0.0, 0.0
+        curve = Curve([], [], [], diverged)
+        reached, scalars, sent = NOTHING, 0.0, 0.0
         for record in records:
             if record["accuracy"] is not None:
-                accuracy, variance = record["accuracy"], record.get("variance", math.nan)
+                reached = Reached(*(record.get(name, math.nan) for name in Reached._fields))
             scalars += record["up_scalars"] + record["down_scalars"]
             sent += record["up_bytes"] + record["down_bytes"]
-            for values, value in zip(
-                (curve.accuracy, curve.variance, curve.scalars, curve.bytes),
-                (accuracy, variance, scalars, sent),
-                strict=True,
-            ):
-                values.append(value)
+            curve.reached.append(reached)
+            curve.scalars.append(scalars)
+            curve.bytes.append(sent)
         return curve
 
-    def reached(self, best: bool = False) -> tuple[float, float] | None:
-        """Return accuracy and variance after the last round or the best; None if the run diverged.
+    def result(self, best: bool = False) -> Reached | None:
+        """Return what the last round reached, or the best one; None if the run diverged.
 
-        >>> Curve([0.5, 0.9, 0.1], [0.2, 0.0, 0.3], [1.0] * 3, [4.0] * 3).reached(best=True)
-        (0.9, 0.0)
+        >>> Curve([Reached(0.9, 0.0, 0.8), Reached(0.1, 0.3, 0.0)], [1.0, 2.0], [4.0, 8.0]).result(best=True)
+        Reached(accuracy=0.9, variance=0.0, worst_tenth=0.8)
         """
         if self.diverged is not None:
             return None
-        round_ = max(range(len(self.accuracy)), key=self.accuracy.__getitem__) if best else -1
-        return self.accuracy[round_], self.variance[round_]
+        return max(self.reached, key=lambda reached: reached.accuracy) if best else self.reached[-1]
 
     def within(self, budget: float) -> float | None:
         """Return the accuracy after the last round that fits the budget in scalars; None if none does."""
-        fitting = [a for a, spent in zip(self.accuracy, self.scalars, strict=True) if spent <= budget]
+        fitting = [r.accuracy for r, spent in zip(self.reached, self.scalars, strict=True) if spent <= budget]
         return fitting[-1] if fitting else None
 
     def until(self, target: float) -> tuple[float, float] | None:
         """Return the scalars and bytes spent when the accuracy first reached the target; None if never."""
-        for reached, scalars, sent in zip(self.accuracy, self.scalars, self.bytes, strict=True):
-            if reached >= target:
+        for reached, scalars, sent in zip(self.reached, self.scalars, self.bytes, strict=True):
+            if reached.accuracy >= target:
                 return scalars, sent
         return None
 
@@ -139,12 +145,12 @@ def _starred(found: Sequence[Curve], best: bool) -> str:
     if not found:
         return ""
     lost = sorted({curve.diverged for curve in found if curve.diverged is not None})
-    kept = [pair for curve in found if (pair := curve.reached(best)) is not None]
+    kept = [result for curve in found if (result := curve.result(best)) is not None]
     rounds = "–".join(str(round_) for round_ in dict.fromkeys((lost[0], lost[-1]))) if lost else ""
     if not kept:
         return f"{STAR} ({rounds})"
-    text = cell([accuracy for accuracy, _ in kept], 3)
-    text += f" ({math.fsum(variance for _, variance in kept) / len(kept):.3f})"
+    text = cell([result.accuracy for result in kept], 3)
+    text += f" ({math.fsum(result.variance for result in kept) / len(kept):.3f})"
     return text + (f"; {len(found) - len(kept)} of {len(found)} {STAR} ({rounds})" if lost else "")
 
 
@@ -155,7 +161,7 @@ def compare(task: str, table: int, out: Path, best: bool = False) -> str:
     """
     methods = [p.method for p in points(task, table) if not p.percent]
     if table == 3:
-        head = ["method", "train loss", "paper", "test accuracy", "paper", "variance", "paper"]
+        head = ["method", "train loss", "paper", "test accuracy", "paper", "variance", "paper", "worst tenth"]
         rows = [_row3(task, method, out) for method in methods]
     elif table == 4:
         head = [
@@ -179,16 +185,17 @@ def _row3(task: str, method: str, out: Path) -> list[str]:
     point = Point(task, method)
     found, paper = curves(point, out), printed(3, task, method) or [""] * 4
     if not found:
-        return [method] + [""] * 6
-    losses, final = train_losses(point, out), [curve.reached() or (None, None) for curve in found]
+        return [method] + [""] * 7
+    losses, results = train_losses(point, out), [curve.result() for curve in found]
     return [
         method,
         cell([loss for loss, _ in losses]),
         paper[0],
-        cell([accuracy for accuracy, _ in final]),
+        cell([result and result.accuracy for result in results]),
         paper[2],
-        cell([variance for _, variance in final]),
+        cell([result and result.variance for result in results]),
         paper[3],
+        cell([result and result.worst_tenth for result in results], 3),
     ]
 
 
@@ -237,9 +244,9 @@ def _distance(table: int, tasks: Sequence[str], method: str, best: bool, out: Pa
     gaps = []
     for task in tasks:
         for share, text in zip(SHARES[table], printed(table, task, method)[1:], strict=True):
-            reached = [curve.reached(best) for curve in _found(table, task, method, share, out)]
-            kept = [pair[0] for pair in reached if pair is not None]
-            if kept and len(kept) == len(reached) and not text.startswith(STAR):
+            results = [curve.result(best) for curve in _found(table, task, method, share, out)]
+            kept = [result.accuracy for result in results if result is not None]
+            if kept and len(kept) == len(results) and not text.startswith(STAR):
                 gaps.append(math.fsum(kept) / len(kept) - float(text.split("/")[0]))
     if not gaps:
         return ""
@@ -248,23 +255,25 @@ def _distance(table: int, tasks: Sequence[str], method: str, best: bool, out: Pa
 
 
 def plot_fairness(task: str, out: Path, picture: Path) -> None:
-    """Draw accuracy against its variance over clients, one point per method of Table 3 that was run."""
+    """Draw two measures of fairness over accuracy, one point per method of Table 3 that was run."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
-    axes, markers = figure.subplots(), itertools.cycle("osD^v<>PX*hp")
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    (left, right), markers = figure.subplots(1, 2), itertools.cycle("osD^v<>PX*hp")
     for number, method in enumerate(point.method for point in points(task, 3)):
-        found = (curve.reached() for curve in curves(Point(task, method), out))
-        kept = [pair for pair in found if pair is not None]
+        found = (curve.result() for curve in curves(Point(task, method), out))
+        kept = [result for result in found if result is not None]
         if kept:
-            x, y = (math.fsum(values) / len(kept) for values in zip(*kept, strict=True))
-            colour = colormaps["tab20"](number)
-            axes.plot(x, y, marker=next(markers), linestyle="none", alpha=0.8, color=colour, label=method)
-    axes.set(xlabel="test accuracy", ylabel="variance over clients", yscale="log")
-    axes.set_title(f"{TASKS[task].title}: bottom right is best")
+            mean = Reached(*(math.fsum(values) / len(kept) for values in zip(*kept, strict=True)))
+            shown = {"marker": next(markers), "color": colormaps["tab20"](number), "alpha": 0.8, "ls": "none"}
+            left.plot(mean.accuracy, mean.variance, label=method, **shown)
+            right.plot(mean.accuracy, mean.worst_tenth, **shown)
+    left.set(xlabel="test accuracy", ylabel="variance over clients", yscale="log", title="lower is fairer")
+    right.set(xlabel="test accuracy", ylabel="accuracy of the worst tenth", title="higher is fairer")
+    figure.suptitle(TASKS[task].title)
     figure.legend(loc="outside right upper", fontsize=8)
-    figure.savefig(picture, dpi=150)
+    figure.savefig(picture, dpi=130)
 
 
 def validation_accuracy(settings: Config, seed: int) -> float:
