@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -121,6 +123,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(HIDDEN), choices=list(HIDDEN))
     parser.add_argument("--polls", type=float, nargs="+", default=[0.2, 3.0])
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a federation is taken down all the same
     table = Table(title=f"{options.clients} clients, median seconds per round; {os.cpu_count()} cores")
     rows = []
     for size in options.sizes:
@@ -128,6 +131,7 @@ def main() -> None:
             stages = measure(options.clients, size, options.rounds, poll, durable)
             stages["own"] = sum(stages[stage] for stage in OWN)
             rows.append((size, poll, durable, stages))
+            print(f"{size:,} parameters, poll {poll:g}, {stages['round']:.2f} s", file=sys.stderr, flush=True)
     for column in ("parameters", "poll", "database", *rows[0][3], "own share"):
         table.add_column(column, justify="right")
     for size, poll, durable, stages in rows:
