@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -227,3 +229,12 @@ def test_every_method_runs_under_attack(method: str, tmp_path: Path) -> None:
     summary = simulate.run(point.config(rounds=2, seeds=(1,)), tmp_path / "run")
     assert summary.diverged == {}
     assert 0.05 < summary.accuracy.mean < 1.0
+
+
+@pytest.mark.slow
+def test_a_mistake_on_the_command_line_is_a_message(tmp_path):
+    command = [sys.executable, "-m", "trilemma.papers.lp_proj", "run", "minst", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "minst" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import torch
 import typer
 
 from trilemma import config, simulate
+from trilemma.errors import UserError
 from trilemma.papers.lp_proj.blowup import growth_table
 from trilemma.papers.lp_proj.grid import METHODS, ROUNDS, Point, lookup, points
 from trilemma.papers.lp_proj.results import (
@@ -36,7 +38,7 @@ def _ran(job: tuple[Point, Path, int, tuple[int, ...]]) -> str:
     return f"{point.folder}: {summary.accuracy.mean} ± {summary.accuracy.std}, diverged {summary.diverged}"
 
 
-app = typer.Typer(add_completion=False, help="The experiments of lp-proj.")
+app = typer.Typer(add_completion=False, help="The experiments of lp-proj.", pretty_exceptions_enable=False)
 Out = Annotated[Path, typer.Option(help="directory of the runs")]
 Processes = Annotated[int, typer.Option(help="points run at the same time, one thread each")]
 
@@ -100,5 +102,14 @@ def tune(task: str, method: str, rounds: int = 60, seed: int = 101, processes: P
         typer.echo(f"{accuracy:.4f}  {choice}")
 
 
+def main() -> None:
+    """Run a command; a user's mistake becomes its message and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+
+
 if __name__ == "__main__":
-    app()
+    main()
