@@ -56,11 +56,15 @@ def test_all_ways_agree(geometry, size, channels, innermost, device):
     exact = [autograd(*parts, geometry) for parts in zip(x, weight, bias, grad, strict=True)]
     values, inputs, weights = (torch.stack(part) for part in zip(*exact, strict=True))
 
-    for way in (convolution.forward, convolution.forward_batched):
+    for way in (convolution.forward, convolution.forward_batched, convolution.forward_grouped):
         leaf = x.clone().requires_grad_()
         z = way(leaf, weight, bias, geometry)
         torch.testing.assert_close(z.detach(), values, **close)
         torch.testing.assert_close(torch.autograd.grad(z, leaf, grad)[0], inputs, **close)
+        own = weight.clone().requires_grad_(), bias.clone().requires_grad_()
+        found = torch.autograd.grad(way(x, *own, geometry), own, grad)
+        for part, expected in zip(found, (weights, grad.sum((1, 3, 4))), strict=True):
+            torch.testing.assert_close(part, expected, **close)
 
     for way in (convolution.forward, convolution.forward_exact):
         leaf = x[0].clone().requires_grad_()
@@ -71,7 +75,11 @@ def test_all_ways_agree(geometry, size, channels, innermost, device):
         for part, expected in zip(found, (inputs[0], weights[0], grad[0].sum((0, 2, 3))), strict=True):
             torch.testing.assert_close(part, expected, **close)
 
-    for find in (convolution.client_gradients, convolution.client_gradients_batched):
+    for find in (
+        convolution.client_gradients,
+        convolution.client_gradients_batched,
+        convolution.client_gradients_grouped,
+    ):
         torch.testing.assert_close(find(x, grad, geometry), weights, **close)
 
     factor = torch.tensor([[0.5, 2.0]], device=device).expand(3, 2)
@@ -83,3 +91,37 @@ def test_all_ways_agree(geometry, size, channels, innermost, device):
         for j in range(2):
             own = autograd(x[i, j : j + 1], weight[i], bias[i], grad[i, j : j + 1], geometry)[2]
             torch.testing.assert_close(each.squared_norms()[i, j], own.square().sum(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_tensor_cores_are_used_only_where_asked_for_and_round_by_ten_bits():
+    generator = Key(3).torch()
+    geometry = Geometry(3, 1, 1)
+    x, weight = (torch.randn(3, 4, 64, 7, 7, generator=generator).cuda() for _ in range(2))
+    weight, bias = weight[:, :, :, :3, :3].repeat(1, 16, 1, 1, 1), torch.zeros(3, 64).cuda()
+    grad = torch.randn(3, 4, 64, 7, 7, generator=generator).cuda()
+
+    def found() -> list[torch.Tensor]:
+        leaf = x.clone().requires_grad_()
+        z = convolution.forward(leaf, weight, bias, geometry)
+        parts = (
+            z.detach(),
+            *torch.autograd.grad(z, leaf, grad),
+            convolution.client_gradients(x, grad, geometry),
+        )
+        return [part.cpu() for part in parts]
+
+    exact = [autograd(*parts, geometry) for parts in zip(x, weight, bias, grad, strict=True)]
+    truth = [torch.stack(part).cpu() for part in zip(*exact, strict=True)]
+    plain = found()
+    torch.set_float32_matmul_precision("high")
+    try:
+        rounded, again = found(), found()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    for expected, fine, coarse, repeated in zip(truth, plain, rounded, again, strict=True):
+        size = expected.std()
+        assert (fine - expected).abs().max() < 1e-5 * size
+        assert 1e-5 * size < (coarse - expected).abs().max() < 1e-2 * size
+        assert torch.equal(coarse, repeated)

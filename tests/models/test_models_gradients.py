@@ -247,13 +247,14 @@ def test_a_model_that_leaves_nothing_on_the_tape_is_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
 @pytest.mark.parametrize("unit", ["none", "client", "example"])
+@pytest.mark.parametrize("uneven", [False, True], ids=["even", "uneven"])
 @pytest.mark.parametrize("name", NAMES)
-def test_cuda_equals_the_loop_and_repeats_bit_for_bit(name, unit, personal):
-    model, params, batch = problem(name, personal=personal, uneven=True)
+def test_cuda_equals_the_loop_and_repeats_bit_for_bit(name, uneven, unit, personal):
+    model, params, batch = problem(name, personal=personal, uneven=uneven)
     if unit == "example" and model.buffers:
         pytest.skip("undefined with batch normalisation")
     threshold = math.inf if unit == "none" else middle(model, params, batch, unit)
-    there = Stack(batch.x.cuda(), batch.y.cuda(), batch.weight.cuda())
+    there = Stack(batch.x.cuda(), batch.y.cuda(), None if batch.weight is None else batch.weight.cuda())
     buffers = model.initial_buffers(3, "cuda") if model.buffers else None
     first, second = (
         models.gradients(model, params.cuda(), there, clip=Clip(unit, threshold), buffers=buffers)
@@ -262,6 +263,9 @@ def test_cuda_equals_the_loop_and_repeats_bit_for_bit(name, unit, personal):
     close(first.value.cpu(), reference(module(name), params, batch, unit, threshold))
     assert torch.equal(first.value, second.value)
     assert first.value.device.type == first.clipped.device.type == "cuda"
+    here = models.gradients(model, params, batch, buffers=model.initial_buffers(3) if model.buffers else None)
+    for name, fresh in first.buffers.items():
+        close(fresh.cpu(), here.buffers[name])
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])

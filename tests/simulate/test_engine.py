@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -119,3 +120,18 @@ def test_wire_cost_counts_up_and_down() -> None:
     _, record = simulate.step(chosen, simulate.start(chosen))
     assert record.facts["up_scalars"] == 7 * 69
     assert record.facts["down_bytes"] == 7 * 69 * 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "inside"),
+    [("tf32", "cuda", "high"), ("tf32", "cpu", "highest"), ("float32", "cuda", "highest")],
+)
+def test_precision_is_set_for_the_run_alone(asked: str, device: str, inside: str) -> None:
+    there = replace(experiment("attack.name=sf", f"run.precision={asked}"), device=torch.device(device))
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with there.precision():
+            assert torch.get_float32_matmul_precision() == inside
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")

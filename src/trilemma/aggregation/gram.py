@@ -183,7 +183,7 @@ def measure(X: Tensor) -> Geometry:
             base = int(np.argmin(near)) if np.isfinite(near).any() else int(np.argmax(finite))
             continue
         tolerance = 2.0**20 if precise else 2.0**6
-        if near[base] <= tolerance * near.min() and (precise or _in_range(X, result)):
+        if near[base] <= tolerance * near.min() and (precise or _in_range(X, result, near)):
             break
         base, precise = int(np.argmin(near)), True
     if X.dtype == torch.float64:  # saturated, hence finite everywhere
@@ -207,14 +207,20 @@ def _sample(X: Tensor) -> Tensor:
 
 def _rough(X: Tensor) -> Geometry:
     """The geometry of a few columns around their median: good enough to choose a base row."""
-    # Widened where it lies: one copy to the host, and none of torch's threads woken for a few numbers.
-    values = X.to(torch.float64).cpu().numpy()
-    finite = np.isfinite(values).all(axis=1)
-    rows = np.clip(values[finite], -LIMIT, LIMIT)
-    middle = np.partition(rows, len(rows) // 2, axis=0)[len(rows) // 2] if len(rows) else 0.0
+    # Laid out column by column where it lies: one copy to the host, sorts along memory, and none of torch's
+    # threads woken for a few numbers.
+    wide = X.T.to(torch.float64 if X.dtype == torch.float64 else torch.float32)
+    values = np.ascontiguousarray((wide.contiguous().cpu() if X.is_cuda else wide).numpy())
+    finite = np.isfinite(values).all(axis=0)
+    if not finite.all():
+        values = values[:, finite]
+    columns = np.clip(values, -LIMIT, LIMIT, dtype=np.float64)
+    if finite.any():
+        middle = np.sort(values, axis=1)[:, values.shape[1] // 2, None]
+        columns -= np.clip(middle, -LIMIT, LIMIT, dtype=np.float64)
     inner = np.full((len(X) + 1, len(X) + 1), np.nan)
     kept = np.append(finite, False)
-    inner[np.ix_(kept, kept)] = (rows - middle) @ (rows - middle).T
+    inner[np.ix_(kept, kept)] = columns.T @ columns
     return Geometry(inner)
 
 
@@ -258,12 +264,10 @@ def _tame(sample: Geometry) -> bool:
     return near.size > 0 and bool(near.max() < 1e24) and bool(np.median(near) > 1e-24)
 
 
-def _in_range(X: Tensor, result: Geometry) -> bool:
+def _in_range(X: Tensor, result: Geometry, near: Array) -> bool:
     """Whether every row that float32 products call non-finite really is, and none is lost to underflow."""
     suspects = [X[int(i)] for i in np.flatnonzero(~result.finite)]
-    return not any(bool(row.isfinite().all()) for row in suspects) and bool(
-        np.median(halfway(result.distances)) > 1e-24
-    )
+    return not any(bool(row.isfinite().all()) for row in suspects) and bool(np.median(near) > 1e-24)
 
 
 def _saturated(X: Tensor) -> Tensor:

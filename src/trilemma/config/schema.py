@@ -146,6 +146,9 @@ class RunTable(Table):
     rounds: int = Field(default=100, ge=1, description="number of rounds T")
     seeds: tuple[int, ...] = Field(default=(1,), min_length=1, description="one run per seed")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to compute")
+    precision: Literal["float32", "tf32"] = Field(
+        default="float32", description="tf32: a GPU's tensor cores may round factors of products to 10 bits"
+    )
     evaluate_every: int | None = Field(
         default=None, ge=1, description="rounds between evaluations; default: about 50 in a run"
     )

@@ -258,19 +258,12 @@ class EpochBatches(Sequence[Batch]):
         x, y = self._data._splits["train"].gather(self._slots[step])
         present = self._present[step]
         key = self._key.fold("step", self._start + step)
-        weight = self._data._tensor(present / present.sum(axis=1, keepdims=True))
+        # Without padding every example weighs the same, and models need not look for any.
+        weight = None if present.all() else self._data._tensor(present / present.sum(axis=1, keepdims=True))
         return Batch(self._data._augmented(x, self._ids, key), y, weight)
 
     def __iter__(self) -> Iterator[Batch]:
         return (self[step] for step in range(len(self)))
-
-    def stacked(self) -> Batch:
-        """Return all steps in one batch of shape (steps, k, b, …); mind the memory."""
-        batches = list(self)
-        weights = [batch.weight for batch in batches if batch.weight is not None]
-        return Batch(
-            torch.stack([b.x for b in batches]), torch.stack([b.y for b in batches]), torch.stack(weights)
-        )
 
 
 class _Loader:

@@ -3,7 +3,11 @@
 Everything follows from columns (im2col): with the window of output position p of example i as a row of
 Cᵢ (positions × c·kernel²) and ∂ℓᵢ/∂z as Dᵢ (positions × out), the example's weight gradient is Dᵢᵀ Cᵢ, a
 client's is the sum of its examples'. Where the library underneath has a better kernel it is used instead; the
-choice depends on the device and the shapes alone and was made from measurements (docs/gradients.md).
+choice depends on the device, the shapes and the precision asked for, and was made from measurements
+(docs/gradients.md).
+
+Products are in full float32 unless `torch.set_float32_matmul_precision` allows less: "high" lets a GPU's
+tensor cores round the factors to TF32 (10 bits of mantissa), which `[run] precision = "tf32"` asks for.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ class Geometry:
 def forward(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
     """Convolve (…, b, c, h, w) with shared weights (out, c, ·, ·) or personal ones (k, out, c, ·, ·)."""
     if weight.dim() == 5 and x.is_cuda:
-        return forward_batched(x, weight, bias, geometry)
+        grouped = _grouping_pays(weight.shape[1], weight.shape[2], geometry)
+        return (forward_grouped if grouped else forward_batched)(x, weight, bias, geometry)
     if weight.dim() == 5:
         # One call per client: on a CPU each is large enough to fill it.
         each = zip(x, weight, bias, strict=True)
@@ -62,7 +67,7 @@ def forward_exact(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -
     """Convolve (b, c, h, w) with shared weights in full float32 and by a deterministic algorithm.
 
     By default cuDNN rounds the operands of float32 convolutions to TF32 and may choose algorithms whose sums
-    are not reproducible. Both are asked for otherwise in every call here, whatever the global switches say.
+    are not reproducible. Here TF32 needs asking for, as for products, and sums are always reproducible.
     """
     z: Tensor = _Exact.apply(x, weight, bias, geometry)  # type: ignore[no-untyped-call]
     return z
@@ -89,15 +94,69 @@ class _Exact(torch.autograd.Function):
 
 
 def _convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, back_to: Sequence[int] | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    back_to: Sequence[int] | None,
+    groups: int = 1,
 ) -> Tensor:
     """Convolve, or convolve transposed, back to an input of height and width `back_to`."""
     reached = [geometry.stride * (n - 1) - 2 * geometry.padding + geometry.kernel for n in x.shape[2:]]
     beyond = [0, 0] if back_to is None else [n - m for n, m in zip(back_to, reached, strict=True)]
-    move = [geometry.stride] * 2, [geometry.padding] * 2, [1, 1], back_to is not None, beyond, 1
+    move = [geometry.stride] * 2, [geometry.padding] * 2, [1, 1], back_to is not None, beyond, groups
     # The last four: benchmark, deterministic, cudnn_enabled, allow_tf32.
     call: Any = torch.ops.aten._convolution
-    return call(x, weight, bias, *move, False, True, True, False)  # type: ignore[no-any-return]
+    return call(x, weight, bias, *move, False, True, True, _tf32())  # type: ignore[no-any-return]
+
+
+def _tf32() -> bool:
+    """Whether factors may be rounded to TF32."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def _grouping_pays(outputs: int, inputs: int, geometry: Geometry) -> bool:
+    """Whether one grouped convolution beats batched products: only on tensor cores, with many channels.
+
+    cuDNN has no fast grouped kernel for full float32, few channels or strides.
+    """
+    return _tf32() and min(outputs, inputs) >= 32 and geometry.stride == 1
+
+
+def forward_grouped(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+    """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·) as k groups of channels.
+
+    The result lies in memory as (b, k, out, h, w), as the next such convolution wants its input.
+    """
+    given = _side_by_side(x), weight.flatten(0, 1), bias.flatten(), geometry, len(x)
+    z: Tensor = _Grouped.apply(*given)  # type: ignore[no-untyped-call]
+    return z.view(x.shape[1], len(x), -1, *z.shape[2:]).transpose(0, 1)
+
+
+class _Grouped(torch.autograd.Function):
+    """A convolution of k groups, (b, k·c, h, w) to (b, k·out, h', w'), and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry, groups: int) -> Tensor:
+        ctx.save_for_backward(weight, x if ctx.needs_input_grad[1] else None)
+        ctx.size, ctx.geometry, ctx.groups = x.shape[2:], geometry, groups
+        return _convolve(x, weight, bias, geometry, None, groups)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad, (weight, x), needs = grads[0].contiguous(), ctx.saved_tensors, ctx.needs_input_grad
+        return (
+            _convolve(grad, weight, None, ctx.geometry, ctx.size, ctx.groups) if needs[0] else None,
+            _weight_gradient(x, grad, ctx.geometry, ctx.groups) if needs[1] else None,
+            grad.sum((0, 2, 3)) if needs[2] else None,
+            None,
+            None,
+        )
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """(k, b, c, h, w) → (b, k·c, h, w), without a copy where memory lies so."""
+    return x.transpose(0, 1).flatten(1, 2).contiguous()
 
 
 def forward_batched(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
@@ -177,7 +236,8 @@ def example_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> ExampleGra
 def client_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     """Return each client's weight gradient (k, out, c, ·, ·) from inputs and ∂loss/∂output (k, b, …)."""
     if x.is_cuda:
-        return client_gradients_batched(x, grad, geometry)
+        grouped = _grouping_pays(grad.shape[2], x.shape[2], geometry)
+        return (client_gradients_grouped if grouped else client_gradients_batched)(x, grad, geometry)
     if x.shape[2] == 1:
         return example_gradients(x, grad, geometry).combine(x.new_ones(x.shape[:2]))
     return torch.stack([_weight_gradient(a, g, geometry) for a, g in zip(x, grad, strict=True)])
@@ -191,11 +251,18 @@ def client_gradients_batched(x: Tensor, grad: Tensor, geometry: Geometry) -> Ten
     return products.view(*each.shape[:2], x.shape[2], geometry.kernel, geometry.kernel)
 
 
-def _weight_gradient(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
-    """Return the weight gradient (out, c, ·, ·) of one client's examples (b, …)."""
-    shape = grad.shape[1], x.shape[1], geometry.kernel, geometry.kernel
+def client_gradients_grouped(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+    """Return each client's weight gradient (k, out, c, ·, ·) by one grouped convolution."""
+    flat = _weight_gradient(_side_by_side(x), _side_by_side(grad), geometry, len(x))
+    return flat.view(len(x), -1, *flat.shape[1:])
+
+
+def _weight_gradient(x: Tensor, grad: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
+    """Return the weight gradient (out, c/groups, ·, ·) of one client's examples (b, …), or of k groups."""
+    shape = grad.shape[1], x.shape[1] // groups, geometry.kernel, geometry.kernel
     weight = x.new_empty(()).expand(shape)  # only its shape is read
     move = [geometry.stride] * 2, [geometry.padding] * 2, [1, 1]
     backward: Any = torch.ops.aten.convolution_backward
-    _, result, _ = backward(grad, x, weight, None, *move, False, [0, 0], 1, [False, True, False])
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=_tf32()):
+        _, result, _ = backward(grad, x, weight, None, *move, False, [0, 0], groups, [False, True, False])
     return result  # type: ignore[no-any-return]

@@ -49,6 +49,8 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor
 
 def train(x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None) -> tuple[Tensor, Statistics]:
     """Normalise (k, b, c, h, w) by each client's own statistics; `present` (k, b) is 0 at padding."""
+    if x.is_cuda and present is None:
+        return _fused(x, weight, bias)
     with torch.no_grad():
         area = x.shape[3] * x.shape[4]
         seen = x.new_full((len(x), 1), x.shape[1]) if present is None else present.sum(1, keepdim=True)
@@ -63,6 +65,41 @@ def train(x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None) -> tu
         statistics = Statistics(mean, torch.rsqrt(variance + EPSILON), count)
     z: Tensor = _Normalise.apply(x, weight, bias, centred, real, statistics)  # type: ignore[no-untyped-call]
     return z, statistics
+
+
+def _fused(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Statistics]:
+    """The same by the library's kernel, which knows no padding but reads x twice and not ten times."""
+    order, flat = _merged(x)
+    gain, shift = (part.expand(len(x), x.shape[2]).flatten() for part in (weight, bias))
+    z, mean, inverse = torch.native_batch_norm(flat, gain, shift, None, None, True, 0.0, EPSILON)
+    mean, inverse = (part.detach().view(len(x), -1) for part in (mean, inverse))
+    count = x.new_full((len(x), 1), x[0, :, 0].numel())
+    return z.view(x.permute(order).shape).permute(order), Statistics(mean, inverse, count)
+
+
+def parameter_gradients(x: Tensor, grad: Tensor, statistics: Statistics) -> tuple[Tensor, Tensor]:
+    """Return Σ ∂ℓ/∂z · x̂ and Σ ∂ℓ/∂z of every client and channel, (k, c) each."""
+    if not x.is_cuda:
+        scaled = (grad * (x - per_channel(statistics.mean))).sum(AXES) * statistics.inverse
+        return scaled, grad.sum(AXES)
+    order, flat = _merged(x)
+    ones, mean, inverse = x.new_ones(flat.shape[1]), statistics.mean.flatten(), statistics.inverse.flatten()
+    backward: Any = torch.ops.aten.native_batch_norm_backward
+    given = grad.permute(order).reshape(flat.shape)
+    asked = [False, True, True]
+    _, scaled, summed = backward(given, flat, ones, None, None, mean, inverse, True, EPSILON, asked)
+    return scaled.view(len(x), -1), summed.view(len(x), -1)
+
+
+def _merged(x: Tensor) -> tuple[tuple[int, ...], Tensor]:
+    """(k, b, c, h, w) → (n, k·c, l): clients are further channels; a view where memory lies in such an order.
+
+    Return the order of axes too, which is its own inverse: that of batched products, k c b, or else b k c.
+    """
+    clients, size, channels = x.shape[:3]
+    if x.transpose(1, 2).is_contiguous():
+        return (0, 2, 1, 3, 4), x.transpose(1, 2).reshape(1, clients * channels, -1)
+    return (1, 0, 2, 3, 4), x.transpose(0, 1).reshape(size, clients * channels, -1)
 
 
 def _sum(values: Tensor, real: Tensor | None) -> Tensor:

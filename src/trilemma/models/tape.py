@@ -26,7 +26,7 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.models import convolution
 from trilemma.models.convolution import Geometry
-from trilemma.models.normalisation import AXES, Statistics, per_channel
+from trilemma.models.normalisation import AXES, Statistics, parameter_gradients
 
 
 class Tap(Protocol):
@@ -163,10 +163,9 @@ class NormTap:
 
     def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
         """Write G_γ = Σ ∂ℓ/∂z · x̂ and G_β = Σ ∂ℓ/∂z."""
-        centred = self.input - per_channel(self.statistics.mean)
-        scaled = torch.sum(grad * centred, AXES) * self.statistics.inverse
+        scaled, summed = parameter_gradients(self.input, grad, self.statistics)
         out[f"{self.name}.weight"].copy_(scaled)
-        torch.sum(grad, AXES, out=out[f"{self.name}.bias"])
+        out[f"{self.name}.bias"].copy_(summed)
 
     def examples(self, grad: Tensor) -> ByExample:
         """Refuse: with batch normalisation an example's loss depends on the whole batch."""

@@ -112,6 +112,11 @@ def start(experiment: Experiment) -> Progress:
 
 def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     """Run one round: clients, then the attack, then the server."""
+    with experiment.precision():
+        return _step(experiment, progress)
+
+
+def _step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     algorithm = experiment.resolved.algorithm
     key = experiment.key.fold("round", progress.round)
     heard = experiment.sampled(progress.round)

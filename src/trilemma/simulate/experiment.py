@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -86,6 +87,17 @@ class Experiment:
             return np.full(rounds, np.inf)
         accountant: privacy.Accountant = "exact" if release.sampling.scheme == "none" else "rdp"
         return privacy.epsilon_curve(release, threat, rounds, self.config.privacy.delta, accountant)
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """Compute inside as `[run] precision` says; torch's switch is put back afterwards."""
+        before = torch.get_float32_matmul_precision()
+        rounds = self.config.run.precision == "tf32" and self.device.type == "cuda"
+        torch.set_float32_matmul_precision("high" if rounds else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def sampled(self, round_: int) -> tuple[int, ...]:
         """The clients whose messages are aggregated in a round: all of them, or S drawn uniformly."""

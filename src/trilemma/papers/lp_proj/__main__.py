@@ -29,10 +29,10 @@ def _tried(job: tuple[Point, dict[str, Any], int, int]) -> tuple[float, dict[str
     return validation_accuracy(point.config(rounds, (seed,), choice), seed), choice
 
 
-def _ran(job: tuple[Point, Path, int, tuple[int, ...]]) -> str:
-    point, out, rounds, seeds = job
+def _ran(job: tuple[Point, Path, int, tuple[int, ...], list[str]]) -> str:
+    point, out, rounds, seeds, changes = job
     torch.set_num_threads(1)
-    summary = simulate.run_or_resume(point.config(rounds, seeds), out / point.folder)
+    summary = simulate.run_or_resume(point.config(rounds, seeds).with_(*changes), out / point.folder)
     if not point.percent:
         train_losses(point, out)
     return f"{point.folder}: {summary.accuracy.mean} ± {summary.accuracy.std}, diverged {summary.diverged}"
@@ -52,11 +52,14 @@ def run(
     seeds: str = "1-5",
     processes: Processes = 1,
     only: Annotated[str, typer.Option(help="methods, separated by semicolons")] = "",
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="change the configuration: run.precision=tf32")
+    ] = None,
 ) -> None:
     """Run the points of a table; points that are finished are not run again."""
     wanted = [name.strip() for name in only.split(";") if name.strip()]
     chosen = [p for p in points(task, table) if not wanted or p.method in wanted]
-    jobs = [(point, out, rounds, config.parse_seeds(seeds)) for point in chosen]
+    jobs = [(point, out, rounds, config.parse_seeds(seeds), changes or []) for point in chosen]
     with ProcessPoolExecutor(processes) as pool:
         for line in pool.map(_ran, jobs):
             typer.echo(line)
