@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -30,7 +31,7 @@ from torch.nn.utils import vector_to_parameters
 
 from trilemma import models
 from trilemma.keys import Key
-from trilemma.models import Clip, convolution, groups
+from trilemma.models import Clip, convolution, groups, normalisation
 from trilemma.models.convolution import Geometry
 
 
@@ -326,6 +327,52 @@ def rules(arguments: argparse.Namespace) -> None:
     groups.CACHE = chosen
 
 
+def cuda_rules(arguments: argparse.Namespace) -> None:
+    """Time the alternatives between which the library's fixed rules choose on a GPU, for personal layers."""
+    clients, size = arguments.clients, arguments.batch or 64
+    generator = Key(2).torch()
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).cuda()
+
+    def convolved(forward: Any, weigh: Any, precision: str, *given: Any) -> None:
+        x, weight, shift, grad, geometry = given
+        torch.set_float32_matmul_precision(precision)
+        leaf = x.detach().requires_grad_()
+        torch.autograd.grad(forward(leaf, weight, shift, geometry), leaf, grad)
+        weigh(x, grad, geometry)
+
+    def normalised(x: Tensor, grad: Tensor, scale: Tensor, present: Tensor | None) -> None:
+        leaf = x.detach().requires_grad_()
+        z, _ = normalisation.train(leaf, scale, scale, present)
+        torch.autograd.grad(z, leaf, grad)
+
+    ways = {
+        "columns": (convolution.forward_batched, convolution.client_gradients_batched, "highest"),
+        "columns, TF32": (convolution.forward_batched, convolution.client_gradients_batched, "high"),
+        "groups": (convolution.forward_grouped, convolution.client_gradients_grouped, "highest"),
+        "groups, TF32": (convolution.forward_grouped, convolution.client_gradients_grouped, "high"),
+    }
+    for inputs, outputs, wide, geometry in (
+        (64, 64, 7, Geometry(3, 1, 1)),
+        (128, 128, 4, Geometry(3, 1, 1)),
+        (64, 128, 7, Geometry(3, 2, 1)),
+        (1, 64, 28, Geometry(7, 2, 3)),
+        (6, 16, 14, Geometry(5)),
+    ):
+        reached = geometry.output(wide)
+        x, grad = draw(clients, size, inputs, wide, wide), draw(clients, size, outputs, reached, reached)
+        weight = draw(clients, outputs, inputs, geometry.kernel, geometry.kernel)
+        scale = draw(clients, outputs)
+        tried = {way: partial(convolved, *how, x, weight, scale, grad, geometry) for way, how in ways.items()}
+        times = clock(tried, arguments)
+        torch.set_float32_matmul_precision("highest")
+        norms = {"plain": torch.ones(clients, size, device="cuda"), "fused": None}
+        times |= clock({n: partial(normalised, grad, grad, scale, p) for n, p in norms.items()}, arguments)
+        what = f"{inputs}→{outputs} {geometry.kernel}×{geometry.kernel} at {wide}×{wide}, then normalisation"
+        print(f"{what:<44}" + "   ".join(f"{name} {elapsed:.2f} ms" for name, elapsed in times.items()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -347,7 +394,7 @@ def main() -> None:
         torch.backends.cudnn.allow_tf32 = False  # the peers too compute in full float32
         print(torch.cuda.get_device_name())
     if arguments.rules:
-        rules(arguments)
+        (cuda_rules if arguments.device == "cuda" else rules)(arguments)
         return
     for name in arguments.models:
         for kind in arguments.parameters:

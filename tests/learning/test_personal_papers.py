@@ -238,3 +238,15 @@ def test_a_mistake_on_the_command_line_is_a_message(tmp_path):
     assert done.returncode == 2
     assert "minst" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_no_attack_touches_local(tmp_path: Path) -> None:
+    """Local hears nobody: under any attack of the same liars, the same honest clients score the same."""
+    scores = []
+    for attack in ("same_value", "scaled_flip", "gaussian", "data_poison"):
+        point = Point("synthetic00", "Local, 20 steps", attack, 20)
+        summary = simulate.run(point.config(rounds=2, seeds=(1,)), tmp_path / point.folder)
+        scores.append(summary.accuracy.mean)
+    clean = simulate.run(Point("synthetic00", "Local, 20 steps").config(2, (1,)), tmp_path / "clean")
+    assert len(set(scores)) == 1
+    assert scores[0] != clean.accuracy.mean  # the liars are not scored

@@ -144,19 +144,13 @@ class FederatedData:
             raise UserError(f"steps = {steps}, start = {start}: both must be at least 0")
         held = self._training(ids, size)
         sizes = held.sizes[list(ids)].tolist()
-        loaders = [_Loader(m, size, key.fold("client", i)) for i, m in zip(ids, sizes, strict=True)]
-        draws = [loader.batch(start + step) for loader in loaders for step in range(steps)]
         width = min(size, max(sizes))
-        slots, present = _pack(np.repeat(held.offsets[list(ids)], steps), draws, width)
-        per_client = (len(ids), steps, width)
-        return EpochBatches(
-            self,
-            slots.reshape(per_client).swapaxes(0, 1),
-            present.reshape(per_client).swapaxes(0, 1),
-            tuple(ids),
-            key,
-            start,
-        )
+        slots = np.empty((steps, len(ids), width), dtype=np.int64)
+        counts = np.empty((steps, len(ids)), dtype=np.int64)
+        for k, (i, m) in enumerate(zip(ids, sizes, strict=True)):
+            drawn, counts[:, k] = _shuffled(m, size, range(start, start + steps), key.fold("client", i))
+            slots[:, k] = held.offsets[i] + drawn[:, :width]
+        return EpochBatches(self, slots, np.arange(width) < counts[..., None], tuple(ids), key, start)
 
     def everything(self, ids: Sequence[int], split: Split = "train") -> Batch:
         """Return all examples of each client, padded with weight 0 to the largest.
@@ -266,19 +260,23 @@ class EpochBatches(Sequence[Batch]):
         return (self[step] for step in range(len(self)))
 
 
-class _Loader:
-    """The order in which one client's loader gives out examples, as a function of the step."""
+def _shuffled(examples: int, size: int, steps: range, key: Key) -> tuple[np.ndarray, np.ndarray]:
+    """Return what one client's loader gives out in some steps, (steps, size), and how much of it is real.
 
-    def __init__(self, examples: int, size: int, key: Key) -> None:
-        self._examples, self._size, self._key = examples, size, key
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+    Every epoch is shuffled from a key of its own, and its last batch filled up with example 0.
 
-    def batch(self, step: int) -> np.ndarray:
-        epoch, position = divmod(step, math.ceil(self._examples / self._size))
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = self._key.fold("epoch", epoch).numpy().permutation(self._examples)
-        return self._order[position * self._size : (position + 1) * self._size]
+    >>> drawn, counts = _shuffled(5, 2, range(6), Key(1))
+    >>> counts.tolist(), sorted(drawn[:3].flatten()[:5].tolist()), drawn[5].tolist()[1]
+    ([2, 2, 1, 2, 2, 1], [0, 1, 2, 3, 4], 0)
+    """
+    per_epoch = math.ceil(examples / size)
+    epochs = range(steps.start // per_epoch, -(-steps.stop // per_epoch))
+    order = np.zeros((len(epochs), per_epoch * size), dtype=np.int64)
+    for row, epoch in zip(order, epochs, strict=True):
+        row[:examples] = key.fold("epoch", epoch).numpy().permutation(examples)
+    batch = np.arange(steps.start, steps.stop)
+    counts = np.minimum(size, examples - size * (batch % per_epoch))
+    return order.reshape(-1, size)[batch - epochs.start * per_epoch], counts
 
 
 def _pack(first: np.ndarray, draws: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:

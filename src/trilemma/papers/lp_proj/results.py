@@ -231,7 +231,7 @@ def distances(tasks: Sequence[str], out: Path) -> str:
     Each cell: the mean over the attacked cells of |ours − paper| and, in brackets, of ours − paper; for the
     last round, then for the best. Cells that either stars, in part or whole, are left out.
     """
-    methods = TABLES[5]
+    methods = [method for method in TABLES[5] if all(printed(5, task, method) for task in tasks)]
     head = ["method", *itertools.chain(*([f"Table {t}, last", "best"] for t in ATTACKS))]
     rows = [
         [method, *(_distance(table, tasks, method, best, out) for table in ATTACKS for best in (False, True))]
