@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -135,3 +138,30 @@ def test_precision_is_set_for_the_run_alone(asked: str, device: str, inside: str
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_precision_is_for_clients_and_not_for_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, seen = [False], {}
+
+    @contextmanager
+    def rounded(self: simulate.Experiment) -> Iterator[None]:
+        inside[0] = True
+        yield
+        inside[0] = False
+
+    monkeypatch.setattr(simulate.Experiment, "precision", rounded)
+    plain = experiment("attack.name=sf")
+    algorithm = plain.resolved.algorithm
+
+    def client(*given: Any) -> Any:
+        seen["client"] = inside[0]
+        return algorithm.client(*given)
+
+    def server(*given: Any) -> Any:
+        seen["server"] = inside[0]
+        return algorithm.server(*given)
+
+    watched = replace(plain.resolved, algorithm=replace(algorithm, client=client, server=server))
+    spied = replace(plain, resolved=watched)
+    simulate.step(spied, simulate.start(spied))
+    assert seen == {"client": True, "server": False}

@@ -147,7 +147,8 @@ class RunTable(Table):
     seeds: tuple[int, ...] = Field(default=(1,), min_length=1, description="one run per seed")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to compute")
     precision: Literal["float32", "tf32"] = Field(
-        default="float32", description="tf32: a GPU's tensor cores may round factors of products to 10 bits"
+        default="float32",
+        description="tf32: while clients train, a GPU may round factors of products to 10 bits",
     )
     evaluate_every: int | None = Field(
         default=None, ge=1, description="rounds between evaluations; default: about 50 in a run"

@@ -112,17 +112,12 @@ def start(experiment: Experiment) -> Progress:
 
 def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     """Run one round: clients, then the attack, then the server."""
-    with experiment.precision():
-        return _step(experiment, progress)
-
-
-def _step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     algorithm = experiment.resolved.algorithm
     key = experiment.key.fold("round", progress.round)
     heard = experiment.sampled(progress.round)
     watch = Stopwatch(experiment.device)
 
-    with watch.stage("clients"):
+    with watch.stage("clients"), experiment.precision():
         stepped, sent = _clients(experiment, progress, heard)
         honest = [row for row, i in enumerate(stepped) if i not in experiment.byzantine]
         _check_finite(experiment, progress.round, sent, honest)

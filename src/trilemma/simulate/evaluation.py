@@ -57,11 +57,6 @@ def evaluate(experiment: Experiment, params: Tensor, buffers: models.Buffers | N
 
     `buffers` are those clients' running statistics, for models that have them.
     """
-    with experiment.precision():
-        return _evaluate(experiment, params, buffers)
-
-
-def _evaluate(experiment: Experiment, params: Tensor, buffers: models.Buffers | None) -> Evaluation:
     clients, federated = experiment.clients, experiment.clients.data
     if params.dim() == 1 and not federated.holdings.test and not buffers:
         x, y = federated.dataset.x_test, federated.dataset.y_test

@@ -90,7 +90,10 @@ class Experiment:
 
     @contextmanager
     def precision(self) -> Iterator[None]:
-        """Compute inside as `[run] precision` says; torch's switch is put back afterwards."""
+        """Multiply inside as `[run] precision` says; torch's switch is put back afterwards.
+
+        For what clients compute: rules and scores stay in full precision.
+        """
         before = torch.get_float32_matmul_precision()
         rounds = self.config.run.precision == "tf32" and self.device.type == "cuda"
         torch.set_float32_matmul_precision("high" if rounds else "highest")
