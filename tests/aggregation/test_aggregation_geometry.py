@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,8 @@ from trilemma.aggregation.benchmark import extra_memory
 from trilemma.aggregation.combine import weighted_sum
 from trilemma.aggregation.gram import WIDE, Geometry, geometry
 from trilemma.errors import UserError
+
+gram = importlib.import_module("trilemma.aggregation.gram")  # the package exports a function of that name
 
 N = 7
 
@@ -188,3 +192,19 @@ def test_gram_matrices_that_make_no_sense():
 
 def test_featureless_geometry_has_no_distances():
     assert Geometry(np.zeros((4, 4))).distances.max() == 0
+
+
+def test_one_pass_suffices_although_everything_is_far_from_the_origin(monkeypatch):
+    """The base row is chosen around the median: 1e12 away, products of the rows themselves say nothing."""
+    X = normal(20, 5000).double()
+    X[:9] += 1e3 * normal(9, 5000, seed=1)
+    bases, one_pass = [], gram._pass
+
+    def counted(X: torch.Tensor, k: int, precise: bool) -> np.ndarray:
+        bases.append(k)
+        return one_pass(X, k, precise)
+
+    monkeypatch.setattr(gram, "_pass", counted)
+    found = geometry(X + 1e12)
+    assert len(bases) == 1
+    assert found.base is not None and found.base >= 9
