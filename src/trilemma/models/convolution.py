@@ -69,26 +69,31 @@ def forward_exact(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -
     By default cuDNN rounds the operands of float32 convolutions to TF32 and may choose algorithms whose sums
     are not reproducible. Here TF32 needs asking for, as for products, and sums are always reproducible.
     """
-    z: Tensor = _Exact.apply(x, weight, bias, geometry)  # type: ignore[no-untyped-call]
+    z: Tensor = _Convolution.apply(x, weight, bias, geometry, 1)  # type: ignore[no-untyped-call]
     return z
 
 
-class _Exact(torch.autograd.Function):
-    """A convolution and its gradients. On the tape weights need none here, and get theirs later."""
+class _Convolution(torch.autograd.Function):
+    """A convolution of groups of channels and its gradients; on the tape weights need none here."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry, groups: int) -> Tensor:
         ctx.save_for_backward(weight, x if ctx.needs_input_grad[1] else None)
-        ctx.size, ctx.geometry = x.shape[2:], geometry
-        return _convolve(x, weight, bias, geometry, None)
+        ctx.size, ctx.geometry, ctx.groups = x.shape[2:], geometry, groups
+        return _convolve(x, weight, bias, geometry, None, groups)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (weight, x), needs = grads, ctx.saved_tensors, ctx.needs_input_grad
+        (grad,), (weight, x), needs, k = grads, ctx.saved_tensors, ctx.needs_input_grad, ctx.groups
+        slope = None
+        if needs[1]:  # by columns: cuDNN's own weight gradients may be less exact
+            inputs, outputs = (part.unflatten(1, (k, -1)).transpose(0, 1) for part in (x, grad))
+            slope = client_gradients_batched(inputs, outputs, ctx.geometry).flatten(0, 1)
         return (
-            _convolve(grad, weight, None, ctx.geometry, ctx.size) if needs[0] else None,
-            client_gradients_batched(x[None], grad[None], ctx.geometry)[0] if needs[1] else None,
+            _convolve(grad, weight, None, ctx.geometry, ctx.size, k) if needs[0] else None,
+            slope,
             grad.sum((0, 2, 3)) if needs[2] else None,
+            None,
             None,
         )
 
@@ -129,29 +134,8 @@ def forward_grouped(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry)
     The result lies in memory as (b, k, out, h, w), as the next such convolution wants its input.
     """
     given = _side_by_side(x), weight.flatten(0, 1), bias.flatten(), geometry, len(x)
-    z: Tensor = _Grouped.apply(*given)  # type: ignore[no-untyped-call]
+    z: Tensor = _Convolution.apply(*given)  # type: ignore[no-untyped-call]
     return z.view(x.shape[1], len(x), -1, *z.shape[2:]).transpose(0, 1)
-
-
-class _Grouped(torch.autograd.Function):
-    """A convolution of k groups, (b, k·c, h, w) to (b, k·out, h', w'), and its gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry, groups: int) -> Tensor:
-        ctx.save_for_backward(weight, x if ctx.needs_input_grad[1] else None)
-        ctx.size, ctx.geometry, ctx.groups = x.shape[2:], geometry, groups
-        return _convolve(x, weight, bias, geometry, None, groups)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad, (weight, x), needs = grads[0].contiguous(), ctx.saved_tensors, ctx.needs_input_grad
-        return (
-            _convolve(grad, weight, None, ctx.geometry, ctx.size, ctx.groups) if needs[0] else None,
-            _weight_gradient(x, grad, ctx.geometry, ctx.groups) if needs[1] else None,
-            grad.sum((0, 2, 3)) if needs[2] else None,
-            None,
-            None,
-        )
 
 
 def _side_by_side(x: Tensor) -> Tensor:
