@@ -250,3 +250,13 @@ def test_no_attack_touches_local(tmp_path: Path) -> None:
     clean = simulate.run(Point("synthetic00", "Local, 20 steps").config(2, (1,)), tmp_path / "clean")
     assert len(set(scores)) == 1
     assert scores[0] != clean.accuracy.mean  # the liars are not scored
+
+
+def test_changed_settings_are_read_before_anything_runs(tmp_path: Path) -> None:
+    """FedAvg has no personal_lr: the command says so and leaves nothing behind, not even Ditto's run."""
+    command = ["run", "synthetic00", "--only", "Ditto;FedAvg", "--rounds", "1", "--seeds", "1"]
+    wrong = [*command, "--out", str(tmp_path), "--set", "algorithm.personal_lr=0.05"]
+    refused = subprocess.run([sys.executable, "-m", "trilemma.papers.lp_proj", *wrong], capture_output=True)
+    assert refused.returncode == 2
+    assert b"personal_lr" in refused.stderr
+    assert not list(tmp_path.iterdir())

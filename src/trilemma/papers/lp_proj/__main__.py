@@ -11,6 +11,7 @@ import torch
 import typer
 
 from trilemma import config, simulate
+from trilemma.config import Config
 from trilemma.errors import UserError
 from trilemma.papers.lp_proj.blowup import growth_table
 from trilemma.papers.lp_proj.grid import METHODS, ROUNDS, Point, lookup, points
@@ -29,10 +30,10 @@ def _tried(job: tuple[Point, dict[str, Any], int, int]) -> tuple[float, dict[str
     return validation_accuracy(point.config(rounds, (seed,), choice), seed), choice
 
 
-def _ran(job: tuple[Point, Path, int, tuple[int, ...], list[str]]) -> str:
-    point, out, rounds, seeds, changes = job
+def _ran(job: tuple[Point, Config, Path]) -> str:
+    point, settings, out = job
     torch.set_num_threads(1)
-    summary = simulate.run_or_resume(point.config(rounds, seeds).with_(*changes), out / point.folder)
+    summary = simulate.run_or_resume(settings, out / point.folder)
     if not point.percent:
         train_losses(point, out)
     return f"{point.folder}: {summary.accuracy.mean} ± {summary.accuracy.std}, diverged {summary.diverged}"
@@ -59,7 +60,8 @@ def run(
     """Run the points of a table; points that are finished are not run again."""
     wanted = [name.strip() for name in only.split(";") if name.strip()]
     chosen = [p for p in points(task, table) if not wanted or p.method in wanted]
-    jobs = [(point, out, rounds, config.parse_seeds(seeds), changes or []) for point in chosen]
+    numbers = config.parse_seeds(seeds)  # all settings are read before anything runs
+    jobs = [(point, point.config(rounds, numbers).with_(*(changes or [])), out) for point in chosen]
     with ProcessPoolExecutor(processes) as pool:
         for line in pool.map(_ran, jobs):
             typer.echo(line)
