@@ -252,11 +252,20 @@ def test_no_attack_touches_local(tmp_path: Path) -> None:
     assert scores[0] != clean.accuracy.mean  # the liars are not scored
 
 
-def test_changed_settings_are_read_before_anything_runs(tmp_path: Path) -> None:
-    """FedAvg has no personal_lr: the command says so and leaves nothing behind, not even Ditto's run."""
-    command = ["run", "synthetic00", "--only", "Ditto;FedAvg", "--rounds", "1", "--seeds", "1"]
-    wrong = [*command, "--out", str(tmp_path), "--set", "algorithm.personal_lr=0.05"]
-    refused = subprocess.run([sys.executable, "-m", "trilemma.papers.lp_proj", *wrong], capture_output=True)
+@pytest.mark.parametrize(
+    ("only", "change", "named"),
+    [
+        ("Ditto;FedAvg", "algorithm.personal_lr=0.05", b"personal_lr"),
+        ("Ditto;Locl", "run.rounds=1", b"Local"),
+    ],
+)
+def test_mistakes_are_found_before_anything_runs(
+    tmp_path: Path, only: str, change: str, named: bytes
+) -> None:
+    """FedAvg has no personal_lr, and there is no Locl: not even Ditto's run is left behind."""
+    command = ["run", "synthetic00", "--only", only, "--rounds", "1", "--seeds", "1", "--set", change]
+    module = [sys.executable, "-m", "trilemma.papers.lp_proj"]
+    refused = subprocess.run([*module, *command, "--out", str(tmp_path)], capture_output=True)
     assert refused.returncode == 2
-    assert b"personal_lr" in refused.stderr
+    assert named in refused.stderr
     assert not list(tmp_path.iterdir())

@@ -58,8 +58,12 @@ def run(
     ] = None,
 ) -> None:
     """Run the points of a table; points that are finished are not run again."""
-    wanted = [name.strip() for name in only.split(";") if name.strip()]
-    chosen = [p for p in points(task, table) if not wanted or p.method in wanted]
+    cells = points(task, table)
+    rows = {point.method: point for point in cells}
+    wanted = [name.strip() for name in only.split(";") if name.strip()] or list(rows)
+    for name in wanted:
+        lookup(rows, name, f"method of Table {table}")
+    chosen = [point for point in cells if point.method in wanted]
     numbers = config.parse_seeds(seeds)  # all settings are read before anything runs
     jobs = [(point, point.config(rounds, numbers).with_(*(changes or [])), out) for point in chosen]
     with ProcessPoolExecutor(processes) as pool:
