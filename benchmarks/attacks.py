@@ -20,7 +20,7 @@ from trilemma.attacks import Target, View, attacks
 from trilemma.keys import Key
 
 SEARCHED = ("alie", "foe")
-UNSEARCHED = ("sf", "ipm", "min_max", "min_sum", "mimic", "same_value", "gaussian")
+UNSEARCHED = ("sf", "ipm", "min-max", "min-sum", "mimic", "same-value", "gaussian")
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from trilemma import config as configurations
-from trilemma.flower import deployment, layout
-from trilemma.flower.commits import CommitLog
+from trilemma.federation import layout
+from trilemma.federation.commits import CommitLog
+from trilemma.federation.layout import Federation, Timing
+from trilemma.federation.spending import write_budgets
+from trilemma.federation.task import load_task
+from trilemma.flower import deployment
 from trilemma.flower.control import connect
-from trilemma.flower.layout import Federation, Timing
-from trilemma.flower.spending import write_budgets
-from trilemma.flower.task import load_task
 
 FEATURES = 64
 HIDDEN = {431_972: (610, 640), 10_009_022: (3120, 3140)}

@@ -32,7 +32,7 @@ from torch.nn.utils import vector_to_parameters
 from trilemma import models
 from trilemma.keys import Key
 from trilemma.models import Clip, convolution, groups, normalisation
-from trilemma.models.convolution import Geometry
+from trilemma.models.convolution import Stencil
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def rules(arguments: argparse.Namespace) -> None:
         print(f"{what:<58}" + "   ".join(f"{name} {elapsed:.2f} ms" for name, elapsed in times.items()))
 
     x, kernel, grad = draw(100, 20, 12, 12), draw(50, 20, 5, 5), draw(100, 50, 8, 8)
-    five, inner, inner_grad = Geometry(5), last(x), last(grad)
+    five, inner, inner_grad = Stencil(5), last(x), last(grad)
     first = x.view(2, 50, *x.shape[1:]), grad.view(2, 50, *grad.shape[1:]), five
     innermost = inner.view(2, 50, *x.shape[1:]), inner_grad.view(2, 50, *grad.shape[1:]), five
     show(
@@ -336,11 +336,11 @@ def cuda_rules(arguments: argparse.Namespace) -> None:
         return torch.randn(*shape, generator=generator).cuda()
 
     def convolved(forward: Any, weigh: Any, precision: str, *given: Any) -> None:
-        x, weight, shift, grad, geometry = given
+        x, weight, shift, grad, stencil = given
         torch.set_float32_matmul_precision(precision)
         leaf = x.detach().requires_grad_()
-        torch.autograd.grad(forward(leaf, weight, shift, geometry), leaf, grad)
-        weigh(x, grad, geometry)
+        torch.autograd.grad(forward(leaf, weight, shift, stencil), leaf, grad)
+        weigh(x, grad, stencil)
 
     def normalised(x: Tensor, grad: Tensor, scale: Tensor, present: Tensor | None) -> None:
         leaf = x.detach().requires_grad_()
@@ -353,23 +353,23 @@ def cuda_rules(arguments: argparse.Namespace) -> None:
         "groups": (convolution.forward_grouped, convolution.client_gradients_grouped, "highest"),
         "groups, TF32": (convolution.forward_grouped, convolution.client_gradients_grouped, "high"),
     }
-    for inputs, outputs, wide, geometry in (
-        (64, 64, 7, Geometry(3, 1, 1)),
-        (128, 128, 4, Geometry(3, 1, 1)),
-        (64, 128, 7, Geometry(3, 2, 1)),
-        (1, 64, 28, Geometry(7, 2, 3)),
-        (6, 16, 14, Geometry(5)),
+    for inputs, outputs, wide, stencil in (
+        (64, 64, 7, Stencil(3, 1, 1)),
+        (128, 128, 4, Stencil(3, 1, 1)),
+        (64, 128, 7, Stencil(3, 2, 1)),
+        (1, 64, 28, Stencil(7, 2, 3)),
+        (6, 16, 14, Stencil(5)),
     ):
-        reached = geometry.output(wide)
+        reached = stencil.output(wide)
         x, grad = draw(clients, size, inputs, wide, wide), draw(clients, size, outputs, reached, reached)
-        weight = draw(clients, outputs, inputs, geometry.kernel, geometry.kernel)
+        weight = draw(clients, outputs, inputs, stencil.kernel, stencil.kernel)
         scale = draw(clients, outputs)
-        tried = {way: partial(convolved, *how, x, weight, scale, grad, geometry) for way, how in ways.items()}
+        tried = {way: partial(convolved, *how, x, weight, scale, grad, stencil) for way, how in ways.items()}
         times = clock(tried, arguments)
         torch.set_float32_matmul_precision("highest")
         norms = {"plain": torch.ones(clients, size, device="cuda"), "fused": None}
         times |= clock({n: partial(normalised, grad, grad, scale, p) for n, p in norms.items()}, arguments)
-        what = f"{inputs}→{outputs} {geometry.kernel}×{geometry.kernel} at {wide}×{wide}, then normalisation"
+        what = f"{inputs}→{outputs} {stencil.kernel}×{stencil.kernel} at {wide}×{wide}, then normalisation"
         print(f"{what:<44}" + "   ".join(f"{name} {elapsed:.2f} ms" for name, elapsed in times.items()))
 
 

@@ -35,7 +35,7 @@ def federation() -> Experiment:
         "model": {"name": "multinomial"},
         "federation": {"clients": 100, "sampled": 10},
         "algorithm": {
-            "name": "lp_proj", "p": 2, "dim": DIM, "lam": 0.1, "local_rounds": ROUNDS, "inner_steps": STEPS,
+            "name": "lp-proj", "p": 2, "dim": DIM, "lam": 0.1, "local_rounds": ROUNDS, "inner_steps": STEPS,
         },
         "run": {"device": "cpu"},
     }  # fmt: skip

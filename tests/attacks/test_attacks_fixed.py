@@ -74,7 +74,7 @@ def test_labels_are_mirrored_and_random_labels_are_uniform():
     labels = torch.tensor([0, 3, 9])
     assert attacks["lf"]().build().poison(labels, 10, Key(0)).tolist() == [9, 6, 0]
     assert attacks["lf"]().build().poison(torch.tensor([0, 1]), 2, Key(0)).tolist() == [1, 0]
-    drawn = attacks["random_labels"]().build().poison(torch.zeros(62_000, dtype=torch.int64), 62, Key(0))
+    drawn = attacks["random-labels"]().build().poison(torch.zeros(62_000, dtype=torch.int64), 62, Key(0))
     counts = torch.bincount(drawn, minlength=62)
     assert counts.shape == (62,)
     assert ((counts - 1000).abs() < 160).all()  # five standard deviations of a count

@@ -33,7 +33,7 @@ def sum_side(honest, message):
 
 @pytest.mark.parametrize("perturbation", PERTURBATIONS)
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("name", "sides"), [("min_max", max_side), ("min_sum", sum_side)])
+@pytest.mark.parametrize(("name", "sides"), [("min-max", max_side), ("min-sum", sum_side)])
 def test_the_condition_holds_with_equality_and_breaks_one_step_further(name, sides, perturbation, seed):
     honest = heterogeneous(seed).double()
     crafted = send(name, view_of(honest), perturbation=perturbation)
@@ -64,7 +64,7 @@ def test_mimic_takes_a_given_victim_and_refuses_one_that_is_not_there():
 
 
 def test_same_value_sends_one_number_of_the_stated_spread_per_client():
-    crafted = send("same_value", view_of(torch.zeros(1, 3), 20_000))
+    crafted = send("same-value", view_of(torch.zeros(1, 3), 20_000))
     first = crafted.messages[:, 0]
     assert torch.equal(crafted.messages, first[:, None].expand(-1, 3))
     assert float(first.std()) == pytest.approx(100.0, rel=0.03)
@@ -74,7 +74,7 @@ def test_same_value_sends_one_number_of_the_stated_spread_per_client():
 
 def test_scaled_flip_turns_each_own_message_by_a_half_normal_factor():
     own = gaussian_rows(20_000, 2)
-    crafted = send("scaled_flip", view_of(torch.zeros(1, 2), 20_000, own=own))
+    crafted = send("scaled-flip", view_of(torch.zeros(1, 2), 20_000, own=own))
     factor = crafted.messages / own
     torch.testing.assert_close(factor[:, 0], factor[:, 1], rtol=1e-4, atol=1e-5)
     assert (factor <= 0).all()
@@ -84,7 +84,7 @@ def test_scaled_flip_turns_each_own_message_by_a_half_normal_factor():
 
 def test_data_poison_scales_each_own_message_by_a_normal_factor():
     own = torch.ones(20_000, 1)
-    factor = send("data_poison", view_of(torch.zeros(1, 1), 20_000, own=own)).messages
+    factor = send("data-poison", view_of(torch.zeros(1, 1), 20_000, own=own)).messages
     assert float(factor.std()) == pytest.approx(20.0, rel=0.03)
     assert abs(float(factor.mean())) < 0.8
 
@@ -96,14 +96,14 @@ def test_gaussian_sends_noise_of_the_stated_spread_in_every_coordinate():
 
 
 def test_draws_by_round_repeat_over_runs_as_in_the_authors_code():
-    one = send("same_value", view_of(torch.zeros(1, 1), 3, round=5, key=Key(1)), draws="round")
-    two = send("same_value", view_of(torch.zeros(1, 1), 3, round=5, key=Key(2)), draws="round")
+    one = send("same-value", view_of(torch.zeros(1, 1), 3, round=5, key=Key(1)), draws="round")
+    two = send("same-value", view_of(torch.zeros(1, 1), 3, round=5, key=Key(2)), draws="round")
     assert torch.equal(one.messages, two.messages)
     # numpy.random.seed(5); numpy.random.normal(0, 100)
     assert float(one.messages[0, 0]) == pytest.approx(44.12274887, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["scaled_flip", "data_poison"])
+@pytest.mark.parametrize("name", ["scaled-flip", "data-poison"])
 def test_attacks_on_own_messages_ask_for_them(name):
     with pytest.raises(UserError, match=r"View\.own"):
         send(name, view_of(torch.zeros(2, 3)))

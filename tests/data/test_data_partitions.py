@@ -21,9 +21,9 @@ MNIST_TEST_COUNTS = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("homogeneous", {}),
     ("extreme", {}),
-    ("gamma_similarity", {"gamma": 0.0}),
-    ("gamma_similarity", {"gamma": 0.37}),
-    ("gamma_similarity", {"gamma": 1.0}),
+    ("gamma-similarity", {"gamma": 0.0}),
+    ("gamma-similarity", {"gamma": 0.37}),
+    ("gamma-similarity", {"gamma": 1.0}),
     ("dirichlet", {"alpha": 0.1}),
     ("dirichlet", {"alpha": 1.0, "minimum": 2}),
     ("shards", {"classes_per_client": 1}),
@@ -99,9 +99,9 @@ def test_another_key_divides_otherwise(name: str, options: dict[str, Any]) -> No
     assert lists(one) != lists(other)
 
 
-@pytest.mark.parametrize("name", ["homogeneous", "extreme", "gamma_similarity", "dirichlet"])
+@pytest.mark.parametrize("name", ["homogeneous", "extreme", "gamma-similarity", "dirichlet"])
 def test_more_clients_than_examples_is_an_error(name: str) -> None:
-    needed = {"gamma_similarity": {"gamma": 0.5}, "dirichlet": {"alpha": 1.0}}.get(name, {})
+    needed = {"gamma-similarity": {"gamma": 0.5}, "dirichlet": {"alpha": 1.0}}.get(name, {})
     dataset = with_counts([2, 2], [1, 1])
     with pytest.raises(UserError, match="at most 4 clients"):
         data.divide(name, dataset, 5, key=Key(1), **needed)
@@ -113,7 +113,7 @@ def test_more_clients_than_examples_is_an_error(name: str) -> None:
 @pytest.mark.parametrize("clients", [1, 3, 5, 7])
 def test_gamma_similarity_mixes(gamma: float, clients: int) -> None:
     dataset = with_counts([13, 9, 11], [1, 1, 1])
-    held = data.divide("gamma_similarity", dataset, clients, key=Key(3), gamma=gamma)
+    held = data.divide("gamma-similarity", dataset, clients, key=Key(3), gamma=gamma)
     sizes = [len(rows) for rows in held.train]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1
@@ -176,7 +176,7 @@ def test_options_are_validated() -> None:
     with pytest.raises(ConfigError, match="alpha = 0"):
         data.divide("dirichlet", dataset, 4, key=Key(1), alpha=0)
     with pytest.raises(ConfigError, match=r"gamma = 1\.5"):
-        data.divide("gamma_similarity", dataset, 4, key=Key(1), gamma=1.5)
+        data.divide("gamma-similarity", dataset, 4, key=Key(1), gamma=1.5)
     with pytest.raises(ConfigError, match="did you mean 'dirichlet'"):
         data.divide("dirichelt", dataset, 4, key=Key(1))
     with pytest.raises(ConfigError, match="field required"):
@@ -193,7 +193,7 @@ def test_options_are_validated() -> None:
         ([6000] * 10, [1000] * 10, 100, 480, {118, 119, 120}),
         ([5000] * 10, [1000] * 10, 200, 200, {48, 49, 50}),
     ],
-    ids=["mnist", "fashion_mnist", "cifar10"],
+    ids=["mnist", "fashion-mnist", "cifar10"],
 )
 def test_shards_have_the_published_sizes(
     train: list[int], test: list[int], clients: int, examples: int, valid: set[int]

@@ -143,7 +143,7 @@ def test_image_layout_and_scaling(name: str, tmp_path: Path) -> None:
 
 
 def test_lp_proj_scalings_are_those_of_its_experiments(tmp_path: Path) -> None:
-    black = {"mnist": 0.0, "emnist": 0.0, "fashion_mnist": -0.1307 / 0.3081, "cifar10": -1.0}
+    black = {"mnist": 0.0, "emnist": 0.0, "fashion-mnist": -0.1307 / 0.3081, "cifar10": -1.0}
     for name, value in black.items():
         source = data.datasets[name].source  # type: ignore[attr-defined]
         arrays = write_images(tmp_path / source.packed[0], source.shape, source.classes)
@@ -216,7 +216,7 @@ def test_broken_and_incomplete_npz_files_are_refused(tmp_path: Path) -> None:
     ("name", "shape", "mean", "std"),
     [
         ("mnist", (60_000, 1, 28, 28), 0.1307, 0.3081),
-        ("fashion_mnist", (60_000, 1, 28, 28), 0.2860, 0.3530),
+        ("fashion-mnist", (60_000, 1, 28, 28), 0.2860, 0.3530),
         pytest.param("emnist", (100_000, 1, 28, 28), 0.1736, 0.3317, marks=pytest.mark.slow),
         pytest.param("cifar10", (20_000, 3, 32, 32), 0.4734, 0.2516, marks=pytest.mark.slow),
     ],

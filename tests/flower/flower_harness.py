@@ -12,16 +12,17 @@ from pathlib import Path
 
 from trilemma import config as configurations
 from trilemma.errors import UserError
-from trilemma.flower import deployment, layout, processes, wire
-from trilemma.flower.admission import Reply
-from trilemma.flower.commits import CommitLog
+from trilemma.federation import layout, processes, wire
+from trilemma.federation.admission import Reply
+from trilemma.federation.commits import CommitLog
+from trilemma.federation.coordinator import Coordinator
+from trilemma.federation.exchange import Patience
+from trilemma.federation.layout import Federation, Party, Timing
+from trilemma.federation.node import Node
+from trilemma.federation.spending import write_budgets
+from trilemma.federation.task import load_task
+from trilemma.flower import deployment
 from trilemma.flower.control import connect
-from trilemma.flower.coordinator import Coordinator
-from trilemma.flower.exchange import Patience
-from trilemma.flower.layout import Federation, Party, Timing
-from trilemma.flower.node import Node
-from trilemma.flower.spending import write_budgets
-from trilemma.flower.task import load_task
 
 FAST = Timing(round_limit=30.0, join_limit=45.0, poll=0.2)
 LIAR = Path(__file__).with_name("flower_liar.py")

@@ -16,9 +16,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supernode.runtime import run_clientapp
 
-from trilemma.flower import wire, worker
-from trilemma.flower.layout import Party
-from trilemma.flower.node import Node
+from trilemma.federation import wire
+from trilemma.federation.layout import Party
+from trilemma.federation.node import Node
+from trilemma.flower import records, worker
 
 
 def lie(how: str, block: bytes, remembered: list[bytes]) -> bytes:
@@ -44,13 +45,13 @@ def liar(folder: str, how: str) -> ClientApp:
     remembered: list[bytes] = []
 
     def query(message: Message, context: Context) -> Message:
-        asked = wire.from_record(message.content)
+        asked = records.from_record(message.content)
         block = node.answer(asked)
         if wire.kind_of(asked) == wire.Ask.kind:
             block = lie(how, block, remembered)
             if how == "twice":
-                more.append(Message(wire.to_record(contradiction(block)), reply_to=message))
-        return Message(wire.to_record(block), reply_to=message)
+                more.append(Message(records.to_record(contradiction(block)), reply_to=message))
+        return Message(records.to_record(block), reply_to=message)
 
     more: list[Message] = []
     if how == "twice":
@@ -85,7 +86,7 @@ def push_announcements() -> None:
     honest = worker.push_message
 
     def push(client: object, message: Message, context: Context) -> None:
-        kind = None if message.has_error() else wire.kind_of(wire.from_record(message.content))
+        kind = None if message.has_error() else wire.kind_of(records.from_record(message.content))
         with mock.patch.object(run_clientapp, "push_objects") if kind == "answer" else nullcontext():
             honest(client, message, context)
 

@@ -14,10 +14,11 @@ import pytest
 from flower_harness import FAST, PRIVATE, make, real, small_config, wait_for
 
 from trilemma.errors import UserError
-from trilemma.flower import certificates, deployment, layout, processes
+from trilemma.federation import certificates, layout, processes
+from trilemma.federation.processes import Command
+from trilemma.flower import deployment
 from trilemma.flower.control import connect
 from trilemma.flower.deployment import commands
-from trilemma.flower.processes import Command
 from trilemma.flower.tuning import ACTIVATION
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]

@@ -16,10 +16,10 @@ from flower_harness import Direct, coordinator, make, real, small_config
 from scipy import stats
 
 from trilemma import config as configurations
-from trilemma.flower import spending, wire
-from trilemma.flower.layout import Timing
-from trilemma.flower.node import Node
-from trilemma.flower.sessions import Session
+from trilemma.federation import spending, wire
+from trilemma.federation.layout import Timing
+from trilemma.federation.node import Node
+from trilemma.federation.sessions import Session
 from trilemma.privacy import NoiseLaw
 from trilemma.privacy.ledger import Ledger
 from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
@@ -107,9 +107,9 @@ ALGORITHMS = {
         *LDP[1:],
     ),
     "byz-clip21": ("algorithm.name=byz-clip21-sgd2m", "aggregation.rule=nnm+cwmed", *LDP),
-    "lp-proj-1": ("algorithm.name=lp_proj", "algorithm.dim=7", "aggregation.rule=mean"),
-    "lp-proj-2": ("algorithm.name=lp_proj", "algorithm.p=2", "algorithm.dim=7", "aggregation.rule=cwmed"),
-    "lp-proj private": ("algorithm.name=lp_proj", "algorithm.dim=7", "aggregation.rule=cwmed", *SECLDP),
+    "lp-proj-1": ("algorithm.name=lp-proj", "algorithm.dim=7", "aggregation.rule=mean"),
+    "lp-proj-2": ("algorithm.name=lp-proj", "algorithm.p=2", "algorithm.dim=7", "aggregation.rule=cwmed"),
+    "lp-proj private": ("algorithm.name=lp-proj", "algorithm.dim=7", "aggregation.rule=cwmed", *SECLDP),
     "fedavg+krum": ("algorithm.name=fedavg", "aggregation.rule=krum"),
     "fedavg private": ("algorithm.name=fedavg", "aggregation.rule=cwmed", *SECLDP),
 }

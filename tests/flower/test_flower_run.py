@@ -10,14 +10,14 @@ import pytest
 import torch
 from flower_harness import PRIVATE, Direct, coordinator, make, small_config
 
-from trilemma.flower import spending, wire
-from trilemma.flower.admission import Reply
-from trilemma.flower.coordinator import Coordinator
-from trilemma.flower.epochs import Stopped
-from trilemma.flower.journal import Refused
-from trilemma.flower.layout import Timing
-from trilemma.flower.node import Node
-from trilemma.flower.sessions import Session, epoch_name
+from trilemma.federation import spending, wire
+from trilemma.federation.admission import Reply
+from trilemma.federation.coordinator import Coordinator
+from trilemma.federation.epochs import Stopped
+from trilemma.federation.journal import Refused
+from trilemma.federation.layout import Timing
+from trilemma.federation.node import Node
+from trilemma.federation.sessions import Session, epoch_name
 from trilemma.privacy.ledger import Ledger
 from trilemma.privacy.secrets import Handshake, Identity, Offer, Roster
 

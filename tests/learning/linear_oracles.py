@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-Attack = Literal["same_value", "gaussian", "sign_flip"]
+Attack = Literal["same-value", "gaussian", "sign_flip"]
 
 
 # Solutions for any design.
@@ -211,7 +211,7 @@ def simulate(
         sent = messages.copy()
         for k in liars:
             match attack:
-                case "same_value":
+                case "same-value":
                     sent[k] = tau * rng.standard_normal()
                 case "gaussian":
                     sent[k] = tau * rng.standard_normal(messages.shape[1])

@@ -13,7 +13,7 @@ from torch import Tensor
 from trilemma import aggregation
 from trilemma.data.types import Batch
 from trilemma.keys import Key
-from trilemma.learning import Algorithm, AlgorithmSettings, Federation
+from trilemma.learning import Algorithm, AlgorithmSettings, Setup
 from trilemma.learning.protocol import State
 from trilemma.models.layers import Linear, Objective, sequential
 from trilemma.models.types import Model
@@ -74,8 +74,8 @@ class ArrayClients:
         return Batch(self.x[list(self.ids)], self.y[list(self.ids)])
 
 
-def federation(clients: int, rounds: int = 1, rule: str = "mean", release: Any = None) -> Federation:
-    return Federation(clients, 0, rounds, aggregation.parse(rule, f=0), release)
+def setup(clients: int, rounds: int = 1, rule: str = "mean", release: Any = None) -> Setup:
+    return Setup(clients, 0, rounds, aggregation.parse(rule, f=0), release)
 
 
 def classification(
@@ -101,7 +101,7 @@ class Walked:
 
 def rounds(settings: AlgorithmSettings, clients: ArrayClients, count: int, **given: Any) -> Walked:
     """Run all clients for `count` rounds."""
-    return run(settings.build(federation(len(clients.ids), count, **given)), clients, count)
+    return run(settings.build(setup(len(clients.ids), count, **given)), clients, count)
 
 
 def run(algorithm: Algorithm, clients: ArrayClients, count: int, key: Key | None = None) -> Walked:

@@ -23,7 +23,7 @@ def make_clients(ids: tuple[int, ...] = tuple(range(CLIENTS))) -> SimulatedClien
 
 
 # A sign jumps at 0, where rounding decides: methods built on one are compared in their smooth version.
-SMOOTH = {"lp_proj": {"p": 2}, "rsa": {"p": 2}}
+SMOOTH = {"lp-proj": {"p": 2}, "rsa": {"p": 2}}
 
 
 def build(name: str, private: bool = False, smooth: bool = False) -> Algorithm:
@@ -34,7 +34,7 @@ def build(name: str, private: bool = False, smooth: bool = False) -> Algorithm:
         law = privacy.NoiseLaw(sigma_ind=0.1, sigma_cor=0.2)
         release = privacy.Release(shape.clip, law, shape.unit, shape.batch, shape.sampling)
     rule = aggregation.parse("mean", f=0)
-    return settings.build(learning.Federation(CLIENTS, 0, rounds=5, rule=rule, release=release))
+    return settings.build(learning.Setup(CLIENTS, 0, rounds=5, rule=rule, release=release))
 
 
 def is_private(name: str) -> bool:
@@ -110,7 +110,7 @@ def test_no_noise_and_no_clip_is_the_plain_run_bit_for_bit(name: str) -> None:
     settings = learning.algorithms[name]()
     shape = settings.exposure(clip=float("inf"), examples=2100)
     rule = aggregation.parse("mean", f=0)
-    loose = settings.build(learning.Federation(CLIENTS, 0, rounds=5, rule=rule, release=shape))
+    loose = settings.build(learning.Setup(CLIENTS, 0, rounds=5, rule=rule, release=shape))
     for (a, _), (b, _) in zip(
         run_rounds(loose, make_clients()), run_rounds(build(name), make_clients()), strict=True
     ):

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from personal_clients import classification, federation, rounds
+from personal_clients import classification, rounds, setup
 from torch import Tensor
 
 from trilemma import models
@@ -18,7 +18,7 @@ from trilemma.learning.compressed.dgc import DGC, largest
 from trilemma.learning.compressed.lbgm import LBGM, look_back
 from trilemma.learning.compressed.qsgd import QSGD
 from trilemma.learning.compressed.wire import encode_sparse
-from trilemma.models.types import Span
+from trilemma.models.types import Segment
 
 NAMES = ["sketch", "lbgm", "qsgd", "dgc"]
 
@@ -53,7 +53,7 @@ def test_training_works(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("preset", ["correct", "reference"])
 def test_stacked_clients_equal_clients_alone(name: str, preset: str) -> None:
-    algorithm = algorithms[name](preset=preset).build(federation(6))
+    algorithm = algorithms[name](preset=preset).build(setup(6))
     clients, start = _begin(algorithm)
     together = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
     alone = {field: value[4:5] for field, value in start.clients.items()}
@@ -70,7 +70,7 @@ def test_privacy_is_refused(name: str) -> None:
 
 
 def test_qsgd_sends_the_gradient_on_average() -> None:
-    algorithm = QSGD(levels=3, bucket=10).build(federation(6))
+    algorithm = QSGD(levels=3, bucket=10).build(setup(6))
     clients, start = _begin(algorithm)
     draws = [
         algorithm.client(start.broadcast, start.clients, clients, 0, Key(seed)).messages.vectors.double()
@@ -90,7 +90,7 @@ def test_the_reference_code_never_clears_a_gradient(name: str) -> None:
     }
     sent = {}
     for preset in ("correct", "reference"):
-        algorithm = algorithms[name](preset=preset, **settings[name]).build(federation(6))
+        algorithm = algorithms[name](preset=preset, **settings[name]).build(setup(6))
         clients, start = _begin(algorithm)
         first = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
         second = algorithm.client(start.broadcast, first.state, clients, 1, Key(3))
@@ -102,7 +102,7 @@ def test_the_reference_code_never_clears_a_gradient(name: str) -> None:
 
 def test_dgc_sends_the_largest_of_every_tensor_and_keeps_the_rest() -> None:
     settings = DGC(sparsity=0.75, rising=0.5, momentum=0.9)
-    algorithm = settings.build(federation(6))
+    algorithm = settings.build(setup(6))
     clients, start = _begin(algorithm)
     step = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
     gradient = _gradients(start.broadcast["params"])
@@ -123,12 +123,12 @@ def test_dgc_sends_the_largest_of_every_tensor_and_keeps_the_rest() -> None:
 def test_dgc_counts() -> None:
     assert [DGC(sparsity=0.75, rising=0.5).density(t) for t in range(3)] == [0.25, 0.125, 0.0625]
     ties = torch.tensor([[1.0, -1.0, 1.0, 0.5]])
-    assert largest(ties, (Span("a", 0, 4),), 0.25).tolist() == [[True, True, True, False]]
-    assert not largest(ties, (Span("a", 0, 4),), 0.1).any()
+    assert largest(ties, (Segment("a", 0, 4),), 0.25).tolist() == [[True, True, True, False]]
+    assert not largest(ties, (Segment("a", 0, 4),), 0.1).any()
 
 
 def test_lbgm_full_gradient_first_then_one_number() -> None:
-    algorithm = LBGM(threshold=0.5, local_steps=2).build(federation(6))
+    algorithm = LBGM(threshold=0.5, local_steps=2).build(setup(6))
     clients, start = _begin(algorithm)
     first = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
     assert first.messages.scalars.tolist() == [36] * 6
@@ -224,7 +224,7 @@ def test_sketch_has_the_same_bits_every_time_on_a_gpu() -> None:
 
 def test_sketch_updates_k_coordinates_by_the_exact_mean() -> None:
     settings = Sketch(columns=12, rows=5, kept=4, second=3, lr=0.5)
-    algorithm = settings.build(federation(6))
+    algorithm = settings.build(setup(6))
     clients, start = _begin(algorithm)
     step = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
     done = algorithm.server(step.messages, start.server, 0, Key(3))
@@ -243,7 +243,7 @@ def test_sketch_updates_k_coordinates_by_the_exact_mean() -> None:
 def test_reference_sketch_holds_the_sum_of_all_rounds() -> None:
     tables = {}
     for preset in ("correct", "reference"):
-        algorithm = Sketch(columns=6, rows=3, kept=2, momentum=0.0, preset=preset).build(federation(6))
+        algorithm = Sketch(columns=6, rows=3, kept=2, momentum=0.0, preset=preset).build(setup(6))
         clients, start = _begin(algorithm)
         first = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
         second = algorithm.client(start.broadcast, first.state, clients, 1, Key(3))

@@ -14,10 +14,8 @@ from trilemma.learning.protocol import Algorithm
 
 def build(name: str, release: privacy.Release | None = None, rule: str = "mean", f: int = 0, **options):
     settings = learning.algorithms[name](**options)
-    federation = learning.Federation(
-        CLIENTS, f, rounds=10, rule=aggregation.parse(rule, f=f), release=release
-    )
-    return settings.build(federation)
+    setup = learning.Setup(CLIENTS, f, rounds=10, rule=aggregation.parse(rule, f=f), release=release)
+    return settings.build(setup)
 
 
 def messages(algorithm: Algorithm, rounds: int = 5) -> list[torch.Tensor]:
@@ -30,21 +28,21 @@ def assert_same(a: Algorithm, b: Algorithm, tolerance: float = 0.0) -> None:
 
 
 def test_byz_clip21_without_clip_and_feedback_is_byz_sgdm() -> None:
-    common = {"lr": 0.5, "batch": 16}
+    common = {"lr": 0.5, "batch_size": 16}
     clip21 = build("byz-clip21-sgd2m", beta=0.1, beta_hat=1.0, **common)
     assert_same(clip21, build("byz-sgdm", momentum=0.9, **common), tolerance=1e-6)
 
 
 def test_cafcor_without_correlated_noise_is_batch_clipped_safe_dshb() -> None:
     release = privacy.Release(0.5, privacy.NoiseLaw(sigma_ind=0.3))
-    common = {"lr": 0.5, "batch": 16, "momentum": 0.9}
+    common = {"lr": 0.5, "batch_size": 16, "momentum": 0.9}
     assert_same(build("cafcor", release, **common), build("safe-dshb", release, unit="user", **common))
 
 
 def test_dsgd_with_the_mean_is_gradient_descent_on_the_mean_loss() -> None:
     """f = 0, mean, no momentum, whole data as batch: one step is one gradient step on all data."""
     clients = make_clients()
-    algorithm = build("dsgd", lr=1.0, momentum=0.0, batch=2100)
+    algorithm = build("dsgd", lr=1.0, momentum=0.0, batch_size=2100)
     begin = algorithm.init(clients.model, clients.ids, Key(1).fold("init"))
     _, done = next(iter(run_rounds(algorithm, clients, 1)))
     params = begin.broadcast["params"].clone().requires_grad_()

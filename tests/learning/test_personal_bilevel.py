@@ -8,7 +8,7 @@ import linear_oracles as oracle
 import numpy as np
 import pytest
 import torch
-from personal_clients import ArrayClients, Dense, classification, federation, regression, rounds, run
+from personal_clients import ArrayClients, Dense, classification, regression, rounds, run, setup
 from torch import Tensor
 
 from trilemma import models
@@ -70,7 +70,7 @@ def test_lp_proj_2_finds_the_exact_solution(kind: str) -> None:
         penalty=squared,
         decay=0.0,
     )
-    done = run(bilevel_algorithm("test", settings, coupling, federation(CLIENTS)), clients, 70)
+    done = run(bilevel_algorithm("test", settings, coupling, setup(CLIENTS)), clients, 70)
     w = oracle.common(a, what, 0.8, matrix)
     np.testing.assert_allclose(done.broadcast["w"], w, atol=1e-8)
     np.testing.assert_allclose(done.state["x"], oracle.personal(a, what, w, 0.8, matrix), atol=1e-8)
@@ -87,7 +87,7 @@ def test_one_round_of_many_local_steps_is_exact_for_equal_designs() -> None:
         squared,
         0.0,
     )
-    done = run(bilevel_algorithm("test", settings, coupling, federation(CLIENTS)), clients, 1)
+    done = run(bilevel_algorithm("test", settings, coupling, setup(CLIENTS)), clients, 1)
     np.testing.assert_allclose(done.messages[0].vectors, what @ p.T, atol=1e-8)
     np.testing.assert_allclose(done.broadcast["w"], oracle.common(a, what, 1.0, p), atol=1e-8)
 
@@ -111,8 +111,8 @@ def test_identity_and_p_2_is_pfedme() -> None:
     """From the same start, lp-proj-2 with P = I and pFedMe take the same steps, bit for bit."""
     clients = classification(_classifier())
     common = {"lam": 0.7, "local_rounds": 3, "inner_steps": 4, "batch_size": 16}
-    lp = LpProj(p=2, projection="identity", **common).build(federation(6))
-    me = PFedMe(**common).build(federation(6))
+    lp = LpProj(p=2, projection="identity", **common).build(setup(6))
+    me = PFedMe(**common).build(setup(6))
     start = replace(lp, init=me.init)
     left, right = run(start, clients, 4), run(me, clients, 4)
     assert torch.equal(left.broadcast["w"], right.broadcast["w"])
@@ -122,8 +122,8 @@ def test_identity_and_p_2_is_pfedme() -> None:
 def test_identity_and_p_1_is_rsa() -> None:
     clients = classification(_classifier())
     common = {"lam": 0.05, "local_rounds": 2, "inner_steps": 3, "batch_size": 16}
-    lp = LpProj(p=1, projection="identity", **common).build(federation(6))
-    rsa = RSA(**common).build(federation(6))
+    lp = LpProj(p=1, projection="identity", **common).build(setup(6))
+    rsa = RSA(**common).build(setup(6))
     left, right = run(replace(lp, init=rsa.init), clients, 3), run(rsa, clients, 3)
     assert torch.equal(left.state["x"], right.state["x"])
 
@@ -141,7 +141,7 @@ def test_a_round_is_what_the_formulas_say(p: int, preset: str) -> None:
         p=p, dim=5, lam=0.9, lr=0.2, personal_lr=0.3, local_rounds=2, inner_steps=3, batch_size=16,
         weight_decay=0.05, preset=preset,
     )  # fmt: skip
-    algorithm = settings.build(federation(3))
+    algorithm = settings.build(setup(3))
     start = algorithm.init(clients.model, clients.ids, Key(1).fold("init"))
     step = algorithm.client(start.broadcast, start.clients, clients, 0, Key(1).fold("round", 0))
     matrix = settings._project(clients.model, int(start.clients["seed"][0]), torch.device("cpu")).stored
@@ -170,11 +170,11 @@ def _gradient(model: models.Model, x: Tensor, features: Tensor, labels: Tensor) 
     return grad
 
 
-@pytest.mark.parametrize("name", ["lp_proj", "pfedme", "rsa"])
+@pytest.mark.parametrize("name", ["lp-proj", "pfedme", "rsa"])
 def test_stacked_clients_equal_clients_alone(name: str) -> None:
     clients = classification(_classifier())
     settings = algorithms[name](local_rounds=2, inner_steps=3, batch_size=16)
-    algorithm = settings.build(federation(6))
+    algorithm = settings.build(setup(6))
     start = algorithm.init(clients.model, clients.ids, Key(1))
     together = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
     for k in (0, 4):
@@ -201,7 +201,7 @@ def test_a_common_vector_that_is_not_finite(bad: float) -> None:
     w = {"w": torch.tensor([bad, 0.0, 0.0, 0.0])}
 
     def step(settings: LpProj) -> object:
-        algorithm = settings.build(federation(6))
+        algorithm = settings.build(setup(6))
         start = algorithm.init(clients.model, clients.ids, Key(1))
         return algorithm, algorithm.client(w, start.clients, clients, 0, Key(2))
 
@@ -217,7 +217,7 @@ def test_a_common_vector_that_is_not_finite(bad: float) -> None:
 
 
 def test_no_finite_message_leaves_nan_not_an_exception() -> None:
-    algorithm = LpProj(dim=4).build(federation(6))
+    algorithm = LpProj(dim=4).build(setup(6))
     start = algorithm.init(_classifier(), (0, 1), Key(1))
     done = algorithm.server(Messages(torch.full((2, 4), torch.inf)), start.server, 0, Key(1))
     assert torch.isnan(done.broadcast["w"]).all()
@@ -234,7 +234,7 @@ def test_norm_penalty_is_the_gradient_of_the_norm() -> None:
 
 def test_first_w_of_pfedme_is_the_model_of_client_0() -> None:
     model = _classifier()
-    start = PFedMe().build(federation(3)).init(model, (2, 0), Key(4))
+    start = PFedMe().build(setup(3)).init(model, (2, 0), Key(4))
     assert torch.equal(start.broadcast["w"], start.clients["x"][1])
     assert torch.equal(first_model(model, Key(4)), start.broadcast["w"])
     assert identity(model, 0, torch.device("cpu")).rows == model.dim

@@ -42,7 +42,7 @@ def test_worked_fairness() -> None:
 @pytest.mark.parametrize(
     ("attack", "values", "lambdas"),
     [
-        ("same_value", [0.65, 1.590625, 0.82890625, 0.6809895833], [0.1068249258, 0.1585903084]),
+        ("same-value", [0.65, 1.590625, 0.82890625, 0.6809895833], [0.1068249258, 0.1585903084]),
         ("gaussian", [0.65, 1.590625, 0.82890625, 0.6809895833], [0.1068249258, 0.1585903084]),
         ("sign_flip", [0.65, 2.8275961402, 1.1381490351, 0.9590484759], [0.0491245752, 0.0278046782]),
     ],
@@ -53,7 +53,7 @@ def test_worked_attacks(attack: oracle.Attack, values: list[float], lambdas: lis
     assert_allclose(oracle.best_lambdas_attacked(WORKED, attack, 2.0, [3]), lambdas, atol=1e-8)
 
 
-@pytest.mark.parametrize("attack", [None, "same_value", "gaussian", "sign_flip"])
+@pytest.mark.parametrize("attack", [None, "same-value", "gaussian", "sign_flip"])
 def test_losses_agree_with_simulation(attack: oracle.Attack | None) -> None:
     """Means of 20,000 draws within five standard errors: a false alarm once in 10⁵ runs of the whole test."""
     rng, liars = np.random.default_rng(1), (3,) if attack else ()

@@ -8,7 +8,7 @@ import linear_oracles as oracle
 import numpy as np
 import pytest
 import torch
-from personal_clients import ArrayClients, Seeded, classification, federation, regression, rounds
+from personal_clients import ArrayClients, Seeded, classification, regression, rounds, setup
 from torch import Tensor
 
 from trilemma import models
@@ -24,7 +24,7 @@ from trilemma.learning.personal.per_fedavg import PerFedAvg, hessian_product
 from trilemma.models.normalisation import EPSILON
 from trilemma.privacy.types import NoiseLaw, Release
 
-NAMES = ["fedavg", "local", "ditto", "per_fedavg", "lg_fedavg", "lp_proj", "pfedme", "rsa"]
+NAMES = ["fedavg", "local", "ditto", "per-fedavg", "lg-fedavg", "lp-proj", "pfedme", "rsa"]
 
 
 def _model() -> models.Model:
@@ -51,7 +51,7 @@ def test_training_works(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_stacked_clients_equal_clients_alone(name: str) -> None:
     clients = classification(_model())
-    algorithm = algorithms[name]().build(federation(6))
+    algorithm = algorithms[name]().build(setup(6))
     start = algorithm.init(clients.model, clients.ids, Key(1))
     together = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
     alone = {field: value[3:4] for field, value in start.clients.items()}
@@ -64,7 +64,7 @@ def test_stacked_clients_equal_clients_alone(name: str) -> None:
 
 def test_fedavg_is_gradient_descent_on_the_mean_for_one_step() -> None:
     clients = classification(_model())
-    algorithm = FedAvg(lr=0.3, local_steps=1, batch_size=40).build(federation(6))
+    algorithm = FedAvg(lr=0.3, local_steps=1, batch_size=40).build(setup(6))
     start = algorithm.init(clients.model, clients.ids, Key(1))
     step = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
     done = algorithm.server(step.messages, start.server, 0, Key(3))
@@ -108,7 +108,7 @@ def test_per_fedavg_follows_its_formula() -> None:
     w0 = None
     for order in ("first", "product"):
         settings = PerFedAvg(lr=0.2, personal_lr=0.4, local_steps=1, batch_size=40, order=order)
-        algorithm = settings.build(federation(6))
+        algorithm = settings.build(setup(6))
         start = algorithm.init(clients.model, clients.ids, Key(1))
         step = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
         w0 = start.broadcast["params"]
@@ -129,7 +129,7 @@ def test_per_fedavg_is_scored_after_adapting() -> None:
     clients = classification(_model())
     for preset in ("correct", "reference"):
         settings = PerFedAvg(lr=0.2, personal_lr=0.4, batch_size=40, preset=preset)
-        algorithm = settings.build(federation(6))
+        algorithm = settings.build(setup(6))
         start = algorithm.init(clients.model, clients.ids, Key(1))
         adapted = algorithm.evaluated(start.broadcast, start.clients, clients, Key(5))
         w = start.broadcast["params"]
@@ -154,7 +154,7 @@ def test_hessian_product() -> None:
 def test_lg_fedavg_shares_only_the_head() -> None:
     model = models.build("mnist-mlp", (8,), 4)
     clients = classification(model)
-    algorithm = LGFedAvg(head_layers=1).build(federation(6))
+    algorithm = LGFedAvg(head_layers=1).build(setup(6))
     start = algorithm.init(model, clients.ids, Key(1))
     head = model.last(1)
     assert start.broadcast["head"].shape == (head.size,)
@@ -182,14 +182,14 @@ def test_heads_have_the_published_sizes(
     assert models.build(name, shape, classes).last(layers).size == size
 
 
-@pytest.mark.parametrize("name", ["lp_proj", "fedavg", "ditto", "pfedme", "rsa", "per_fedavg", "lg_fedavg"])
+@pytest.mark.parametrize("name", ["lp-proj", "fedavg", "ditto", "pfedme", "rsa", "per-fedavg", "lg-fedavg"])
 def test_private_messages_are_clipped_and_noised(name: str) -> None:
     """Without noise every move has at most norm C; with it, what is added has the law asked for."""
     clients = replace(classification(_model()), noise=Seeded())
     quiet, loud = Release(0.01, NoiseLaw()), Release(0.01, NoiseLaw(sigma_ind=3.0))
     sent = []
     for release in (quiet, loud):
-        algorithm = algorithms[name]().build(federation(6, release=release))
+        algorithm = algorithms[name]().build(setup(6, release=release))
         assert algorithm.release == release
         start = algorithm.init(clients.model, clients.ids, Key(1))
         step = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
@@ -207,7 +207,7 @@ def test_private_messages_are_clipped_and_noised(name: str) -> None:
 
 
 def test_exposure_protects_a_whole_client() -> None:
-    for name in ("lp_proj", "fedavg", "ditto"):
+    for name in ("lp-proj", "fedavg", "ditto"):
         release = algorithms[name]().exposure(0.5, 100)
         assert (release.unit, release.sensitivity) == ("user", 1.0)
 
@@ -226,7 +226,7 @@ def test_server_momentum() -> None:
         name = "w" if isinstance(settings, LpProj) else "params"
         half = rounds(settings, clients, 1)
         whole = rounds(settings.model_copy(update={"beta": 1.0}), clients, 1)
-        algorithm = settings.build(federation(6))
+        algorithm = settings.build(setup(6))
         start = algorithm.init(clients.model, clients.ids, Key(1).fold("init")).broadcast[name]
         torch.testing.assert_close(
             half.broadcast[name], (start + whole.broadcast[name]) / 2, rtol=1e-4, atol=1e-6
@@ -253,7 +253,7 @@ def test_batch_norm_statistics_stay_local_or_travel() -> None:
     count = sum(torch.Size(shape).numel() for _, shape in clients.model.buffers)
     assert shared.messages[0].vectors.shape[1] == clients.model.dim + count
     assert shared.broadcast["statistics"].shape == (count,)
-    scored = settings.build(federation(2)).evaluated(shared.broadcast, shared.state, clients, Key(1))
+    scored = settings.build(setup(2)).evaluated(shared.broadcast, shared.state, clients, Key(1))
     torch.testing.assert_close(scored[0], scored[1])
 
 
@@ -279,7 +279,7 @@ def test_statistics_folded_into_parameters_score_the_same() -> None:
 @pytest.mark.parametrize("name", [*NAMES, "sketch", "lbgm", "qsgd", "dgc"])
 def test_a_round_on_a_gpu_is_the_round_on_a_cpu(name: str) -> None:
     clients = classification(_model())
-    algorithm = algorithms[name]().build(federation(6))
+    algorithm = algorithms[name]().build(setup(6))
     start = algorithm.init(clients.model, clients.ids, Key(1))
     here = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
     moved = replace(clients, x=clients.x.cuda(), y=clients.y.cuda())

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from personal_clients import classification, federation
+from personal_clients import classification, setup
 
 from trilemma import config, models, simulate
 from trilemma.errors import ConfigError
@@ -83,24 +83,24 @@ def test_printed_costs_of_qsgd_and_sketch() -> None:
     assert float(printed(4, "mnist", "Sketch")[1].split("/")[0]) == pytest.approx(39.5 * each, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["lp_proj", "pfedme", "ditto", "rsa", "fedavg", "per_fedavg"])
+@pytest.mark.parametrize("name", ["lp-proj", "pfedme", "ditto", "rsa", "fedavg", "per-fedavg"])
 def test_messages_have_the_counted_size(name: str) -> None:
     """What a client sends and receives is d or D numbers, as the formulas of the paper say."""
     clients = classification(models.build("multinomial", (8,), 4))
-    algorithm = algorithms[name]().build(federation(6))
+    algorithm = algorithms[name]().build(setup(6))
     start = algorithm.init(clients.model, clients.ids, Key(1))
     step = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
-    size = 21 if name == "lp_proj" else clients.model.dim
+    size = 21 if name == "lp-proj" else clients.model.dim
     assert step.messages.vectors.shape[1] == size
     assert sum(part.numel() for part in start.broadcast.values()) == size
-    assert algorithm.everyone_trains == (name in {"lp_proj", "pfedme", "ditto", "rsa"})
+    assert algorithm.everyone_trains == (name in {"lp-proj", "pfedme", "ditto", "rsa"})
 
 
 @pytest.mark.parametrize(
     ("algorithm", "down"),
     [
         # LG-FedAvg's head of 100·10 + 10 numbers goes to all 20 clients, though only 5 train.
-        ('{name="lg_fedavg",head_layers=1}', 20 * 4 * 1010),
+        ('{name="lg-fedavg",head_layers=1}', 20 * 4 * 1010),
         # Sketch: the model, a bitmap of the positions asked for, a bit for each of those asked for last time.
         ('{name="sketch",columns=12,rows=5,kept=8,second=4}', 5 * (4 * 7110 + 32 * 4 + 32 // 8)),
         ('{name="sketch",columns=12,rows=5,kept=500,second=4}', 5 * (4 * 7110 + 889 + 2000 // 8)),
@@ -140,10 +140,10 @@ def test_every_point_is_a_configuration(task: str, table: int) -> None:
 
 def test_numbers_of_liars_on_emnist() -> None:
     counts = [
-        Point("emnist", "lp-proj-1", "data_poison", s).config().federation.byzantine for s in (2, 5, 10, 20)
+        Point("emnist", "lp-proj-1", "data-poison", s).config().federation.byzantine for s in (2, 5, 10, 20)
     ]
     assert counts == [5, 12, 25, 50]
-    counts = [Point("emnist", "lp-proj-1", "same_value", s).config().federation.byzantine for s in (50, 80)]
+    counts = [Point("emnist", "lp-proj-1", "same-value", s).config().federation.byzantine for s in (50, 80)]
     assert counts == [124, 198]
 
 
@@ -185,7 +185,7 @@ def test_tables_of_a_short_run(tmp_path: Path) -> None:
 
 def test_tables_under_attack(tmp_path: Path) -> None:
     """Shares that were run have columns; the best round is no less than the last; distances follow."""
-    point = Point("synthetic00", "Global+Mean", "same_value", 10)
+    point = Point("synthetic00", "Global+Mean", "same-value", 10)
     simulate.run(point.config(rounds=4, seeds=(1, 2)), tmp_path / point.folder)
     last, best = (lp_proj.compare("synthetic00", 5, tmp_path, best=choice) for choice in (False, True))
     assert last.splitlines()[0] == "| method | 10 % | paper |"
@@ -213,7 +213,7 @@ def test_growth_of_the_common_vector() -> None:
 
 def test_a_star_names_the_rounds(tmp_path: Path) -> None:
     """Stars are written so that Markdown shows them, with the round in which the seeds diverged."""
-    point = Point("synthetic00", "Ditto", "scaled_flip", 80)
+    point = Point("synthetic00", "Ditto", "scaled-flip", 80)
     settings = point.config(rounds=2, seeds=(1, 2))
     simulate.run(settings, tmp_path / point.folder)
     summary = tmp_path / point.folder / "summary.json"
@@ -225,7 +225,7 @@ def test_a_star_names_the_rounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "LG-FedAvg"])
 def test_every_method_runs_under_attack(method: str, tmp_path: Path) -> None:
     """Two rounds each with poisoned labels and scaled messages: a result or a star, never an exception."""
-    point = Point("synthetic00", method, "data_poison", 20)
+    point = Point("synthetic00", method, "data-poison", 20)
     summary = simulate.run(point.config(rounds=2, seeds=(1,)), tmp_path / "run")
     assert summary.diverged == {}
     assert 0.05 < summary.accuracy.mean < 1.0
@@ -243,7 +243,7 @@ def test_a_mistake_on_the_command_line_is_a_message(tmp_path):
 def test_no_attack_touches_local(tmp_path: Path) -> None:
     """Local hears nobody: under any attack of the same liars, the same honest clients score the same."""
     scores = []
-    for attack in ("same_value", "scaled_flip", "gaussian", "data_poison"):
+    for attack in ("same-value", "scaled-flip", "gaussian", "data-poison"):
         point = Point("synthetic00", "Local, 20 steps", attack, 20)
         summary = simulate.run(point.config(rounds=2, seeds=(1,)), tmp_path / point.folder)
         scores.append(summary.accuracy.mean)

@@ -125,9 +125,9 @@ def reference(
     batch: Stack,
     unit: str = "none",
     threshold: float = math.inf,
-    l2: float = 0.0,
+    weight_decay: float = 0.0,
 ) -> Tensor:
-    """Return the gradients (k, d) one client and one example at a time; `l2` is inside the clipping."""
+    """Return the gradients (k, d) one client, one example at a time; weight decay is inside the clipping."""
     clients, size = batch.y.shape
     weight = torch.full((clients, size), 1.0 / size) if batch.weight is None else batch.weight
     rows = []
@@ -138,8 +138,10 @@ def reference(
         x, y, w = batch.x[i][real], batch.y[i][real], weight[i][real]
         if unit == "example":
             one = torch.ones(1)
-            examples = [gradient(net, x[j : j + 1], y[j : j + 1], one) + l2 * theta for j in range(len(y))]
+            examples = [
+                gradient(net, x[j : j + 1], y[j : j + 1], one) + weight_decay * theta for j in range(len(y))
+            ]
             rows.append(sum(w[j] * clip(g, threshold) for j, g in enumerate(examples)))
         else:
-            rows.append(clip(gradient(net, x, y, w) + l2 * theta, threshold))
+            rows.append(clip(gradient(net, x, y, w) + weight_decay * theta, threshold))
     return torch.stack(rows)

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 
 from trilemma.keys import Key
 from trilemma.models import convolution
-from trilemma.models.convolution import Geometry
+from trilemma.models.convolution import Stencil
 
 GEOMETRIES = [
-    (Geometry(5), 12),
-    (Geometry(3, 1, 1), 7),
-    (Geometry(3, 2, 1), 8),
-    (Geometry(7, 2, 3), 28),
-    (Geometry(1, 2), 7),
+    (Stencil(5), 12),
+    (Stencil(3, 1, 1), 7),
+    (Stencil(3, 2, 1), 8),
+    (Stencil(7, 2, 3), 28),
+    (Stencil(1, 2), 7),
 ]
 DEVICES = [
     "cpu",
@@ -26,50 +26,50 @@ DEVICES = [
 ]
 
 
-def problem(geometry: Geometry, size: int, channels: int, innermost: bool, device: str):
+def problem(stencil: Stencil, size: int, channels: int, innermost: bool, device: str):
     """Return inputs, personal weights and biases, and gradients at the output: 3 clients with 2 examples."""
     generator = Key(9).torch()
     x = torch.randn(3, 2, channels, size, size, generator=generator).to(device)
     if innermost:
         x = x.movedim(2, -1).contiguous().movedim(-1, 2)
-    weight = torch.randn(3, 4, channels, geometry.kernel, geometry.kernel, generator=generator).to(device)
+    weight = torch.randn(3, 4, channels, stencil.kernel, stencil.kernel, generator=generator).to(device)
     bias = torch.randn(3, 4, generator=generator).to(device)
-    reached = geometry.output(size)
+    reached = stencil.output(size)
     grad = torch.randn(3, 2, 4, reached, reached, generator=generator).to(device)
     return x, weight, bias, grad
 
 
-def autograd(x, weight, bias, grad, geometry):
+def autograd(x, weight, bias, grad, stencil):
     """Return output, input gradient and weight gradient of one client, in double precision."""
     x, weight = x.double().requires_grad_(), weight.double().requires_grad_()
-    z = F.conv2d(x, weight, bias.double(), geometry.stride, geometry.padding)
+    z = F.conv2d(x, weight, bias.double(), stencil.stride, stencil.padding)
     return z.detach().float(), *(part.float() for part in torch.autograd.grad(z, (x, weight), grad.double()))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("innermost", [False, True], ids=["channels-first", "channels-last"])
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(("geometry", "size"), GEOMETRIES)
-def test_all_ways_agree(geometry, size, channels, innermost, device):
-    x, weight, bias, grad = problem(geometry, size, channels, innermost, device)
-    close = {"atol": 1e-5 * geometry.kernel**2, "rtol": 1e-4}
-    exact = [autograd(*parts, geometry) for parts in zip(x, weight, bias, grad, strict=True)]
+@pytest.mark.parametrize(("stencil", "size"), GEOMETRIES)
+def test_all_ways_agree(stencil, size, channels, innermost, device):
+    x, weight, bias, grad = problem(stencil, size, channels, innermost, device)
+    close = {"atol": 1e-5 * stencil.kernel**2, "rtol": 1e-4}
+    exact = [autograd(*parts, stencil) for parts in zip(x, weight, bias, grad, strict=True)]
     values, inputs, weights = (torch.stack(part) for part in zip(*exact, strict=True))
 
     for way in (convolution.forward, convolution.forward_batched, convolution.forward_grouped):
         leaf = x.clone().requires_grad_()
-        z = way(leaf, weight, bias, geometry)
+        z = way(leaf, weight, bias, stencil)
         torch.testing.assert_close(z.detach(), values, **close)
         torch.testing.assert_close(torch.autograd.grad(z, leaf, grad)[0], inputs, **close)
         own = weight.clone().requires_grad_(), bias.clone().requires_grad_()
-        found = torch.autograd.grad(way(x, *own, geometry), own, grad)
+        found = torch.autograd.grad(way(x, *own, stencil), own, grad)
         for part, expected in zip(found, (weights, grad.sum((1, 3, 4))), strict=True):
             torch.testing.assert_close(part, expected, **close)
 
     for way in (convolution.forward, convolution.forward_exact):
         leaf = x[0].clone().requires_grad_()
         kernel, shift = weight[0].clone().requires_grad_(), bias[0].clone().requires_grad_()
-        z = way(leaf, kernel, shift, geometry)
+        z = way(leaf, kernel, shift, stencil)
         torch.testing.assert_close(z.detach(), values[0], **close)
         found = torch.autograd.grad(z, (leaf, kernel, shift), grad[0])
         for part, expected in zip(found, (inputs[0], weights[0], grad[0].sum((0, 2, 3))), strict=True):
@@ -80,16 +80,16 @@ def test_all_ways_agree(geometry, size, channels, innermost, device):
         convolution.client_gradients_batched,
         convolution.client_gradients_grouped,
     ):
-        torch.testing.assert_close(find(x, grad, geometry), weights, **close)
+        torch.testing.assert_close(find(x, grad, stencil), weights, **close)
 
     factor = torch.tensor([[0.5, 2.0]], device=device).expand(3, 2)
-    each = convolution.example_gradients(x, grad, geometry)
+    each = convolution.example_gradients(x, grad, stencil)
     torch.testing.assert_close(each.combine(torch.ones_like(factor)), weights, **close)
-    scaled = convolution.client_gradients(x, grad * factor[..., None, None, None], geometry)
+    scaled = convolution.client_gradients(x, grad * factor[..., None, None, None], stencil)
     torch.testing.assert_close(each.combine(factor), scaled, **close)
     for i in range(3):
         for j in range(2):
-            own = autograd(x[i, j : j + 1], weight[i], bias[i], grad[i, j : j + 1], geometry)[2]
+            own = autograd(x[i, j : j + 1], weight[i], bias[i], grad[i, j : j + 1], stencil)[2]
             torch.testing.assert_close(each.squared_norms()[i, j], own.square().sum(), rtol=1e-4, atol=1e-3)
 
 
@@ -97,22 +97,22 @@ def test_all_ways_agree(geometry, size, channels, innermost, device):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_tensor_cores_are_used_only_where_asked_for_and_round_by_ten_bits():
     generator = Key(3).torch()
-    geometry = Geometry(3, 1, 1)
+    stencil = Stencil(3, 1, 1)
     x, weight = (torch.randn(3, 4, 64, 7, 7, generator=generator).cuda() for _ in range(2))
     weight, bias = weight[:, :, :, :3, :3].repeat(1, 16, 1, 1, 1), torch.zeros(3, 64).cuda()
     grad = torch.randn(3, 4, 64, 7, 7, generator=generator).cuda()
 
     def found() -> list[torch.Tensor]:
         leaf = x.clone().requires_grad_()
-        z = convolution.forward(leaf, weight, bias, geometry)
+        z = convolution.forward(leaf, weight, bias, stencil)
         parts = (
             z.detach(),
             *torch.autograd.grad(z, leaf, grad),
-            convolution.client_gradients(x, grad, geometry),
+            convolution.client_gradients(x, grad, stencil),
         )
         return [part.cpu() for part in parts]
 
-    exact = [autograd(*parts, geometry) for parts in zip(x, weight, bias, grad, strict=True)]
+    exact = [autograd(*parts, stencil) for parts in zip(x, weight, bias, grad, strict=True)]
     truth = [torch.stack(part).cpu() for part in zip(*exact, strict=True)]
     plain = found()
     torch.set_float32_matmul_precision("high")

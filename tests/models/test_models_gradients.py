@@ -73,10 +73,10 @@ def test_equal_to_the_loop(name, unit, personal, uneven):
 @pytest.mark.parametrize("name", NAMES)
 def test_infinite_thresholds_change_no_bit(name, personal):
     model, params, batch = problem(name, personal=personal, uneven=True)
-    plain = models.gradients(model, params, batch, l2=0.1)
+    plain = models.gradients(model, params, batch, weight_decay=0.1)
     units = ["client"] if model.buffers else ["client", "example"]
     for unit in units:
-        free = models.gradients(model, params, batch, clip=Clip(unit, math.inf), l2=0.1)
+        free = models.gradients(model, params, batch, clip=Clip(unit, math.inf), weight_decay=0.1)
         assert torch.equal(free.value, plain.value)
         assert torch.equal(free.loss, plain.loss)
         assert free.clipped.sum() == 0
@@ -179,9 +179,9 @@ def test_what_is_not_finite_stays_with_its_client(unit, bad):
 def test_same_arguments_same_bytes_and_nothing_is_touched():
     model, params, batch = problem("cnn", personal=True, uneven=True)
     before = [params.clone(), batch.x.clone(), batch.weight.clone(), torch.get_rng_state()]
-    first = models.gradients(model, params.requires_grad_(), batch, clip=Clip.example(0.7), l2=0.1)
+    first = models.gradients(model, params.requires_grad_(), batch, clip=Clip.example(0.7), weight_decay=0.1)
     with torch.no_grad():
-        second = models.gradients(model, params, batch, clip=Clip.example(0.7), l2=0.1)
+        second = models.gradients(model, params, batch, clip=Clip.example(0.7), weight_decay=0.1)
     assert torch.equal(first.value, second.value)
     assert not first.value.requires_grad
     for old, new in zip(before, [params.detach(), batch.x, batch.weight, torch.get_rng_state()], strict=True):
@@ -273,11 +273,15 @@ def test_cuda_equals_the_loop_and_repeats_bit_for_bit(name, uneven, unit, person
 @pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
 def test_regulariser_outside_and_inside(name, unit, personal):
     model, params, batch = problem(name, personal=personal, uneven=True)
-    l2 = 0.5
+    weight_decay = 0.5
     plain = models.gradients(model, params, batch, clip=Clip(unit, 0.7))
-    outside = models.gradients(model, params, batch, clip=Clip(unit, 0.7), l2=l2)
-    close(outside.value, plain.value + l2 * params)
-    inside = models.gradients(model, params, batch, clip=Clip(unit, 0.7), l2=l2, l2_inside=True)
-    close(inside.value, reference(module(name), params, batch, unit, 0.7, l2))
-    free = models.gradients(model, params, batch, clip=Clip(unit, math.inf), l2=l2, l2_inside=True)
-    close(free.value, models.gradients(model, params, batch, l2=l2).value)
+    outside = models.gradients(model, params, batch, clip=Clip(unit, 0.7), weight_decay=weight_decay)
+    close(outside.value, plain.value + weight_decay * params)
+    inside = models.gradients(
+        model, params, batch, clip=Clip(unit, 0.7), weight_decay=weight_decay, weight_decay_inside=True
+    )
+    close(inside.value, reference(module(name), params, batch, unit, 0.7, weight_decay))
+    free = models.gradients(
+        model, params, batch, clip=Clip(unit, math.inf), weight_decay=weight_decay, weight_decay_inside=True
+    )
+    close(free.value, models.gradients(model, params, batch, weight_decay=weight_decay).value)

@@ -16,7 +16,7 @@ from trilemma.errors import ConfigError
 
 BASE = {
     "federation": {"clients": 7, "byzantine": 3},
-    "algorithm": {"name": "dsgd", "lr": 1.0, "momentum": 0.9, "batch": 25},
+    "algorithm": {"name": "dsgd", "lr": 1.0, "momentum": 0.9, "batch_size": 25},
     "run": {"rounds": 10},
 }
 
@@ -78,7 +78,7 @@ def test_random_placement_moves_the_liars_not_the_result() -> None:
     assert tuple(i for i, weight in enumerate(record.weights) if weight == 0) == chosen.byzantine
 
 
-@pytest.mark.parametrize("attack", ["sf", "same_value", "alie"])
+@pytest.mark.parametrize("attack", ["sf", "same-value", "alie"])
 def test_a_round_may_hear_liars_only(attack: str) -> None:
     chosen = experiment(
         f"attack.name={attack}",
@@ -114,8 +114,8 @@ def test_epsilon_in_the_record_is_the_accountants() -> None:
 
 def test_batch_larger_than_a_client_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"allowed: 1 to 2100"):
-        experiment("algorithm.batch=3000")
-    assert experiment("algorithm.batch=2100") is not None
+        experiment("algorithm.batch_size=3000")
+    assert experiment("algorithm.batch_size=2100") is not None
 
 
 def test_wire_cost_counts_up_and_down() -> None:

@@ -19,7 +19,7 @@ from trilemma.simulate.engine import Progress
 
 BASE = {
     "federation": {"clients": 7, "byzantine": 3},
-    "algorithm": {"name": "dsgd", "lr": 1.0, "momentum": 0.9, "batch": 25},
+    "algorithm": {"name": "dsgd", "lr": 1.0, "momentum": 0.9, "batch_size": 25},
     "aggregation": {"rule": "cwmed"},
     "attack": {"name": "sf"},
     "run": {"rounds": 12, "checkpoint_every": 5, "evaluate_every": 4},
@@ -158,7 +158,8 @@ def test_the_resolved_config_runs_again_to_the_same_model(tmp_path: Path) -> Non
 
 def test_divergence_is_a_star_with_the_round(tmp_path: Path) -> None:
     settings = config.parse(
-        BASE, ["algorithm.lr=1e38", "aggregation.rule=mean", "algorithm.l2=1.0", "federation.tolerate=0"]
+        BASE,
+        ["algorithm.lr=1e38", "aggregation.rule=mean", "algorithm.weight_decay=1.0", "federation.tolerate=0"],
     )
     summary = simulate.run(settings, tmp_path / "run")
     assert summary.accuracy.mean is None

@@ -76,7 +76,7 @@ class Stream:
         self.chunks = chunks
         self.n = len(next(iter(self._messages())).X)
 
-    def _messages(self) -> Iterator[inputs.Messages]:
+    def _messages(self) -> Iterator[inputs.Inputs]:
         n, seen = None, False
         for chunk in self.chunks() if callable(self.chunks) else self.chunks:
             given = inputs.messages(chunk)

@@ -2,11 +2,11 @@
 
     none            y → y
     lf              y → classes − 1 − y   (for two classes 1 − y)
-    random_labels   y → uniform on {0, …, classes − 1}, drawn once
+    random-labels   y → uniform on {0, …, classes − 1}, drawn once
 
 References: label flipping as in Allen-Zhu et al., "Byzantine-resilient non-convex stochastic gradient
 descent", ICLR 2021; random labels as in Lin et al., "Personalized federated learning towards communication
-efficiency, robustness and fairness", NeurIPS 2022 (there together with a rescaling: `data_poison`).
+efficiency, robustness and fairness", NeurIPS 2022 (there together with a rescaling: `data-poison`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LabelFlip(AttackSettings):
         return Attack("lf", poison=flip)
 
 
-@attacks.register("random_labels")
+@attacks.register("random-labels")
 class RandomLabels(AttackSettings):
     """Random labels: train on labels drawn uniformly once.
 
@@ -75,4 +75,4 @@ class RandomLabels(AttackSettings):
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("random_labels", poison=scramble)
+        return Attack("random-labels", poison=scramble)

@@ -2,10 +2,10 @@
 
 With m_k the message client k would have sent, and a fresh draw for every client and round:
 
-    same_value    b_k = c · 1,       c ~ N(0, τ²),   τ = 100
-    scaled_flip   b_k = −|c| m_k,    c ~ N(0, τ²),   τ = 10
+    same-value    b_k = c · 1,       c ~ N(0, τ²),   τ = 100
+    scaled-flip   b_k = −|c| m_k,    c ~ N(0, τ²),   τ = 10
     gaussian      b_k = z,           z ~ N(0, τ² I), τ = 100
-    data_poison   b_k = c m_k,       c ~ N(0, τ²),   τ = 20,  and client k trains on uniformly random labels
+    data-poison   b_k = c m_k,       c ~ N(0, τ²),   τ = 20,  and client k trains on uniformly random labels
 
 τ is the strength. The authors' code seeds a generator with the round's number before it draws the magnitudes
 c, so that these repeat over methods and seeds of a run; `draws="round"` does the same.
@@ -45,7 +45,7 @@ class Magnitudes(AttackSettings):
         return torch.as_tensor(drawn, dtype=view.honest.dtype, device=view.honest.device).unsqueeze(1)
 
 
-@attacks.register("same_value")
+@attacks.register("same-value")
 class SameValue(Magnitudes):
     """Same value: every coordinate the same random number, fresh for every client and round.
 
@@ -57,13 +57,13 @@ class SameValue(Magnitudes):
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("same_value", craft=self._craft)
+        return Attack("same-value", craft=self._craft)
 
     def _craft(self, view: View) -> Crafted:
         return Crafted(self._draw(view).expand(-1, view.honest.shape[1]), self.strength)
 
 
-@attacks.register("scaled_flip")
+@attacks.register("scaled-flip")
 class ScaledFlip(Magnitudes):
     """Scaled flip: each client's own message, its sign flipped, times a random magnitude.
 
@@ -75,10 +75,10 @@ class ScaledFlip(Magnitudes):
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("scaled_flip", craft=self._craft, reads_own=True)
+        return Attack("scaled-flip", craft=self._craft, reads_own=True)
 
     def _craft(self, view: View) -> Crafted:
-        return Crafted(-self._draw(view).abs() * _own(view, "scaled_flip"), self.strength)
+        return Crafted(-self._draw(view).abs() * _own(view, "scaled-flip"), self.strength)
 
 
 @attacks.register("gaussian")
@@ -102,7 +102,7 @@ class Gaussian(AttackSettings):
         return Crafted(noise.to(view.honest), self.strength)
 
 
-@attacks.register("data_poison")
+@attacks.register("data-poison")
 class DataPoison(Magnitudes):
     """Data poisoning: random labels, and the message times a random factor.
 
@@ -114,10 +114,10 @@ class DataPoison(Magnitudes):
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("data_poison", craft=self._craft, poison=scramble, reads_own=True)
+        return Attack("data-poison", craft=self._craft, poison=scramble, reads_own=True)
 
     def _craft(self, view: View) -> Crafted:
-        return Crafted(self._draw(view) * _own(view, "data_poison"), self.strength)
+        return Crafted(self._draw(view) * _own(view, "data-poison"), self.strength)
 
 
 def _own(view: View, name: str) -> Tensor:

@@ -2,8 +2,8 @@
 
     b = m + γ p,   p = −m/‖m‖ ("unit"), −σ ("std") or −sign(m) ("sign"),   γ the largest with
 
-    min_max    max_i ‖b − x_i‖   ≤  max_{i,j} ‖x_i − x_j‖
-    min_sum    Σ_i ‖b − x_i‖²    ≤  max_i Σ_j ‖x_i − x_j‖²
+    min-max    max_i ‖b − x_i‖   ≤  max_{i,j} ‖x_i − x_j‖
+    min-sum    Σ_i ‖b − x_i‖²    ≤  max_i Σ_j ‖x_i − x_j‖²
 
 The papers halve intervals to find γ; both have a closed form in the Gram matrix of z_i = x_i − m and p. With
 D the largest honest distance, ‖γp − z_i‖² ≤ D² bounds γ for every i by the larger root of a quadratic, and
@@ -31,38 +31,38 @@ Perturbation = Literal["unit", "std", "sign"]
 DIRECTIONS = {"unit": minus_mean, "std": minus_deviation, "sign": minus_sign}
 
 
-@attacks.register("min_max")
+@attacks.register("min-max")
 class MinMax(AttackSettings):
     """Min-max: no honest message is further from it than two honest ones are from each other.
 
     >>> MinMax(perturbation="std").build().name
-    'min_max'
+    'min-max'
     """
 
     perturbation: Perturbation = "unit"
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("min_max", craft=self._craft)
+        return Attack("min-max", craft=self._craft)
 
     def _craft(self, view: View) -> Crafted:
         span = measure(finite_rows(view.honest), DIRECTIONS[self.perturbation])
         return _in_units(span, self.perturbation, send(view, span.line, largest_min_max(span)))
 
 
-@attacks.register("min_sum")
+@attacks.register("min-sum")
 class MinSum(AttackSettings):
     """Min-sum: its squared distances to the honest messages sum to no more than an honest message's.
 
     >>> MinSum(perturbation="sign").build().name
-    'min_sum'
+    'min-sum'
     """
 
     perturbation: Perturbation = "unit"
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("min_sum", craft=self._craft)
+        return Attack("min-sum", craft=self._craft)
 
     def _craft(self, view: View) -> Crafted:
         span = measure(finite_rows(view.honest), DIRECTIONS[self.perturbation])

@@ -20,12 +20,12 @@ SETTING = {
     "data": {"name": "phishing"},
     "model": {"name": "logistic"},
     "federation": {"clients": 7, "byzantine": 3},
-    "algorithm": {"name": "dsgd", "lr": 1.0, "momentum": 0.99, "batch": 25, "l2": 1e-4},
+    "algorithm": {"name": "dsgd", "lr": 1.0, "momentum": 0.99, "batch_size": 25, "weight_decay": 1e-4},
     "run": {"rounds": 400, "seeds": "1-3"},
 }
 
 PRIVATE = (
-    "algorithm={name='safe-dshb', lr=1.0, momentum=0.99, batch=25, l2=1e-4}",
+    "algorithm={name='safe-dshb', lr=1.0, momentum=0.99, batch_size=25, weight_decay=1e-4}",
     "privacy={threat='ldp', clip=1.0, noise_multiplier=1.0, delta=1e-4}",
 )
 

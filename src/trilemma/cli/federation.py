@@ -14,7 +14,7 @@ from rich.table import Table
 from trilemma.errors import UserError
 
 if TYPE_CHECKING:
-    from trilemma.flower.layout import Party
+    from trilemma.federation.layout import Party
 
 federation_app = typer.Typer(
     help="A real federation on Flower: TLS, node authentication, keys, crashes and liars.",
@@ -33,7 +33,7 @@ def _require_flower() -> None:
 
 
 def _server(folder: Path) -> Party:
-    from trilemma.flower.layout import parties
+    from trilemma.federation.layout import parties
 
     server = parties(folder)[0]
     if server.client is not None:
@@ -69,9 +69,9 @@ def init_command(
     """Make keys, certificates, roster and configuration: one folder per party."""
     _require_flower()
     from trilemma import config as configurations
-    from trilemma.flower import layout
-    from trilemma.flower.spending import write_budgets
-    from trilemma.flower.task import load_task
+    from trilemma.federation import layout
+    from trilemma.federation.spending import write_budgets
+    from trilemma.federation.task import load_task
 
     settings = configurations.load(config, [f"federation.clients={clients}"])
     facts = layout.Federation(
@@ -130,7 +130,7 @@ def run_command(
 ) -> None:
     """Run the configuration, from where it stands, and show the rounds as they are committed."""
     _require_flower()
-    from trilemma.flower.commits import CommitLog
+    from trilemma.federation.commits import CommitLog
     from trilemma.flower.control import connect
 
     server = _server(folder)
@@ -177,9 +177,9 @@ def _line(record: dict[str, object]) -> str:
 def status_command(folder: Folder) -> None:
     """Show every process and every run."""
     _require_flower()
+    from trilemma.federation.commits import CommitLog
+    from trilemma.federation.layout import parties
     from trilemma.flower import deployment
-    from trilemma.flower.commits import CommitLog
-    from trilemma.flower.layout import parties
 
     table = Table("party", "process", "pid", "state")
     for one in deployment.status(folder):

@@ -12,7 +12,7 @@ from trilemma import aggregation, privacy
 from trilemma.aggregation import Rule
 from trilemma.config.load import Config
 from trilemma.errors import ConfigError, PrivacyError
-from trilemma.learning import Algorithm, Federation
+from trilemma.learning import Algorithm, Setup
 from trilemma.privacy.types import NoiseLaw, Release
 
 
@@ -36,7 +36,7 @@ def resolve(config: Config, examples: int) -> Resolved:
     rule = aggregation.parse(config.aggregation.rule, f=federation.f)
     release, threat, notes = _release(config, examples)
     algorithm = config.algorithm.options.build(
-        Federation(federation.clients, federation.f, config.run.rounds, rule, release)
+        Setup(federation.clients, federation.f, config.run.rounds, rule, release)
     )
     return Resolved(rule, release, threat, algorithm, notes)
 

@@ -182,12 +182,12 @@ class Mnist(ImageSet):
     )
 
 
-@datasets.register("fashion_mnist")
+@datasets.register("fashion-mnist")
 class FashionMnist(ImageSet):
     """Fashion-MNIST: articles of clothing, 60,000/10,000 images of 28 × 28, 10 classes."""
 
     source: ClassVar[ImageSource] = ImageSource(
-        name="fashion_mnist",
+        name="fashion-mnist",
         title="Fashion-MNIST",
         packed=("fashion_mnist.npz",),
         remote=_idx_files(

@@ -1,16 +1,8 @@
-"""A real federation: the algorithms of `trilemma.learning` on Flower, with keys, TLS, crashes and liars.
+"""Flower as the carrier of a federation: `trilemma.federation` over a SuperLink and SuperNodes.
 
-This room holds no mathematics. A client runs `algorithm.client` on its own data, the server runs
-`algorithm.server` on what it admitted, and everything else here is about getting the numbers from one to the
-other without losing, repeating, leaking or believing anything:
-
-* `certificates`, `layout`: who holds which secret; one folder per party.
-* `processes`, `deployment`, `control`: the real processes, started and stopped by process group.
-* `wire`, `admission`: typed blocks; a reply is admitted or rejected with a reason.
-* `epochs`, `commits`, `coordinator`: who takes part, what the server committed, the server's side of a run.
-* `sessions`, `spending`, `journal`, `node`: a client's keys, budget and memory, and its side of a run.
-* `task`: the model and this party's data.
-* `client_app`, `server_app`, `worker`, `supernode`, `tuning`: the Flower side.
+* `client_app`, `server_app`, `records`: the two apps and what a message holds.
+* `worker`, `supernode`, `tuning`: the processes that run them, and what had to be changed in Flower for that.
+* `deployment`, `control`, `files`: bringing parties up and down, talking to the SuperLink.
 
 Flower is an optional extra (`pip install trilemma[flower]`); nothing outside this room imports it.
 """

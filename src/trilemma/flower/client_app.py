@@ -14,9 +14,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from trilemma.errors import UserError
-from trilemma.flower import wire
-from trilemma.flower.layout import Party
-from trilemma.flower.node import Node
+from trilemma.federation.layout import Party
+from trilemma.federation.node import Node
+from trilemma.flower import records
 
 PARTY = "TRILEMMA_PARTY"
 app = ClientApp()
@@ -35,8 +35,8 @@ def query(message: Message, context: Context) -> Message:
     if not folder:
         raise UserError(f"{PARTY} must name this party's folder")
     with _ONE_AT_A_TIME:
-        block = node(folder).answer(wire.from_record(message.content))
-    return Message(wire.to_record(block), reply_to=message)
+        block = node(folder).answer(records.from_record(message.content))
+    return Message(records.to_record(block), reply_to=message)
 
 
 app.query()(query)

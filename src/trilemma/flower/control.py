@@ -25,11 +25,11 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from trilemma.errors import UserError
-from trilemma.flower.layout import Party
+from trilemma.federation.layout import Party
 
 
 @dataclass(frozen=True)
-class Node:
+class RegisteredNode:
     """A registered node, as the SuperLink sees it."""
 
     public_key: bytes
@@ -42,10 +42,10 @@ class Control:
     def __init__(self, client: ControlHttpClient) -> None:
         self._client = client
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[RegisteredNode]:
         """Return the registered nodes."""
         listed = self._client.ListNodes(ListNodesRequest()).nodes_info
-        return [Node(node.public_key, node.status) for node in listed]
+        return [RegisteredNode(node.public_key, node.status) for node in listed]
 
     def register(self, public_keys: list[Path]) -> int:
         """Register the node keys that are not; return how many were new."""

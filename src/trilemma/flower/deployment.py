@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trilemma.flower import processes
-from trilemma.flower.layout import Party, parties, write_flower_files
-from trilemma.flower.processes import Command, ProcessFailed, Running
+from trilemma.federation import processes
+from trilemma.federation.layout import Party, parties
+from trilemma.federation.processes import Command, ProcessFailed, Running
+from trilemma.flower.files import write_flower_files
 from trilemma.flower.tuning import POLL
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))

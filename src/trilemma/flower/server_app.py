@@ -27,15 +27,16 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from trilemma.errors import UserError
-from trilemma.flower import wire
-from trilemma.flower.admission import Reply
+from trilemma.federation import wire
+from trilemma.federation.admission import Reply
+from trilemma.federation.commits import CommitLog
+from trilemma.federation.coordinator import Coordinator
+from trilemma.federation.exchange import Correspondence
+from trilemma.federation.layout import Party
+from trilemma.federation.task import load_task
+from trilemma.flower import records
 from trilemma.flower.client_app import PARTY
-from trilemma.flower.commits import CommitLog
 from trilemma.flower.control import node_key_bytes
-from trilemma.flower.coordinator import Coordinator
-from trilemma.flower.exchange import Correspondence
-from trilemma.flower.layout import Party
-from trilemma.flower.task import load_task
 
 app = ServerApp()
 
@@ -71,9 +72,9 @@ class GridPost:
     def send(self, blocks: Mapping[int, bytes], lifetime: float) -> Mapping[str, int]:
         """Send; a question's name is the id of Flower's message."""
         # One record for all nodes that get the same block: Flower then uploads it once.
-        records = {block: wire.to_record(block) for block in set(blocks.values())}
+        contents = {block: records.to_record(block) for block in set(blocks.values())}
         messages = [
-            Message(records[block], dst_node_id=node, message_type="query", ttl=lifetime + MARGIN)
+            Message(contents[block], dst_node_id=node, message_type="query", ttl=lifetime + MARGIN)
             for node, block in blocks.items()
         ]
         pushed = list(self._grid.push_messages(messages))
@@ -135,7 +136,7 @@ class GridPost:
             refused = message.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             return Reply(node, None, message.error.reason or "unknown", refused, question)
         try:
-            return Reply(node, wire.from_record(message.content), question=question)
+            return Reply(node, records.from_record(message.content), question=question)
         except wire.WireError as gibberish:
             return Reply(node, None, str(gibberish), refused=True, question=question)
 

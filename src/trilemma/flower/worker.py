@@ -46,9 +46,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
+from trilemma.federation.layout import Party
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.client_app import app as client_app
-from trilemma.flower.layout import Party
 from trilemma.flower.server_app import app as server_app
 from trilemma.flower.tuning import bound_pulls
 

@@ -4,7 +4,7 @@
 """
 
 from trilemma.learning.protocol import Algorithm, ClientStep, Messages, ServerStep, Start
-from trilemma.learning.settings import AlgorithmSettings, Federation, algorithms
+from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
 from trilemma.registry import discover
 
 discover(__name__)
@@ -13,9 +13,9 @@ __all__ = [
     "Algorithm",
     "AlgorithmSettings",
     "ClientStep",
-    "Federation",
     "Messages",
     "ServerStep",
+    "Setup",
     "Start",
     "algorithms",
 ]

@@ -40,7 +40,7 @@ from trilemma.learning.protocol import (
     Start,
     State,
 )
-from trilemma.learning.settings import AlgorithmSettings, Federation, algorithms
+from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release, Sampling
 
@@ -60,8 +60,13 @@ class _ErrorFeedbackSettings(AlgorithmSettings):
     lr: float = Field(default=0.1, gt=0, description="learning rate γ")
     beta: float = Field(default=0.1, gt=0, le=1, description="client momentum β")
     beta_hat: float = Field(default=0.01, gt=0, le=1, description="server momentum β̂")
-    batch: int = Field(default=32, ge=1, description="examples b per client and round")
-    l2: float = Field(default=0.0, ge=0, description="L2 regularisation λ: adds λθ to every gradient")
+    batch_size: int = Field(default=32, ge=1, description="examples b per client and round")
+    weight_decay: float = Field(default=0.0, ge=0, description="weight decay λ: adds λθ to every gradient")
+
+    @property
+    def least_examples(self) -> int:
+        """A whole batch."""
+        return self.batch_size
 
     def paper_noise(self, release: Release, epsilon: float, delta: float, rounds: int) -> NoiseLaw:
         """Return the paper's noise, an order of magnitude."""
@@ -76,20 +81,20 @@ class ByzClip21SGD2M(_ErrorFeedbackSettings):
         """See `AlgorithmSettings.exposure`: one round releases u_i, of norm at most τ = clip."""
         return Release(clip, NoiseLaw())
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        release = federation.release
+        release = setup.release
         tau = math.inf if release is None else release.clip
 
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
-            batch = draw_batch(clients, self.batch, release, key.fold("batch"))
-            step = models.gradients(clients.model, broadcast["params"], batch, l2=self.l2)
+            batch = draw_batch(clients, self.batch_size, release, key.fold("batch"))
+            step = models.gradients(clients.model, broadcast["params"], batch, weight_decay=self.weight_decay)
             v = torch.lerp(state["v"], step.value, self.beta)
             update, clipped = clip_rows(v - state["g"], tau)
             sent = noised(update, release, clients, round_)
             return _feedback(state, v, update, sent, self.beta_hat, {"loss": step.loss, "clipped": clipped})
 
-        return _algorithm(self, federation, client, release)
+        return _algorithm(self, setup, client, release)
 
 
 @algorithms.register("byz-clip21-sgd2m+")
@@ -108,23 +113,25 @@ class ByzClip21SGD2MPlus(_ErrorFeedbackSettings):
 
     def exposure(self, clip: float, examples: int) -> Release:
         """See `AlgorithmSettings.exposure`: examples are clipped at τ_i = clip and averaged."""
-        sampling = Sampling(self.sampling, min(1.0, self.batch / examples))
-        return Release(clip, NoiseLaw(), unit="example", batch=self.batch, sampling=sampling)
+        sampling = Sampling(self.sampling, min(1.0, self.batch_size / examples))
+        return Release(clip, NoiseLaw(), unit="example", batch=self.batch_size, sampling=sampling)
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        release = federation.release
+        release = setup.release
         inner = models.Clip.none() if release is None else models.Clip.example(release.clip)
 
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
-            batch = draw_batch(clients, self.batch, release, key.fold("batch"))
-            step = models.gradients(clients.model, broadcast["params"], batch, clip=inner, l2=self.l2)
+            batch = draw_batch(clients, self.batch_size, release, key.fold("batch"))
+            step = models.gradients(
+                clients.model, broadcast["params"], batch, clip=inner, weight_decay=self.weight_decay
+            )
             v = torch.lerp(state["v"], noised(step.value, release, clients, round_), self.beta)
             update, _ = clip_rows(v - state["g"], self.outer_clip)
             report = {"loss": step.loss, "clipped": step.clipped}
             return _feedback(state, v, update, update, self.beta_hat, report)
 
-        return _algorithm(self, federation, client, release)
+        return _algorithm(self, setup, client, release)
 
 
 def _feedback(
@@ -136,11 +143,11 @@ def _feedback(
 
 
 def _algorithm(
-    settings: _ErrorFeedbackSettings, federation: Federation, client: ClientFunction, release: Release | None
+    settings: _ErrorFeedbackSettings, setup: Setup, client: ClientFunction, release: Release | None
 ) -> Algorithm:
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
         params = {"params": model.init(key.fold("model"))}
         return Start(params, {name: torch.zeros(len(ids), model.dim) for name in ("v", "g", "m")}, params)
 
-    server = descent_server(federation, lambda _: settings.lr)
+    server = descent_server(setup, lambda _: settings.lr)
     return Algorithm(type(settings).__name__, init, client, server, release)

@@ -25,4 +25,4 @@ class CafCor(MomentumSettings):
     """CafCor: clipped gradients, correlated noise, momentum; made for the rule caf (ICML 2025)."""
 
     momentum: float = Field(default=0.85, ge=0, lt=1, description="momentum β")
-    batch: int = Field(default=50, ge=1, description="examples b per client and round")
+    batch_size: int = Field(default=50, ge=1, description="examples b per client and round")

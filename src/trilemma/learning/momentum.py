@@ -35,16 +35,16 @@ from trilemma.learning.protocol import (
     State,
 )
 from trilemma.learning.schedules import Schedule, Theory
-from trilemma.learning.settings import AlgorithmSettings, Federation, rule_report
+from trilemma.learning.settings import AlgorithmSettings, Setup, rule_report
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release, Sampling, Unit
 
 
-def descent_server(federation: Federation, lr: Schedule) -> ServerFunction:
+def descent_server(setup: Setup, lr: Schedule) -> ServerFunction:
     """Return the server function θ ← θ − γ_t R(messages)."""
 
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
-        outcome = federation.rule(messages.vectors, key=key.fold("rule"))
+        outcome = setup.rule(messages.vectors, key=key.fold("rule"))
         params = state["params"] - lr(round_) * outcome.value
         return ServerStep({"params": params}, {"params": params}, rule_report(outcome))
 
@@ -56,8 +56,8 @@ class MomentumSettings(AlgorithmSettings):
 
     lr: float = Field(default=1.0, gt=0, description="learning rate γ")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum β; 0: plain SGD")
-    batch: int = Field(default=25, ge=1, description="examples b per client and round")
-    l2: float = Field(default=0.0, ge=0, description="L2 regularisation λ: adds λθ to every gradient")
+    batch_size: int = Field(default=25, ge=1, description="examples b per client and round")
+    weight_decay: float = Field(default=0.0, ge=0, description="weight decay λ: adds λθ to every gradient")
     unit: Unit = Field(default="user", description="what privacy protects: clip per client or per example")
     sampling: Literal["without_replacement", "poisson"] = Field(
         default="without_replacement",
@@ -67,12 +67,17 @@ class MomentumSettings(AlgorithmSettings):
         default=None, description="the theorems' learning rates and momenta instead of lr and momentum"
     )
 
+    @property
+    def least_examples(self) -> int:
+        """A whole batch."""
+        return self.batch_size
+
     def exposure(self, clip: float, examples: int) -> Release:
         """See `AlgorithmSettings.exposure`. A whole user's change is not amplified by sampling."""
         if self.unit == "user":
             return Release(clip, NoiseLaw())
-        sampling = Sampling(self.sampling, min(1.0, self.batch / examples))
-        return Release(clip, NoiseLaw(), unit="example", batch=self.batch, sampling=sampling)
+        sampling = Sampling(self.sampling, min(1.0, self.batch_size / examples))
+        return Release(clip, NoiseLaw(), unit="example", batch=self.batch_size, sampling=sampling)
 
     def schedules(self, rounds: int) -> tuple[Schedule, Schedule]:
         """Return learning rate and momentum as functions of the round."""
@@ -80,15 +85,15 @@ class MomentumSettings(AlgorithmSettings):
             return self.schedule.at(rounds)
         return lambda _: self.lr, lambda _: self.momentum
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        return momentum_algorithm(self, federation)
+        return momentum_algorithm(self, setup)
 
 
-def momentum_algorithm(settings: MomentumSettings, federation: Federation) -> Algorithm:
+def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
     """Build the shared loop."""
-    lr, beta = settings.schedules(federation.rounds)
-    release = federation.release
+    lr, beta = settings.schedules(setup.rounds)
+    release = setup.release
     clip = models.Clip.none() if release is None else _clip_of(release)
 
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
@@ -97,14 +102,16 @@ def momentum_algorithm(settings: MomentumSettings, federation: Federation) -> Al
         return Start(state, {"momentum": torch.zeros(len(ids), model.dim)}, state)
 
     def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
-        batch = draw_batch(clients, settings.batch, release, key.fold("batch"))
-        step = models.gradients(clients.model, broadcast["params"], batch, clip=clip, l2=settings.l2)
+        batch = draw_batch(clients, settings.batch_size, release, key.fold("batch"))
+        step = models.gradients(
+            clients.model, broadcast["params"], batch, clip=clip, weight_decay=settings.weight_decay
+        )
         gradient = noised(step.value, release, clients, round_)
         momentum = torch.lerp(gradient, state["momentum"], beta(round_))
         report = {"loss": step.loss, "clipped": step.clipped}
         return ClientStep(Messages(momentum), {"momentum": momentum}, report)
 
-    return Algorithm(type(settings).__name__, init, client, descent_server(federation, lr), release)
+    return Algorithm(type(settings).__name__, init, client, descent_server(setup, lr), release)
 
 
 def _clip_of(release: Release) -> models.Clip:

@@ -19,7 +19,7 @@ from trilemma.registry import Registry
 
 
 @dataclass(frozen=True)
-class Federation:
+class Setup:
     """The facts of a federation that an algorithm is built for.
 
     `release` says how one client's message is clipped and noised; None: not at all.
@@ -37,6 +37,11 @@ class AlgorithmSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @property
+    def least_examples(self) -> int:
+        """How many examples every client must hold: more than one where batches have a fixed size."""
+        return 1
+
     def exposure(self, clip: float, examples: int) -> Release:
         """Say what one client lets out in one round when its contribution is clipped at `clip`.
 
@@ -52,7 +57,7 @@ class AlgorithmSettings(BaseModel):
             "allowed: noise = 'certified'"
         )
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """Return the algorithm as three pure functions."""
         raise NotImplementedError
 

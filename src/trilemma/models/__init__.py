@@ -11,7 +11,7 @@ from trilemma.models.clipping import Clip
 from trilemma.models.flat import flatten, unflatten
 from trilemma.models.scoring import Score, evaluate
 from trilemma.models.stacked import Gradients, gradients
-from trilemma.models.types import Buffers, Examples, Model, Params, Span
+from trilemma.models.types import Buffers, Examples, Model, Params, Segment
 from trilemma.registry import discover
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "Model",
     "Params",
     "Score",
-    "Span",
+    "Segment",
     "build",
     "evaluate",
     "flatten",

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from trilemma.errors import ConfigError, nearest
-from trilemma.models.convolution import Geometry
+from trilemma.models.convolution import Stencil
 from trilemma.models.layers import (
     BINARY_CROSS_ENTROPY,
     BatchNorm,
@@ -127,10 +127,10 @@ def fashion_resnet(shape: Shape, classes: int) -> Model:
     channels, height, width = _image("fashion-resnet", shape, at_least=2)
     layers = [
         Reshape(len(shape), (channels, height, width)),
-        Conv("conv", channels, 64, Geometry(7, 2, 3)),
+        Conv("conv", channels, 64, Stencil(7, 2, 3)),
         BatchNorm("norm", 64),
         Relu(),
-        MaxPool(Geometry(3, 2, 1)),
+        MaxPool(Stencil(3, 2, 1)),
         _unit("unit1", 64, 64),
         _unit("unit2", 64, 64),
         _unit("unit3", 64, 128, stride=2),
@@ -145,9 +145,9 @@ def _unit(name: str, inputs: int, outputs: int, stride: int = 1) -> Residual:
     """A residual unit; the shortcut is a convolution where the shape changes, without normalisation."""
     changes = stride != 1 or inputs != outputs
     return Residual(
-        Conv(f"{name}.conv1", inputs, outputs, Geometry(3, stride, 1)),
-        Conv(f"{name}.conv2", outputs, outputs, Geometry(3, 1, 1)),
-        Conv(f"{name}.shortcut", inputs, outputs, Geometry(1, stride)) if changes else None,
+        Conv(f"{name}.conv1", inputs, outputs, Stencil(3, stride, 1)),
+        Conv(f"{name}.conv2", outputs, outputs, Stencil(3, 1, 1)),
+        Conv(f"{name}.shortcut", inputs, outputs, Stencil(1, stride)) if changes else None,
         BatchNorm(f"{name}.norm1", outputs),
         BatchNorm(f"{name}.norm2", outputs),
     )
@@ -167,7 +167,7 @@ def _lenet(name: str, shape: Shape, maps: Shape, hidden: Shape, classes: int) ->
     channels, height, width = _image(name, shape, at_least=16)
     layers: list[Layer] = [Reshape(len(shape), (channels, height, width))]
     for number, outputs in enumerate(maps, start=1):
-        layers += [Conv(f"conv{number}", channels, outputs, Geometry(5)), MaxPool(Geometry(2, 2)), Relu()]
+        layers += [Conv(f"conv{number}", channels, outputs, Stencil(5)), MaxPool(Stencil(2, 2)), Relu()]
         channels, height, width = outputs, (height - 4) // 2, (width - 4) // 2
     features = channels * height * width
     return sequential(name, [*layers, Reshape(3, (features,)), *_dense((features, *hidden, classes))])

@@ -22,10 +22,10 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Geometry:
+class Stencil:
     """A square kernel and how it moves.
 
-    >>> Geometry(kernel=7, stride=2, padding=3).output(28)
+    >>> Stencil(kernel=7, stride=2, padding=3).output(28)
     14
     """
 
@@ -38,20 +38,20 @@ class Geometry:
         return (size + 2 * self.padding - self.kernel) // self.stride + 1
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+def forward(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
     """Convolve (…, b, c, h, w) with shared weights (out, c, ·, ·) or personal ones (k, out, c, ·, ·)."""
     if weight.dim() == 5 and x.is_cuda:
-        grouped = _grouping_pays(weight.shape[1], weight.shape[2], geometry)
-        return (forward_grouped if grouped else forward_batched)(x, weight, bias, geometry)
+        grouped = _grouping_pays(weight.shape[1], weight.shape[2], stencil)
+        return (forward_grouped if grouped else forward_batched)(x, weight, bias, stencil)
     if weight.dim() == 5:
         # One call per client: on a CPU each is large enough to fill it.
         each = zip(x, weight, bias, strict=True)
-        return torch.stack([forward(one, own, shift, geometry) for one, own, shift in each])
+        return torch.stack([forward(one, own, shift, stencil) for one, own, shift in each])
     flat = x.flatten(0, -4)
     if x.is_cuda:
-        z = forward_exact(flat, weight, bias, geometry)
+        z = forward_exact(flat, weight, bias, stencil)
     else:
-        z = F.conv2d(flat, _channels_last(weight), bias, geometry.stride, geometry.padding)
+        z = F.conv2d(flat, _channels_last(weight), bias, stencil.stride, stencil.padding)
     return z.view(*x.shape[:-3], *z.shape[1:])
 
 
@@ -63,13 +63,13 @@ def _channels_last(weight: Tensor) -> Tensor:
     return torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
 
 
-def forward_exact(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+def forward_exact(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
     """Convolve (b, c, h, w) with shared weights in full float32 and by a deterministic algorithm.
 
     By default cuDNN rounds the operands of float32 convolutions to TF32 and may choose algorithms whose sums
     are not reproducible. Here TF32 needs asking for, as for products, and sums are always reproducible.
     """
-    z: Tensor = _Convolution.apply(x, weight, bias, geometry, 1)  # type: ignore[no-untyped-call]
+    z: Tensor = _Convolution.apply(x, weight, bias, stencil, 1)  # type: ignore[no-untyped-call]
     return z
 
 
@@ -77,10 +77,10 @@ class _Convolution(torch.autograd.Function):
     """A convolution of groups of channels and its gradients; on the tape weights need none here."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry, groups: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil, groups: int) -> Tensor:
         ctx.save_for_backward(weight, x if ctx.needs_input_grad[1] else None)
-        ctx.size, ctx.geometry, ctx.groups = x.shape[2:], geometry, groups
-        return _convolve(x, weight, bias, geometry, None, groups)
+        ctx.size, ctx.stencil, ctx.groups = x.shape[2:], stencil, groups
+        return _convolve(x, weight, bias, stencil, None, groups)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -88,9 +88,9 @@ class _Convolution(torch.autograd.Function):
         slope = None
         if needs[1]:  # by columns: cuDNN's own weight gradients may be less exact
             inputs, outputs = (part.unflatten(1, (k, -1)).transpose(0, 1) for part in (x, grad))
-            slope = client_gradients_batched(inputs, outputs, ctx.geometry).flatten(0, 1)
+            slope = client_gradients_batched(inputs, outputs, ctx.stencil).flatten(0, 1)
         return (
-            _convolve(grad, weight, None, ctx.geometry, ctx.size, k) if needs[0] else None,
+            _convolve(grad, weight, None, ctx.stencil, ctx.size, k) if needs[0] else None,
             slope,
             grad.sum((0, 2, 3)) if needs[2] else None,
             None,
@@ -102,14 +102,14 @@ def _convolve(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    geometry: Geometry,
+    stencil: Stencil,
     back_to: Sequence[int] | None,
     groups: int = 1,
 ) -> Tensor:
     """Convolve, or convolve transposed, back to an input of height and width `back_to`."""
-    reached = [geometry.stride * (n - 1) - 2 * geometry.padding + geometry.kernel for n in x.shape[2:]]
+    reached = [stencil.stride * (n - 1) - 2 * stencil.padding + stencil.kernel for n in x.shape[2:]]
     beyond = [0, 0] if back_to is None else [n - m for n, m in zip(back_to, reached, strict=True)]
-    move = [geometry.stride] * 2, [geometry.padding] * 2, [1, 1], back_to is not None, beyond, groups
+    move = [stencil.stride] * 2, [stencil.padding] * 2, [1, 1], back_to is not None, beyond, groups
     # The last four: benchmark, deterministic, cudnn_enabled, allow_tf32.
     call: Any = torch.ops.aten._convolution
     return call(x, weight, bias, *move, False, True, True, _tf32())  # type: ignore[no-any-return]
@@ -120,20 +120,20 @@ def _tf32() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
-def _grouping_pays(outputs: int, inputs: int, geometry: Geometry) -> bool:
+def _grouping_pays(outputs: int, inputs: int, stencil: Stencil) -> bool:
     """Whether one grouped convolution beats batched products: only on tensor cores, with many channels.
 
     cuDNN has no fast grouped kernel for full float32, few channels or strides.
     """
-    return _tf32() and min(outputs, inputs) >= 32 and geometry.stride == 1
+    return _tf32() and min(outputs, inputs) >= 32 and stencil.stride == 1
 
 
-def forward_grouped(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+def forward_grouped(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
     """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·) as k groups of channels.
 
     The result lies in memory as (b, k, out, h, w), as the next such convolution wants its input.
     """
-    given = _side_by_side(x), weight.flatten(0, 1), bias.flatten(), geometry, len(x)
+    given = _side_by_side(x), weight.flatten(0, 1), bias.flatten(), stencil, len(x)
     z: Tensor = _Convolution.apply(*given)  # type: ignore[no-untyped-call]
     return z.view(x.shape[1], len(x), -1, *z.shape[2:]).transpose(0, 1)
 
@@ -143,11 +143,11 @@ def _side_by_side(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2).contiguous()
 
 
-def forward_batched(x: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+def forward_batched(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
     """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·) by one batched product."""
     clients, size, _, height, width = x.shape
-    high, wide = geometry.output(height), geometry.output(width)
-    columns: Tensor = _Columns.apply(x, geometry)  # type: ignore[no-untyped-call]
+    high, wide = stencil.output(height), stencil.output(width)
+    columns: Tensor = _Columns.apply(x, stencil)  # type: ignore[no-untyped-call]
     z = torch.baddbmm(bias[..., None], weight.flatten(2), columns)
     return z.view(clients, -1, size, high, wide).transpose(1, 2)
 
@@ -156,27 +156,27 @@ class _Columns(torch.autograd.Function):
     """(k, b, c, h, w) → (k, c·kernel², b·positions), and back by summing overlapping windows."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, geometry: Geometry) -> Tensor:
-        ctx.shape, ctx.geometry = x.shape, geometry
-        windows = _windows(x, geometry)  # (k, b, c, high, wide, kernel, kernel)
-        unfolded = x.shape[2] * geometry.kernel**2
+    def forward(ctx: Any, x: Tensor, stencil: Stencil) -> Tensor:
+        ctx.shape, ctx.stencil = x.shape, stencil
+        windows = _windows(x, stencil)  # (k, b, c, high, wide, kernel, kernel)
+        unfolded = x.shape[2] * stencil.kernel**2
         return windows.permute(0, 2, 5, 6, 1, 3, 4).reshape(x.shape[0], unfolded, -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         clients, size, _, height, width = ctx.shape
         each = grads[0].view(clients, grads[0].shape[1], size, -1).transpose(1, 2).flatten(0, 1)
-        geometry: Geometry = ctx.geometry
-        x = F.fold(each, (height, width), geometry.kernel, 1, geometry.padding, geometry.stride)
+        stencil: Stencil = ctx.stencil
+        x = F.fold(each, (height, width), stencil.kernel, 1, stencil.padding, stencil.stride)
         return x.view(ctx.shape), None
 
 
-def _windows(x: Tensor, geometry: Geometry) -> Tensor:
+def _windows(x: Tensor, stencil: Stencil) -> Tensor:
     """View (…, c, h, w) as its windows (…, c, high, wide, kernel, kernel), copying only to pad."""
-    if geometry.padding:
-        flat = F.pad(x.flatten(0, -4), (geometry.padding,) * 4)
+    if stencil.padding:
+        flat = F.pad(x.flatten(0, -4), (stencil.padding,) * 4)
         x = flat.view(*x.shape[:-2], *flat.shape[-2:])
-    return x.unfold(-2, geometry.kernel, geometry.stride).unfold(-2, geometry.kernel, geometry.stride)
+    return x.unfold(-2, stencil.kernel, stencil.stride).unfold(-2, stencil.kernel, stencil.stride)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class ExampleGradients:
 
     products: Tensor
     """(k, b, out, c·kernel²) or, with `channels_innermost`, (k, b, out, kernel²·c)."""
-    geometry: Geometry
+    stencil: Stencil
     channels_innermost: bool
 
     def squared_norms(self) -> Tensor:
@@ -196,16 +196,16 @@ class ExampleGradients:
     def combine(self, factor: Tensor) -> Tensor:
         """Return Σ_i s_i G_i (k, out, c, ·, ·) for factors (k, b)."""
         flat = torch.bmm(factor[:, None], self.products.flatten(2))
-        size, outputs = self.geometry.kernel, self.products.shape[2]
+        size, outputs = self.stencil.kernel, self.products.shape[2]
         if self.channels_innermost:
             return flat.view(len(factor), outputs, size, size, -1).permute(0, 1, 4, 2, 3)
         return flat.view(len(factor), outputs, -1, size, size)
 
 
-def example_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> ExampleGradients:
+def example_gradients(x: Tensor, grad: Tensor, stencil: Stencil) -> ExampleGradients:
     """Return the weight gradient of every example from inputs and ∂loss/∂output (k, b, …)."""
-    lead, unfolded = x.shape[:2], x.shape[2] * geometry.kernel**2
-    windows = _windows(x, geometry).flatten(0, 1)  # (k·b, c, high, wide, kernel, kernel)
+    lead, unfolded = x.shape[:2], x.shape[2] * stencil.kernel**2
+    windows = _windows(x, stencil).flatten(0, 1)  # (k·b, c, high, wide, kernel, kernel)
     each = grad.flatten(0, 1).flatten(2)  # (k·b, out, positions)
     # Copy in the order in which memory lies, so that runs are long: channels, or else positions, innermost.
     innermost = x.stride(2) == 1 and x.shape[2] > 1
@@ -214,38 +214,38 @@ def example_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> ExampleGra
     else:
         columns = windows.permute(0, 1, 4, 5, 2, 3).reshape(len(each), unfolded, -1).transpose(1, 2)
     products: Tensor = torch.bmm(each, columns)
-    return ExampleGradients(products.view(*lead, *products.shape[1:]), geometry, innermost)
+    return ExampleGradients(products.view(*lead, *products.shape[1:]), stencil, innermost)
 
 
-def client_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+def client_gradients(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
     """Return each client's weight gradient (k, out, c, ·, ·) from inputs and ∂loss/∂output (k, b, …)."""
     if x.is_cuda:
-        grouped = _grouping_pays(grad.shape[2], x.shape[2], geometry)
-        return (client_gradients_grouped if grouped else client_gradients_batched)(x, grad, geometry)
+        grouped = _grouping_pays(grad.shape[2], x.shape[2], stencil)
+        return (client_gradients_grouped if grouped else client_gradients_batched)(x, grad, stencil)
     if x.shape[2] == 1:
-        return example_gradients(x, grad, geometry).combine(x.new_ones(x.shape[:2]))
-    return torch.stack([_weight_gradient(a, g, geometry) for a, g in zip(x, grad, strict=True)])
+        return example_gradients(x, grad, stencil).combine(x.new_ones(x.shape[:2]))
+    return torch.stack([_weight_gradient(a, g, stencil) for a, g in zip(x, grad, strict=True)])
 
 
-def client_gradients_batched(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+def client_gradients_batched(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
     """Return each client's weight gradient (k, out, c, ·, ·) by one batched product over its examples."""
-    columns: Tensor = _Columns.apply(x, geometry)  # type: ignore[no-untyped-call]
+    columns: Tensor = _Columns.apply(x, stencil)  # type: ignore[no-untyped-call]
     each = grad.transpose(1, 2).flatten(2)  # (k, out, b·positions)
     products = torch.bmm(each, columns.transpose(1, 2))
-    return products.view(*each.shape[:2], x.shape[2], geometry.kernel, geometry.kernel)
+    return products.view(*each.shape[:2], x.shape[2], stencil.kernel, stencil.kernel)
 
 
-def client_gradients_grouped(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+def client_gradients_grouped(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
     """Return each client's weight gradient (k, out, c, ·, ·) by one grouped convolution."""
-    flat = _weight_gradient(_side_by_side(x), _side_by_side(grad), geometry, len(x))
+    flat = _weight_gradient(_side_by_side(x), _side_by_side(grad), stencil, len(x))
     return flat.view(len(x), -1, *flat.shape[1:])
 
 
-def _weight_gradient(x: Tensor, grad: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
+def _weight_gradient(x: Tensor, grad: Tensor, stencil: Stencil, groups: int = 1) -> Tensor:
     """Return the weight gradient (out, c/groups, ·, ·) of one client's examples (b, …), or of k groups."""
-    shape = grad.shape[1], x.shape[1] // groups, geometry.kernel, geometry.kernel
+    shape = grad.shape[1], x.shape[1] // groups, stencil.kernel, stencil.kernel
     weight = x.new_empty(()).expand(shape)  # only its shape is read
-    move = [geometry.stride] * 2, [geometry.padding] * 2, [1, 1]
+    move = [stencil.stride] * 2, [stencil.padding] * 2, [1, 1]
     backward: Any = torch.ops.aten.convolution_backward
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=_tf32()):
         _, result, _ = backward(grad, x, weight, None, *move, False, [0, 0], groups, [False, True, False])

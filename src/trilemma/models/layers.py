@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trilemma.keys import Key
 from trilemma.models import convolution, normalisation
-from trilemma.models.convolution import Geometry
+from trilemma.models.convolution import Stencil
 from trilemma.models.normalisation import EPSILON
 from trilemma.models.tape import ConvTap, LinearTap, NormTap, Tape
 from trilemma.models.types import Model, Params, Shapes
@@ -103,12 +103,12 @@ class Conv(Layer):
     name: str
     inputs: int
     outputs: int
-    geometry: Geometry
+    stencil: Stencil
 
     @property
     def shapes(self) -> Shapes:
         """Weight (out, in, kernel, kernel), bias (out)."""
-        size = self.geometry.kernel
+        size = self.stencil.kernel
         return (
             (f"{self.name}.weight", (self.outputs, self.inputs, size, size)),
             (f"{self.name}.bias", (self.outputs,)),
@@ -116,13 +116,13 @@ class Conv(Layer):
 
     def init(self, key: Key) -> Tensor:
         """Uniform on ±1/√(in·kernel²)."""
-        return _uniform(self.shapes, self.inputs * self.geometry.kernel**2, key)
+        return _uniform(self.shapes, self.inputs * self.stencil.kernel**2, key)
 
     def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
         """Map (…, b, in, h, w) to (…, b, out, h', w')."""
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
-        z = convolution.forward(x, weight, bias, self.geometry)
-        return tape.add(ConvTap(self.name, x.detach(), z, self.geometry)) if tape.record else z
+        z = convolution.forward(x, weight, bias, self.stencil)
+        return tape.add(ConvTap(self.name, x.detach(), z, self.stencil)) if tape.record else z
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Relu(Layer):
 class MaxPool(Layer):
     """The largest value of every window."""
 
-    window: Geometry
+    window: Stencil
 
     def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
         """Pool the last two axes."""

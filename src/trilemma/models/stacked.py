@@ -7,8 +7,8 @@ For client c with examples i, weights w_i (summing to one) and losses ℓ_i:
     example    Σ_i w_i clip(∇ℓ_i(θ), C)              with clip(g, C) = g · min(1, C/‖g‖)
 
 A regulariser λ/2 ‖θ‖² depends on no example: its gradient λθ is public and is added after clipping, so that
-replacing a client (an example) still moves the result by at most 2C (2C w_i). `l2_inside=True` counts it
-among the gradients to be clipped instead.
+replacing a client (an example) still moves the result by at most 2C (2C w_i). `weight_decay_inside=True`
+counts it among the gradients to be clipped instead.
 
 Clients are taken in groups: one forward pass, one backward pass, one product per layer and group
 (`trilemma.models.tape`).
@@ -53,8 +53,8 @@ def gradients(
     batch: Examples,
     *,
     clip: Clip = NO_CLIP,
-    l2: float = 0.0,
-    l2_inside: bool = False,
+    weight_decay: float = 0.0,
+    weight_decay_inside: bool = False,
     buffers: Buffers | None = None,
     memory: int = MEMORY,
 ) -> Gradients:
@@ -78,8 +78,8 @@ def gradients(
     require_tape(model, tuple(batch.x.shape[2:]))
     theta = params.detach()
     # An infinite threshold clips nothing, so inside is outside, and the plain gradient stays bit for bit.
-    inside = l2 if l2_inside and not math.isinf(clip.threshold) else 0.0
-    outside = l2 - inside
+    inside = weight_decay if weight_decay_inside and not math.isinf(clip.threshold) else 0.0
+    outside = weight_decay - inside
     sums = _sums(model, theta, batch, weight, _Work(clip, inside, buffers or {}, memory))
     value, norms, clipped = sums.value, sums.norms, torch.zeros_like(sums.loss)
     if clip.unit == "example":

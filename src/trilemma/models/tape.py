@@ -25,7 +25,7 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.models import convolution
-from trilemma.models.convolution import Geometry
+from trilemma.models.convolution import Stencil
 from trilemma.models.normalisation import AXES, Statistics, parameter_gradients
 
 
@@ -118,18 +118,18 @@ class ConvTap:
     name: str
     input: Tensor
     output: Tensor
-    geometry: Geometry
+    stencil: Stencil
 
     def floats(self, by_example: bool) -> int:
         """Count as for a linear layer, the columns, and the products of every example."""
-        unfolded, outputs = self.input.shape[2] * self.geometry.kernel**2, self.output.shape[2]
+        unfolded, outputs = self.input.shape[2] * self.stencil.kernel**2, self.output.shape[2]
         columns = unfolded * self.output.numel() // outputs
         products = self.output.shape[:2].numel() * outputs * unfolded if by_example else 0
         return self.input.numel() + 3 * self.output.numel() + columns + products
 
     def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
         """Write the weight gradient of every client's examples."""
-        out[f"{self.name}.weight"].copy_(convolution.client_gradients(self.input, grad, self.geometry))
+        out[f"{self.name}.weight"].copy_(convolution.client_gradients(self.input, grad, self.stencil))
         torch.sum(grad, AXES, out=out[f"{self.name}.bias"])
 
     def examples(self, grad: Tensor) -> ByExample:
@@ -137,7 +137,7 @@ class ConvTap:
 
         Summing formed gradients is cheaper than the second product over positions that ghost norms need.
         """
-        weight = convolution.example_gradients(self.input, grad, self.geometry)
+        weight = convolution.example_gradients(self.input, grad, self.stencil)
         bias = grad.sum((-2, -1))
         squares = weight.squared_norms() + bias.square().sum(-1)
 

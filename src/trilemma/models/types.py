@@ -45,8 +45,8 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True)
-class Span:
-    """Where a tensor, or a whole layer, lies in the flat vector: `flat[..., span.slice]`."""
+class Segment:
+    """Where a tensor, or a whole layer, lies in the flat vector: `flat[..., segment.slice]`."""
 
     name: str
     start: int
@@ -76,7 +76,7 @@ class Model:
     >>> model.dim, [(layer.name, layer.size) for layer in model.layers]
     (79510, [('fc1', 78500), ('fc2', 1010)])
     >>> model.last(1)
-    Span(name='fc2', start=78500, stop=79510)
+    Segment(name='fc2', start=78500, stop=79510)
     """
 
     name: str
@@ -96,31 +96,32 @@ class Model:
         return sum(math.prod(shape) for _, shape in self.shapes)
 
     @cached_property
-    def tensors(self) -> tuple[Span, ...]:
+    def tensors(self) -> tuple[Segment, ...]:
         """Where every parameter tensor lies in the flat vector."""
-        spans, start = [], 0
+        segments, start = [], 0
         for name, shape in self.shapes:
-            spans.append(Span(name, start, start + math.prod(shape)))
-            start = spans[-1].stop
-        return tuple(spans)
+            segments.append(Segment(name, start, start + math.prod(shape)))
+            start = segments[-1].stop
+        return tuple(segments)
 
     @cached_property
-    def layers(self) -> tuple[Span, ...]:
+    def layers(self) -> tuple[Segment, ...]:
         """Where every layer lies in the flat vector: tensors "fc1.weight" and "fc1.bias" are layer "fc1"."""
         groups = (
-            (name, list(spans)) for name, spans in groupby(self.tensors, lambda span: layer_of(span.name))
+            (name, list(segments))
+            for name, segments in groupby(self.tensors, lambda segment: layer_of(segment.name))
         )
-        return tuple(Span(name, spans[0].start, spans[-1].stop) for name, spans in groups)
+        return tuple(Segment(name, segments[0].start, segments[-1].stop) for name, segments in groups)
 
-    def last(self, count: int) -> Span:
-        """Return the span of the last `count` layers; 0 means all of them."""
+    def last(self, count: int) -> Segment:
+        """Return the segment of the last `count` layers; 0 means all of them."""
         if not 0 <= count <= len(self.layers):
             raise UserError(
                 f"{self.name} has {len(self.layers)} layers: cannot take the last {count}, "
                 f"allowed are 0 (all) to {len(self.layers)}"
             )
         first = self.layers[-count if count else 0]
-        return Span(first.name, first.start, self.dim)
+        return Segment(first.name, first.start, self.dim)
 
     def initial_buffers(self, clients: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Return the running statistics `clients` clients start from: mean 0, variance 1."""

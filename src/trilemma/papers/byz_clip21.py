@@ -26,9 +26,13 @@ STEPS = (1e-2, 1e-3, 1e-4, 1e-5)
 """γτ of Byz-Clip-SGD and SAFE-DSHB. Byz-Clip21-SGD2M gets a tenth: its g_i adds up to β̂Tτ = 28τ, not τ."""
 
 ALGORITHMS = {
-    "Byz-Clip21-SGD2M (γτ/10)": ("{name='byz-clip21-sgd2m', beta=0.1, beta_hat=0.01, batch=64}", 1e-3, 0.1),
-    "Byz-Clip-SGD": ("{name='byz-clip-sgd', batch=64}", 1e-2, 1.0),
-    "SAFE-DSHB": ("{name='safe-dshb', unit='user', momentum=0.9, batch=64}", 1e-2, 1.0),
+    "Byz-Clip21-SGD2M (γτ/10)": (
+        "{name='byz-clip21-sgd2m', beta=0.1, beta_hat=0.01, batch_size=64}",
+        1e-3,
+        0.1,
+    ),
+    "Byz-Clip-SGD": ("{name='byz-clip-sgd', batch_size=64}", 1e-2, 1.0),
+    "SAFE-DSHB": ("{name='safe-dshb', unit='user', momentum=0.9, batch_size=64}", 1e-2, 1.0),
 }
 """Algorithm, its τ, and its share of γτ."""
 

@@ -128,10 +128,10 @@ def assemble(config: Config, seed: int) -> Experiment:
         )
 
     poorest = int(min(federated.sizes[i] for i in honest))
-    batch = getattr(config.algorithm.options, "batch", None)
-    if batch is not None and batch > poorest:
+    needed = config.algorithm.options.least_examples
+    if needed > poorest:
         raise ConfigError(
-            f"[algorithm] batch = {batch}: the poorest client holds {poorest} examples; "
+            f"[algorithm] batch_size = {needed}: the poorest client holds {poorest} examples; "
             f"allowed: 1 to {poorest}"
         )
     model = models.build(

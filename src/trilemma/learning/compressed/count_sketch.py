@@ -39,7 +39,7 @@ from trilemma.learning.compressed.gradient import CompressedSettings, compute, s
 from trilemma.learning.personal.exchange import aggregate
 from trilemma.learning.personal.presets import switches
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, ServerStep, Start, State
-from trilemma.learning.settings import Federation, algorithms
+from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
 PRIME = (1 << 31) - 1
@@ -205,7 +205,7 @@ class Sketch(CompressedSettings):
         second = self.second if self.second * kept < dim else max(1, dim // kept)
         return Sizes(columns, rows, kept, second * kept)
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         clears = switches(self.preset).clears_sketch
 
@@ -236,7 +236,7 @@ class Sketch(CompressedSettings):
             params = state["params"]
             sizes = self.sizes(len(params))
             sketch = count_sketch(sizes.rows, sizes.columns, len(params), device=params.device)
-            value, report = aggregate(federation, messages.vectors, key)
+            value, report = aggregate(setup, messages.vectors, key)
             table, exact = value[: sizes.table].view(sizes.rows, sizes.columns), value[sizes.table :]
             candidates = heaviest(sketch.estimate(table).abs(), sizes.candidates)
             chosen = candidates[heaviest(exact[candidates].abs(), sizes.kept)]

@@ -21,24 +21,24 @@ from trilemma.learning.compressed.gradient import CompressedSettings, compute, d
 from trilemma.learning.compressed.wire import sparse_bytes
 from trilemma.learning.personal.presets import switches
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
-from trilemma.learning.settings import Federation, algorithms
-from trilemma.models.types import Model, Span
+from trilemma.learning.settings import Setup, algorithms
+from trilemma.models.types import Model, Segment
 
 
-def largest(vectors: Tensor, tensors: tuple[Span, ...], density: float) -> Tensor:
+def largest(vectors: Tensor, tensors: tuple[Segment, ...], density: float) -> Tensor:
     """Return where the round(density·n) largest magnitudes of every tensor lie, (k, D), ties included.
 
     >>> v = torch.tensor([[3.0, -4.0, 1.0, 0.0, 5.0]])
-    >>> largest(v, (Span("a", 0, 3), Span("b", 3, 5)), 0.5).tolist()
+    >>> largest(v, (Segment("a", 0, 3), Segment("b", 3, 5)), 0.5).tolist()
     [[True, True, False, False, True]]
     """
     mask = torch.zeros_like(vectors, dtype=torch.bool)
-    for span in tensors:
-        count = round(density * span.size)
+    for segment in tensors:
+        count = round(density * segment.size)
         if count:
-            sizes = vectors[:, span.slice].abs()
+            sizes = vectors[:, segment.slice].abs()
             least = sizes.topk(count, dim=1).values[:, -1:]
-            mask[:, span.slice] = sizes >= least
+            mask[:, segment.slice] = sizes >= least
     return mask
 
 
@@ -58,7 +58,7 @@ class DGC(CompressedSettings):
         """
         return 1.0 - min(0.999, 1.0 - (1.0 - self.sparsity) * self.rising**round_)
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         carries = not switches(self.preset).clears_gradients
 
@@ -74,4 +74,4 @@ class DGC(CompressedSettings):
             kept = {**done.state, "u": torch.where(sent, 0.0, u), "v": torch.where(sent, 0.0, v)}
             return ClientStep(messages, kept, {"loss": done.loss, "density": sent.float().mean(1)})
 
-        return Algorithm("dgc", init, client, descending_server(federation, self.lr))
+        return Algorithm("dgc", init, client, descending_server(setup, self.lr))

@@ -26,7 +26,7 @@ from trilemma.learning.personal.exchange import aggregate
 from trilemma.learning.personal.presets import Preset
 from trilemma.learning.privatise import clip_rows
 from trilemma.learning.protocol import Clients, Messages, ServerStep, Start, State
-from trilemma.learning.settings import AlgorithmSettings, Federation
+from trilemma.learning.settings import AlgorithmSettings, Setup
 from trilemma.models.types import Model
 from trilemma.privacy.types import Release
 
@@ -44,7 +44,7 @@ class CompressedSettings(AlgorithmSettings):
         """Refuse: what a compressor keeps back and sends later is not covered by one round's sensitivity."""
         raise PrivacyError(
             f"{type(self).__name__} has no privacy mechanism: its messages carry over what earlier rounds "
-            "left out. Allowed with [privacy]: lp_proj, fedavg, dsgd and the other methods with a release"
+            "left out. Allowed with [privacy]: lp-proj, fedavg, dsgd and the other methods with a release"
         )
 
 
@@ -83,11 +83,11 @@ def start(model: Model, ids: tuple[int, ...], key: Key, *memories: str) -> Start
     return Start(shared, {**clients_state(model, ids), **kept}, shared)
 
 
-def descending_server(federation: Federation, lr: float) -> Callable[[Messages, State, int, Key], ServerStep]:
+def descending_server(setup: Setup, lr: float) -> Callable[[Messages, State, int, Key], ServerStep]:
     """Return the server w ← w − η R(messages)."""
 
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
-        value, report = aggregate(federation, messages.vectors, key)
+        value, report = aggregate(setup, messages.vectors, key)
         params = {"params": state["params"] - lr * value}
         return ServerStep(params, params, report)
 

@@ -26,7 +26,7 @@ from trilemma.learning.compressed.gradient import CompressedSettings, descending
 from trilemma.learning.personal.descent import Step, statistics_of, walk
 from trilemma.learning.personal.presets import switches
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
-from trilemma.learning.settings import Federation, algorithms
+from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
 
@@ -60,7 +60,7 @@ class LBGM(CompressedSettings):
         default=0.2, ge=0, le=1, description="largest error 1 − cos² that is tolerated (δ)"
     )
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         power = switches(self.preset).look_back_power
 
@@ -78,4 +78,4 @@ class LBGM(CompressedSettings):
             kept = {**state, "last": last, **trained.statistics}
             return ClientStep(messages, kept, {"loss": trained.loss, "full": full})
 
-        return Algorithm("lbgm", init, client, descending_server(federation, self.lr))
+        return Algorithm("lbgm", init, client, descending_server(setup, self.lr))

@@ -25,7 +25,7 @@ from trilemma.learning.compressed.gradient import CompressedSettings, compute, d
 from trilemma.learning.compressed.wire import QuantisedFormat
 from trilemma.learning.personal.presets import switches
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
-from trilemma.learning.settings import Federation, algorithms
+from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
 Scale = Literal["max", "l2"]
@@ -70,7 +70,7 @@ class QSGD(CompressedSettings):
     bucket: int = Field(default=500, ge=1, description="coordinates that share a scale")
     scale: Scale = Field(default="max", description="scale of a bucket: largest magnitude or norm")
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         carries = not switches(self.preset).clears_gradients
 
@@ -93,4 +93,4 @@ class QSGD(CompressedSettings):
             )
             return ClientStep(messages, done.state, {"loss": done.loss})
 
-        return Algorithm("qsgd", init, client, descending_server(federation, self.lr))
+        return Algorithm("qsgd", init, client, descending_server(setup, self.lr))

@@ -38,7 +38,7 @@ from trilemma.learning.personal.exchange import ExchangeSettings, blending_serve
 from trilemma.learning.personal.presets import Preset
 from trilemma.learning.personal.projection import Identity, Projection
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
-from trilemma.learning.settings import Federation
+from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
 
 Penalty = Callable[[Tensor], Tensor]
@@ -153,9 +153,7 @@ class _Solved:
     steps: Tensor
 
 
-def bilevel_algorithm(
-    name: str, settings: BilevelSettings, coupling: Coupling, federation: Federation
-) -> Algorithm:
+def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, setup: Setup) -> Algorithm:
     """Build a member of the family."""
     step = Step(settings.personal_lr, decay=coupling.decay)
     solver = _Solver(settings, coupling.penalty, step)
@@ -187,7 +185,7 @@ def bilevel_algorithm(
             losses += solved.losses
             steps = steps + solved.steps
             w = w - settings.lr * settings.lam * coupling.penalty(w - px)
-        messages, private = publish(federation.release, clients, received, w, round_)
+        messages, private = publish(setup.release, clients, received, w, round_)
         report = {
             "loss": torch.stack(losses).mean(0),
             "gap": torch.linalg.vector_norm(w - px, dim=1),
@@ -201,8 +199,8 @@ def bilevel_algorithm(
         name,
         init,
         client,
-        blending_server(federation, "w", settings.beta),
-        federation.release,
+        blending_server(setup, "w", settings.beta),
+        setup.release,
         evaluated=personal_model,
         everyone_trains=True,
         tolerates_nonfinite=coupling.tolerates,

@@ -43,7 +43,7 @@ class Step:
             params,
             batch,
             clip=models.Clip.none() if self.clip is None else models.Clip.client(self.clip),
-            l2=self.decay,
+            weight_decay=self.decay,
             buffers=statistics or None,
         )
 

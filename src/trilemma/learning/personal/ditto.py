@@ -19,7 +19,7 @@ from trilemma.learning.personal.bilevel import personal_model
 from trilemma.learning.personal.descent import Step, initial_model, initial_models, statistics_of, walk
 from trilemma.learning.personal.exchange import ExchangeSettings, blending_server, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
-from trilemma.learning.settings import Federation, algorithms
+from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
 
@@ -36,7 +36,7 @@ class Ditto(ExchangeSettings):
     weight_decay: float = Field(default=0.001, ge=0, description="weight decay of both")
     beta: float = Field(default=1.0, gt=0, description="server: w ← (1−β) w + β R(messages)")
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         common = Step(self.lr, decay=self.weight_decay)
         personal = Step(self.personal_lr, decay=self.weight_decay)
@@ -65,7 +65,7 @@ class Ditto(ExchangeSettings):
                 statistics,
                 force=lambda x: self.lam * (x - w),
             )
-            messages, private = publish(federation.release, clients, w, shared.params, round_)
+            messages, private = publish(setup.release, clients, w, shared.params, round_)
             # A global copy that is not finite is the end too, though the personal model may not know it yet.
             loss = torch.where(torch.isfinite(shared.loss), own.loss, shared.loss)
             report = {"loss": loss, "global_loss": shared.loss, **private}
@@ -75,8 +75,8 @@ class Ditto(ExchangeSettings):
             "ditto",
             init,
             client,
-            blending_server(federation, "params", self.beta),
-            federation.release,
+            blending_server(setup, "params", self.beta),
+            setup.release,
             evaluated=personal_model,
             everyone_trains=True,
         )

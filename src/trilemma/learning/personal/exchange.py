@@ -23,7 +23,7 @@ from torch import Tensor
 from trilemma.keys import Key
 from trilemma.learning.privatise import clip_rows, noised
 from trilemma.learning.protocol import Clients, Messages, ServerStep, State
-from trilemma.learning.settings import AlgorithmSettings, Federation, rule_report
+from trilemma.learning.settings import AlgorithmSettings, Setup, rule_report
 from trilemma.privacy.types import NoiseLaw, Release
 
 
@@ -50,27 +50,27 @@ def publish(
 
 
 def blending_server(
-    federation: Federation, name: str, beta: float = 1.0
+    setup: Setup, name: str, beta: float = 1.0
 ) -> Callable[[Messages, State, int, Key], ServerStep]:
     """Return the server w ← (1 − β) w + β R(messages) for the broadcast vector called `name`."""
 
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
-        value, report = aggregate(federation, messages.vectors, key)
+        value, report = aggregate(setup, messages.vectors, key)
         moved = {name: torch.lerp(state[name], value, beta) if beta != 1.0 else value}
         return ServerStep(moved, moved, report)
 
     return server
 
 
-def aggregate(federation: Federation, vectors: Tensor, key: Key) -> tuple[Tensor, dict[str, Any]]:
+def aggregate(setup: Setup, vectors: Tensor, key: Key) -> tuple[Tensor, dict[str, Any]]:
     """Apply the federation's rule; where more messages than it may leave out are not finite, return NaN.
 
     That is what a mean of such messages is. Methods that can live with it treat NaN as "no news", the others
     diverge in the next round, and the record says so; neither is an exception here.
     """
     broken = int((~torch.isfinite(vectors).all(1)).sum())
-    if broken > federation.rule.f:
+    if broken > setup.rule.f:
         nothing = vectors.new_zeros(len(vectors))
         return torch.full_like(vectors[0], torch.nan), {"weights": nothing, "scores": nothing, "info": None}
-    outcome = federation.rule(vectors, key=key.fold("rule"))
+    outcome = setup.rule(vectors, key=key.fold("rule"))
     return outcome.value, rule_report(outcome)

@@ -35,7 +35,7 @@ from trilemma.learning.personal.descent import (
 )
 from trilemma.learning.personal.exchange import ExchangeSettings, aggregate, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, ServerStep, Start, State
-from trilemma.learning.settings import Federation, algorithms
+from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.normalisation import EPSILON
 from trilemma.models.types import Model
 
@@ -61,7 +61,7 @@ class FedAvg(GlobalSettings):
         default="local", description="batch-norm statistics: stay on clients, or travel and are averaged"
     )
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         step = Step(self.lr, self.clip_gradients, self.weight_decay)
 
@@ -86,12 +86,12 @@ class FedAvg(GlobalSettings):
             if averages(model):
                 vectors = torch.cat([vectors, pack_statistics(model, trained.statistics)], dim=1)
                 origin, kept = torch.cat([origin, broadcast["statistics"]]), dict(state)
-            messages, private = publish(federation.release, clients, origin, vectors, round_)
+            messages, private = publish(setup.release, clients, origin, vectors, round_)
             return ClientStep(Messages(messages), kept, {"loss": trained.loss, **private})
 
         def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
             before = torch.cat(list(state.values()))
-            value, report = aggregate(federation, messages.vectors, key)
+            value, report = aggregate(setup, messages.vectors, key)
             moved = value if self.beta == 1.0 else torch.lerp(before, value, self.beta)
             parts = torch.split_with_sizes(moved, [len(part) for part in state.values()])
             after = dict(zip(state, parts, strict=True))
@@ -104,4 +104,4 @@ class FedAvg(GlobalSettings):
             everyones = unpack_statistics(clients.model, broadcast["statistics"].expand(len(clients.ids), -1))
             return with_statistics(clients.model, params, everyones, EPSILON)
 
-        return Algorithm("fedavg", init, client, server, federation.release, evaluated)
+        return Algorithm("fedavg", init, client, server, setup.release, evaluated)

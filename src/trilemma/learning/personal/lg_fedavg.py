@@ -28,18 +28,18 @@ from trilemma.learning.personal.descent import (
 from trilemma.learning.personal.exchange import blending_server, publish
 from trilemma.learning.personal.fedavg import GlobalSettings
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
-from trilemma.learning.settings import Federation, algorithms
+from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
 
-@algorithms.register("lg_fedavg")
+@algorithms.register("lg-fedavg")
 class LGFedAvg(GlobalSettings):
     """LG-FedAvg: own layers below, a common head above."""
 
     head_layers: int = Field(default=1, ge=0, description="layers in the common head; 0: all of them")
     beta: float = Field(default=1.0, gt=0, description="server: head ← (1−β) head + β R(messages)")
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         step = Step(self.lr)
 
@@ -58,11 +58,11 @@ class LGFedAvg(GlobalSettings):
             start = joined(broadcast, state, clients, key)
             trained = walk(model, start, batches, step, statistics_of(model, state))
             heads = trained.params[:, model.last(self.head_layers).slice]
-            messages, private = publish(federation.release, clients, broadcast["head"], heads, round_)
+            messages, private = publish(setup.release, clients, broadcast["head"], heads, round_)
             kept = {**state, "x": trained.params, **trained.statistics}
             return ClientStep(Messages(messages), kept, {"loss": trained.loss, **private})
 
-        server = blending_server(federation, "head", self.beta)
+        server = blending_server(setup, "head", self.beta)
         return Algorithm(
-            "lg_fedavg", init, client, server, federation.release, evaluated=joined, everyone_listens=True
+            "lg-fedavg", init, client, server, setup.release, evaluated=joined, everyone_listens=True
         )

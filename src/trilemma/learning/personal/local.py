@@ -15,7 +15,7 @@ from trilemma.keys import Key
 from trilemma.learning.personal.bilevel import personal_model
 from trilemma.learning.personal.descent import Step, initial_models, statistics_of, walk
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, ServerStep, Start, State
-from trilemma.learning.settings import AlgorithmSettings, Federation, algorithms
+from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
 from trilemma.models.types import Model
 
 
@@ -29,7 +29,7 @@ class Local(AlgorithmSettings):
     clip_gradients: float | None = Field(default=None, gt=0, description="norm bound of each step's gradient")
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         step = Step(self.lr, self.clip_gradients, self.weight_decay)
 

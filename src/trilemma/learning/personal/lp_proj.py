@@ -32,11 +32,11 @@ from trilemma.learning.personal.bilevel import (
 from trilemma.learning.personal.presets import switches
 from trilemma.learning.personal.projection import Kind, Projection, projection
 from trilemma.learning.protocol import Algorithm
-from trilemma.learning.settings import Federation, algorithms
+from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
 
-@algorithms.register("lp_proj")
+@algorithms.register("lp-proj")
 class LpProj(BilevelSettings):
     """lp-proj: personal models tied to a common vector in a few random dimensions.
 
@@ -52,7 +52,7 @@ class LpProj(BilevelSettings):
         default="drop", description="p = 1, w not finite: drop that penalty, or let the run diverge"
     )
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         drop = self.p == 1 and self.nonfinite == "drop"
         decays = self.p == 2 or switches(self.preset).decay_in_l1
@@ -63,7 +63,7 @@ class LpProj(BilevelSettings):
             decay=self.weight_decay if decays else 0.0,
             tolerates=drop,
         )
-        return bilevel_algorithm("lp_proj", self, coupling, federation)
+        return bilevel_algorithm("lp-proj", self, coupling, setup)
 
     def _project(self, model: Model, seed: int, device: torch.device) -> Projection:
         return projection(self.projection, self.dim, model.dim, seed, memory=self.memory, device=device)

@@ -32,14 +32,14 @@ from trilemma.learning.personal.exchange import blending_server, publish
 from trilemma.learning.personal.fedavg import GlobalSettings
 from trilemma.learning.personal.presets import Preset, switches
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
-from trilemma.learning.settings import Federation, algorithms
+from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
 DIFFERENCE = 1e-2
 """Length of the step s·v in the central difference: truncation is O(s²), rounding about 1e-7/s."""
 
 
-@algorithms.register("per_fedavg")
+@algorithms.register("per-fedavg")
 class PerFedAvg(GlobalSettings):
     """Per-FedAvg: a global model one gradient step away from personal ones."""
 
@@ -50,7 +50,7 @@ class PerFedAvg(GlobalSettings):
     beta: float = Field(default=1.0, gt=0, description="server: w ← (1−β) w + β R(messages)")
     preset: Preset = Field(default="correct", description="correct, or as the authors' code behaves")
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         outer, inner = Step(self.lr, clip=None), Step(self.personal_lr, clip=None)
 
@@ -73,7 +73,7 @@ class PerFedAvg(GlobalSettings):
                     direction = direction - inner.rate * curved
                 w = w - outer.rate * direction
                 losses.append(ahead.loss)
-            messages, private = publish(federation.release, clients, broadcast["params"], w, round_)
+            messages, private = publish(setup.release, clients, broadcast["params"], w, round_)
             report = {"loss": torch.stack(losses).mean(0), **private}
             return ClientStep(Messages(messages), {**state, **statistics}, report)
 
@@ -85,8 +85,8 @@ class PerFedAvg(GlobalSettings):
                 w = w - step.rate * step.gradient(clients.model, w, batch, statistics).value
             return w
 
-        server = blending_server(federation, "params", self.beta)
-        return Algorithm("per_fedavg", init, client, server, federation.release, evaluated=adapted)
+        server = blending_server(setup, "params", self.beta)
+        return Algorithm("per-fedavg", init, client, server, setup.release, evaluated=adapted)
 
 
 def hessian_product(

@@ -19,14 +19,14 @@ from trilemma.learning.personal.bilevel import (
     squared,
 )
 from trilemma.learning.protocol import Algorithm
-from trilemma.learning.settings import Federation, algorithms
+from trilemma.learning.settings import Setup, algorithms
 
 
 @algorithms.register("pfedme")
 class PFedMe(BilevelSettings):
     """pFedMe: personal models tied to a global one by a squared distance."""
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         coupling = Coupling(identity, first_model, squared, self.weight_decay)
-        return bilevel_algorithm("pfedme", self, coupling, federation)
+        return bilevel_algorithm("pfedme", self, coupling, setup)

@@ -26,7 +26,7 @@ from trilemma.learning.personal.bilevel import (
     norm,
 )
 from trilemma.learning.protocol import Algorithm
-from trilemma.learning.settings import Federation, algorithms
+from trilemma.learning.settings import Setup, algorithms
 
 
 @algorithms.register("rsa")
@@ -38,10 +38,10 @@ class RSA(BilevelSettings):
         default="drop", description="w not finite: drop that coordinate's penalty, or let the run diverge"
     )
 
-    def build(self, federation: Federation) -> Algorithm:
+    def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         penalty = lenient(norm(self.p), self.nonfinite)
         coupling = Coupling(
             identity, first_model, penalty, self.weight_decay, tolerates=self.nonfinite == "drop"
         )
-        return bilevel_algorithm("rsa", self, coupling, federation)
+        return bilevel_algorithm("rsa", self, coupling, setup)

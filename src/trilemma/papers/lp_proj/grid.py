@@ -18,7 +18,7 @@ from trilemma.papers.lp_proj.printed import PRINTED
 ROUNDS = 200
 """Rounds T. Not printed; the default of the authors' code, above every budget of Table 4."""
 
-ATTACKS = {5: "same_value", 6: "scaled_flip", 7: "gaussian", 8: "data_poison"}
+ATTACKS = {5: "same-value", 6: "scaled-flip", 7: "gaussian", 8: "data-poison"}
 """Attack of each robustness table."""
 
 SHARES = {5: (10, 20, 50, 80), 6: (10, 20, 50, 80), 7: (10, 20, 50, 80), 8: (2, 5, 10, 20)}
@@ -26,7 +26,7 @@ SHARES = {5: (10, 20, 50, 80), 6: (10, 20, 50, 80), 7: (10, 20, 50, 80), 8: (2, 
 
 
 @dataclass(frozen=True)
-class Task:
+class Benchmark:
     """A data set of the paper with its model, number of clients, projected dimension, budget and target.
 
     `subset` says that only part of the paper's data is at hand, so that numbers compare methods, not papers.
@@ -77,16 +77,16 @@ def _images(name: str, per_client: int, variant: str) -> dict[str, Any]:
 
 
 TASKS = {
-    "synthetic00": Task("Synthetic(0, 0)", _synthetic(0.0), "multinomial", 100, 10, 21, 328020, 0.6),
-    "synthetic11": Task("Synthetic(1, 1)", _synthetic(1.0), "multinomial", 100, 10, 21, 401940, 0.6),
-    "mnist": Task("MNIST", _images("mnist", 2, "equal"), "mnist-mlp", 100, 20, 50, 228000, 0.7),
-    "fashion": Task(
-        "FashionMNIST", _images("fashion_mnist", 2, "random"), "fashion-resnet", 100, 20, 600, 3384000, 0.7, 2
+    "synthetic00": Benchmark("Synthetic(0, 0)", _synthetic(0.0), "multinomial", 100, 10, 21, 328020, 0.6),
+    "synthetic11": Benchmark("Synthetic(1, 1)", _synthetic(1.0), "multinomial", 100, 10, 21, 401940, 0.6),
+    "mnist": Benchmark("MNIST", _images("mnist", 2, "equal"), "mnist-mlp", 100, 20, 50, 228000, 0.7),
+    "fashion": Benchmark(
+        "FashionMNIST", _images("fashion-mnist", 2, "random"), "fashion-resnet", 100, 20, 600, 3384000, 0.7, 2
     ),
-    "cifar": Task(
+    "cifar": Benchmark(
         "CIFAR", _images("cifar10", 2, "random"), "cifar-cnn", 200, 20, 60, 1029600, 0.4, 2, subset=True
     ),
-    "emnist": Task(
+    "emnist": Benchmark(
         "EMNIST", _images("emnist", 10, "random"), "emnist-mlp", 248, 25, 80, 4236900, 0.7, subset=True
     ),
 }
@@ -121,7 +121,7 @@ METHODS = {
     ),
     "pFedMe": Method({"name": "pfedme"}, grid=_BILEVEL),
     "Per-FedAvg": Method(
-        {"name": "per_fedavg", "preset": "reference"}, grid={"lr": _LR, "personal_lr": _PERSONAL}
+        {"name": "per-fedavg", "preset": "reference"}, grid={"lr": _LR, "personal_lr": _PERSONAL}
     ),
     "FedAvg": Method({"name": "fedavg"}, grid=_STEPS),
     "Local": Method({"name": "local"}, grid={"lr": _LR}),
@@ -129,12 +129,12 @@ METHODS = {
     "Local, 100 steps": Method(
         {"name": "local", "steps": 100, "clip_gradients": 60.0}, grid={"lr": _PERSONAL}
     ),
-    "lp-proj-1": Method({"name": "lp_proj", "p": 1, "preset": "reference"}, grid=_BILEVEL),
-    "lp-proj-2": Method({"name": "lp_proj", "p": 2, "preset": "reference"}, grid=_BILEVEL),
-    "lp-proj-1, R = 5": Method({"name": "lp_proj", "p": 1, "preset": "reference"}, grid=_BILEVEL),
-    "lp-proj-2, R = 5": Method({"name": "lp_proj", "p": 2, "preset": "reference"}, grid=_BILEVEL),
+    "lp-proj-1": Method({"name": "lp-proj", "p": 1, "preset": "reference"}, grid=_BILEVEL),
+    "lp-proj-2": Method({"name": "lp-proj", "p": 2, "preset": "reference"}, grid=_BILEVEL),
+    "lp-proj-1, R = 5": Method({"name": "lp-proj", "p": 1, "preset": "reference"}, grid=_BILEVEL),
+    "lp-proj-2, R = 5": Method({"name": "lp-proj", "p": 2, "preset": "reference"}, grid=_BILEVEL),
     "RSA": Method({"name": "rsa"}, grid=_BILEVEL),
-    "LG-FedAvg": Method({"name": "lg_fedavg"}, grid=_STEPS),
+    "LG-FedAvg": Method({"name": "lg-fedavg"}, grid=_STEPS),
     "Global+Mean": Method({"name": "fedavg"}, grid=_STEPS),
     "Global+Median": Method({"name": "fedavg"}, "cwmed", grid=_STEPS),
     "Global+Krum": Method({"name": "fedavg"}, "krum", grid=_STEPS),
@@ -290,15 +290,15 @@ class Point:
     ) -> Config:
         """Return the point as a configuration; `choice` overrides the chosen hyper-parameters.
 
-        >>> Point("synthetic00", "lp-proj-1", "same_value", 80).config().federation.byzantine
+        >>> Point("synthetic00", "lp-proj-1", "same-value", 80).config().federation.byzantine
         80
         """
         task, method = lookup(TASKS, self.task, "data set"), lookup(METHODS, self.method, "method")
         liars = round(task.clients * self.percent / 100)
         algorithm = {**method.algorithm, **(CHOSEN[self.task][self.method] if choice is None else choice)}
-        if algorithm["name"] == "lp_proj":
+        if algorithm["name"] == "lp-proj":
             algorithm["dim"] = task.dim
-        if algorithm["name"] == "lg_fedavg":
+        if algorithm["name"] == "lg-fedavg":
             algorithm["head_layers"] = task.head_layers
         # The rule is told what fits into S messages: f = ⌊S·share⌋ leaves no majority from 50 % on.
         told = min(math.floor(task.sampled * self.percent / 100), (task.sampled - 1) // 2)

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from trilemma import config as configurations
 from trilemma.cli.federation import federation_app
 from trilemma.errors import ConfigError, UserError
-from trilemma.flower import layout, spending
-from trilemma.flower.layout import Federation, Timing, parties
-from trilemma.flower.task import load_task
+from trilemma.federation import layout, spending
+from trilemma.federation.layout import Federation, Timing, parties
+from trilemma.federation.task import load_task
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "federation"
 INSTANT = Timing(round_limit=1.0, join_limit=0.3, poll=0.05)
@@ -39,7 +39,7 @@ def federation(tmp_path, task: str, config: str, *, examples: int | None = 30, c
 
 
 def test_a_federation_learns_a_task_of_its_own(tmp_path):
-    config = small_config(3, "algorithm.lr=1.0", "algorithm.batch=30", tolerate=0, rounds=40)
+    config = small_config(3, "algorithm.lr=1.0", "algorithm.batch_size=30", tolerate=0, rounds=40)
     made = federation(tmp_path, TASK.format(rows=40), config)
     runner, _ = coordinator(made, Direct(made))
     commit = runner.go()
@@ -104,7 +104,7 @@ def test_what_a_federation_cannot_do_is_refused(tmp_path, option, complaint):
 
 def test_batches_are_drawn_from_a_secret_seed(tmp_path):
     """Two clients with the same data and the same public key draw different batches."""
-    from trilemma.flower.task import OneClient
+    from trilemma.federation.task import OneClient
     from trilemma.keys import Key
 
     made = layout.init(tmp_path / "federation", Federation("x", 3), small_config(3, tolerate=0))

@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 from flower_harness import PRIVATE, Direct, coordinator, make, small_config
 
-from trilemma.flower import wire
-from trilemma.flower.admission import Reply
-from trilemma.flower.epochs import Stopped
-from trilemma.flower.exchange import Clock, Correspondence, Patience
-from trilemma.flower.layout import Timing
+from trilemma.federation import wire
+from trilemma.federation.admission import Reply
+from trilemma.federation.epochs import Stopped
+from trilemma.federation.exchange import Clock, Correspondence, Patience
+from trilemma.federation.layout import Timing
 
 
 @dataclass

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from trilemma.flower.epochs import Policy, Stopped, check_progress, decide, open_epoch
+from trilemma.federation.epochs import Policy, Stopped, check_progress, decide, open_epoch
 
 SMALL = [(n, f) for n in range(1, 8) for f in range((n - 1) // 2 + 1)]
 

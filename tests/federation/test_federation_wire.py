@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trilemma.flower import wire
+from trilemma.federation import wire
 
 ANSWER = wire.Answer(client=1, run="run", epoch=0, round=2)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trilemma.flower import wire
+from trilemma.federation import wire
 
 HEADROOM = 4096
 """Bytes a header may take beside the vector."""

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from trilemma.errors import UserError
-from trilemma.flower import wire
-from trilemma.flower.commits import Commit, CommitLog
-from trilemma.flower.epochs import Epoch
+from trilemma.federation import wire
+from trilemma.federation.commits import Commit, CommitLog
+from trilemma.federation.epochs import Epoch
 
 EPOCH = Epoch(2, (0, 1, 3), (0, 1, 2, 3))
 
@@ -85,7 +85,7 @@ def test_an_epoch_changes_without_a_round(tmp_path):
 
 def test_a_second_server_is_kept_out_until_the_first_is_gone(tmp_path):
     holder = (
-        "import sys, time; from pathlib import Path; from trilemma.flower.commits import CommitLog\n"
+        "import sys, time; from pathlib import Path; from trilemma.federation.commits import CommitLog\n"
         f"with CommitLog(Path({str(tmp_path)!r})).locked():\n  print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True) as process:

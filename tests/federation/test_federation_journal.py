@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trilemma.flower import wire
-from trilemma.flower.journal import Again, Entry, Fresh, Journal, Refused, what_to_do
+from trilemma.federation import wire
+from trilemma.federation.journal import Again, Entry, Fresh, Journal, Refused, what_to_do
 
 BEFORE, AFTER = {"m": torch.zeros(1, 2)}, {"m": torch.ones(1, 2)}
 ENTRY = Entry("run", 3, 10, "digest", torch.arange(2.0), BEFORE, AFTER)

@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from trilemma import privacy
 from trilemma.errors import PrivacyError, UserError
-from trilemma.flower.journal import Refused
-from trilemma.flower.layout import Party
-from trilemma.flower.sessions import Secrets, epoch_name
-from trilemma.flower.task import Task
+from trilemma.federation.journal import Refused
+from trilemma.federation.layout import Party
+from trilemma.federation.sessions import Secrets, epoch_name
+from trilemma.federation.task import Task
 from trilemma.privacy.ledger import Budget, Ledger
 
 RESERVE = 0.1

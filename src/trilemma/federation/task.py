@@ -27,7 +27,7 @@ from trilemma.config import Config
 from trilemma.config.resolve import Resolved, resolve
 from trilemma.data.types import Batch, Dataset, Holdings
 from trilemma.errors import ConfigError, UserError
-from trilemma.flower.layout import Party
+from trilemma.federation.layout import Party
 from trilemma.keys import Key
 from trilemma.learning.protocol import global_model
 from trilemma.models.types import Model

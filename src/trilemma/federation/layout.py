@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trilemma.errors import UserError
-from trilemma.flower import certificates
+from trilemma.federation import certificates
 from trilemma.privacy.secrets import Identity, Roster
 
 PUBLIC = "federation.toml"
@@ -332,35 +332,3 @@ def install_certificate(server: Party, issued: certificates.Issued) -> None:
     certificates.write_secret(server.folder / "secrets" / "server.key", issued.key)
     (server.folder / "tls").mkdir(exist_ok=True)
     (server.folder / "tls" / "server.crt").write_bytes(issued.certificate)
-
-
-def write_flower_files(server: Party) -> None:
-    """Write what `flwr run server/app federation` needs: an app and a connection."""
-    app = server.folder / "app"
-    app.mkdir(exist_ok=True)
-    (app / "pyproject.toml").write_text(
-        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n\n'
-        "[project]\n"
-        'name = "trilemma-federation"\nversion = "1.0.0"\n'
-        'description = "Private and robust federated learning"\nlicense = "Apache-2.0"\n'
-        "dependencies = []\n\n"
-        "[tool.flwr.app]\n"
-        'publisher = "trilemma"\n\n'
-        "[tool.flwr.app.components]\n"
-        'serverapp = "apps:server"\n'
-        'clientapp = "apps:client"\n\n'
-        '[tool.flwr.app.config]\nrun = "default"\n'
-    )
-    (app / "apps.py").write_text(
-        '"""The apps are part of the installed package; this file only names them."""\n\n'
-        "from trilemma.flower.client_app import app as client\n"
-        "from trilemma.flower.server_app import app as server\n\n"
-        '__all__ = ["client", "server"]\n'
-    )
-    server.flower_home.mkdir(exist_ok=True)
-    (server.flower_home / "config.toml").write_text(
-        '[superlink]\ndefault = "federation"\n\n'
-        "[superlink.federation]\n"
-        f'address = "{server.federation.address}"\n'
-        f'root-certificates = "{server.authority}"\n'
-    )

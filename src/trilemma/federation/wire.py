@@ -6,8 +6,7 @@
 A tensor that shares its memory with an earlier one (the momentum a client sends and keeps) is written once:
 [name, dtype, shape, place of the earlier one].
 
-A block is the only thing inside a Flower message, as one bytes value: Flower fetches every nested record with
-a request of its own, so nesting arrays in records costs more time than it saves. The same block is what a
+A block is the only thing inside a message, whoever carries it. The same block is what a
 party writes to its disk. Reading checks everything against the length before it allocates, and nothing read
 is ever executed: a block from a stranger is either a well-typed value or a `WireError`.
 """
@@ -23,14 +22,12 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import torch
-from flwr.app import ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from trilemma.errors import UserError
 
 MAGIC = b"trilemma/1\n"
-FIELD = "trilemma"
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -165,7 +162,7 @@ def loads(
 
     >>> loads(b"gibberish", Noted)
     Traceback (most recent call last):
-    trilemma.flower.wire.WireError: not a block of this version
+    trilemma.federation.wire.WireError: not a block of this version
     """
     if limit is not None and len(block) > limit:
         raise WireError(f"{len(block)} bytes where at most {limit} are allowed")
@@ -239,27 +236,6 @@ def _shape(shape: object) -> tuple[int, ...]:
     if not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
         raise WireError("a shape has sizes from 0 to 2**40")
     return tuple(shape)
-
-
-def to_record(block: bytes) -> RecordDict:
-    """Put a block into a Flower message's content."""
-    return RecordDict({FIELD: ConfigRecord({FIELD: block})})
-
-
-def from_record(content: RecordDict) -> bytes:
-    """Take the block out of a Flower message's content.
-
-    >>> from_record(to_record(b"block"))
-    b'block'
-    >>> from_record(RecordDict())
-    Traceback (most recent call last):
-    trilemma.flower.wire.WireError: the message has no block
-    """
-    record = content.get(FIELD)
-    block = record.get(FIELD) if isinstance(record, ConfigRecord) else None
-    if not isinstance(block, bytes):
-        raise WireError("the message has no block")
-    return block
 
 
 def digest(block: bytes) -> str:

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from trilemma.flower import wire
-from trilemma.flower.admission import Expected, Reply, admit
+from trilemma.federation import wire
+from trilemma.federation.admission import Expected, Reply, admit
 
 DIM = 5
 EXPECTED = Expected("run", epoch=1, round=7, dim=DIM, clients={100: 0, 101: 1, 102: 2})

@@ -15,22 +15,22 @@ import torch
 
 from trilemma import models
 from trilemma.errors import UserError
-from trilemma.flower import wire
-from trilemma.flower.admission import Admitted, Expected, Rejection, Reply, admit
-from trilemma.flower.commits import Commit, CommitLog
-from trilemma.flower.epochs import Epoch, Policy, check_progress, decide, open_epoch
-from trilemma.flower.exchange import Clock, Exchange, Patience
-from trilemma.flower.layout import Party, Timing
-from trilemma.flower.sessions import check_offer
-from trilemma.flower.stopwatch import Stopwatch
-from trilemma.flower.task import Task
+from trilemma.federation import wire
+from trilemma.federation.admission import Admitted, Expected, Rejection, Reply, admit
+from trilemma.federation.commits import Commit, CommitLog
+from trilemma.federation.epochs import Epoch, Policy, check_progress, decide, open_epoch
+from trilemma.federation.exchange import Clock, Exchange, Patience
+from trilemma.federation.layout import Party, Timing
+from trilemma.federation.sessions import check_offer
+from trilemma.federation.stopwatch import Stopwatch
+from trilemma.federation.task import Task
 from trilemma.learning import Messages
 from trilemma.learning.rounds import returned_model, sampled_clients
 from trilemma.privacy.secrets import Roster
 
 
 @dataclass(frozen=True)
-class Progress:
+class Event:
     """What the outside may want to know about a step."""
 
     text: str
@@ -46,7 +46,7 @@ class Coordinator:
     task: Task
     exchange: Exchange
     log: CommitLog
-    say: Callable[[Progress], None] = lambda _: None
+    say: Callable[[Event], None] = lambda _: None
     watch: Stopwatch = field(default_factory=Stopwatch)
     clock: Clock = field(default_factory=Clock)
 
@@ -96,7 +96,7 @@ class Coordinator:
 
     def _join(self, commit: Commit, number: int) -> tuple[Commit, dict[int, int]]:
         """Open epoch `number`, or reopen it after a restart; return the commit and who sits at which node."""
-        self.say(Progress(f"epoch {number}: calling"))
+        self.say(Event(f"epoch {number}: calling"))
         epoch = commit.epoch
         new = epoch is None or epoch.number != number
         if new:
@@ -107,7 +107,7 @@ class Coordinator:
             self._relay(epoch, joined, keys)
             commit = self._in_epoch(commit, epoch)
         clients = {node: client for node, client in joined.items() if client in epoch.members}
-        self.say(Progress(f"epoch {number}: clients {sorted(clients.values())} of {self.policy.clients}"))
+        self.say(Event(f"epoch {number}: clients {sorted(clients.values())} of {self.policy.clients}"))
         return commit, clients
 
     def _in_epoch(self, commit: Commit, epoch: Epoch) -> Commit:
@@ -188,12 +188,12 @@ class Coordinator:
             failed += 1
             reasons = [f"client {one.client}: {one.reason}" for one in admitted.rejected]
             check_progress(self.policy, commit.rounds, failed, reasons)
-            self.say(Progress(f"round {commit.rounds}: too few answers, new epoch"))
+            self.say(Event(f"round {commit.rounds}: too few answers, new epoch"))
             commit, clients = self._join(commit, commit.epoch.number + 1)
         commit = self._apply(commit, turn, admitted)
         with self.watch.stage("commit"):
             self.log.append(commit)
-        self.say(Progress(f"round {commit.rounds} committed", commit.record))
+        self.say(Event(f"round {commit.rounds} committed", commit.record))
         return commit, clients
 
     def _turn(self, epoch: Epoch, round_: int) -> Epoch:
@@ -235,7 +235,7 @@ class Coordinator:
             self._note_rejections(collected.rejected[noted:])
             if decide(self.policy, turn, collected.vectors, attempt) != "repeat":
                 break
-            self.say(Progress(f"round {commit.rounds}: asked again"))
+            self.say(Event(f"round {commit.rounds}: asked again"))
         return collected
 
     def _patience(self, commit: Commit, clients: Mapping[int, int], attempts: int = 1) -> Patience:
@@ -325,7 +325,7 @@ class Coordinator:
     def _note_rejections(self, rejected: list[Rejection] | tuple[Rejection, ...]) -> None:
         for one in rejected:
             who = "an unknown node" if one.client is None else f"client {one.client}"
-            self.say(Progress(f"rejected {who}: {one.reason}"))
+            self.say(Event(f"rejected {who}: {one.reason}"))
 
     def _finish(self, commit: Commit) -> None:
         """Hand the result to everybody who is there."""
@@ -333,7 +333,7 @@ class Coordinator:
         wire.write_durably(self.log.folder / "result", block)
         nodes = self.exchange.nodes()
         self.exchange.ask(dict.fromkeys(nodes, block), self._patience(commit, nodes))
-        self.say(Progress(f"run {self.run!r} finished after {commit.rounds} rounds"))
+        self.say(Event(f"run {self.run!r} finished after {commit.rounds} rounds"))
 
 
 def _next_epoch(epoch: Epoch | None) -> int:

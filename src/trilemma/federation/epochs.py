@@ -56,7 +56,7 @@ def open_epoch(policy: Policy, number: int, joined: Iterable[int]) -> Epoch:
     Epoch(number=1, members=(0, 1, 2), rows=(0, 1, 2))
     >>> open_epoch(Policy(5, 1), 1, [0, 1])
     Traceback (most recent call last):
-    trilemma.flower.epochs.Stopped: 2 of 5 clients joined epoch 1; with up to 1 liars at least 3 are needed
+    trilemma.federation.epochs.Stopped: 2 of 5 clients joined epoch 1; ...
     """
     members = tuple(sorted(set(joined)))
     if policy.clients - len(members) <= policy.tolerated:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from trilemma.errors import UserError
-from trilemma.flower import wire
-from trilemma.flower.epochs import Epoch
+from trilemma.federation import wire
+from trilemma.federation.epochs import Epoch
 
 
 class _CommitHeader(wire.Header):

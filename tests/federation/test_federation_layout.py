@@ -11,8 +11,9 @@ import threading
 import pytest
 
 from trilemma.errors import UserError
-from trilemma.flower import certificates, deployment, layout
-from trilemma.flower.layout import Federation, Party, Timing, parties
+from trilemma.federation import certificates, layout
+from trilemma.federation.layout import Federation, Party, Timing, parties
+from trilemma.flower import deployment
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from pathlib import Path
 from torch import Tensor
 
 from trilemma.errors import UserError
-from trilemma.flower import wire
-from trilemma.flower.commits import part_of
+from trilemma.federation import wire
+from trilemma.federation.commits import part_of
 
 
 class Refused(UserError):
@@ -71,7 +71,7 @@ def what_to_do(entry: Entry | None, client: int, ask: wire.Ask, asked: str) -> F
     tensor([1.])
     >>> what_to_do(entry, 2, following.model_copy(update={"round": 4}), "other")
     Traceback (most recent call last):
-    trilemma.flower.journal.Refused: round 4 was asked before, with other numbers
+    trilemma.federation.journal.Refused: round 4 was asked before, with other numbers
     """
     if entry is None:
         return Fresh(None)

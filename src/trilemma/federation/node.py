@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from trilemma.flower import wire
-from trilemma.flower.journal import Again, Entry, Journal, Refused, what_to_do
-from trilemma.flower.layout import Party
-from trilemma.flower.sessions import Session
-from trilemma.flower.spending import pay
-from trilemma.flower.stopwatch import Stopwatch
-from trilemma.flower.task import OneClient, Task, load_task
+from trilemma.federation import wire
+from trilemma.federation.journal import Again, Entry, Journal, Refused, what_to_do
+from trilemma.federation.layout import Party
+from trilemma.federation.sessions import Session
+from trilemma.federation.spending import pay
+from trilemma.federation.stopwatch import Stopwatch
+from trilemma.federation.task import OneClient, Task, load_task
 from trilemma.learning.protocol import ClientStep, Start, State
 from trilemma.privacy.types import NoiseLaw, NoiseSource
 

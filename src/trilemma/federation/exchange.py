@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trilemma.flower.admission import Reply
+from trilemma.federation.admission import Reply
 
 RESEND = 0.75
 """Share of a question's time after which a copy is sent."""

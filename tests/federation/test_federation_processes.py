@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from trilemma.flower import processes
-from trilemma.flower.processes import Command, leads, members, recorded, start, stop, tail
+from trilemma.federation import processes
+from trilemma.federation.processes import Command, leads, members, recorded, start, stop, tail
 
 
 def python(code: str) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trilemma.errors import PrivacyError
-from trilemma.flower import wire
-from trilemma.flower.journal import Refused
-from trilemma.flower.layout import Party
+from trilemma.federation import wire
+from trilemma.federation.journal import Refused
+from trilemma.federation.layout import Party
 from trilemma.privacy.secrets import (
     Handshake,
     Identity,

@@ -1,0 +1,14 @@
+"""A real federation: the algorithms of `trilemma.learning` between parties, with keys, crashes and liars.
+
+This room holds no mathematics, and it does not know what carries its messages: `trilemma.flower` is one
+carrier, the tests' in-process one another. A client runs `algorithm.client` on its own data, the server runs
+`algorithm.server` on what it admitted, and everything else here is about getting the numbers from one to the
+other without losing, repeating, leaking or believing anything:
+
+* `certificates`, `layout`: who holds which secret; one folder per party.
+* `wire`, `admission`: typed blocks; a reply is admitted or rejected with a reason.
+* `epochs`, `commits`, `exchange`, `coordinator`: who takes part, what is committed, the server's side.
+* `sessions`, `spending`, `journal`, `node`: a client's keys, budget and memory, and its side of a run.
+* `task`: the model and this party's data.
+* `processes`: real processes, started and stopped by process group.
+"""
