@@ -198,13 +198,13 @@ def test_one_pass_suffices_although_everything_is_far_from_the_origin(monkeypatc
     """The base row is chosen around the median: 1e12 away, products of the rows themselves say nothing."""
     X = normal(20, 5000).double()
     X[:9] += 1e3 * normal(9, 5000, seed=1)
-    bases, one_pass = [], gram._pass
+    bases, one_pass = [], gram.fast_pass
 
     def counted(X: torch.Tensor, k: int, precise: bool) -> np.ndarray:
         bases.append(k)
         return one_pass(X, k, precise)
 
-    monkeypatch.setattr(gram, "_pass", counted)
+    monkeypatch.setattr(gram, "fast_pass", counted)
     geometry(X + 1e12)
     assert len(bases) == 1
     assert bases[0] >= 9

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -121,24 +122,66 @@ def window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | None) 
 
 def _window_of_slab(V: Tensor, Y: Tensor, window: Window) -> Columns:
     """Window means of V, with the shares of its rows; squared distances are those of the rows of Y."""
-    compiled = kernels()
-    assert compiled is not None
+    found = sorted_windows(V, window)
+    return Columns(found.value, tally_shares(V, found, window) / window.size, tally_squares(Y, found.value))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Every column's window: mean (d,), first and last value (2, d), and 2·rank + whether it is tied (d,)."""
+
+    value: Tensor
+    edges: Tensor
+    codes: Tensor
+
+
+def sorted_windows(V: Tensor, window: Window) -> Windows:
+    """Sort every column in one thread's registers and return its window."""
     height, d = V.shape
     value = torch.empty(d, dtype=V.dtype, device=V.device)
     edges = torch.empty(2, d, dtype=torch.float32, device=V.device)
     codes = torch.empty(d, dtype=torch.int32, device=V.device)
     program, constraints = window_program(height, window)
-    compiled.window_means[(-(-d // 128),)](
+    _compiled().window_means[(-(-d // 128),)](
         V, value, edges, codes, d, V.stride(0), height, program, constraints, 128, num_warps=4
     )
-    shares, squares = _slots(V), _slots(Y)
-    compiled.tally_shares[(len(shares),)](
-        V, edges, codes, shares, height, d, V.stride(0), window.size, shares.shape[1], 64, num_warps=8
+    return Windows(value, edges, codes)
+
+
+def tally_shares(V: Tensor, found: Windows, window: Window) -> Array:
+    """Return how many places of the windows each row of V fills, summed over columns (n,)."""
+    slots = _slots(V)
+    height, d = V.shape
+    _compiled().tally_shares[(len(slots),)](
+        V,
+        found.edges,
+        found.codes,
+        slots,
+        height,
+        d,
+        V.stride(0),
+        window.size,
+        slots.shape[1],
+        64,
+        num_warps=8,
     )
-    compiled.tally_squares[(len(squares),)](
-        Y, value, squares, len(Y), d, Y.stride(0), squares.shape[1], 64, num_warps=8
+    return _total(slots, height)
+
+
+def tally_squares(Y: Tensor, value: Tensor) -> Array:
+    """Return the squared distance of every row of Y from the value (n,)."""
+    slots = _slots(Y)
+    height, d = Y.shape
+    _compiled().tally_squares[(len(slots),)](
+        Y, value, slots, height, d, Y.stride(0), slots.shape[1], 64, num_warps=8
     )
-    return Columns(value, _total(shares, height) / window.size, _total(squares, len(Y)))
+    return _total(slots, height)
+
+
+def _compiled() -> ModuleType:
+    compiled = kernels()
+    assert compiled is not None
+    return compiled
 
 
 def _slots(V: Tensor) -> Tensor:

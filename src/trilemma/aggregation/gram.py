@@ -173,7 +173,7 @@ def measure(X: Tensor) -> Geometry:
     sample = _rough(_sample(X))
     base, precise = sample.centre(), X.dtype == torch.float64 or d < WIDE or not _tame(sample)
     for _ in range(10):  # each repetition brings the reference closer by a factor of 10⁷ or more
-        result = Geometry(_pass(X, base, precise), base)
+        result = Geometry(fast_pass(X, base, precise), base)
         near = halfway(result.distances)
         if not np.isfinite(near).any():  # the base itself is not finite: choose among rows that are
             finite = finite_rows(X)
@@ -274,7 +274,7 @@ def _saturated(X: Tensor) -> Tensor:
     return X.clamp(-LIMIT, LIMIT) if X.dtype == torch.float64 else X
 
 
-def _pass(X: Tensor, k: int, precise: bool) -> Array:
+def fast_pass(X: Tensor, k: int, precise: bool) -> Array:
     """One pass over X: ⟨x_i − x_k, x_j − x_k⟩ for all rows and the origin, (n+1, n+1) float64."""
     if X.is_cuda:
         from trilemma.aggregation import cuda

@@ -1,0 +1,302 @@
+"""The kernels of the models on what their layers see: convolutions, batch normalisation, whole gradients.
+
+On a GPU all clients go through a layer at once, on a CPU as many as fit the cache (`trilemma.models.groups`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vmap
+from torch.nn.grad import conv2d_weight
+from torch.nn.utils import vector_to_parameters
+
+from kernel_cases import Case
+from trilemma.keys import Key
+from trilemma.models import convolution, normalisation
+from trilemma.models.convolution import Stencil
+from trilemma.models.layers import CROSS_ENTROPY, Linear
+from trilemma.models.tape import Tape
+
+CONVOLUTIONS = {
+    "cnn, first": (1, 20, 28, Stencil(5)),
+    "cnn, second": (20, 50, 12, Stencil(5)),
+    "cifar-cnn, second": (6, 16, 14, Stencil(5)),
+    "resnet, first": (1, 64, 28, Stencil(7, 2, 3)),
+    "resnet, unit 1": (64, 64, 7, Stencil(3, 1, 1)),
+    "resnet, unit 3": (64, 128, 7, Stencil(3, 2, 1)),
+    "resnet, unit 4": (128, 128, 4, Stencil(3, 1, 1)),
+}
+"""Input and output channels, height (and width), and stencil of the catalogue's convolutions."""
+
+
+def cases(device: str, clients: int, size: int) -> Iterator[Case]:
+    """Yield all kernels on all layers."""
+    for layer, (inputs, outputs, side, stencil) in CONVOLUTIONS.items():
+        reached = stencil.output(side)
+        given = Given(
+            draw(device, clients, size, inputs, side, side),
+            draw(device, clients, outputs, inputs, stencil.kernel, stencil.kernel),
+            draw(device, clients, outputs),
+            draw(device, clients, size, outputs, reached, reached),
+            stencil,
+        )
+        work = f"{layer}: {inputs}→{outputs}, {clients} × {size}"
+        yield from shared_cases(given, work)
+        yield from weight_cases(given, work)
+        yield from personal_cases(given, work)
+        if layer.startswith("resnet"):
+            yield from normalisation_cases(
+                given.grad, given.bias, f"{layer}: {outputs} channels of {reached}²"
+            )
+    if device == "cpu":
+        yield from narrow_cases()
+    yield from whole_cases(device, size)
+
+
+class Given:
+    """A layer's input, personal weights and biases, and the gradient at its output, for k clients.
+
+    Plain torch gets them as they are; `inner` are input and gradient with the channels innermost, as layers
+    on a CPU hand them on.
+    """
+
+    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, stencil: Stencil) -> None:
+        self.x, self.weight, self.bias, self.grad, self.stencil = x, weight, bias, grad, stencil
+        self.inner = (x, grad) if x.is_cuda else (innermost(x), innermost(grad))
+
+
+def draw(device: str, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator(device).manual_seed(seed), device=device)
+
+
+def innermost(x: Tensor) -> Tensor:
+    flat = x.flatten(0, 1)
+    return torch.empty_like(flat, memory_format=torch.channels_last).copy_(flat).view(x.shape)
+
+
+def exactly(tf32: bool = False) -> AbstractContextManager[Any]:
+    """Ask plain torch for what the library promises: sums that are reproducible, TF32 only when allowed."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32)
+
+
+def forth_and_back(run: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor, tf32: bool = False) -> Any:
+    """Return the output and the gradient at the input."""
+    leaf = x.detach().requires_grad_()
+    with exactly(tf32):
+        z = run(leaf)
+        return z, torch.autograd.grad(z, leaf, grad)[0]
+
+
+def shared_cases(given: Given, work: str) -> Iterator[Case]:
+    """Output and input gradient of a convolution whose weights all clients share."""
+    weight, bias, stencil = given.weight[0], given.bias[0], given.stencil
+    x, grad = given.inner
+    # The first layer's input needs no gradient.
+    back = forth_and_back if given.x.shape[2] > 1 else lambda run, x, grad: run(x)
+
+    def plain(x: Tensor) -> Tensor:
+        z = F.conv2d(x.flatten(0, 1), weight, bias, stencil.stride, stencil.padding)
+        return z.view(*x.shape[:2], *z.shape[1:])
+
+    ours = partial(back, lambda x: convolution.forward(x, weight, bias, stencil), x, grad)
+    name = "shared convolution, " + ("exact" if given.x.is_cuda else "channels innermost")
+    yield Case(name, work, ours, {"conv2d": partial(back, plain, given.x, given.grad)}, 1e-4)
+
+
+def weight_cases(given: Given, work: str) -> Iterator[Case]:
+    """Weight gradients of every client, and of every example with norms and a weighted sum."""
+    x, grad, stencil = given.x, given.grad, given.stencil
+
+    def one(x: Tensor, grad: Tensor) -> Tensor:
+        return conv2d_weight(x, given.weight.shape[1:], grad, stencil.stride, stencil.padding)
+
+    def looped(tf32: bool = False) -> Tensor:
+        with exactly(tf32):
+            return torch.stack([one(a, g) for a, g in zip(x, grad, strict=True)])
+
+    def mapped(tf32: bool = False) -> Tensor:
+        with exactly(tf32):
+            return vmap(one)(x, grad)
+
+    def unfolded() -> Tensor:
+        columns = F.unfold(x.flatten(0, 1), stencil.kernel, 1, stencil.padding, stencil.stride)
+        each = torch.bmm(grad.flatten(0, 1).flatten(2), columns.mT)
+        return each.view(*x.shape[:2], *given.weight.shape[1:])
+
+    def mapped_by_example() -> Tensor:
+        with exactly():
+            each = zip(x.unsqueeze(2), grad.unsqueeze(2), strict=True)
+            return torch.stack([vmap(one)(a, g) for a, g in each])
+
+    def by_example(products: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        flat = products().flatten(2)
+        return flat.norm(dim=2).square(), torch.bmm(factor[:, None], flat).view(given.weight.shape)
+
+    def ours_by_example() -> tuple[Tensor, Tensor]:
+        found = convolution.example_gradients(*given.inner, stencil)
+        return found.squared_norms(), found.combine(factor)
+
+    factor = draw(x.device.type, *x.shape[:2])
+    ours = partial(convolution.client_gradients, *given.inner, stencil)
+    plain = {"loop": looped, "vmap": mapped, "unfold": lambda: unfolded().sum(1)}
+    yield Case("weight gradients of clients", work, ours, plain, 1e-4)
+    if grouping(given):
+        allowed = {"loop": partial(looped, True), "vmap": partial(mapped, True)}
+        allowed["columns"] = under_tf32(convolution.client_gradients_batched, x, grad, stencil)
+        faster = under_tf32(convolution.client_gradients, x, grad, stencil)
+        yield Case("weight gradients of clients, TF32", work, faster, allowed, 1e-2)
+    if "resnet" not in work:  # batch normalisation: no example has a gradient of its own
+        plain = {"vmap": partial(by_example, mapped_by_example), "unfold": partial(by_example, unfolded)}
+        yield Case("weight gradients of examples", work, ours_by_example, plain, 1e-4)
+
+
+def grouping(given: Given) -> bool:
+    """Whether the library convolves by groups of channels where TF32 is allowed."""
+    return given.x.is_cuda and min(given.weight.shape[1:3]) >= 32 and given.stencil.stride == 1
+
+
+def under_tf32(run: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """Run where factors may be rounded to TF32."""
+
+    def allowed() -> Any:
+        torch.set_float32_matmul_precision("high")
+        try:
+            return run(*arguments)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+
+    return allowed
+
+
+def personal_cases(given: Given, work: str) -> Iterator[Case]:
+    """Output and input gradient of a convolution with weights of each client's own."""
+    weight, bias, stencil = given.weight, given.bias, given.stencil
+    move = stencil.stride, stencil.padding
+
+    def looped(x: Tensor) -> Tensor:
+        return torch.stack([F.conv2d(*one, *move) for one in zip(x, weight, bias, strict=True)])
+
+    def by_groups(x: Tensor) -> Tensor:
+        side = x.transpose(0, 1).flatten(1, 2)
+        z = F.conv2d(side, weight.flatten(0, 1), bias.flatten(), *move, 1, len(x))
+        return z.view(x.shape[1], len(x), -1, *z.shape[2:]).transpose(0, 1)
+
+    def ours(x: Tensor) -> Tensor:
+        return convolution.forward(x, weight, bias, stencil)
+
+    ways = {"loop": looped, "conv2d by groups": by_groups}
+    plain = {name: partial(forth_and_back, way, given.x, given.grad) for name, way in ways.items()}
+    yield Case("personal convolution", work, partial(forth_and_back, ours, *given.inner), plain, 1e-4)
+    if grouping(given):
+        plain = {n: partial(forth_and_back, way, given.x, given.grad, True) for n, way in ways.items()}
+
+        def columns(x: Tensor) -> Tensor:
+            return convolution.forward_batched(x, weight, bias, stencil)
+
+        plain["columns"] = under_tf32(forth_and_back, columns, given.x, given.grad, True)
+        fast = under_tf32(forth_and_back, ours, given.x, given.grad, True)
+        yield Case("personal convolution, TF32 groups", work, fast, plain, 1e-2)
+
+
+def normalisation_cases(x: Tensor, scale: Tensor, work: str) -> Iterator[Case]:
+    """Batch normalisation forth and back, without and with padding, and the gradients of γ and β."""
+    # As the convolution before leaves it: clients, channels, examples on a GPU; channels innermost on a CPU.
+    x = x.transpose(1, 2).contiguous().transpose(1, 2) if x.is_cuda else innermost(x)
+    grad, present = draw(x.device.type, *x.shape, seed=1), torch.ones(x.shape[:2], device=x.device)
+    present[:, -5:] = 0.0
+
+    def formula(x: Tensor, real: Tensor | None = None) -> Tensor:
+        axes, each = normalisation.AXES, torch.ones_like(x[:, :, :1]) if real is None else real
+        count = each.sum((1, 2, 3, 4), keepdim=True) * (1 if real is None else x[0, 0, 0].numel())
+        mean = (x * each).sum(axes, keepdim=True) / count
+        variance = ((x - mean).square() * each).sum(axes, keepdim=True) / count
+        normal = (x - mean) * torch.rsqrt(variance + normalisation.EPSILON)
+        return normal * normalisation.per_channel(scale) + normalisation.per_channel(scale)
+
+    def library(x: Tensor) -> Tensor:
+        flat, own = x.transpose(0, 1).flatten(1, 2), scale.flatten()
+        z = F.batch_norm(flat, None, None, own, own, True, 0.0, normalisation.EPSILON)
+        return z.view(x.shape[1], *x.shape[:1], *x.shape[2:]).transpose(0, 1)
+
+    def ours(x: Tensor, present: Tensor | None = None) -> Tensor:
+        return normalisation.train(x, scale, scale, present)[0]
+
+    def gradients_by_formula() -> tuple[Tensor, Tensor]:
+        normal = (x - normalisation.per_channel(statistics.mean)) * normalisation.per_channel(
+            statistics.inverse
+        )
+        return (grad * normal).sum(normalisation.AXES), grad.sum(normalisation.AXES)
+
+    padded = partial(formula, real=present[:, :, None, None, None])
+    back = partial(forth_and_back, x=x, grad=grad)
+    plain = {"formula": partial(back, formula), "batch_norm": partial(back, library)}
+    yield Case("batch normalisation", work, partial(back, ours), plain, 1e-4)
+    plain = {"formula": partial(back, padded)}
+    yield Case(
+        "batch normalisation, padded", work, partial(back, partial(ours, present=present)), plain, 1e-4
+    )
+    statistics = normalisation.train(x, scale, scale, None)[1]
+    found = partial(normalisation.parameter_gradients, x, grad, statistics)
+    yield Case("normalisation, parameters", work, found, {"formula": gradients_by_formula}, 1e-4)
+
+
+def narrow_cases() -> Iterator[Case]:
+    """Linear layers of few outputs and the cross-entropy of few classes, computed transposed on a CPU."""
+    for inputs, personal in ((60, True), (500, False)):
+        x, grad = draw("cpu", 100, 64, inputs), draw("cpu", 100, 64, 10)
+        weight, bias = draw("cpu", 100, 10, inputs), draw("cpu", 100, 10)
+        own = {"fc.weight": weight if personal else weight[0], "fc.bias": bias if personal else bias[0]}
+        way = (
+            (lambda x, w=weight, b=bias: torch.baddbmm(b[:, None], x, w.mT))
+            if personal
+            else (lambda x, w=weight[0], b=bias[0]: F.linear(x, w, b))
+        )
+        layer = Linear("fc", inputs, 10)
+        ours = partial(forth_and_back, lambda x, own=own, layer=layer: layer(own, x, Tape()), x, grad)
+        work = f"{inputs}→10, 100 × 64, {'personal' if personal else 'shared'}"
+        yield Case("narrow linear layer", work, ours, {"product": partial(forth_and_back, way, x, grad)})
+    logits, labels = draw("cpu", 100, 64, 10), torch.arange(64).remainder(10).expand(100, 64)
+
+    def plain(logits: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+
+    grad, entropy = draw("cpu", 100, 64), CROSS_ENTROPY.loss
+    ours = partial(forth_and_back, lambda logits: entropy(logits, labels), logits, grad)
+    direct = {"cross_entropy": partial(forth_and_back, plain, logits, grad)}
+    yield Case("cross-entropy of few classes", "10 classes, 100 × 64", ours, direct)
+
+
+def whole_cases(device: str, size: int) -> Iterator[Case]:
+    """Gradients of whole models, all kernels and the tape together."""
+    try:
+        import gradients  # the whole room of models, not only its kernels
+    except ImportError as error:
+        print(f"no whole models: {error}", file=sys.stderr)
+        return
+    for name, few in (("cnn", 20), ("fashion-resnet", 4)):
+        clients, problem = few if device == "cpu" else 100, gradients.CASES[name]
+        model = gradients.models.build(name, problem.shape, problem.classes)
+        module = problem.module().to(device)
+        params = model.init(Key(1)).to(device)
+        vector_to_parameters(params, module.parameters())
+        x = draw(device, clients, size, *problem.shape)
+        batch = gradients.Batch(x, torch.arange(size, device=device).remainder(10).expand(clients, size))
+        ours = partial(gradients.ours, model, gradients.Clip.none(), params, batch)
+        peers = {"loop": gradients.loop, "vmap": gradients.mapped}
+        plain = {way: partial(exact, run, module, params, batch) for way, run in peers.items()}
+        # Where a rectifier is undecided to the last bit, two correct ways take different sides.
+        yield Case("gradients of clients", f"{name}, {clients} × {size}", ours, plain, 1e-2)
+
+
+def exact(run: Callable[..., Any], *arguments: Any) -> Any:
+    """Run under what the library promises."""
+    with exactly():
+        return run(*arguments)
