@@ -96,9 +96,9 @@ def accounting_rows(repeats: int) -> Iterator[Row]:
     settings = [("unsampled", Mechanism(1.0), "exact", 30), ("unsampled", Mechanism(1.0), "rdp", 30)]
     for scheme, adjacency in (
         ("poisson", "published"),
-        ("poisson", "add_remove"),
+        ("poisson", "add-remove"),
         ("poisson", "replace"),
-        ("without_replacement", "replace"),
+        ("without-replacement", "replace"),
     ):
         like = Mechanism(1.0, Sampling(scheme, 100 / 6000), adjacency)
         settings += [(f"{scheme}, {adjacency}", like, name, 400) for name in ("rdp", "pld")]

@@ -60,7 +60,7 @@ class TestPrintedFigures:
         release = Release(1.0, NoiseLaw(sigma_nm * 2 / 25), "example", 25, sampling, "published")
         cost = spent(release, Threat("ldp", 7, 3), 400, 1e-4, ("rdp",))
         assert f"{cost.epsilon['rdp']:.2f}" == printed
-        without = replace(release, sampling=replace(sampling, scheme="without_replacement"))
+        without = replace(release, sampling=replace(sampling, scheme="without-replacement"))
         assert spent(without, Threat("ldp", 7, 3), 400, 1e-4, ("rdp",)).epsilon == cost.epsilon
 
 
@@ -153,13 +153,13 @@ class TestRenyi:
 
     def test_sampling_never_costs_more_than_using_everything(self):
         plain = round_rdp(Mechanism(0.7), SAMPLED_ORDERS)
-        for scheme in ("poisson", "without_replacement"):
+        for scheme in ("poisson", "without-replacement"):
             sampled = round_rdp(Mechanism(0.7, Sampling(scheme, 0.9)), SAMPLED_ORDERS)
             assert (sampled <= plain).all()
             assert (sampled >= 0).all()
 
     def test_rate_one_is_no_sampling(self):
-        for scheme in ("poisson", "without_replacement"):
+        for scheme in ("poisson", "without-replacement"):
             whole = Mechanism(0.8, Sampling(scheme, 1.0))
             for name in ("exact", "rdp", "pld"):
                 expected = composed_epsilon(times(Mechanism(0.8), 7), 1e-5, name)
@@ -187,7 +187,7 @@ class TestRenyi:
         assert theorem_c1(z, rate, rounds, delta) == pytest.approx(slow, rel=1e-9)
 
     def test_theorem_c1_is_looser_than_dp_accountings_bound(self):
-        past = times(Mechanism(1.0, Sampling("without_replacement", 0.01)), 400)
+        past = times(Mechanism(1.0, Sampling("without-replacement", 0.01)), 400)
         c1, ours, tight = (composed_epsilon(past, 1e-4, name) for name in ("c1", "rdp", "pld"))
         assert c1 > ours > tight
 
@@ -199,13 +199,13 @@ class TestLossDistributions:
         exact = composed_epsilon(past, 1e-5, "exact")
         assert exact * (1 - 1e-9) <= composed_epsilon(past, 1e-5, "pld") <= exact * 1.001
 
-    @pytest.mark.parametrize("scheme", ["poisson", "without_replacement"])
+    @pytest.mark.parametrize("scheme", ["poisson", "without-replacement"])
     @pytest.mark.parametrize("z", [0.7, 2.0])
     def test_one_sampled_round_against_its_profile(self, scheme, z):
         """One round of replacement: δ(ε) has a closed form without replacement, an integral under Poisson."""
         rate, epsilon = 0.1, 0.3
         m = Mechanism(z, Sampling(scheme, rate))
-        if scheme == "without_replacement":
+        if scheme == "without-replacement":
             slow = rate * float(gaussian_delta(1 / z, math.log1p(math.expm1(epsilon) / rate)))
         else:
             y = np.linspace(-10, 12, 2_000_001)
@@ -216,7 +216,7 @@ class TestLossDistributions:
         pessimistic = composed_delta(times(m, 1), epsilon, "pld")
         assert slow * (1 - 1e-6) <= pessimistic <= slow * 1.02
 
-    @pytest.mark.parametrize("adjacency", ["replace", "add_remove", "published"])
+    @pytest.mark.parametrize("adjacency", ["replace", "add-remove", "published"])
     def test_tighter_than_renyi(self, adjacency):
         past = times(Mechanism(1.0, POISSON, adjacency), 100)
         assert 0 < composed_epsilon(past, 1e-5, "pld") < composed_epsilon(past, 1e-5, "rdp")
@@ -248,14 +248,14 @@ class TestAdjacency:
     def test_adding_or_removing_moves_half_as_far(self):
         replaced, added = (
             composed_epsilon(times(Mechanism(z, adjacency=adjacency), 9), 1e-5, "exact")
-            for z, adjacency in ((2.0, "replace"), (1.0, "add_remove"))
+            for z, adjacency in ((2.0, "replace"), (1.0, "add-remove"))
         )
         assert replaced == added
 
     def test_the_papers_convention_overstates_add_remove(self):
         strict, printed = (
             composed_epsilon(times(Mechanism(0.5, POISSON, adjacency), 400), 1e-4, "rdp")
-            for adjacency in ("add_remove", "published")
+            for adjacency in ("add-remove", "published")
         )
         assert strict < printed / 3
 
@@ -364,14 +364,14 @@ class TestEdges:
             (lambda: NoiseLaw(-1.0), "not negative"),
             (lambda: NoiseLaw(sigma_cor=math.nan), "finite"),
             (lambda: Release(0.0, NoiseLaw(1.0)), "positive"),
-            (lambda: Release(1.0, NoiseLaw(1.0), adjacency="add_remove"), "replaces a user"),
+            (lambda: Release(1.0, NoiseLaw(1.0), adjacency="add-remove"), "replaces a user"),
             (lambda: Sampling("poisson", 1.5), "lies in"),
             (lambda: Sampling("none", 0.5), "rate is 1"),
             (lambda: spent(CAFCOR, Threat("secldp", 100, 10), -1, 1e-4), "not negative"),
             (lambda: composed_epsilon(times(Mechanism(1.0), 1), 1e-5, "rpd"), "did you mean 'rdp'"),
             (lambda: composed_delta(times(Mechanism(1.0), 1), -1.0, "exact"), "not negative"),
             (lambda: Mechanism(math.nan), "not negative"),
-            (lambda: Mechanism(1.0, Sampling("without_replacement", 0.1), "add_remove"), "batch size fixed"),
+            (lambda: Mechanism(1.0, Sampling("without-replacement", 0.1), "add-remove"), "batch size fixed"),
         ],
     )
     def test_bad_input_says_why(self, call, reason):
@@ -391,7 +391,7 @@ def test_without_dp_accounting_integer_orders_serve(monkeypatch):
     orders = (2.0, 3.0, 7.0, 20.0)
     mechanisms = [
         Mechanism(0.8, Sampling("poisson", 0.02), "published"),
-        Mechanism(0.8, Sampling("without_replacement", 0.02)),
+        Mechanism(0.8, Sampling("without-replacement", 0.02)),
     ]
     with_package = [round_rdp(m, orders) for m in mechanisms]
     rdp._accounted.cache_clear()

@@ -108,7 +108,7 @@ def test_plot(tmp_path, noise):
         (f"{CAFCOR} --sigma-cor -1", "not negative"),
         (f"{CAFCOR} --sigma-cor 1 --sampling poisson", "--examples"),
         (f"{CAFCOR} --epsilon 3 --accountant exakt", "did you mean 'exact'"),
-        (f"{CAFCOR} --epsilon 3 --objective mean", "unknown objective"),
+        (f"{CAFCOR} --epsilon 3 --objective mean", "Allowed: honest-mean, theorem"),
         (f"{CAFCOR.replace('secldp', 'sec')} --sigma-cor 1", "unknown threat model"),
         ("bounds -n 7 -f 2 -d 3 --rounds 5 --rule medan", "unknown aggregation rule"),
         ("bounds -n 7 -f 4 -d 3 --rounds 5 --rule caf", "2f < n"),

@@ -1,25 +1,23 @@
-"""`trilemma privacy` and `trilemma bounds`: calculators over `trilemma.privacy`."""
+"""`trilemma privacy` and `trilemma bounds`: what noise guarantees, and what theorems promise."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, cast
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from trilemma import aggregation, privacy
-from trilemma.aggregation.rule import Rule
 from trilemma.errors import UserError
-from trilemma.privacy import NoiseLaw, Plan, Release, Sampling, Threat, bounds
-from trilemma.privacy.accounting import Accountant, applicable
+from trilemma.learning import theory
+from trilemma.privacy import NoiseLaw, Release, Sampling, Threat, calculator, mean_noise
 from trilemma.privacy.types import Adjacency, Scheme, ThreatName, Unit
+from trilemma.report.bounds import bounds_tables, lower_record, promise_record
+from trilemma.report.plain import plain_json
+from trilemma.report.privacy import calibration_record, guarantee_record, plot_privacy, privacy_tables
 
 Clients = Annotated[int, typer.Option("-n", "--clients", help="number of clients")]
 Byzantine = Annotated[int, typer.Option("-f", "--byzantine", help="how many may be Byzantine")]
@@ -47,10 +45,10 @@ def privacy_command(
     examples: Annotated[
         int | None, typer.Option(help="examples a client holds, for the sampling rate")
     ] = None,
-    sampling: Annotated[str, typer.Option(help="none, poisson or without_replacement")] = "none",
-    adjacency: Annotated[str, typer.Option(help="replace, add_remove or published")] = "replace",
+    sampling: Annotated[str, typer.Option(help="none, poisson or without-replacement")] = "none",
+    adjacency: Annotated[str, typer.Option(help="replace, add-remove or published")] = "replace",
     accountant: Annotated[str | None, typer.Option(help="calibrate by: exact, rdp, pld or c1")] = None,
-    objective: Annotated[str, typer.Option(help="what to minimise: honest_mean or theorem")] = "honest_mean",
+    objective: Annotated[str, typer.Option(help="what to minimise: honest-mean or theorem")] = "honest-mean",
     dim: Annotated[int, typer.Option("-d", "--dim", help="parameters, to scale the predicted error")] = 1,
     plot: Annotated[Path | None, typer.Option(help="also draw a picture into this file")] = None,
     as_json: AsJson = False,
@@ -69,28 +67,29 @@ def privacy_command(
         if law is not None:
             raise UserError("give --noise-multiplier or sigmas, not both")
         law = NoiseLaw(sigma_ind=noise_multiplier * shape.sensitivity)
+    calibrated: dict[str, Any] = {}
     if law is not None and epsilon is not None and delta is None:
-        answer = _deltas(replace(shape, law=law), model, rounds, epsilon)
+        found = calculator.find_delta(replace(shape, law=law), model, rounds, epsilon)
     elif delta is None:
         raise UserError("give --delta, or the noise and --epsilon to find it")
     elif law is not None and epsilon is None:
-        shape = replace(shape, law=law)
-        answer = _spending(shape, model, delta, rounds)
+        found = calculator.find_epsilon(replace(shape, law=law), model, rounds, delta)
     elif law is None and epsilon is not None:
-        threats = [model, *_collusions(model), *_models(model)]
-        chosen = cast(Accountant, accountant or privacy.default_accountant(shape))
-        aim = cast(privacy.Objective, objective)
-        plans = privacy.plan(shape, threats, epsilon, delta, rounds, chosen, aim)
-        shape = replace(shape, law=plans[0].law)
-        answer = _spending(shape, model, delta, rounds) | _calibration(plans, dim)
-        answer["calibrated"]["accountant"] = chosen
+        aim = theory.objectives[objective]
+        least = calculator.find_noise(shape, model, rounds, epsilon, delta, accountant, aim)
+        found = calculator.find_epsilon(replace(shape, law=least.asked.law), model, rounds, delta)
+        calibrated = calibration_record(least, dim)
     else:
         raise UserError("give either the noise (--sigma-ind, --sigma-cor, --noise-multiplier) or --epsilon")
+    record = guarantee_record(found) | calibrated
+    remarks = [f"note: {note}" for note in found.notes]
     if plot is not None:
         if delta is None:
             raise UserError("--plot draws epsilon over the rounds: give --delta")
-        answer["plot"] = str(_plot(shape, model, delta, rounds, plot))
-    _print(answer, as_json)
+        drawn = plot_privacy(calculator.picture(found.release, model, rounds, delta), plot)
+        record["plot"] = str(drawn)
+        remarks.append(f"picture: {drawn}")
+    _print(record, privacy_tables(record), remarks, as_json)
 
 
 def bounds_command(
@@ -122,21 +121,22 @@ def bounds_command(
 
     trilemma bounds -n 7 -f 2 -d 69 -m 2764 -b 25 --rounds 400 --convexity 0.01 --sigma-ind 0.08
     """
-    far = bounds.Heterogeneity(g, g_cov) if gradients is None else _measure(gradients)
-    problem = bounds.Problem(dim, far, smoothness, convexity, gap, variance, batch, examples)
+    far = theory.Heterogeneity(g, g_cov) if gradients is None else theory.Heterogeneity.load(gradients)
+    problem = theory.Problem(dim, far, smoothness, convexity, gap, variance, batch, examples)
     law = _law(sigma_ind, sigma_cor) or NoiseLaw()
-    answer: dict[str, Any] = {
+    promises = [
+        theory.rule_bounds(text, problem, law, clients, byzantine, rounds)
+        for text in rule or theory.defined_rules(clients, byzantine)
+    ]
+    record: dict[str, Any] = {
         "heterogeneity": asdict(far),
-        "mean_noise": bounds.mean_noise(law, clients, byzantine),
-        "rules": [
-            _rule_bounds(aggregation.parse(text, byzantine), problem, law, clients, byzantine, rounds)
-            for text in rule or _defined_rules(clients, byzantine)
-        ],
+        "mean_noise": mean_noise(law, clients, byzantine),
+        "rules": [promise_record(promise) for promise in promises],
     }
     if epsilon is not None:
-        lower = bounds.lower_bound(epsilon, delta, clients, byzantine, examples, dim, far.g)
-        answer["lower_bound"] = asdict(lower) | {"total": lower.total}
-    _print(answer, as_json)
+        lower = theory.lower_bound(epsilon, delta, clients, byzantine, examples, dim, far.g)
+        record["lower_bound"] = lower_record(lower)
+    _print(record, bounds_tables(record), (), as_json)
 
 
 def _threat(name: str, clients: int, byzantine: int, collusion: int | None) -> Threat:
@@ -158,206 +158,12 @@ def _sampling(scheme: str, batch: int, examples: int | None) -> Sampling:
     return Sampling(cast(Scheme, scheme), batch / examples)
 
 
-def _collusions(threat: Threat) -> list[Threat]:
-    """Return SecLDP for a handful of q between none and all of the Byzantine clients."""
-    chosen = sorted({round(share * threat.byzantine) for share in (0, 0.25, 0.5, 0.75, 1)})
-    return [Threat("secldp", threat.clients, threat.byzantine, q) for q in chosen]
-
-
-def _models(threat: Threat) -> list[Threat]:
-    """Return the four threat models of the same federation."""
-    return [
-        Threat(name, threat.clients, threat.byzantine)
-        for name in cast(tuple[ThreatName, ...], get_args(ThreatName))
-    ]
-
-
-def _spending(release: Release, threat: Threat, delta: float, rounds: int) -> dict[str, Any]:
-    cost = privacy.spent(release, threat, rounds, delta)
-    return {
-        "threat": asdict(threat),
-        "release": asdict(release),
-        "multiplier": privacy.multiplier(release, threat),
-        "rounds": rounds,
-        "delta": delta,
-        "epsilon": cost.epsilon,
-        "notes": list(cost.notes),
-    }
-
-
-def _deltas(release: Release, threat: Threat, rounds: int, epsilon: float) -> dict[str, Any]:
-    one = privacy.mechanism(release, threat)
-    able = [name for name in applicable(((one, rounds),)) if name != "c1"]
-    return {
-        "threat": asdict(threat),
-        "release": asdict(release),
-        "multiplier": one.z,
-        "rounds": rounds,
-        "epsilon": epsilon,
-        "delta": {name: privacy.spent_delta(release, threat, rounds, epsilon, name) for name in able},
-        "notes": list(threat.notes()),
-    }
-
-
-def _calibration(plans: Sequence[Plan], dim: int) -> dict[str, Any]:
-    """Lay out the asked-for plan, then those of other q, then those of the four models."""
-    rows = [
-        {
-            "threat": plan.threat.name,
-            "collusion": plan.threat.collusion,
-            "sigma_ind": plan.law.sigma_ind,
-            "sigma_cor": plan.law.sigma_cor,
-            "predicted_error": dim * plan.variance,
-        }
-        for plan in plans
-    ]
-    return {"dim": dim, "calibrated": rows[0], "collusion": rows[1:-4], "models": rows[-4:]}
-
-
-def _plot(release: Release, threat: Threat, delta: float, rounds: int, path: Path) -> Path:
-    from trilemma.report.privacy import plot_privacy
-
-    able = applicable(((privacy.mechanism(release, threat), rounds),))
-    if "exact" in able:
-        able = ("exact", "rdp")  # where the exact figure is known, a loss distribution adds nothing
-    curves = {str(name): privacy.epsilon_curve(release, threat, rounds, delta, name) for name in able}
-    spent = min(float(curve[-1]) for curve in curves.values())
-    plans = privacy.plan(release, _models(threat), spent, delta, rounds)
-    title = (
-        f"{threat.name}, n = {threat.clients}, f = {threat.byzantine}, q = {threat.collusion}, δ = {delta:g}"
-    )
-    return plot_privacy(curves, plans, path, title, f"ε = {spent:.3g} after {rounds} rounds")
-
-
-def _measure(path: Path) -> bounds.Heterogeneity:
-    try:
-        return bounds.Heterogeneity.measure(np.load(path, allow_pickle=False))
-    except (OSError, ValueError) as error:
-        raise UserError(f"no gradients in {path}: {error}") from error
-
-
-def _defined_rules(clients: int, byzantine: int) -> list[str]:
-    """Return the rules that are defined for so many clients."""
-
-    def defined(name: str) -> bool:
-        try:
-            aggregation.parse(name, byzantine).check(clients)
-        except UserError:
-            return False
-        return True
-
-    return [name for name in sorted(aggregation.rules) if defined(name)]
-
-
-def _rule_bounds(
-    rule: Rule, problem: bounds.Problem, law: NoiseLaw, clients: int, byzantine: int, rounds: int
-) -> dict[str, Any]:
-    kappa, criterion = rule.kappa(clients), rule.criterion
-    row: dict[str, Any] = {"rule": rule.name, "kappa": kappa, "criterion": criterion}
-    if kappa is None:
-        return row
-    error = bounds.error_term(problem, law, clients, byzantine, kappa, criterion)
-    row["error_term"] = error
-    found = {"non_convex": bounds.non_convex_bound(problem, error, kappa, rounds, criterion)}
-    if problem.convexity > 0:
-        found["strongly_convex"] = bounds.strongly_convex_bound(problem, error, kappa, rounds, criterion)
-    for kind, bound in found.items():
-        row[kind] = asdict(bound) | {"total": bound.total, "vacuous": bound.vacuous}
-    return row
-
-
-def _print(answer: dict[str, Any], as_json: bool) -> None:
+def _print(record: dict[str, Any], tables: Iterable[Table], remarks: Sequence[str], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(_plain(answer), allow_nan=False))
+        print(plain_json(record))
         return
     console = Console()
-    for table in _tables(answer):
+    for table in tables:
         console.print(table, end="\n\n")
-    for note in answer.get("notes", ()):
-        console.print(f"note: {note}", highlight=False, markup=False)
-    if "plot" in answer:
-        console.print(f"picture: {answer['plot']}", highlight=False, markup=False)
-
-
-def _plain(value: Any) -> Any:
-    """Write infinities as null: JSON has none."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _tables(answer: dict[str, Any]) -> Iterator[Table]:
-    if "calibrated" in answer:
-        by = answer["calibrated"]["accountant"]
-        yield _plan_table(f"least noise, calibrated by {by}", [answer["calibrated"]])
-    if isinstance(answer.get("epsilon"), dict):
-        yield _figures(f"ε at δ = {answer['delta']:g} after {answer['rounds']} rounds", answer["epsilon"])
-    if isinstance(answer.get("delta"), dict):
-        yield _figures(f"δ at ε = {answer['epsilon']:g} after {answer['rounds']} rounds", answer["delta"])
-    if answer.get("collusion"):
-        yield _plan_table("what each number q of colluders would cost", answer["collusion"])
-    if "models" in answer:
-        yield _plan_table("the four threat models", answer["models"])
-    if "rules" in answer:
-        yield _rule_table(answer["rules"])
-    if "lower_bound" in answer:
-        yield _lower_table(answer["lower_bound"])
-
-
-def _figures(title: str, figures: dict[str, float]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("accountant")
-    table.add_column("value", justify="right")
-    table.add_column("against rdp", justify="right")
-    for name, value in figures.items():
-        reference = figures.get("rdp")
-        saving = f"{value / reference - 1:+.1%}" if reference and math.isfinite(reference) else ""
-        table.add_row(name, f"{value:.4g}", saving if name != "rdp" else "")
-    return table
-
-
-def _plan_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in ("threat", "q", "σ_ind", "σ_cor", "predicted error"):
-        table.add_column(heading, justify="left" if heading == "threat" else "right")
-    for row in rows:
-        numbers = (f"{row[key]:.4g}" for key in ("sigma_ind", "sigma_cor", "predicted_error"))
-        table.add_row(row["threat"], str(row["collusion"]), *numbers)
-    table.caption = (
-        "predicted error: squared norm of the noise in the honest clients' mean, over --dim parameters"
-    )
-    return table
-
-
-def _rule_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="upper bounds, with all constants", title_justify="left")
-    for heading in ("rule", "κ", "criterion", "σ̄²", "expected loss gap", "squared gradient"):
-        table.add_column(heading, justify="left" if heading in ("rule", "criterion") else "right")
-    for row in rows:
-        if row["kappa"] is None:
-            table.add_row(row["rule"], "none proven", row["criterion"])
-            continue
-        found = [_bound_text(row.get(kind)) for kind in ("strongly_convex", "non_convex")]
-        table.add_row(
-            row["rule"], f"{row['kappa']:.4g}", row["criterion"], f"{row['error_term']:.3g}", *found
-        )
-    table.caption = "vacuous: no better than not training at all; proofs have large constants"
-    return table
-
-
-def _bound_text(bound: dict[str, Any] | None) -> str:
-    if bound is None:
-        return "needs --convexity"
-    return f"{bound['total']:.3g}" + (" vacuous" if bound["vacuous"] else "")
-
-
-def _lower_table(bound: dict[str, Any]) -> Table:
-    table = Table(title="lower bound, without constants and logarithms", title_justify="left")
-    for heading in ("d/(ε²nm²)", "(f/n)/(ε²m²)", "(f/n)G²", "total"):
-        table.add_column(heading, justify="right")
-    table.add_row(*(f"{bound[key]:.3g}" for key in ("privacy", "coupling", "heterogeneity", "total")))
-    if bound["unmet"]:
-        table.caption = "proves nothing here, its assumptions fail: " + "; ".join(bound["unmet"])
-    return table
+    for remark in remarks:
+        console.print(remark, highlight=False, markup=False)

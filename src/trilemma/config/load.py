@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -216,6 +217,9 @@ def _check(
                 problems.append(f"[{where}] unknown key {key!r}: {nearest(key, allowed)}")
             elif detail["type"] == "missing":
                 problems.append(f"[{where}] needs {key}")
+            elif detail["type"] == "literal_error":
+                meant = nearest(str(detail["input"]), re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
+                problems.append(f"[{where}] {key} = {detail['input']!r}: {meant}")
             elif key:
                 problems.append(f"[{where}] {key} = {detail['input']!r}: {_message(detail['msg'])}")
             else:

@@ -8,12 +8,16 @@ the thing itself, in its own file, and found through its registry.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from trilemma.privacy.accounting import Accountant
+from trilemma.privacy.accountants import accountants
 from trilemma.privacy.types import Adjacency, ThreatName
+
+
+def _accountant(name: str) -> str:
+    return accountants[name].name
 
 
 class Table(BaseModel):
@@ -108,10 +112,10 @@ class PrivacyTable(Table):
         default=False, description="run although no privacy guarantee is known for this combination"
     )
     adjacency: Adjacency | None = Field(
-        default=None, description="replace (default), add_remove, or published: the papers' convention"
+        default=None, description="replace (default), add-remove, or published: the papers' convention"
     )
-    accountant: Accountant | None = Field(
-        default=None, description="accountant used to calibrate; default: the tightest that applies"
+    accountant: Annotated[str, AfterValidator(_accountant)] | None = Field(
+        default=None, description="accountant used to calibrate; default: exact without sampling, else rdp"
     )
 
     @field_validator("clip", "epsilon", "sigma_ind", "sigma_cor", "noise_multiplier")

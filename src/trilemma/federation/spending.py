@@ -32,16 +32,9 @@ def planned_epsilon(task: Task) -> float | None:
         return None
     rounds = math.ceil((1 + RESERVE) * task.config.run.rounds)
     _, epsilon = privacy.spent(
-        release, threat, rounds, task.config.privacy.delta, _accountants(task)
+        release, threat, rounds, task.config.privacy.delta, privacy.everyday_names(release, threat)
     ).tightest
     return epsilon
-
-
-def _accountants(task: Task) -> tuple[privacy.Accountant, ...]:
-    """Those the ledger will hold against the budget."""
-    release = task.resolved.release
-    assert release is not None
-    return ("rdp",) if release.sampling.amplifies else ("exact", "rdp")
 
 
 def write_budgets(clients: list[Party], task: Task, epsilon: float | None = None) -> float | None:
@@ -88,7 +81,7 @@ def pay(
     clients = len(secrets.members) if task.counts_on_others else threat.clients
     name = epoch_name(run, secrets.epoch)
     try:
-        with Ledger(party.state / "ledger", read_budget(party), _accountants(task)) as ledger:
+        with Ledger(party.state / "ledger", read_budget(party)) as ledger:
             before = sum(
                 entry.round == round_ and entry.run.split("~")[0] == name for entry in ledger.entries
             )

@@ -107,8 +107,8 @@ class ByzClip21SGD2MPlus(_ErrorFeedbackSettings):
     """
 
     outer_clip: float = Field(default=1.0, gt=0, description="τ_o, the clip of the error feedback")
-    sampling: Literal["without_replacement", "poisson"] = Field(
-        default="without_replacement", description="how a batch is drawn"
+    sampling: Literal["without-replacement", "poisson"] = Field(
+        default="without-replacement", description="how a batch is drawn"
     )
 
     def exposure(self, clip: float, examples: int) -> Release:

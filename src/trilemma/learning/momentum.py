@@ -34,8 +34,8 @@ from trilemma.learning.protocol import (
     Start,
     State,
 )
-from trilemma.learning.schedules import Schedule, Theory
 from trilemma.learning.settings import AlgorithmSettings, Setup, rule_report
+from trilemma.learning.theory.schedules import Schedule, Theory
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release, Sampling, Unit
 
@@ -59,8 +59,8 @@ class MomentumSettings(AlgorithmSettings):
     batch_size: int = Field(default=25, ge=1, description="examples b per client and round")
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay λ: adds λθ to every gradient")
     unit: Unit = Field(default="user", description="what privacy protects: clip per client or per example")
-    sampling: Literal["without_replacement", "poisson"] = Field(
-        default="without_replacement",
+    sampling: Literal["without-replacement", "poisson"] = Field(
+        default="without-replacement",
         description="how a batch is drawn; poisson needs [privacy] and unit = example",
     )
     schedule: Theory | None = Field(

@@ -10,22 +10,24 @@ accountant, `calibrate` the least noise for an ε, `SimulatedNoise` draws it.
 10.0
 """
 
+from trilemma.privacy.accountants import Accountant
 from trilemma.privacy.accounting import (
-    Accountant,
     Spending,
     composed_delta,
     composed_epsilon,
     epsilon_curve,
-    history,
+    everyday_names,
     spent,
     spent_delta,
 )
 from trilemma.privacy.calibration import (
     Objective,
     Plan,
+    Price,
     allocate,
     calibrate,
     default_accountant,
+    honest_mean,
     plan,
     required_multiplier,
 )
@@ -34,10 +36,11 @@ from trilemma.privacy.covariance import (
     bound_multiplier,
     complete_multiplier,
     covariance,
+    mean_noise,
     multipliers,
 )
 from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
-from trilemma.privacy.mechanism import Mechanism, mechanism, multiplier
+from trilemma.privacy.mechanism import Mechanism, history, mechanism, multiplier
 from trilemma.privacy.noise import SimulatedNoise
 from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
 from trilemma.privacy.threats import Threat
@@ -63,6 +66,7 @@ __all__ = [
     "NoiseSource",
     "Objective",
     "Plan",
+    "Price",
     "Release",
     "Sampling",
     "SecretGraph",
@@ -82,7 +86,10 @@ __all__ = [
     "covariance",
     "default_accountant",
     "epsilon_curve",
+    "everyday_names",
     "history",
+    "honest_mean",
+    "mean_noise",
     "mechanism",
     "multiplier",
     "multipliers",

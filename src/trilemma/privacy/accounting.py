@@ -1,137 +1,38 @@
-"""What a history of releases has cost: ε or δ by each accountant.
-
-* `exact`: a composition of plain Gaussian mechanisms, in closed form (`trilemma.privacy.gaussian`);
-* `rdp`: Rényi divergences, for every sampling scheme (`trilemma.privacy.rdp`);
-* `pld`: privacy-loss distributions, tight for every sampling scheme (`trilemma.privacy.pld`);
-* `c1`: Theorem C.1 of the SAFE-DSHB paper, for sampling without replacement.
-
-Each is an upper bound on the true ε, so the smallest of them is one too.
-"""
+"""What a history of releases has cost: ε or δ by each accountant of `trilemma.privacy.accountants`."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trilemma.errors import PrivacyError, UserError
-from trilemma.privacy.gaussian import check_delta, gaussian_delta, gaussian_epsilon
-from trilemma.privacy.mechanism import Mechanism, mechanism
-from trilemma.privacy.pld import PldFailure, pld_delta, pld_epsilon
-from trilemma.privacy.rdp import (
-    GAUSSIAN_ORDERS,
-    SAMPLED_ORDERS,
-    rdp_delta,
-    rdp_epsilon,
-    round_rdp,
-    theorem_c1,
-)
+from trilemma.errors import UserError
+from trilemma.privacy.accountants import accountants, applicable, ask, default, everyday
+from trilemma.privacy.gaussian import check_delta
+from trilemma.privacy.mechanism import History, mechanism
 from trilemma.privacy.threats import Threat
-from trilemma.privacy.types import Release, choice
-
-Accountant = Literal["exact", "rdp", "pld", "c1"]
-History = tuple[tuple[Mechanism, int], ...]
-"""Mechanisms and how many rounds each ran, in a fixed order."""
+from trilemma.privacy.types import Release
 
 
-def history(mechanisms: Iterable[Mechanism]) -> History:
-    """Return the rounds `mechanisms` as counts.
-
-    >>> history([Mechanism(1.0), Mechanism(2.0), Mechanism(1.0)])[0]
-    (Mechanism(z=1.0, sampling=Sampling(scheme='none', rate=1.0), adjacency='replace'), 2)
-    """
-    return tuple(Counter(mechanisms).items())
-
-
-def applicable(rounds: History) -> tuple[Accountant, ...]:
-    """Return the accountants that can account for `rounds`.
-
-    >>> applicable(((Mechanism(1.0), 30),))
-    ('exact', 'rdp', 'pld')
-    """
-    mechanisms = [m for m, _ in rounds]
-    if all(m.gaussian for m in mechanisms):
-        return ("exact", "rdp", "pld")
-    alone = mechanisms[0]
-    if (
-        len(mechanisms) == 1
-        and alone.sampling.scheme == "without_replacement"
-        and alone.adjacency == "replace"
-    ):
-        return ("rdp", "pld", "c1")
-    return ("rdp", "pld")
-
-
-def composed_epsilon(rounds: History, delta: float, accountant: Accountant) -> float:
+def composed_epsilon(rounds: History, delta: float, accountant: str) -> float:
     """Return ε of all `rounds` together at δ, by `accountant`.
 
+    >>> from trilemma.privacy.mechanism import Mechanism
     >>> round(composed_epsilon(((Mechanism(1.27128345), 30),), 1e-4, "exact"), 1)
     24.6
     """
-    check_delta(delta)
-    _check_accountant(rounds, accountant)
-    if sum(count for _, count in rounds) == 0:
-        return 0.0
-    if any(m.z == 0 and count for m, count in rounds):
-        return math.inf
-    if accountant == "exact":
-        return float(gaussian_epsilon(_mu(rounds), delta))
-    if accountant == "rdp":
-        return float(rdp_epsilon(_rho(rounds), _orders(rounds), delta))
-    if accountant == "c1":
-        ((alone, count),) = rounds
-        return theorem_c1(alone.z, alone.sampling.rate, count, delta)
-    return pld_epsilon(rounds, delta)
+    return accountants[accountant].epsilon(rounds, delta)
 
 
-def composed_delta(rounds: History, epsilon: float, accountant: Accountant) -> float:
+def composed_delta(rounds: History, epsilon: float, accountant: str) -> float:
     """Return δ of all `rounds` together at ε, by `accountant`.
 
+    >>> from trilemma.privacy.mechanism import Mechanism
     >>> round(composed_delta(((Mechanism(1.27128345), 30),), 24.5, "exact"), 5)
     0.00011
     """
-    if not epsilon >= 0:
-        raise PrivacyError(f"epsilon is not negative, got {epsilon}")
-    _check_accountant(rounds, accountant)
-    if sum(count for _, count in rounds) == 0:
-        return 0.0
-    if any(m.z == 0 and count for m, count in rounds):
-        return 1.0
-    if accountant == "exact":
-        return float(gaussian_delta(_mu(rounds), epsilon))
-    if accountant == "rdp":
-        return rdp_delta(_rho(rounds), _orders(rounds), epsilon)
-    if accountant == "c1":
-        raise UserError("Theorem C.1 is stated for ε at a given δ: use the accountant 'rdp' or 'pld' for δ")
-    return pld_delta(rounds, epsilon)
-
-
-def _check_accountant(rounds: History, accountant: Accountant) -> None:
-    choice("accountant", accountant, Accountant)
-    allowed = applicable(rounds)
-    if accountant not in allowed:
-        raise UserError(
-            f"accountant {accountant!r} does not apply to these releases; use one of: {', '.join(allowed)}"
-            + (". 'exact' is for releases without sampling" if accountant == "exact" else "")
-        )
-
-
-def _mu(rounds: History) -> float:
-    return math.sqrt(math.fsum(count / m.effective_z**2 for m, count in rounds))
-
-
-def _orders(rounds: History) -> NDArray[np.float64]:
-    return GAUSSIAN_ORDERS if all(m.gaussian for m, _ in rounds) else np.asarray(SAMPLED_ORDERS)
-
-
-def _rho(rounds: History) -> NDArray[np.float64]:
-    orders = tuple(_orders(rounds))
-    return np.asarray(np.sum([count * round_rdp(m, orders) for m, count in rounds], axis=0))
+    return accountants[accountant].delta(rounds, epsilon)
 
 
 @dataclass(frozen=True)
@@ -157,7 +58,7 @@ def spent(
     threat: Threat,
     rounds: int,
     delta: float,
-    accountants: tuple[Accountant, ...] | None = None,
+    accountants: tuple[str, ...] | None = None,
 ) -> Spending:
     """Return what `rounds` rounds of `release` cost the worst honest client under `threat`.
 
@@ -174,21 +75,27 @@ def spent(
     if rounds < 0:
         raise UserError(f"the number of rounds is not negative, got {rounds}")
     past: History = ((mechanism(release, threat), rounds),)
-    epsilon: dict[str, float] = {}
+    names = [able.name for able in applicable(past)] if accountants is None else accountants
+    answers = {name: ask(name, lambda asked: asked.epsilon(past, delta)) for name in names}
     notes = [*threat.notes(), *_release_notes(release)]
-    for name in applicable(past) if accountants is None else accountants:
-        try:
-            epsilon[name] = composed_epsilon(past, delta, name)
-        except PldFailure as failure:
-            epsilon[name] = composed_epsilon(past, delta, "rdp")
-            notes.append(f"pld failed ({failure}); its figure is that of rdp")
-    return Spending(delta, epsilon, tuple(notes))
+    notes += [note for answer in answers.values() for note in answer.notes]
+    return Spending(delta, {name: answer.figure for name, answer in answers.items()}, tuple(notes))
+
+
+def everyday_names(release: Release, threat: Threat) -> tuple[str, ...]:
+    """Return the accountants that a ledger of such releases asks: the quick ones that apply.
+
+    >>> from trilemma.privacy.types import NoiseLaw
+    >>> everyday_names(Release(clip=1.0, law=NoiseLaw(1.0)), Threat("ldp", 10))
+    ('exact', 'rdp')
+    """
+    return tuple(able.name for able in everyday(((mechanism(release, threat), 1),)))
 
 
 def _release_notes(release: Release) -> tuple[str, ...]:
     if release.law.silent:
         return ("no noise: no guarantee",)
-    unit = f"{release.unit} level, {release.adjacency.replace('_', '/')}"
+    unit = f"{release.unit} level, {release.adjacency.replace('-', '/')}"
     notes: tuple[str, ...] = (unit,)
     if release.adjacency == "published":
         notes = (
@@ -201,46 +108,23 @@ def _release_notes(release: Release) -> tuple[str, ...]:
 
 
 def epsilon_curve(
-    release: Release, threat: Threat, rounds: int, delta: float, accountant: Accountant = "exact"
+    release: Release, threat: Threat, rounds: int, delta: float, accountant: str | None = None
 ) -> NDArray[np.float64]:
-    """Return ε after each of the rounds 1 … `rounds`.
+    """Return ε after each of the rounds 1 … `rounds`, by `accountant` or, without one, by the default.
 
-    `pld` and `c1` are evaluated at a few dozen rounds only; in between stands the next larger one's ε. Where
-    `pld` fails, the curve is that of `rdp`.
+    Slow accountants are evaluated at a few dozen rounds only; in between stands the next larger one's ε.
 
     >>> from trilemma.privacy.types import NoiseLaw
     >>> release, threat = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6)), Threat("secldp", 100, 10)
     >>> epsilon_curve(release, threat, 30, 1e-4).round(1)[[0, 9, 29]].tolist()
     [2.9, 11.7, 24.6]
     """
-    check_delta(delta)
     one = mechanism(release, threat)
-    past: History = ((one, 1),)
-    _check_accountant(past, accountant)
-    steps = np.arange(1, rounds + 1)
-    if one.z == 0:
-        return np.full(rounds, np.inf)
-    if accountant == "exact":
-        return gaussian_epsilon(np.sqrt(steps) / one.effective_z, delta)
-    if accountant == "rdp":
-        rho, orders = _rho(past), _orders(past)
-        return np.concatenate(
-            [
-                rdp_epsilon(part[:, None] * rho, orders, delta)
-                for part in np.array_split(steps, rounds // 256 + 1)
-            ]
-        )
-    chosen = np.unique(np.geomspace(1, rounds, min(rounds, 24)).round().astype(int))
-    try:
-        values = np.array([composed_epsilon(((one, int(t)),), delta, accountant) for t in chosen])
-    except PldFailure:
-        return epsilon_curve(release, threat, rounds, delta, "rdp")
-    return values[np.searchsorted(chosen, steps)]
+    name = accountant or default(((one, rounds),)).name
+    return ask(name, lambda asked: asked.curve(one, rounds, delta)).figure
 
 
-def spent_delta(
-    release: Release, threat: Threat, rounds: int, epsilon: float, accountant: Accountant
-) -> float:
+def spent_delta(release: Release, threat: Threat, rounds: int, epsilon: float, accountant: str) -> float:
     """Return δ at which `rounds` rounds of `release` cost `epsilon`.
 
     >>> from trilemma.privacy.types import NoiseLaw

@@ -207,6 +207,15 @@ def complete_multiplier(
     return _lemma(law, sensitivity, clients - collusion, byzantine - collusion, clients - collusion)
 
 
+def mean_noise(law: NoiseLaw, clients: int, byzantine: int) -> float:
+    """Return the variance of the noise in a coordinate of the honest mean: (fσ_cor² + σ_ind²)/(n − f).
+
+    >>> round(mean_noise(NoiseLaw(sigma_cor=0.6), clients=100, byzantine=10), 4)
+    0.04
+    """
+    return (byzantine * law.sigma_cor**2 + law.sigma_ind**2) / (clients - byzantine)
+
+
 def bound_multiplier(
     graph: SecretGraph, law: NoiseLaw, sensitivity: float, byzantine: int, collusion: int
 ) -> float:

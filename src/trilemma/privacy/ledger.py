@@ -27,15 +27,16 @@ from types import TracebackType
 from typing import Any
 
 from trilemma.errors import PrivacyError, UserError
-from trilemma.privacy.accounting import Accountant, applicable, composed_epsilon
+from trilemma.privacy.accountants import Accountant, applicable, ask, everyday
+from trilemma.privacy.accountants import accountants as registry
 from trilemma.privacy.gaussian import check_delta
 from trilemma.privacy.mechanism import Mechanism, mechanism
-from trilemma.privacy.pld import PldFailure
 from trilemma.privacy.threats import Threat
-from trilemma.privacy.types import Adjacency, Release, Sampling, Unit
+from trilemma.privacy.types import Adjacency, Release, Sampling, Unit, choice
 
 _VERSION = 1
 _START = "0" * 64
+_FORMER_SPELLINGS = {"add_remove": "add-remove", "without_replacement": "without-replacement"}
 
 
 class BudgetExceeded(PrivacyError):
@@ -61,6 +62,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
+        choice("privacy unit", self.unit, Unit)
+        choice("adjacency", self.adjacency, Adjacency)
         if not 0 < self.epsilon < math.inf:
             raise UserError(f"a budget is positive and finite, got epsilon = {self.epsilon}")
 
@@ -87,6 +90,8 @@ class Remark:
 class Ledger:
     """A client's account of its releases. One process at a time may hold it open.
 
+    `accountants` names those held against the budget; without it, the quick ones that apply are.
+
     >>> import tempfile
     >>> from trilemma.privacy.types import NoiseLaw
     >>> path = Path(tempfile.mkdtemp()) / "ledger"
@@ -101,9 +106,7 @@ class Ledger:
     trilemma.privacy.ledger.BudgetExceeded: round 2 of run 'demo' would bring the cost to epsilon = 3.71 ...
     """
 
-    def __init__(
-        self, path: Path, budget: Budget, accountants: Sequence[Accountant] = ("exact", "rdp")
-    ) -> None:
+    def __init__(self, path: Path, budget: Budget, accountants: Sequence[str] = ()) -> None:
         self.path, self.budget, self.accountants = Path(path), budget, tuple(accountants)
         self.entries: list[Entry] = []
         self.remarks: list[Remark] = []
@@ -193,15 +196,13 @@ class Ledger:
     def _cost(self, past: Counter[Mechanism]) -> dict[str, float]:
         rounds = tuple(past.items())
         if not rounds:
-            return dict.fromkeys(self.accountants, 0.0)
-        possible = [name for name in applicable(rounds) if name in self.accountants] or ["rdp"]
-        cost: dict[str, float] = {}
-        for name in possible:
-            try:
-                cost[name] = composed_epsilon(rounds, self.budget.delta, name)
-            except PldFailure:
-                cost["rdp"] = composed_epsilon(rounds, self.budget.delta, "rdp")
-        return cost
+            return dict.fromkeys(self.accountants or _names(everyday(rounds)), 0.0)
+        named = [name for name in _names(applicable(rounds)) if name in self.accountants]
+        answers = [
+            ask(name, lambda asked: asked.epsilon(rounds, self.budget.delta))
+            for name in named or _names(everyday(rounds))
+        ]
+        return {answer.by: answer.figure for answer in answers}
 
     def _enter(self, entry: Entry) -> None:
         self.entries.append(entry)
@@ -244,7 +245,7 @@ class Ledger:
                 os.ftruncate(self._fd, good)
                 os.fsync(self._fd)
                 break
-            if number == 0 and record != header:
+            if number == 0 and _respelled(record) != header:
                 raise LedgerError(
                     f"{self.path} was opened for {record.get('budget')}, not for {header['budget']}: "
                     "a budget is not changed on the way"
@@ -269,8 +270,8 @@ class Ledger:
         if not self.entries:
             return
         recorded, computed = self.entries[-1].epsilon, self.epsilon
-        for name in recorded.keys() & computed.keys() - {"pld"}:
-            if not math.isclose(recorded[name], computed[name], rel_tol=1e-6):
+        for name in recorded.keys() & computed.keys():
+            if registry[name].repeatable and not math.isclose(recorded[name], computed[name], rel_tol=1e-6):
                 raise LedgerError(
                     f"{self.path} says epsilon = {recorded[name]} by {name}, its entries say {computed[name]}"
                 )
@@ -286,9 +287,20 @@ def _entry_record(entry: Entry) -> dict[str, Any]:
 
 
 def _entry(record: dict[str, Any]) -> Entry:
-    fields = record["mechanism"]
+    fields = _respelled(record["mechanism"])
     one = Mechanism(fields["z"], Sampling(**fields["sampling"]), fields["adjacency"])
     return Entry(record["run"], record["round"], one, record["epsilon"])
+
+
+def _names(chosen: Sequence[Accountant]) -> tuple[str, ...]:
+    return tuple(accountant.name for accountant in chosen)
+
+
+def _respelled(value: Any) -> Any:
+    """Return what a line says with names as they are spelled today: ledgers outlive spellings."""
+    if isinstance(value, dict):
+        return {key: _respelled(inner) for key, inner in value.items()}
+    return _FORMER_SPELLINGS.get(value, value) if isinstance(value, str) else value
 
 
 def _seal(record: dict[str, Any], previous: str) -> tuple[bytes, str]:

@@ -1,8 +1,10 @@
-"""One round's release, reduced to what an accountant needs."""
+"""One round's release, reduced to what an accountant needs, and the history of many."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trilemma.errors import PrivacyError
@@ -41,7 +43,20 @@ class Mechanism:
     @property
     def effective_z(self) -> float:
         """Noise over the move between two adjacent data sets: half a replacement when one adds or removes."""
-        return 2 * self.z if self.adjacency == "add_remove" else self.z
+        return 2 * self.z if self.adjacency == "add-remove" else self.z
+
+
+History = tuple[tuple[Mechanism, int], ...]
+"""Mechanisms and how many rounds each ran, in a fixed order."""
+
+
+def history(mechanisms: Iterable[Mechanism]) -> History:
+    """Return the rounds `mechanisms` as counts.
+
+    >>> history([Mechanism(1.0), Mechanism(2.0), Mechanism(1.0)])[0]
+    (Mechanism(z=1.0, sampling=Sampling(scheme='none', rate=1.0), adjacency='replace'), 2)
+    """
+    return tuple(Counter(mechanisms).items())
 
 
 def multiplier(release: Release, threat: Threat) -> float:

@@ -23,19 +23,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trilemma.errors import PrivacyError
 from trilemma.privacy.gaussian import gaussian_delta
-from trilemma.privacy.mechanism import Mechanism
+from trilemma.privacy.mechanism import History, Mechanism
+from trilemma.privacy.types import AccountingFailure
 
 _TAIL = -50.0  # log of the probability that may be cut off, counted as certain disclosure
 _POINTS = 300_000
 
 
-class PldFailure(PrivacyError):
-    """The privacy-loss distribution could not be computed."""
-
-
-def pld_epsilon(rounds: tuple[tuple[Mechanism, int], ...], delta: float, coarser: float = 1.0) -> float:
+def pld_epsilon(rounds: History, delta: float, coarser: float = 1.0) -> float:
     """Return ε of the mechanisms `rounds`, each as often as its count says.
 
     `coarser` widens the grid: faster, and never smaller than the truth either.
@@ -48,7 +44,7 @@ def pld_epsilon(rounds: tuple[tuple[Mechanism, int], ...], delta: float, coarser
     return _read(rounds, lambda pld: pld.get_epsilon_for_delta(delta), coarser)
 
 
-def pld_delta(rounds: tuple[tuple[Mechanism, int], ...], epsilon: float) -> float:
+def pld_delta(rounds: History, epsilon: float) -> float:
     """Return δ of the mechanisms `rounds` at ε.
 
     >>> from trilemma.privacy.types import Sampling
@@ -59,7 +55,7 @@ def pld_delta(rounds: tuple[tuple[Mechanism, int], ...], epsilon: float) -> floa
     return min(1.0, _read(rounds, lambda pld: pld.get_delta_for_epsilon(epsilon)))
 
 
-def _read(rounds: tuple[tuple[Mechanism, int], ...], figure: Any, coarser: float = 1.0) -> float:
+def _read(rounds: History, figure: Any, coarser: float = 1.0) -> float:
     try:
         interval = coarser * min(_interval(m) for m, _ in rounds)
         composed = None
@@ -68,9 +64,9 @@ def _read(rounds: tuple[tuple[Mechanism, int], ...], figure: Any, coarser: float
             composed = part if composed is None else composed.compose(part)
         value = float(figure(composed))
     except (ImportError, ArithmeticError, MemoryError, ValueError, IndexError) as error:
-        raise PldFailure(f"{type(error).__name__}: {error}") from error
+        raise AccountingFailure(f"{type(error).__name__}: {error}") from error
     if not value >= 0:
-        raise PldFailure(f"got {value}")
+        raise AccountingFailure(f"got {value}")
     return value
 
 
@@ -88,7 +84,7 @@ def _distribution(m: Mechanism, count: int, interval: float) -> Any:
     z = m.effective_z
     if m.gaussian:
         return losses.from_gaussian_mechanism(z / math.sqrt(count), value_discretization_interval=interval)
-    if m.adjacency == "replace" and m.sampling.scheme == "without_replacement":
+    if m.adjacency == "replace" and m.sampling.scheme == "without-replacement":
         return _without_replacement(m, interval).self_compose(count)
     relation = dp_accounting.NeighboringRelation
     return losses.from_gaussian_mechanism(
@@ -120,7 +116,7 @@ def without_replacement_profile(m: Mechanism, epsilon: NDArray[np.float64]) -> N
     """Return δ(ε), ε ≥ 0, of one round of `m` when an example is replaced.
 
     >>> from trilemma.privacy.types import Sampling
-    >>> m = Mechanism(1.0, Sampling("without_replacement", 0.01))
+    >>> m = Mechanism(1.0, Sampling("without-replacement", 0.01))
     >>> without_replacement_profile(m, np.array([0.0])).round(6).tolist()
     [0.003829]
     """

@@ -78,7 +78,7 @@ def round_rdp(mechanism: Mechanism, orders: tuple[float, ...] = SAMPLED_ORDERS) 
         return plain
     if mechanism.adjacency != "replace":
         return np.minimum(plain, _sampled_gaussian(z, rate, orders))
-    if mechanism.sampling.scheme == "without_replacement":
+    if mechanism.sampling.scheme == "without-replacement":
         return np.minimum(plain, _without_replacement(z, rate, orders))
     return np.minimum(plain, _poisson_replace(z, rate, orders))
 
@@ -211,7 +211,7 @@ def _without_replacement(z: float, rate: float, orders: tuple[float, ...]) -> Ar
     tight = whole & ((alpha <= 32) | ((alpha <= 64) & (alpha % 4 == 0)))
     rho = np.full(len(orders), np.inf)
     with _quiet():
-        rho[tight] = _safe(_accounted("without_replacement", z, rate, tuple(alpha[tight])))
+        rho[tight] = _safe(_accounted("without-replacement", z, rate, tuple(alpha[tight])))
     for k in np.flatnonzero(whole & ~tight):
         rho[k] = _theorem_c1_log(z, rate, int(alpha[k])) / (alpha[k] - 1)
     return rho

@@ -12,9 +12,13 @@ from torch import Tensor
 from trilemma.errors import PrivacyError, UserError, nearest
 
 Unit = Literal["user", "example"]
-Adjacency = Literal["replace", "add_remove", "published"]
-Scheme = Literal["none", "poisson", "without_replacement"]
+Adjacency = Literal["replace", "add-remove", "published"]
+Scheme = Literal["none", "poisson", "without-replacement"]
 ThreatName = Literal["cdp", "secldp", "byzldp", "ldp"]
+
+
+class AccountingFailure(PrivacyError):
+    """A figure that could not be computed, though it is defined: a grid too large, a package missing."""
 
 
 def choice(what: str, value: str, allowed: object) -> None:
@@ -89,11 +93,11 @@ class Sampling:
 def check_sampling(sampling: Sampling, adjacency: Adjacency) -> None:
     """Refuse an adjacency that no guarantee exists for under `sampling`.
 
-    >>> check_sampling(Sampling("without_replacement", 0.1), "add_remove")
+    >>> check_sampling(Sampling("without-replacement", 0.1), "add-remove")
     Traceback (most recent call last):
     trilemma.errors.PrivacyError: sampling without replacement keeps the batch size fixed, ...
     """
-    if adjacency == "add_remove" and sampling.scheme == "without_replacement":
+    if adjacency == "add-remove" and sampling.scheme == "without-replacement":
         raise PrivacyError(
             "sampling without replacement keeps the batch size fixed, so its guarantee is for replacing "
             "an example: use adjacency 'replace', or Poisson sampling"
@@ -111,7 +115,7 @@ class Release:
     `adjacency` says which two data sets the guarantee makes indistinguishable:
 
     * "replace": the unit is replaced by any other. Both units have it; the default.
-    * "add_remove": an example is there or not, which moves the message by clip/batch only.
+    * "add-remove": an example is there or not, which moves the message by clip/batch only.
     * "published": the convention behind the printed budgets of the SAFE-DSHB and CafCor papers. The noise is
       measured against the replacement's move 2·clip/batch, then put into the add/remove formula for Poisson
       sampling, however batches are drawn. Use it to reproduce figures; the others are the certificates.
@@ -134,10 +138,10 @@ class Release:
             raise PrivacyError(f"clip bounds what a unit contributes: positive, got {self.clip}")
         if self.batch < 1:
             raise UserError(f"batch is the number of examples averaged: at least 1, got {self.batch}")
-        if self.unit == "user" and self.adjacency == "add_remove":
+        if self.unit == "user" and self.adjacency == "add-remove":
             raise PrivacyError(
                 "a user-level guarantee replaces a user: the number of clients is public. "
-                "Adjacency 'add_remove' needs unit 'example'"
+                "Adjacency 'add-remove' needs unit 'example'"
             )
         check_sampling(self.sampling, self.adjacency)
 

@@ -1,41 +1,119 @@
-"""A picture of what privacy costs: ε over the rounds, and the noise each threat model needs."""
+"""What privacy costs, as records, tables and a picture."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from rich.table import Table
 
-from trilemma.privacy import Plan
+from trilemma.privacy import Plan, multiplier
+from trilemma.privacy.calculator import Calibration, Guarantee, Picture
 
 
-def plot_privacy(
-    curves: Mapping[str, NDArray[np.float64]], plans: Sequence[Plan], path: Path, title: str, target: str
-) -> Path:
-    """Draw ε after each round by accountant, and beside it the noise in the honest mean by threat model.
+def guarantee_record(guarantee: Guarantee) -> dict[str, Any]:
+    """Return a guarantee as plain values, what was given before what was found."""
+    figures = {"epsilon": guarantee.epsilon, "delta": guarantee.delta}
+    given = sorted(figures, key=lambda name: isinstance(figures[name], Mapping))
+    return {
+        "threat": asdict(guarantee.threat),
+        "release": asdict(guarantee.release),
+        "multiplier": multiplier(guarantee.release, guarantee.threat),
+        "rounds": guarantee.rounds,
+        **{name: figures[name] for name in given},
+        "notes": list(guarantee.notes),
+    }
 
-    `curves` gives ε after rounds 1, 2, …; `plans` the calibrated noise of each threat model for the same
-    guarantee, which `target` names.
-    """
+
+def calibration_record(calibration: Calibration, dim: int) -> dict[str, Any]:
+    """Return the asked-for noise, that for other q, and that of the four models, over `dim` parameters."""
+    return {
+        "dim": dim,
+        "calibrated": _plan_record(calibration.asked, dim) | {"accountant": calibration.accountant},
+        "collusion": [_plan_record(plan, dim) for plan in calibration.collusions],
+        "models": [_plan_record(plan, dim) for plan in calibration.models],
+    }
+
+
+def _plan_record(plan: Plan, dim: int) -> dict[str, Any]:
+    return {
+        "threat": plan.threat.name,
+        "collusion": plan.threat.collusion,
+        "sigma_ind": plan.law.sigma_ind,
+        "sigma_cor": plan.law.sigma_cor,
+        "predicted_error": dim * plan.variance,
+    }
+
+
+def privacy_tables(record: Mapping[str, Any]) -> Iterator[Table]:
+    """Lay out a guarantee's record, and a calibration's where it holds one."""
+    if "calibrated" in record:
+        by = record["calibrated"]["accountant"]
+        yield _plan_table(f"least noise, calibrated by {by}", [record["calibrated"]])
+    after = f"after {record['rounds']} rounds"
+    if isinstance(record["epsilon"], Mapping):
+        yield _figures(f"ε at δ = {record['delta']:g} {after}", record["epsilon"])
+    else:
+        yield _figures(f"δ at ε = {record['epsilon']:g} {after}", record["delta"])
+    if record.get("collusion"):
+        yield _plan_table("what each number q of colluders would cost", record["collusion"])
+    if "models" in record:
+        yield _plan_table("the four threat models", record["models"])
+
+
+def _figures(title: str, figures: Mapping[str, float]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("accountant")
+    table.add_column("value", justify="right")
+    table.add_column("against rdp", justify="right")
+    for name, value in figures.items():
+        reference = figures.get("rdp")
+        saving = f"{value / reference - 1:+.1%}" if reference and math.isfinite(reference) else ""
+        table.add_row(name, f"{value:.4g}", saving if name != "rdp" else "")
+    return table
+
+
+def _plan_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in ("threat", "q", "σ_ind", "σ_cor", "predicted error"):
+        table.add_column(heading, justify="left" if heading == "threat" else "right")
+    for row in rows:
+        numbers = (f"{row[key]:.4g}" for key in ("sigma_ind", "sigma_cor", "predicted_error"))
+        table.add_row(row["threat"], str(row["collusion"]), *numbers)
+    table.caption = (
+        "predicted error: squared norm of the noise in the honest clients' mean, over --dim parameters"
+    )
+    return table
+
+
+def plot_privacy(shown: Picture, path: Path) -> Path:
+    """Draw ε after each round by accountant, and beside it the noise in the honest mean by threat model."""
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
 
     figure = Figure(figsize=(10, 4.2), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    for name, values in curves.items():
+    for name, values in shown.curves.items():
         # Some accountants are evaluated at a few rounds only; a step holds the next one's ε.
         left.step(np.arange(1, len(values) + 1), values, where="pre", label=name, linewidth=1.8)
+    who = shown.threat
+    title = f"{who.name}, n = {who.clients}, f = {who.byzantine}, q = {who.collusion}, δ = {shown.delta:g}"
     left.set(xlabel="round", ylabel="ε spent", title=title)
     left.grid(alpha=0.3)
     left.legend(frameon=False, title="accountant")
 
-    names = [plan.threat.name for plan in plans]
-    bars = right.bar(names, [math.sqrt(plan.variance) for plan in plans], color=[f"C{k}" for k in range(4)])
+    names = [plan.threat.name for plan in shown.plans]
+    deviations = [math.sqrt(plan.variance) for plan in shown.plans]
+    bars = right.bar(names, deviations, color=[f"C{k}" for k in range(len(names))])
     right.bar_label(bars, fmt="%.3g", padding=2)
     right.margins(y=0.12)
-    right.set(ylabel="noise std in the honest mean, per coordinate", title=f"least noise for {target}")
+    right.set(
+        ylabel="noise std in the honest mean, per coordinate",
+        title=f"least noise for ε = {shown.spent:.3g} after {shown.rounds} rounds",
+    )
     right.grid(alpha=0.3, axis="y")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -80,13 +80,12 @@ class Experiment:
 
     @cached_property
     def epsilon_curve(self) -> np.ndarray:
-        """ε after each round by the run's accountant; infinite without a guarantee."""
+        """ε after each round by the default accountant; infinite without a guarantee."""
         rounds = self.config.run.rounds
         release, threat = self.resolved.release, self.resolved.threat
         if release is None or threat is None:
             return np.full(rounds, np.inf)
-        accountant: privacy.Accountant = "exact" if release.sampling.scheme == "none" else "rdp"
-        return privacy.epsilon_curve(release, threat, rounds, self.config.privacy.delta, accountant)
+        return privacy.epsilon_curve(release, threat, rounds, self.config.privacy.delta)
 
     @contextmanager
     def precision(self) -> Iterator[None]:

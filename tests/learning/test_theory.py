@@ -8,19 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from trilemma.aggregation import caf
 from trilemma.errors import UserError
 from trilemma.keys import Key
-from trilemma.privacy import NoiseLaw
-from trilemma.privacy.bounds import (
+from trilemma.learning.theory import (
     Heterogeneity,
     Problem,
-    caf_kappa,
     error_term,
     lower_bound,
-    mean_noise,
     non_convex_bound,
     strongly_convex_bound,
 )
+from trilemma.privacy import NoiseLaw, SecretGraph, covariance, mean_noise
 
 FAR = Heterogeneity(g=2.0, g_cov=0.7)
 PROBLEM = Problem(
@@ -65,7 +64,7 @@ def test_theorem_written_out():
 
 
 def test_vacuous_where_not_training_does_as_well():
-    kappa = caf_kappa(15, 4)
+    kappa = caf(4).kappa(15)
     error = error_term(PROBLEM, NoiseLaw(0.3, 0.2), 15, 4, kappa)
     assert strongly_convex_bound(PROBLEM, error, kappa, 400).vacuous
     easy = replace(PROBLEM, heterogeneity=Heterogeneity(0, 0), batch=2764)
@@ -76,7 +75,7 @@ def test_vacuous_where_not_training_does_as_well():
 
 def test_more_noise_more_byzantine_and_fewer_rounds_are_worse():
     def total(sigma, f, rounds):
-        kappa = caf_kappa(20, f)
+        kappa = caf(f).kappa(20)
         error = error_term(PROBLEM, NoiseLaw(sigma), 20, f, kappa)
         return strongly_convex_bound(PROBLEM, error, kappa, rounds).total
 
@@ -96,8 +95,6 @@ def test_heterogeneity_against_the_full_covariance():
 
 
 def test_noise_in_the_honest_mean_is_what_the_covariance_leaves_in_it():
-    from trilemma.privacy import SecretGraph, covariance
-
     law = NoiseLaw(0.4, 0.9)
     sigma = covariance(SecretGraph.complete(12), law, senders=range(3, 12))
     assert mean_noise(law, 12, 3) == pytest.approx(sigma.sum() / 9**2)
@@ -134,7 +131,6 @@ def test_lower_bound_names_each_assumption_that_fails(change, reason):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: caf_kappa(4, 2),
         lambda: Heterogeneity.measure([1.0, 2.0]),
         lambda: Heterogeneity.measure([[math.nan]]),
         lambda: Problem(0, FAR),

@@ -20,6 +20,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+A3, A4 = 5760.0, 270.0
+"""Constants of the non-convex case, of its schedule and of its bound."""
+
 Schedule = Callable[[int], float]
 """A quantity that may change from round to round (counted from 0)."""
 
@@ -62,8 +65,7 @@ class NonConvex(_Theory):
 
     def at(self, rounds: int) -> tuple[Schedule, Schedule]:
         """Return learning rate and momentum for a run of `rounds` rounds."""
-        a3, a4 = 5760.0, 270.0
-        step = math.sqrt(a4 * self.gap) / (2.0 * self.noise * math.sqrt(a3 * self.smoothness * rounds))
+        step = math.sqrt(A4 * self.gap) / (2.0 * self.noise * math.sqrt(A3 * self.smoothness * rounds))
         gamma = min(1.0 / (24.0 * self.smoothness), step)
         return lambda _: gamma, lambda _: self._momentum(gamma)
 

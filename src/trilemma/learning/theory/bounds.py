@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from trilemma.aggregation.types import Criterion
 from trilemma.errors import UserError
-from trilemma.privacy.types import NoiseLaw
+from trilemma.learning.theory.schedules import A3, A4
+from trilemma.privacy import NoiseLaw, mean_noise
 
-Criterion = Literal["spectral", "trace"]
-_A1, _A2, _A3, _A4 = 240.0, 480.0, 5760.0, 270.0
+_A1, _A2 = 240.0, 480.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,14 @@ class Heterogeneity:
         centred = x - x.mean(axis=0)
         spectrum = np.linalg.eigvalsh(centred @ centred.T / len(x))
         return cls(math.sqrt(max(0.0, spectrum.sum())), math.sqrt(max(0.0, spectrum[-1])))
+
+    @classmethod
+    def load(cls, path: Path) -> Heterogeneity:
+        """Measure on the gradients in a .npy file."""
+        try:
+            return cls.measure(np.load(path, allow_pickle=False))
+        except (OSError, ValueError) as error:
+            raise UserError(f"no gradients in {path}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -117,27 +126,6 @@ class Upper:
     def vacuous(self) -> bool:
         """Whether not training at all is guaranteed to do as well."""
         return not self.total < self.trivial
-
-
-def caf_kappa(clients: int, byzantine: int) -> float:
-    """Return κ of CAF, 6f/(n−f) · (1 + f/(n−2f))²: Proposition 4.1 of CafCor.
-
-    >>> round(caf_kappa(100, 10), 4)
-    0.8438
-    """
-    if not 0 <= 2 * byzantine < clients:
-        raise UserError(f"0 ≤ f < n/2 is needed, got f = {byzantine}, n = {clients}")
-    n, f = clients, byzantine
-    return 6 * f / (n - f) * (1 + f / (n - 2 * f)) ** 2
-
-
-def mean_noise(law: NoiseLaw, clients: int, byzantine: int) -> float:
-    """Return the variance of the noise in a coordinate of the honest mean: (fσ_cor² + σ_ind²)/(n − f).
-
-    >>> round(mean_noise(NoiseLaw(sigma_cor=0.6), clients=100, byzantine=10), 4)
-    0.04
-    """
-    return (byzantine * law.sigma_cor**2 + law.sigma_ind**2) / (clients - byzantine)
 
 
 def error_term(
@@ -206,8 +194,8 @@ def non_convex_bound(
     big, gap = problem.smoothness, problem.gap
     return Upper(
         _A2 * kappa * _divergence(problem, criterion),
-        math.sqrt(_A3 * _A4 * big * gap * error / rounds),
-        _A4 * big * gap / rounds,
+        math.sqrt(A3 * A4 * big * gap * error / rounds),
+        A4 * big * gap / rounds,
         trivial=2 * big * gap,
     )
 

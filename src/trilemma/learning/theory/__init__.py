@@ -1,0 +1,42 @@
+"""What theory promises: the papers' error bounds, their learning rates, and the noise they would choose.
+
+κ, how far Byzantine clients can move a rule's value, comes from the rules themselves (`Rule.kappa`).
+
+>>> from trilemma.privacy import NoiseLaw
+>>> problem = Problem(dim=69, heterogeneity=Heterogeneity(g=1.0, g_cov=1.0))
+>>> round(rule_bounds("caf", problem, NoiseLaw(), clients=7, byzantine=2, rounds=400).kappa, 2)
+6.67
+"""
+
+from trilemma.learning.theory.bounds import (
+    Heterogeneity,
+    Lower,
+    Problem,
+    Upper,
+    error_term,
+    lower_bound,
+    non_convex_bound,
+    strongly_convex_bound,
+)
+from trilemma.learning.theory.objectives import objectives
+from trilemma.learning.theory.rules import Promise, defined_rules, rule_bounds
+from trilemma.learning.theory.schedules import NonConvex, Schedule, StronglyConvex, Theory
+
+__all__ = [
+    "Heterogeneity",
+    "Lower",
+    "NonConvex",
+    "Problem",
+    "Promise",
+    "Schedule",
+    "StronglyConvex",
+    "Theory",
+    "Upper",
+    "defined_rules",
+    "error_term",
+    "lower_bound",
+    "non_convex_bound",
+    "objectives",
+    "rule_bounds",
+    "strongly_convex_bound",
+]

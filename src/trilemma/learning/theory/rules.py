@@ -1,0 +1,71 @@
+"""The theorems applied to a rule: its κ, its σ̄², and what they promise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trilemma import aggregation
+from trilemma.aggregation.types import Criterion
+from trilemma.errors import UserError
+from trilemma.learning.theory.bounds import (
+    Problem,
+    Upper,
+    error_term,
+    non_convex_bound,
+    strongly_convex_bound,
+)
+from trilemma.privacy import NoiseLaw
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the theorems say about one rule; nothing where no κ is proven.
+
+    `strongly_convex` is None as well for a loss that is not.
+    """
+
+    rule: str
+    kappa: float | None
+    criterion: Criterion
+    error: float | None = None
+    non_convex: Upper | None = None
+    strongly_convex: Upper | None = None
+
+
+def defined_rules(clients: int, byzantine: int) -> tuple[str, ...]:
+    """Return the names of the rules that are defined for so many clients.
+
+    >>> "caf" in defined_rules(clients=7, byzantine=3), "caf" in defined_rules(clients=6, byzantine=3)
+    (True, False)
+    """
+
+    def defined(name: str) -> bool:
+        try:
+            aggregation.parse(name, byzantine).check(clients)
+        except UserError:
+            return False
+        return True
+
+    return tuple(name for name in sorted(aggregation.rules) if defined(name))
+
+
+def rule_bounds(
+    text: str, problem: Problem, law: NoiseLaw, clients: int, byzantine: int, rounds: int
+) -> Promise:
+    """Return what the theorems promise for the rule or chain `text`.
+
+    >>> from trilemma.learning.theory.bounds import Heterogeneity
+    >>> problem = Problem(dim=69, heterogeneity=Heterogeneity(g=1.0, g_cov=1.0))
+    >>> rule_bounds("mean", problem, NoiseLaw(), clients=7, byzantine=2, rounds=400).kappa is None
+    True
+    """
+    rule = aggregation.parse(text, byzantine)
+    kappa, criterion = rule.kappa(clients), rule.criterion
+    if kappa is None:
+        return Promise(rule.name, None, criterion)
+    error = error_term(problem, law, clients, byzantine, kappa, criterion)
+    convex = None
+    if problem.convexity > 0:
+        convex = strongly_convex_bound(problem, error, kappa, rounds, criterion)
+    rough = non_convex_bound(problem, error, kappa, rounds, criterion)
+    return Promise(rule.name, kappa, criterion, error, rough, convex)
