@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
+from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import wire
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.epochs import Epoch
 
@@ -50,7 +50,7 @@ def test_a_crash_at_any_write_leaves_one_whole_round(tmp_path, monkeypatch, cras
     log.append(commit(1))
     with monkeypatch.context() as patch:
         if crash_at == 0:
-            patch.setattr(wire, "write_durably", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(files, "write_atomically", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         else:
             patch.setattr(CommitLog, "_write_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):

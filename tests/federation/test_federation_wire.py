@@ -113,12 +113,3 @@ def test_forgeries_are_named(block, complaint):
 def test_the_limit_is_checked_first():
     with pytest.raises(wire.WireError, match="at most 100 are allowed"):
         wire.loads(bytes(101), wire.Answer, limit=100)
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    wire.write_durably(path, b"old")
-    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        wire.write_durably(path, b"new")
-    assert path.read_bytes() == b"old"

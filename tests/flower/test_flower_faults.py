@@ -13,6 +13,7 @@ import re
 import pytest
 from flower_harness import FAST, PRIVATE, make, real, small_config, wait_for
 
+from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import certificates, layout, processes
 from trilemma.federation.processes import Command
@@ -126,11 +127,11 @@ def test_wrong_key(federation):
     """A client whose identity is not the one on the roster does not get in; the others go on without it."""
     victim = federation.client(2)
     right = victim.identity.read_bytes()
-    certificates.write_secret(victim.identity, os.urandom(32).hex().encode())
+    files.write_atomically(victim.identity, os.urandom(32).hex().encode(), secret=True)
     try:
         records = federation.go("wrong-key")
     finally:
-        certificates.write_secret(victim.identity, right)
+        files.write_atomically(victim.identity, right, secret=True)
     assert absences(records) == [[2], [2], [2]]
     assert "rejected client 2" in federation.said(30)
     assert "is not on the roster" in federation.said(30)
@@ -140,7 +141,7 @@ def test_unregistered_node(federation, tmp_path):
     """A node with a key the server does not know cannot connect, and the run does not notice."""
     stranger = federation.client(4)
     private, _ = certificates.new_node_key()
-    certificates.write_secret(tmp_path / "node.key", private)
+    files.write_atomically(tmp_path / "node.key", private, secret=True)
     supernode = commands(stranger)[0]
     argv = list(supernode.argv)
     argv[argv.index(str(stranger.node_key))] = str(tmp_path / "node.key")

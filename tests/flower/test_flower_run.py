@@ -10,6 +10,7 @@ import pytest
 import torch
 from flower_harness import PRIVATE, Direct, coordinator, make, small_config
 
+from trilemma import files
 from trilemma.federation import spending, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.coordinator import Coordinator
@@ -310,17 +311,17 @@ def test_a_server_killed_while_keys_are_agreed_on_opens_another_epoch(parties, w
 def durable_writes(monkeypatch, victim, fail_at):
     """Make the `fail_at`-th durable write in the victim's folder the last thing its process does."""
     counted = 0
-    honest = wire.write_durably
+    honest = files.write_atomically
 
-    def write(path, block):
+    def write(path, block, **options):
         nonlocal counted
         if victim.folder in path.parents:
             counted += 1
             if counted == fail_at:
                 raise Dies
-        honest(path, block)
+        honest(path, block, **options)
 
-    monkeypatch.setattr(wire, "write_durably", write)
+    monkeypatch.setattr(files, "write_atomically", write)
 
 
 @pytest.mark.parametrize("fail_at", range(1, 6))

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -149,18 +147,3 @@ def new_node_key() -> tuple[bytes, bytes]:
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return private, public
-
-
-def write_secret(path: Path, content: bytes) -> None:
-    """Write `content` to a new file that only its owner may read.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "key"
-    >>> write_secret(path, b"secret"); oct(path.stat().st_mode & 0o777)
-    '0o600'
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)

@@ -7,15 +7,14 @@ any round but the next one is refused, and a lock that dies with its process kee
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import wire
 from trilemma.federation.epochs import Epoch
@@ -119,11 +118,8 @@ class CommitLog:
     def locked(self) -> Iterator[None]:
         """Keep every other process out; the lock is gone when the process is."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"another server works on the run in {self.folder}") from None
+        refusal = UserError(f"another server works on the run in {self.folder}")
+        with files.locked(self.folder / "lock", refusal):
             yield
 
     def last(self) -> Commit | None:
@@ -143,7 +139,7 @@ class CommitLog:
         expected = 0 if before is None else before.rounds + 1
         if commit.rounds != expected:
             raise UserError(f"round {commit.rounds} cannot be committed: the next one is {expected}")
-        wire.write_durably(self._file, commit.block())
+        files.write_atomically(self._file, commit.block())
         self._write_record(commit)
 
     def update_epoch(self, commit: Commit) -> None:
@@ -151,7 +147,7 @@ class CommitLog:
         before = self.last()
         if before is None or before.rounds != commit.rounds:
             raise UserError("an epoch can only change between two rounds")
-        wire.write_durably(self._file, commit.block())
+        files.write_atomically(self._file, commit.block())
 
     def records(self) -> list[dict[str, Any]]:
         """Return what was written about every committed round; a line still being written is left out."""
@@ -161,16 +157,13 @@ class CommitLog:
 
     def _write_record(self, commit: Commit) -> None:
         if commit.record:
-            with self._records.open("a") as file:
-                file.write(json.dumps(dict(commit.record)) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            files.append_durably(self._records, (json.dumps(dict(commit.record)) + "\n").encode())
 
     def _repair(self, commit: Commit) -> None:
         """Bring the records in line with the commit: the process may have died between the two writes."""
         lines = self._records.read_bytes().split(b"\n") if self._records.is_file() else [b""]
         whole = [json.loads(line) for line in lines[:-1]]
         if lines[-1]:
-            wire.write_durably(self._records, b"".join(line + b"\n" for line in lines[:-1]))
+            files.write_atomically(self._records, b"".join(line + b"\n" for line in lines[:-1]))
         if commit.record and commit.record not in whole[-1:]:
             self._write_record(commit)

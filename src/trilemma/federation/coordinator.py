@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trilemma import models
+from trilemma import files, models
 from trilemma.errors import UserError
 from trilemma.federation import wire
 from trilemma.federation.admission import Admitted, Expected, Rejection, Reply, admit
@@ -22,11 +22,11 @@ from trilemma.federation.epochs import Epoch, Policy, check_progress, decide, op
 from trilemma.federation.exchange import Clock, Exchange, Patience
 from trilemma.federation.layout import Party, Timing
 from trilemma.federation.sessions import check_offer
-from trilemma.federation.stopwatch import Stopwatch
 from trilemma.federation.task import Task
 from trilemma.learning import Messages
 from trilemma.learning.rounds import returned_model, sampled_clients
 from trilemma.privacy.secrets import Roster
+from trilemma.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ class Coordinator:
         folder = self.log.folder / "transcript"
         for client, vector in admitted.vectors.items():
             header = wire.Answer(client=client, run=self.run, epoch=epoch.number, round=round_)
-            wire.write_durably(folder / f"{round_}-{client}", wire.dumps(header, {"vector": vector}))
+            files.write_atomically(folder / f"{round_}-{client}", wire.dumps(header, {"vector": vector}))
 
     def _note_rejections(self, rejected: list[Rejection] | tuple[Rejection, ...]) -> None:
         for one in rejected:
@@ -330,7 +330,7 @@ class Coordinator:
     def _finish(self, commit: Commit) -> None:
         """Hand the result to everybody who is there."""
         block = wire.dumps(wire.Finished(run=self.run), {**commit.broadcast, **commit.chosen})
-        wire.write_durably(self.log.folder / "result", block)
+        files.write_atomically(self.log.folder / "result", block)
         nodes = self.exchange.nodes()
         self.exchange.ask(dict.fromkeys(nodes, block), self._patience(commit, nodes))
         self.say(Event(f"run {self.run!r} finished after {commit.rounds} rounds"))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import wire
 from trilemma.federation.commits import part_of
@@ -118,5 +119,5 @@ class Journal:
         tensors = {"vector": entry.vector}
         tensors |= {f"before/{name}": tensor for name, tensor in entry.before.items()}
         tensors |= {f"after/{name}": tensor for name, tensor in entry.after.items()}
-        wire.write_durably(self._file, wire.dumps(header, tensors))
+        files.write_atomically(self._file, wire.dumps(header, tensors), secret=True)
         self._last = entry

@@ -13,16 +13,19 @@ party needs. `federation.toml` is the same everywhere and public. Every party re
 from __future__ import annotations
 
 import hashlib
-import json
 import math
+import os
 import re
 import secrets
 import shutil
 import stat
 import tomllib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import tomli_w
+
+from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import certificates
 from trilemma.privacy.secrets import Identity, Roster
@@ -97,22 +100,8 @@ class Federation:
 
     def toml(self) -> str:
         """Return the facts as TOML."""
-        timing = self.timing
-        return (
-            f"name = {json.dumps(self.name)}\n"
-            f"clients = {self.clients}\n"
-            f"host = {json.dumps(self.host)}\n"
-            f"port = {self.port}\n"
-            + ("" if self.listen is None else f"listen = {json.dumps(self.listen)}\n")
-            + ("" if self.examples is None else f"examples = {self.examples}\n")
-            + f"transcript = {str(self.transcript).lower()}\n"
-            + f"durable = {str(self.durable).lower()}\n"
-            "\n[timing]  # seconds; repeats: how often a failed round is asked again\n"
-            f"round_limit = {timing.round_limit}\n"
-            f"join_limit = {timing.join_limit}\n"
-            f"poll = {timing.poll}\n"
-            f"repeats = {timing.repeats}\n"
-        )
+        facts = {name: fact for name, fact in asdict(self).items() if fact is not None}
+        return tomli_w.dumps(facts)
 
     @classmethod
     def parse(cls, text: str) -> Federation:
@@ -212,7 +201,7 @@ class Party:
                 raise UserError(f"{path} is missing: {self.name}'s folder is not complete; copy it once more")
         for path in sorted((self.folder / "secrets").iterdir()):
             mode = stat.S_IMODE(path.stat().st_mode)
-            if mode & 0o077:
+            if os.name == "posix" and mode & 0o077:
                 raise UserError(
                     f"{path} can be read by others (mode {mode:o}); only its owner may: chmod 600 {path}"
                 )
@@ -300,23 +289,23 @@ def init(
 
     authority = certificates.new_authority(federation.name)
     (folder / "authority").mkdir(mode=0o700)
-    certificates.write_secret(folder / "authority" / "ca.key", authority.key)
+    files.write_atomically(folder / "authority" / "ca.key", authority.key, secret=True)
     (folder / "authority" / "ca.crt").write_bytes(authority.certificate)
     write_certificate(server, authority, (federation.host, *hosts))
     public_keys: list[bytes] = []
     for client in clients:
         private, public = certificates.new_node_key()
-        certificates.write_secret(client.node_key, private)
+        files.write_atomically(client.node_key, private, secret=True)
         (server.folder / "nodes").mkdir(exist_ok=True)
         (server.folder / "nodes" / f"{client.name}.pub").write_bytes(public)
-        certificates.write_secret(client.seed, secrets.token_hex(16).encode())
+        files.write_atomically(client.seed, secrets.token_hex(16).encode(), secret=True)
         identity = Identity.generate()
         identity.save(client.identity)
         public_keys.append(identity.public)
     for party in found:
         party.authority.parent.mkdir(exist_ok=True)
         party.authority.write_bytes(authority.certificate)
-        certificates.write_secret(party.executor_secret, secrets.token_hex(32).encode())
+        files.write_atomically(party.executor_secret, secrets.token_hex(32).encode(), secret=True)
         Roster(tuple(public_keys)).save(party.roster)
     return found
 
@@ -329,6 +318,6 @@ def write_certificate(server: Party, authority: certificates.Issued, hosts: tupl
 
 def install_certificate(server: Party, issued: certificates.Issued) -> None:
     """Put a certificate and its key where the server looks for them."""
-    certificates.write_secret(server.folder / "secrets" / "server.key", issued.key)
+    files.write_atomically(server.folder / "secrets" / "server.key", issued.key, secret=True)
     (server.folder / "tls").mkdir(exist_ok=True)
     (server.folder / "tls" / "server.crt").write_bytes(issued.certificate)

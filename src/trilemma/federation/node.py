@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 
+from trilemma import files
 from trilemma.federation import wire
 from trilemma.federation.journal import Again, Entry, Journal, Refused, what_to_do
 from trilemma.federation.layout import Party
 from trilemma.federation.sessions import Session
 from trilemma.federation.spending import pay
-from trilemma.federation.stopwatch import Stopwatch
 from trilemma.federation.task import OneClient, Task, load_task
 from trilemma.learning.protocol import ClientStep, Start, State
 from trilemma.privacy.types import NoiseLaw, NoiseSource
+from trilemma.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Node:
 
     def _finished(self, block: bytes) -> bytes:
         finished, _ = wire.loads(block, wire.Finished)
-        wire.write_durably(self.party.run_folder(finished.run) / "result", block)
+        files.write_atomically(self.party.run_folder(finished.run) / "result", block)
         return wire.dumps(wire.Noted(client=self.client, run=finished.run))
 
 

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from trilemma.errors import UserError
+import psutil
 
-PROC = Path("/proc")
+from trilemma import files
+from trilemma.errors import UserError
 
 
 class ProcessFailed(UserError):
@@ -44,37 +45,28 @@ class Running:
     log: str
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A line of the process table."""
-
-    pid: int
-    group: int
-    zombie: bool
-    started: str
-
-
-def _table() -> list[_Seen]:
-    """Read the process table: from /proc where there is one, else from ps."""
-    if not PROC.joinpath("self/stat").exists():
-        return _table_from_ps()
-    seen = []
-    for entry in PROC.iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, IndexError):
-            # The command's name is in parentheses and may itself contain any character.
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            seen.append(_Seen(int(entry.name), int(fields[2]), fields[0] in "ZX", fields[19]))
-    return seen
+def _group(leader: int) -> list[int]:
+    """Return the processes of the group that `leader` leads or led, the dead ones included."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(pid) == leader:
+                found.append(pid)
+    return found
 
 
-def _table_from_ps() -> list[_Seen]:
-    text = subprocess.run(
-        ["ps", "-A", "-o", "pid=,pgid=,stat=,lstart="], check=True, capture_output=True, text=True
-    ).stdout
-    rows = (line.split(None, 3) for line in text.splitlines())
-    return [_Seen(int(pid), int(group), stat.startswith("Z"), at) for pid, group, stat, at in rows]
+def _started(pid: int) -> str:
+    """Return when a process was started; "" where there is none."""
+    with contextlib.suppress(psutil.Error):
+        # Counted from the start of the machine: the time of day may be set while a process runs.
+        return f"{psutil.Process(pid).create_time() - psutil.boot_time():.2f}"
+    return ""
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
 
 
 def members(running: Running) -> list[int]:
@@ -85,11 +77,10 @@ def members(running: Running) -> list[int]:
     """
     with contextlib.suppress(ChildProcessError):
         os.waitpid(running.pid, os.WNOHANG)  # a dead child of ours would stay in the table as a zombie
-    group = [row for row in _table() if row.group == running.pid]
-    leader = next((row for row in group if row.pid == running.pid), None)
-    if leader is not None and leader.started != running.started:
+    group = _group(running.pid)
+    if running.pid in group and _started(running.pid) != running.started:
         return []  # the pid was recycled: this group is somebody else's
-    return sorted((row.pid for row in group if not row.zombie), key=lambda pid: pid != running.pid)
+    return sorted((pid for pid in group if _lives(pid)), key=lambda pid: pid != running.pid)
 
 
 def leads(running: Running) -> bool:
@@ -119,17 +110,10 @@ def start(command: Command, folder: Path) -> Running:
             env={**os.environ, **command.environment},
             start_new_session=True,
         )
-    started = next((row.started for row in _table() if row.pid == process.pid), "")
     process.returncode = 0  # its end is observed through the process table, not through this object
-    running = Running(command.name, process.pid, started, str(log))
-    _write_atomically(folder / f"{command.name}.json", json.dumps(asdict(running)))
+    running = Running(command.name, process.pid, _started(process.pid), str(log))
+    files.write_atomically(folder / f"{command.name}.json", json.dumps(asdict(running)).encode())
     return running
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def recorded(folder: Path) -> list[Running]:

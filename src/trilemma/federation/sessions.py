@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trilemma import files
 from trilemma.errors import PrivacyError
 from trilemma.federation import wire
 from trilemma.federation.journal import Refused
@@ -107,7 +108,7 @@ class Session:
             offers={str(client): offer for client, offer in secrets.offers.items()},
             pairs={str(client): key.hex() for client, key in secrets.pairs.items()},
         )
-        wire.write_durably(self._file, wire.dumps(header))
+        files.write_atomically(self._file, wire.dumps(header), secret=True)
 
     def open(self, epoch: int) -> str:
         """Return this client's signed offer for an epoch, the same one however often the server asks.

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+
+import tomli_w
 
 from trilemma import privacy
 from trilemma.errors import PrivacyError, UserError
@@ -49,11 +51,11 @@ def write_budgets(clients: list[Party], task: Task, epsilon: float | None = None
         raise PrivacyError("this configuration's noise gives no finite ε: no budget can hold it")
     release = task.resolved.release
     assert release is not None
+    budget = Budget(limit, task.config.privacy.delta, release.unit, release.adjacency)
     for client in clients:
         client.budget.write_text(
             "# This client's own limit, over all runs: it refuses a round that would exceed it.\n"
-            f"epsilon = {limit!r}\ndelta = {task.config.privacy.delta!r}\n"
-            f'unit = "{release.unit}"\nadjacency = "{release.adjacency}"\n'
+            + tomli_w.dumps(asdict(budget))
         )
     return limit
 

@@ -16,9 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import torch
@@ -241,26 +239,3 @@ def _shape(shape: object) -> tuple[int, ...]:
 def digest(block: bytes) -> str:
     """Return a block's SHA-256."""
     return hashlib.sha256(block).hexdigest()
-
-
-def write_durably(path: Path, block: bytes) -> None:
-    """Replace a file's content so that a crash at any moment leaves the old or the new one, whole.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "block"
-    >>> write_durably(path, b"one"); write_durably(path, b"two"); path.read_bytes()
-    b'two'
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name itself must survive, not only the content
-    finally:
-        os.close(folder)

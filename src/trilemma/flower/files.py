@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import tomli_w
+
 from trilemma.federation.layout import Party
+
+APP: dict[str, Any] = {
+    "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+    "project": {
+        "name": "trilemma-federation",
+        "version": "1.0.0",
+        "description": "Private and robust federated learning",
+        "license": "Apache-2.0",
+        "dependencies": [],
+    },
+    "tool": {
+        "flwr": {
+            "app": {
+                "publisher": "trilemma",
+                "components": {"serverapp": "apps:server", "clientapp": "apps:client"},
+                "config": {"run": "default"},
+            }
+        }
+    },
+}
+
+APPS = '''"""The apps are part of the installed package; this file only names them."""
+
+from trilemma.flower.client_app import app as client
+from trilemma.flower.server_app import app as server
+
+__all__ = ["client", "server"]
+'''
 
 
 def write_flower_files(server: Party) -> None:
     """Write what `flwr run server/app federation` needs: an app and a connection."""
     app = server.folder / "app"
     app.mkdir(exist_ok=True)
-    (app / "pyproject.toml").write_text(
-        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n\n'
-        "[project]\n"
-        'name = "trilemma-federation"\nversion = "1.0.0"\n'
-        'description = "Private and robust federated learning"\nlicense = "Apache-2.0"\n'
-        "dependencies = []\n\n"
-        "[tool.flwr.app]\n"
-        'publisher = "trilemma"\n\n'
-        "[tool.flwr.app.components]\n"
-        'serverapp = "apps:server"\n'
-        'clientapp = "apps:client"\n\n'
-        '[tool.flwr.app.config]\nrun = "default"\n'
-    )
-    (app / "apps.py").write_text(
-        '"""The apps are part of the installed package; this file only names them."""\n\n'
-        "from trilemma.flower.client_app import app as client\n"
-        "from trilemma.flower.server_app import app as server\n\n"
-        '__all__ = ["client", "server"]\n'
-    )
+    (app / "pyproject.toml").write_text(tomli_w.dumps(APP))
+    (app / "apps.py").write_text(APPS)
+    connection = {"address": server.federation.address, "root-certificates": str(server.authority)}
+    known = {"superlink": {"default": "federation", "federation": connection}}
     server.flower_home.mkdir(exist_ok=True)
-    (server.flower_home / "config.toml").write_text(
-        '[superlink]\ndefault = "federation"\n\n'
-        "[superlink.federation]\n"
-        f'address = "{server.federation.address}"\n'
-        f'root-certificates = "{server.authority}"\n'
-    )
+    (server.flower_home / "config.toml").write_text(tomli_w.dumps(known))

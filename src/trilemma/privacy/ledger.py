@@ -13,7 +13,6 @@ is held against the budget.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
@@ -21,11 +20,13 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from trilemma import files
 from trilemma.errors import PrivacyError, UserError
 from trilemma.privacy.accountants import Accountant, applicable, ask, everyday
 from trilemma.privacy.accountants import accountants as registry
@@ -114,9 +115,9 @@ class Ledger:
         self._past: Counter[Mechanism] = Counter()
         self._released: set[tuple[str, int]] = set()
         self._hash = _START
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._fd, self._lock = -1, ExitStack()
         try:
-            self._lock()
+            self._open()
             self._load()
         except BaseException:
             self.close()
@@ -184,6 +185,7 @@ class Ledger:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        self._lock.close()
 
     def __enter__(self) -> Ledger:
         return self
@@ -209,13 +211,14 @@ class Ledger:
         self._past[entry.mechanism] += 1
         self._released.add((entry.run, entry.round))
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LedgerError(
-                f"the ledger {self.path} is open elsewhere: two writers would not see each other's releases"
-            ) from error
+    def _open(self) -> None:
+        refusal = LedgerError(
+            f"the ledger {self.path} is open elsewhere: two writers would not see each other's releases"
+        )
+        there = self.path.resolve()  # whatever name it is opened by, it has one lock
+        self._lock.enter_context(files.locked(there.with_name(there.name + ".lock"), refusal))
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | files.BINARY
+        self._fd = os.open(there, flags, files.OWNER_ONLY)
 
     def _append(self, record: dict[str, Any]) -> None:
         """Write one line and wait until it is on disk. After a failure the ledger has to be opened again."""
@@ -263,7 +266,7 @@ class Ledger:
                 os.fsync(self._fd)
         if good == 0:
             self._append(header)
-            _sync_directory(self.path.parent)
+            files.sync_folder(self.path.parent)
         self._check_costs()
 
     def _check_costs(self) -> None:
@@ -320,12 +323,3 @@ def _unseal(line: bytes, previous: str) -> dict[str, Any] | None:
         return None
     record: dict[str, Any] = json.loads(body)
     return record if record.pop("previous") == previous else None
-
-
-def _sync_directory(folder: Path) -> None:
-    """Make sure that a new file's name is on disk too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,10 +13,8 @@ that checkpoint are cut off and computed again, to the same values.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -28,6 +26,7 @@ import torch
 from torch import Tensor
 
 from trilemma import config as configuration
+from trilemma import files
 from trilemma.config import Config
 from trilemma.errors import UserError
 from trilemma.simulate.engine import Progress, Record
@@ -75,7 +74,7 @@ class SeedDirectory:
         """Replace the checkpoint."""
         buffer = io.BytesIO()
         torch.save({part.name: getattr(progress, part.name) for part in fields(progress)}, buffer)
-        write_atomically(self.checkpoint_path, buffer.getbuffer())
+        files.write_atomically(self.checkpoint_path, buffer.getbuffer())
 
     def restore(self, device: torch.device) -> Progress | None:
         """Return the progress of the latest checkpoint, and forget metrics written after it."""
@@ -86,14 +85,14 @@ class SeedDirectory:
         progress = Progress(**torch.load(self.checkpoint_path, map_location=device, weights_only=True))
         kept = [record for record in self.records() if record["round"] <= progress.round]
         text = "".join(json.dumps(record) + "\n" for record in kept)
-        write_atomically(self.metrics_path, text.encode())
+        files.write_atomically(self.metrics_path, text.encode())
         return progress
 
     def finish(self, chosen: Tensor) -> None:
         """Write the returned model; the seed is finished."""
         buffer = io.BytesIO()
         np.save(buffer, chosen.detach().cpu().numpy())
-        write_atomically(self.model_path, buffer.getvalue())
+        files.write_atomically(self.model_path, buffer.getvalue())
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class RunDirectory:
             raise UserError(
                 f"cannot make the directory {str(path)!r} ({error.strerror}); name another --out"
             ) from None
-        write_atomically(path / "config.toml", config.toml().encode())
+        files.write_atomically(path / "config.toml", config.toml().encode())
         return cls(path, config)
 
     @classmethod
@@ -134,24 +133,6 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Refuse to work on a run that another process is working on."""
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"another process is working on {str(self.path)!r}") from None
+        refusal = UserError(f"another process is working on {str(self.path)!r}")
+        with files.locked(self.path / ".lock", refusal):
             yield
-
-
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Write `content` so that a crash leaves either the old file or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

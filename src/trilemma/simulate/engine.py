@@ -9,9 +9,7 @@ was interrupted continues exactly as it would have.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +22,7 @@ from trilemma.learning.protocol import State
 from trilemma.learning.rounds import returned_model
 from trilemma.simulate.evaluation import Evaluation
 from trilemma.simulate.experiment import Experiment
+from trilemma.stopwatch import Stopwatch
 
 
 class Diverged(ArithmeticError):
@@ -76,25 +75,6 @@ class Record:
         }
 
 
-class Stopwatch:
-    """Seconds per stage. On CUDA a stage ends when its kernels have."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Add the time spent inside to `name`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 6)
-
-
 def start(experiment: Experiment) -> Progress:
     """Return the progress before the first round."""
     beginning = experiment.resolved.algorithm.init(
@@ -144,7 +124,7 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
         weights=weights,
         attack_strength=strength,
         facts=_facts(sent, honest) | _wire(experiment, progress.broadcast, messages),
-        seconds=watch.seconds,
+        seconds=watch.take(),
     )
     return following, record
 

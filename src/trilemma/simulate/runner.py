@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from trilemma import privacy
+from trilemma import files, privacy
 from trilemma.config import Config
 from trilemma.errors import UserError
 from trilemma.simulate import engine
-from trilemma.simulate.directory import RunDirectory, SeedDirectory, write_atomically
+from trilemma.simulate.directory import RunDirectory, SeedDirectory
 from trilemma.simulate.engine import Progress, Record
 from trilemma.simulate.evaluation import Evaluation, evaluate
 from trilemma.simulate.experiment import Experiment, assemble
@@ -121,7 +121,9 @@ def _run(directory: RunDirectory, observer: Observer) -> Summary:
                 diverged[str(seed)] = stop.round
         assert experiment is not None  # a configuration has at least one seed
         summary = _summary(directory, experiment, results, diverged)
-        write_atomically(directory.path / "summary.json", json.dumps(summary.plain(), indent=2).encode())
+        files.write_atomically(
+            directory.path / "summary.json", json.dumps(summary.plain(), indent=2).encode()
+        )
         return summary
 
 

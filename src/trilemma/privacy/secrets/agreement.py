@@ -17,15 +17,14 @@ Ephemeral keys are forgotten once used, so an identity stolen later opens no ear
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trilemma import files
 from trilemma.errors import PrivacyError, UserError
 from trilemma.privacy.secrets.identity import Identity, Roster, check_signature
 from trilemma.privacy.secrets.streams import derive
@@ -95,17 +94,15 @@ class RunLog:
     def claim(self, run: str) -> None:
         """Join `run`, for good; refuse if that was done before. The name is on disk when this returns."""
         digest = run_digest(run).hex()
-        with open(self.path, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
+        there = self.path.resolve()
+        with files.locked(there.with_name(there.name + ".lock")):
+            joined = self.path.read_bytes() if self.path.exists() else b""
             # A line torn by a crash does not count: its run was not joined, this call never returned.
-            if digest.encode() in file.read().split(b"\n"):
+            if digest.encode() in joined.split(b"\n"):
                 raise PrivacyError(
                     f"run {run!r} was joined before: its secrets would repeat. Give the new run a new name"
                 )
-            file.write(b"\n" + digest.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+            files.append_durably(self.path, b"\n" + digest.encode() + b"\n")
 
 
 class Handshake:

@@ -1,0 +1,89 @@
+"""Files that must survive a crash: written whole, on disk when the call returns, by one process at a time.
+
+A folder can be synced on POSIX only; on Windows a renamed file is as durable as the system makes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+OWNER_ONLY = 0o600
+BINARY = getattr(os, "O_BINARY", 0)
+"""On Windows a descriptor translates line ends unless told not to."""
+
+
+def write_atomically(path: Path, content: bytes | memoryview, *, secret: bool = False) -> None:
+    """Replace a file's content so that a crash at any moment leaves the old or the new one, whole.
+
+    A `secret` is never readable by anybody but its owner, not even while it is written.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "new folder" / "file"
+    >>> write_atomically(path, b"one"); write_atomically(path, b"two"); path.read_bytes()
+    b'two'
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # a crash may have left one, with another mode
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
+    with os.fdopen(os.open(temporary, flags, OWNER_ONLY if secret else 0o666), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def append_durably(path: Path, content: bytes) -> None:
+    """Add `content` to the end of a file; it is on disk when this returns.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "log"
+    >>> append_durably(path, b"a,"); append_durably(path, b"b,"); path.read_bytes()
+    b'a,b,'
+    """
+    with path.open("ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make sure that the names of new files are on disk too, not only what is in them."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path, refusal: Exception | None = None) -> Iterator[None]:
+    """Hold the lock file `path`, which goes free when this process ends, however it ends.
+
+    Where somebody else holds it, `refusal` is raised; without one this waits.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "lock"
+    >>> with locked(path), locked(path, ValueError("somebody works here")):
+    ...     pass
+    Traceback (most recent call last):
+    ValueError: somebody works here
+    """
+    lock = FileLock(path, timeout=-1 if refusal is None else 0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        assert refusal is not None
+        raise refusal from None
+    try:
+        yield
+    finally:
+        lock.release()

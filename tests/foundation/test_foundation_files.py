@@ -1,0 +1,57 @@
+"""What is written survives: whole or not at all, for its owner only, by one process at a time."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from trilemma import files
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, secret):
+    path = tmp_path / "file"
+    files.write_atomically(path, b"old", secret=secret)
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        files.write_atomically(path, b"new", secret=secret)
+    assert path.read_bytes() == b"old"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are a matter of POSIX")
+def test_a_secret_is_for_its_owner_whatever_was_there_before(tmp_path):
+    """Also where the file, or what a crash left of one, could be read by everybody."""
+    path = tmp_path / "key"
+    for old in (path, tmp_path / "key.tmp"):
+        old.write_bytes(b"old")
+        old.chmod(0o644)
+    files.write_atomically(path, b"secret", secret=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["key"]
+
+
+def test_bytes_are_written_as_they_are(tmp_path):
+    files.write_atomically(tmp_path / "file", memoryview(b"a\r\nb\n\x1a"))
+    files.append_durably(tmp_path / "file", b"\nc")
+    assert (tmp_path / "file").read_bytes() == b"a\r\nb\n\x1a\nc"
+
+
+def test_a_lock_goes_free_with_the_process_that_held_it(tmp_path):
+    path = tmp_path / "lock"
+    holder = (
+        "import time; from pathlib import Path; from trilemma import files\n"
+        f"with files.locked(Path({str(path)!r})):\n  print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(RuntimeError, match="in use"), files.locked(path, RuntimeError("in use")):
+                pass
+        finally:
+            process.kill()
+    with files.locked(path, RuntimeError("in use")):
+        pass
