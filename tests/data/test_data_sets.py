@@ -176,7 +176,8 @@ def test_a_folder_may_be_a_path_or_come_from_the_environment(
 def test_absent_and_offline_names_the_ways(name: str) -> None:
     with pytest.raises(DataUnavailable) as caught:
         data.load(name, key=Key(1), storage=OFFLINE)
-    for way in (f"{name}.npz", "TRILEMMA_DATA", "now unset", "http", "TRILEMMA_OFFLINE", "synthetic"):
+    file = data.datasets[name].source.packed[0]
+    for way in (file, "TRILEMMA_DATA", "now unset", "http", "TRILEMMA_OFFLINE", "synthetic"):
         assert way in str(caught.value)
 
 

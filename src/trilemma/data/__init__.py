@@ -21,28 +21,41 @@ from trilemma.data.catalogue import (
 )
 from trilemma.data.dealing import mirror
 from trilemma.data.federated import EpochBatches, FederatedData, Split
+from trilemma.data.own import from_clients
 from trilemma.data.storage import Storage
-from trilemma.data.types import Augment, Batch, Dataset, Holdings
+from trilemma.data.table_files import read_table
+from trilemma.data.tables import from_folder, from_table
+from trilemma.data.targets import Target
+from trilemma.data.types import IGNORED, Augment, Batch, Dataset, Features, Holdings, columns_of, each
 from trilemma.registry import discover
 
 __all__ = [
+    "IGNORED",
     "Augment",
     "Batch",
     "Dataset",
     "DatasetOptions",
     "EpochBatches",
+    "Features",
     "FederatedData",
     "Holdings",
     "Options",
     "PartitionOptions",
     "Split",
     "Storage",
+    "Target",
+    "columns_of",
     "datasets",
     "divide",
+    "each",
+    "from_clients",
+    "from_folder",
+    "from_table",
     "horizontal_flip",
     "load",
     "mirror",
     "partitions",
+    "read_table",
 ]
 
 discover(__name__)

@@ -38,7 +38,7 @@ class Extreme(PartitionOptions):
     def divide(self, dataset: Dataset, clients: int, key: Key) -> Holdings:
         """Return contiguous pieces of the examples in order of label; nothing is random."""
         _examples_for(dataset, clients)
-        return _train_only(np.array_split(_by_label(dataset), clients))
+        return _train_only(np.array_split(_by_label(dataset, "extreme"), clients))
 
 
 @partitions.register("gamma-similarity")
@@ -58,7 +58,7 @@ class GammaSimilarity(PartitionOptions):
         alike = order[: int(self.gamma * examples)]
         rest = np.zeros(examples, dtype=bool)
         rest[order[len(alike) :]] = True
-        by_label = _by_label(dataset)
+        by_label = _by_label(dataset, "gamma-similarity")
         # The sorted part fills every client up to its even share, so that odd remainders leave nobody empty.
         fill = _even(examples, clients) - _even(len(alike), clients)
         sorted_part = np.split(by_label[rest[by_label]], np.cumsum(fill)[:-1])
@@ -88,7 +88,7 @@ class Dirichlet(PartitionOptions):
                 f"{examples // clients}"
             )
         rng = key.fold("dirichlet").numpy()
-        labels = _labels(dataset)
+        labels = dataset.class_labels("partition 'dirichlet'")
         by_class = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
         sizes = np.array([len(rows) for rows in by_class])
         for _ in range(REDRAWS):
@@ -106,14 +106,14 @@ class Dirichlet(PartitionOptions):
 
 @partitions.register("natural")
 class Natural(PartitionOptions):
-    """The data set comes with its clients (synthetic): each keeps its own examples."""
+    """The data set comes with its clients (synthetic, your own): each keeps its own examples."""
 
     def divide(self, dataset: Dataset, clients: int, key: Key) -> Holdings:
         """Return the data set's own holdings; `clients` must be their number."""
         if dataset.natural is None:
             raise UserError(
-                f"partition 'natural': {dataset.name} does not come with clients (synthetic does); "
-                f"use another partition"
+                f"partition 'natural': {dataset.name} does not come with clients (synthetic and your own "
+                f"do); use another partition"
             )
         if clients != dataset.natural.clients:
             raise UserError(
@@ -140,12 +140,8 @@ def mirror(holdings: Holdings, clients: int) -> Holdings:
     return Holdings(extend(holdings.train), extend(holdings.valid), extend(holdings.test))
 
 
-def _labels(dataset: Dataset) -> np.ndarray:
-    return dataset.y_train.numpy(force=True)
-
-
-def _by_label(dataset: Dataset) -> np.ndarray:
-    return np.argsort(_labels(dataset), kind="stable")
+def _by_label(dataset: Dataset, partition: str) -> np.ndarray:
+    return np.argsort(dataset.class_labels(f"partition {partition!r}"), kind="stable")
 
 
 def _even(total: int, parts: int) -> np.ndarray:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trilemma.data.streams import each_stream
-from trilemma.data.types import Augment, Batch, Dataset, Holdings
+from trilemma.data.types import IGNORED, Augment, Batch, Dataset, Features, Holdings, each
 from trilemma.errors import UserError
 from trilemma.keys import Key
 
@@ -31,26 +31,29 @@ class _Held:
     Labels belong to slots, not to examples: an example that two clients hold can have two labels.
     """
 
-    x: Tensor
+    x: Features
     rows: Tensor
     labels: Tensor
     sizes: np.ndarray
     offsets: np.ndarray
 
     @staticmethod
-    def of(x: Tensor, y: Tensor, held: Sequence[np.ndarray]) -> _Held:
-        rows = torch.from_numpy(np.concatenate([*held, np.empty(0, np.int64)]).astype(np.int64)).to(x.device)
+    def of(x: Features, y: Tensor, held: Sequence[np.ndarray]) -> _Held:
+        rows = torch.from_numpy(np.concatenate([*held, np.empty(0, np.int64)]).astype(np.int64)).to(y.device)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(y):
             raise UserError(f"holdings name examples outside 0 … {len(y) - 1}")
         sizes = np.array([len(indices) for indices in held], dtype=np.int64)
         return _Held(x, rows, y[rows], sizes, np.concatenate([[0], np.cumsum(sizes)[:-1]]))
 
-    def gather(self, slots: np.ndarray) -> tuple[Tensor, Tensor]:
+    def gather(self, slots: np.ndarray) -> tuple[Features, Tensor]:
         where = torch.from_numpy(slots).to(self.rows.device)
         rows = self.rows[where]
-        # index_select copies whole rows, several times faster on a CPU than the equal x[rows].
-        x = self.x.index_select(0, rows.flatten()).view(*rows.shape, *self.x.shape[1:])
-        return x, self.labels[where]
+
+        def chosen(column: Tensor) -> Tensor:
+            # index_select copies whole rows, several times faster on a CPU than the equal column[rows].
+            return column.index_select(0, rows.flatten()).view(*rows.shape, *column.shape[1:])
+
+        return each(self.x, chosen), self.labels[where]
 
 
 class FederatedData:
@@ -166,7 +169,11 @@ class FederatedData:
                 )
             x, y = self.dataset.x_test, self.dataset.y_test
             weight = self._tensor(np.full((len(ids), len(y)), 1 / max(1, len(y))))
-            return Batch(x.expand(len(ids), *x.shape), y.expand(len(ids), *y.shape), weight)
+
+            def shared(column: Tensor) -> Tensor:
+                return column.expand(len(ids), *column.shape)
+
+            return Batch(each(x, shared), shared(y), weight)
         sizes = held.sizes[list(ids)]
         draws = [np.arange(m) for m in sizes]
         # An empty client at the very end has no slot of its own to repeat: the last slot stands in.
@@ -178,7 +185,8 @@ class FederatedData:
     def with_labels(self, ids: Sequence[int], relabel: Callable[[Tensor, int], Tensor]) -> FederatedData:
         """Return the same data where client i of `ids` trains on the labels `relabel(labels, i)`.
 
-        Other clients keep their labels, also of examples they share with a relabelled client.
+        Other clients keep their labels, also of examples they share with a relabelled client; tokens without
+        a label (`IGNORED`) stay without one.
 
         >>> from trilemma.data import divide, load
         >>> data = load("phishing", key=Key(1))
@@ -188,15 +196,18 @@ class FederatedData:
         [1]
         """
         self._check(ids)
-        held = self._splits["train"]
+        held, classes = self._splits["train"], self.dataset.classes
         labels = held.labels.clone()
         for i in ids:
             mine = slice(int(held.offsets[i]), int(held.offsets[i] + held.sizes[i]))
-            new = relabel(labels[mine].clone(), i)
-            if new.shape != labels[mine].shape:
+            old = labels[mine]
+            new = relabel(old.clone(), i)
+            if new.shape != old.shape:
                 raise UserError(f"client {i}: {tuple(new.shape)} new labels for {held.sizes[i]} examples")
-            if len(new) and not 0 <= int(new.min()) <= int(new.max()) < self.dataset.classes:
-                raise UserError(f"client {i}: new labels must lie in 0 … {self.dataset.classes - 1}")
+            if classes is not None:
+                new = torch.where(old == IGNORED, old, new)
+                if bool(((new < 0) | (new >= classes))[old != IGNORED].any()):
+                    raise UserError(f"client {i}: new labels must lie in 0 … {classes - 1}")
             labels[mine] = new
         other = copy.copy(self)
         other._splits = {**self._splits, "train": _Held(held.x, held.rows, labels, held.sizes, held.offsets)}
@@ -215,12 +226,12 @@ class FederatedData:
         if wrong:
             raise UserError(f"client {wrong[0]} does not exist; allowed: 0 to {self.clients - 1}")
 
-    def _augmented(self, x: Tensor, ids: Sequence[int], key: Key) -> Tensor:
+    def _augmented(self, x: Features, ids: Sequence[int], key: Key) -> Features:
         augment: Augment | None = self.dataset.augment
         return augment(x, [key.fold("client", i, "augment") for i in ids]) if augment else x
 
     def _tensor(self, weight: np.ndarray) -> Tensor:
-        return torch.from_numpy(weight.astype(np.float32)).to(self.dataset.x_train.device)
+        return torch.from_numpy(weight.astype(np.float32)).to(self.dataset.y_train.device)
 
 
 class EpochBatches(Sequence[Batch]):

@@ -44,11 +44,13 @@ class Shards(PartitionOptions):
 
     def divide(self, dataset: Dataset, clients: int, key: Key) -> Holdings:
         """Return training, validation and test examples of each client."""
-        per_class = self._shards_per_class(dataset.classes, clients)
-        train_shards = self._train_shards(dataset, per_class)
-        test_shards = _cut(_rows_by_class(dataset.y_test.numpy(force=True), dataset.classes), per_class)
+        labels = dataset.class_labels("partition 'shards'")
+        classes = dataset.needs_classes("partition 'shards'")
+        per_class = self._shards_per_class(classes, clients)
+        train_shards = self._train_shards(labels, classes, per_class)
+        test_shards = _cut(_rows_by_class(dataset.y_test.numpy(force=True), classes), per_class)
         held = Holdings([], [], [])
-        for chosen in _choices(dataset.classes, per_class, self.classes_per_client, clients, key):
+        for chosen in _choices(classes, per_class, self.classes_per_client, clients, key):
             train, valid, test = [], [], []
             for label in chosen:
                 shard = train_shards[label].pop()
@@ -77,8 +79,8 @@ class Shards(PartitionOptions):
             )
         return per_class
 
-    def _train_shards(self, dataset: Dataset, per_class: int) -> list[list[np.ndarray]]:
-        rows = _rows_by_class(dataset.y_train.numpy(force=True), dataset.classes)
+    def _train_shards(self, labels: np.ndarray, classes: int, per_class: int) -> list[list[np.ndarray]]:
+        rows = _rows_by_class(labels, classes)
         smallest = min(len(of_class) for of_class in rows)
         if self.variant == "equal":
             rows = [of_class[: smallest - 1] for of_class in rows]

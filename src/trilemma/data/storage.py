@@ -75,10 +75,11 @@ class Storage:
         raise DataUnavailable("; ".join(failures))
 
 
-def read_npz(path: Path, names: Sequence[str]) -> Mapping[str, np.ndarray]:
-    """Read the named arrays of an npz file (members may be LZMA-compressed); object arrays are refused."""
+def read_npz(path: Path, names: Sequence[str] | None = None) -> Mapping[str, np.ndarray]:
+    """Read arrays of an npz file, all or the named (members may be LZMA-compressed); none may be objects."""
     try:
         with np.load(path, allow_pickle=False) as archive:
+            names = archive.files if names is None else names
             missing = [name for name in names if name not in archive.files]
             if missing:
                 raise DataUnavailable(

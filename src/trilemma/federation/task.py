@@ -134,7 +134,7 @@ def load_task(party: Party) -> Task:
         model = models.build(
             config.model.name,
             dataset.x_train.shape[1:],
-            dataset.classes,
+            dataset.needs_classes(f"model {config.model.name!r}"),
             **config.model.options.model_dump(),
         )
         return Task(config, key, model, federated, _resolve(config, int(federated.sizes.min())))

@@ -120,10 +120,10 @@ def assemble(config: Config, seed: int) -> Experiment:
     holdings = _holdings(config, dataset, len(honest), key.fold("partition"))
     federated = data.FederatedData(dataset, holdings, device)
     if attack.poison is not None:
-        poison = attack.poison
+        poison, classes = attack.poison, dataset.needs_classes(f"attack {config.attack.name!r}")
         poison_key = key.fold("poison")
         federated = federated.with_labels(
-            byzantine, lambda labels, i: poison(labels, dataset.classes, poison_key.fold("client", i))
+            byzantine, lambda labels, i: poison(labels, classes, poison_key.fold("client", i))
         )
 
     poorest = int(min(federated.sizes[i] for i in honest))
@@ -136,7 +136,7 @@ def assemble(config: Config, seed: int) -> Experiment:
     model = models.build(
         config.model.name,
         dataset.x_train.shape[1:],
-        dataset.classes,
+        dataset.needs_classes(f"model {config.model.name!r}"),
         **config.model.options.model_dump(),
     )
     # Where clients are sampled a round may hear liars only; somebody has to have computed something then.
