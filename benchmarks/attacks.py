@@ -9,15 +9,16 @@ attacks are timed against every rule asked for; `rule` is the time of one aggreg
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
+from tables import table
 from trilemma import aggregation
 from trilemma.attacks import Target, View, attacks
 from trilemma.keys import Key
+from turns import alone
 
 SEARCHED = ("alie", "foe")
 UNSEARCHED = ("sf", "ipm", "min-max", "min-sum", "mimic", "same-value", "gaussian")
@@ -33,15 +34,8 @@ class Row:
 
 
 def best(action: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Return the shortest of several timings of `action`, after one that is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        begin = time.perf_counter()
-        action()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return min(times[1:])
+    """Return the shortest of several times of `action`, in seconds."""
+    return alone(action, repeats, device.type).seconds
 
 
 def measure(view: View, rules: Iterable[str], repeats: int) -> Iterator[Row]:
@@ -90,11 +84,16 @@ def main() -> None:
     rows = list(measure(view, chosen.rules.split(","), chosen.repeats))
     print(f"n = {chosen.clients}, f = {chosen.byzantine}, d = {chosen.dim}, float32, {device},", end=" ")
     print(f"{torch.get_num_threads()} threads\n")
-    print("| what | seconds | / X @ X.T | strength |")
-    print("|---|---|---|---|")
-    for row in rows:
-        strength = "" if row.strength is None else f"{row.strength:.3g}"
-        print(f"| {row.what} | {row.seconds:.4f} | {row.seconds / rows[0].seconds:.1f} | {strength} |")
+    lines = table(
+        (
+            ("what", row.what),
+            ("seconds", f"{row.seconds:.4f}"),
+            ("/ X @ X.T", f"{row.seconds / rows[0].seconds:.1f}"),
+            ("strength", "" if row.strength is None else f"{row.strength:.3g}"),
+        )
+        for row in rows
+    )
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn as nn
@@ -31,8 +29,8 @@ from torch.nn.utils import vector_to_parameters
 
 from trilemma import models
 from trilemma.keys import Key
-from trilemma.models import Clip, convolution, groups, normalisation
-from trilemma.models.convolution import Stencil
+from trilemma.models import Clip
+from turns import take_turns
 
 
 @dataclass(frozen=True)
@@ -93,8 +91,6 @@ def _resnet() -> nn.Module:
     units = Unit(64, 64), Unit(64, 64), Unit(64, 128, 2), Unit(128, 128)
     return nn.Sequential(*stem, *units, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
-
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 FEW = 4
 """Clients whose per-example clipping is checked: the peer forms every gradient."""
@@ -169,16 +165,8 @@ def ours(model: models.Model, clip: Clip, params: Tensor, batch: Batch) -> Tenso
 
 def clock(variants: Mapping[str, Callable[[], object]], arguments: argparse.Namespace) -> dict[str, float]:
     """Return each variant's best time in milliseconds; the variants take turns."""
-    best, now = dict.fromkeys(variants, math.inf), CLOCKS[arguments.clock]
-    for turn in range(arguments.repeats + 1):
-        for name, call in variants.items():
-            start = now()
-            call()
-            if arguments.device == "cuda":
-                torch.cuda.synchronize()
-            elapsed = now() - start
-            best[name] = min(best[name], elapsed) if turn else best[name]
-    return {name: 1e3 * seconds for name, seconds in best.items()}
+    times, busy = take_turns(variants, arguments.repeats, arguments.device), arguments.clock == "cpu"
+    return {name: 1e3 * (best.busy if busy else best.seconds) for name, best in times.items()}
 
 
 def compare(name: str, personal: bool, arguments: argparse.Namespace) -> None:
@@ -240,139 +228,6 @@ def compare(name: str, personal: bool, arguments: argparse.Namespace) -> None:
         print(f"{variant:<22}{elapsed:>10.2f}{ratios}{error:>12}", flush=True)
 
 
-def rules(arguments: argparse.Namespace) -> None:
-    """Time the alternatives between which the library's fixed rules choose on a CPU."""
-    generator = Key(2).torch()
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    def last(x: Tensor) -> Tensor:
-        return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
-
-    def show(what: str, variants: dict[str, Callable[[], object]]) -> None:
-        times = clock(variants, arguments)
-        print(f"{what:<58}" + "   ".join(f"{name} {elapsed:.2f} ms" for name, elapsed in times.items()))
-
-    x, kernel, grad = draw(100, 20, 12, 12), draw(50, 20, 5, 5), draw(100, 50, 8, 8)
-    five, inner, inner_grad = Stencil(5), last(x), last(grad)
-    first = x.view(2, 50, *x.shape[1:]), grad.view(2, 50, *grad.shape[1:]), five
-    innermost = inner.view(2, 50, *x.shape[1:]), inner_grad.view(2, 50, *grad.shape[1:]), five
-    show(
-        "convolution 20→50 5×5, 100 examples: forward",
-        {
-            "channels first": lambda: F.conv2d(x, kernel),
-            "channels last": lambda: F.conv2d(inner, last(kernel)),
-        },
-    )
-    show(
-        "  weight gradients of 2 clients",
-        {
-            "channels first": lambda: convolution.client_gradients(*first),
-            "channels last": lambda: convolution.client_gradients(*innermost),
-            "by example": lambda: convolution.example_gradients(*innermost),
-            "one product": lambda: convolution.client_gradients_batched(*innermost),
-        },
-    )
-    image, image_grad = draw(2, 50, 1, 28, 28), last(draw(100, 20, 24, 24)).view(2, 50, 20, 24, 24)
-    show(
-        "convolution 1→20 5×5: weight gradients of 2 clients",
-        {
-            "library": lambda: [
-                nn.grad.conv2d_weight(a, [20, 1, 5, 5], g) for a, g in zip(image, image_grad, strict=True)
-            ],
-            "by example": lambda: convolution.client_gradients(image, image_grad, five),
-        },
-    )
-    wide = draw(100, 20, 24, 24)
-    wide_inner = last(wide)
-    show(
-        "max pooling 2×2 of 20×24×24, 100 examples",
-        {
-            "channels first": lambda: F.max_pool2d(wide, 2),
-            "channels last": lambda: F.max_pool2d(wide_inner, 2),
-        },
-    )
-    a, weight, shift = draw(100, 64, 60), draw(100, 10, 60), draw(100, 10)
-    show(
-        "linear 60→10, 100 clients × 64, personal",
-        {
-            "direct": lambda: torch.baddbmm(shift[:, None], a, weight.mT),
-            "transposed": lambda: torch.baddbmm(shift[..., None], weight, a.mT),
-        },
-    )
-    logits, labels = draw(100, 64, 10).requires_grad_(), torch.zeros(100, 64, dtype=torch.int64)
-
-    def slope(loss: Tensor) -> Tensor:
-        return torch.autograd.grad(loss.sum(), logits)[0]
-
-    show(
-        "cross-entropy and gradient, 100 × 64 × 10 classes",
-        {
-            "along classes": lambda: slope(F.cross_entropy(logits.flatten(0, 1), labels.flatten())),
-            "along examples": lambda: slope(F.cross_entropy(logits.mT, labels)),
-        },
-    )
-    model = models.build("cnn", (1, 28, 28), 10)
-    batch = Batch(draw(20, 50, 1, 28, 28), torch.zeros(20, 50, dtype=torch.int64))
-    theta, chosen = model.init(Key(1)), groups.CACHE
-
-    def grouped(size: int, clip: Clip) -> Tensor:
-        groups.CACHE = size << 20
-        return models.gradients(model, theta, batch, clip=clip).value
-
-    for clip in (Clip.none(), Clip.example(1.0)):
-        sizes = {f"{size} MiB": partial(grouped, size, clip) for size in (16, 32, 64, 128, 256, 512)}
-        show(f"groups of the CNN, 20 clients × 50, clip {clip.unit}", sizes)
-    groups.CACHE = chosen
-
-
-def cuda_rules(arguments: argparse.Namespace) -> None:
-    """Time the alternatives between which the library's fixed rules choose on a GPU, for personal layers."""
-    clients, size = arguments.clients, arguments.batch or 64
-    generator = Key(2).torch()
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).cuda()
-
-    def convolved(forward: Any, weigh: Any, precision: str, *given: Any) -> None:
-        x, weight, shift, grad, stencil = given
-        torch.set_float32_matmul_precision(precision)
-        leaf = x.detach().requires_grad_()
-        torch.autograd.grad(forward(leaf, weight, shift, stencil), leaf, grad)
-        weigh(x, grad, stencil)
-
-    def normalised(x: Tensor, grad: Tensor, scale: Tensor, present: Tensor | None) -> None:
-        leaf = x.detach().requires_grad_()
-        z, _ = normalisation.train(leaf, scale, scale, present)
-        torch.autograd.grad(z, leaf, grad)
-
-    ways = {
-        "columns": (convolution.forward_batched, convolution.client_gradients_batched, "highest"),
-        "columns, TF32": (convolution.forward_batched, convolution.client_gradients_batched, "high"),
-        "groups": (convolution.forward_grouped, convolution.client_gradients_grouped, "highest"),
-        "groups, TF32": (convolution.forward_grouped, convolution.client_gradients_grouped, "high"),
-    }
-    for inputs, outputs, wide, stencil in (
-        (64, 64, 7, Stencil(3, 1, 1)),
-        (128, 128, 4, Stencil(3, 1, 1)),
-        (64, 128, 7, Stencil(3, 2, 1)),
-        (1, 64, 28, Stencil(7, 2, 3)),
-        (6, 16, 14, Stencil(5)),
-    ):
-        reached = stencil.output(wide)
-        x, grad = draw(clients, size, inputs, wide, wide), draw(clients, size, outputs, reached, reached)
-        weight = draw(clients, outputs, inputs, stencil.kernel, stencil.kernel)
-        scale = draw(clients, outputs)
-        tried = {way: partial(convolved, *how, x, weight, scale, grad, stencil) for way, how in ways.items()}
-        times = clock(tried, arguments)
-        torch.set_float32_matmul_precision("highest")
-        norms = {"plain": torch.ones(clients, size, device="cuda"), "fused": None}
-        times |= clock({n: partial(normalised, grad, grad, scale, p) for n, p in norms.items()}, arguments)
-        what = f"{inputs}→{outputs} {stencil.kernel}×{stencil.kernel} at {wide}×{wide}, then normalisation"
-        print(f"{what:<44}" + "   ".join(f"{name} {elapsed:.2f} ms" for name, elapsed in times.items()))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -382,9 +237,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="examples per client (default: the papers')")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: torch's)")
-    parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall", help="cpu: for a busy machine")
+    parser.add_argument("--clock", choices=["cpu", "wall"], default="wall", help="cpu: for a busy machine")
     parser.add_argument("--vmap-chunk", type=int, default=None, help="clients per vmap (default: all)")
-    parser.add_argument("--rules", action="store_true", help="time what the library's rules choose between")
     parser.add_argument("--example-peer", action="store_true", help="also time per-example vmap")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
@@ -393,9 +247,6 @@ def main() -> None:
     if arguments.device == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # the peers too compute in full float32
         print(torch.cuda.get_device_name())
-    if arguments.rules:
-        (cuda_rules if arguments.device == "cuda" else rules)(arguments)
-        return
     for name in arguments.models:
         for kind in arguments.parameters:
             compare(name, kind == "personal", arguments)

@@ -72,6 +72,13 @@ class Given:
         self.x, self.weight, self.bias, self.grad, self.stencil = x, weight, bias, grad, stencil
         self.inner = (x, grad) if x.is_cuda else (innermost(x), innermost(grad))
 
+    def run(self, way: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor, tf32: bool = False) -> Any:
+        """Go forth and back; the input of a model's first layer needs no gradient."""
+        if x.shape[2] > 1:
+            return forth_and_back(way, x, grad, tf32)
+        with exactly(tf32):
+            return way(x)
+
 
 def draw(device: str, *shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator(device).manual_seed(seed), device=device)
@@ -96,19 +103,26 @@ def forth_and_back(run: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor, tf3
 
 
 def shared_cases(given: Given, work: str) -> Iterator[Case]:
-    """Output and input gradient of a convolution whose weights all clients share."""
+    """A convolution whose weights all clients share: output, pooled if it is a CNN's, and input gradient."""
     weight, bias, stencil = given.weight[0], given.bias[0], given.stencil
     x, grad = given.inner
-    # The first layer's input needs no gradient.
-    back = forth_and_back if given.x.shape[2] > 1 else lambda run, x, grad: run(x)
+    pooled = "cnn" in work and not x.is_cuda
 
     def plain(x: Tensor) -> Tensor:
         z = F.conv2d(x.flatten(0, 1), weight, bias, stencil.stride, stencil.padding)
-        return z.view(*x.shape[:2], *z.shape[1:])
+        return pool(z.view(*x.shape[:2], *z.shape[1:]))
 
-    ours = partial(back, lambda x: convolution.forward(x, weight, bias, stencil), x, grad)
-    name = "shared convolution, " + ("exact" if given.x.is_cuda else "channels innermost")
-    yield Case(name, work, ours, {"conv2d": partial(back, plain, given.x, given.grad)}, 1e-4)
+    def ours(x: Tensor) -> Tensor:
+        return pool(convolution.forward(x, weight, bias, stencil))
+
+    def pool(z: Tensor) -> Tensor:
+        return F.max_pool2d(z.flatten(0, 1), 2) if pooled else z
+
+    if pooled:
+        grad = F.max_pool2d(grad.flatten(0, 1), 2)
+    name = "shared convolution" + (", exact" if x.is_cuda else ", channels innermost" + ", pooled" * pooled)
+    direct = {"conv2d": partial(given.run, plain, given.x, grad.contiguous())}
+    yield Case(name, work, partial(given.run, ours, x, grad), direct, 1e-4)
 
 
 def weight_cases(given: Given, work: str) -> Iterator[Case]:
@@ -146,7 +160,7 @@ def weight_cases(given: Given, work: str) -> Iterator[Case]:
 
     factor = draw(x.device.type, *x.shape[:2])
     ours = partial(convolution.client_gradients, *given.inner, stencil)
-    plain = {"loop": looped, "vmap": mapped, "unfold": lambda: unfolded().sum(1)}
+    plain = {"unfold": lambda: unfolded().sum(1), "loop": looped, "vmap": mapped}
     yield Case("weight gradients of clients", work, ours, plain, 1e-4)
     if grouping(given):
         allowed = {"loop": partial(looped, True), "vmap": partial(mapped, True)}
@@ -154,7 +168,7 @@ def weight_cases(given: Given, work: str) -> Iterator[Case]:
         faster = under_tf32(convolution.client_gradients, x, grad, stencil)
         yield Case("weight gradients of clients, TF32", work, faster, allowed, 1e-2)
     if "resnet" not in work:  # batch normalisation: no example has a gradient of its own
-        plain = {"vmap": partial(by_example, mapped_by_example), "unfold": partial(by_example, unfolded)}
+        plain = {"unfold": partial(by_example, unfolded), "vmap": partial(by_example, mapped_by_example)}
         yield Case("weight gradients of examples", work, ours_by_example, plain, 1e-4)
 
 
@@ -193,16 +207,16 @@ def personal_cases(given: Given, work: str) -> Iterator[Case]:
         return convolution.forward(x, weight, bias, stencil)
 
     ways = {"loop": looped, "conv2d by groups": by_groups}
-    plain = {name: partial(forth_and_back, way, given.x, given.grad) for name, way in ways.items()}
-    yield Case("personal convolution", work, partial(forth_and_back, ours, *given.inner), plain, 1e-4)
+    plain = {name: partial(given.run, way, given.x, given.grad) for name, way in ways.items()}
+    yield Case("personal convolution", work, partial(given.run, ours, *given.inner), plain, 1e-4)
     if grouping(given):
-        plain = {n: partial(forth_and_back, way, given.x, given.grad, True) for n, way in ways.items()}
+        plain = {n: partial(given.run, way, given.x, given.grad, True) for n, way in ways.items()}
 
         def columns(x: Tensor) -> Tensor:
             return convolution.forward_batched(x, weight, bias, stencil)
 
-        plain["columns"] = under_tf32(forth_and_back, columns, given.x, given.grad, True)
-        fast = under_tf32(forth_and_back, ours, given.x, given.grad, True)
+        plain["columns"] = under_tf32(given.run, columns, given.x, given.grad, True)
+        fast = under_tf32(given.run, ours, given.x, given.grad, True)
         yield Case("personal convolution, TF32 groups", work, fast, plain, 1e-2)
 
 
@@ -263,13 +277,14 @@ def narrow_cases() -> Iterator[Case]:
         ours = partial(forth_and_back, lambda x, own=own, layer=layer: layer(own, x, Tape()), x, grad)
         work = f"{inputs}→10, 100 × 64, {'personal' if personal else 'shared'}"
         yield Case("narrow linear layer", work, ours, {"product": partial(forth_and_back, way, x, grad)})
-    logits, labels = draw("cpu", 100, 64, 10), torch.arange(64).remainder(10).expand(100, 64)
+    logits, labels = draw("cpu", 100, 64, 10), torch.arange(64).remainder(10).repeat(100, 1)
 
     def plain(logits: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
 
     grad, entropy = draw("cpu", 100, 64), CROSS_ENTROPY.loss
-    ours = partial(forth_and_back, lambda logits: entropy(logits, labels), logits, grad)
+    transposed = logits.mT.contiguous().mT  # as a narrow layer leaves them
+    ours = partial(forth_and_back, lambda logits: entropy(logits, labels), transposed, grad)
     direct = {"cross_entropy": partial(forth_and_back, plain, logits, grad)}
     yield Case("cross-entropy of few classes", "10 classes, 100 × 64", ours, direct)
 
@@ -288,7 +303,7 @@ def whole_cases(device: str, size: int) -> Iterator[Case]:
         params = model.init(Key(1)).to(device)
         vector_to_parameters(params, module.parameters())
         x = draw(device, clients, size, *problem.shape)
-        batch = gradients.Batch(x, torch.arange(size, device=device).remainder(10).expand(clients, size))
+        batch = gradients.Batch(x, torch.arange(size, device=device).remainder(10).repeat(clients, 1))
         ours = partial(gradients.ours, model, gradients.Clip.none(), params, batch)
         peers = {"loop": gradients.loop, "vmap": gradients.mapped}
         plain = {way: partial(exact, run, module, params, batch) for way, run in peers.items()}

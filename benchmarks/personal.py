@@ -15,7 +15,6 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +24,7 @@ from trilemma import config, simulate
 from trilemma.keys import Key
 from trilemma.learning.personal import projection
 from trilemma.simulate import Experiment
+from turns import alone, timed
 
 STEPS, ROUNDS, BATCH, DIM = 20, 5, 64, 21
 
@@ -80,23 +80,14 @@ class Loop:
         return w
 
 
-def best(work: Callable[[], object], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def time_round(repeats: int) -> None:
     experiment = federation()
     progress, _ = simulate.step(experiment, simulate.start(experiment))
     loop = Loop(experiment)
     stacked, looped = [], []
     for _ in range(repeats):  # in turns, so that a busy machine slows both
-        stacked.append(best(lambda: simulate.step(experiment, progress), 1))
-        looped.append(best(loop, 1))
+        stacked.append(timed(lambda: simulate.step(experiment, progress)).seconds)
+        looped.append(timed(loop).seconds)
     print(
         f"one round of lp-proj-2, 100 clients, R = {ROUNDS}, K = {STEPS}, {torch.get_num_threads()} threads"
     )
@@ -115,9 +106,9 @@ def time_projection(rows: int, columns: int, clients: tuple[int, ...], memory: i
     print(f"{form}: made in {made:.1f} s, load {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads")
     for count in clients:
         x, c = torch.ones(count, columns), torch.ones(count, rows)
-        applied = best(lambda x=x: p.apply(x), 3)
-        lifted = best(lambda c=c: p.lift(c), 3)
-        moved = best(lambda x=x, c=c: p.advance(x, x, c), 3)
+        applied = alone(lambda x=x: p.apply(x), 3).seconds
+        lifted = alone(lambda c=c: p.lift(c), 3).seconds
+        moved = alone(lambda x=x, c=c: p.advance(x, x, c), 3).seconds
         print(f"  k = {count:3}: P x {applied:.2f} s   Pᵀc {lifted:.2f} s   both in one pass {moved:.2f} s")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"  peak memory above the start: {(peak - before) / 2**20:.2f} GiB (vectors included)")

@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import torch
 
+from tables import table
 from trilemma.keys import Key
 from trilemma.privacy import (
     Mechanism,
@@ -31,6 +31,7 @@ from trilemma.privacy import (
     composed_epsilon,
     required_multiplier,
 )
+from turns import take_turns
 
 LAW = NoiseLaw(sigma_ind=0.1, sigma_cor=0.6)
 
@@ -50,18 +51,10 @@ class Row:
         return self.value <= self.limit
 
 
-def best(actions: list[Callable[[], object]], repeats: int, device: str = "cpu") -> list[float]:
-    """Return the shortest time of each action; they take turns, so that a busy machine is fair to all."""
-    clock = time.process_time if device == "cpu" else time.perf_counter  # others' work does not count
-    times: list[list[float]] = [[] for _ in actions]
-    for _ in range(repeats + 1):
-        for action, seen in zip(actions, times, strict=True):
-            begin = clock()
-            action()
-            if device != "cpu":
-                torch.cuda.synchronize()
-            seen.append(clock() - begin)
-    return [min(seen[1:]) for seen in times]
+def best(repeats: int, device: str = "cpu", **actions: Callable[[], object]) -> list[float]:
+    """Return the shortest time of each action, in turns: processor time, save on a GPU."""
+    times = take_turns(actions, repeats, device).values()
+    return [took.busy if device == "cpu" else took.seconds for took in times]
 
 
 def noise_rows(clients: int, dim: int, repeats: int, device: str) -> Iterator[Row]:
@@ -70,17 +63,15 @@ def noise_rows(clients: int, dim: int, repeats: int, device: str) -> Iterator[Ro
     source = SimulatedNoise(Key(1), clients)
     generator = Key(2).torch(place)
     plain, simulated = best(
-        [
-            lambda: torch.randn(clients, dim, generator=generator, device=place),
-            lambda: source.draw(LAW, ids, dim, next(rounds), place),
-        ],
         repeats,
         device,
+        plain=lambda: torch.randn(clients, dim, generator=generator, device=place),
+        simulated=lambda: source.draw(LAW, ids, dim, next(rounds), place),
     )
     yield Row(f"simulated noise, all {clients} clients, over n × d Gaussians", simulated / plain, "×", 1.3)
     pairs = {j: j.to_bytes(32, "big") for j in range(1, clients)}
     node = SecretNoise(0, pairs)
-    (seconds,) = best([lambda: node.draw(LAW, (0,), dim, next(rounds), place)], repeats)
+    (seconds,) = best(repeats, one=lambda: node.draw(LAW, (0,), dim, next(rounds), place))
     yield Row(f"one client's pairwise noise, {clients - 1} partners, d = {dim}", seconds, "s", 2.5)
     tracemalloc.start()
     node.draw(LAW, (0,), dim, next(rounds), place)
@@ -112,10 +103,10 @@ def accounting_rows(repeats: int) -> Iterator[Row]:
         def calibrated(like=like, name=name, rounds=rounds) -> None:
             required_multiplier(5.0 * next(fresh), 1e-4, rounds, like, name)
 
-        spent, found = best([account, calibrated], repeats)
+        spent, found = best(repeats, account=account, calibrated=calibrated)
         yield Row(f"{name}, {label}: account", spent, "s", limit)
         yield Row(f"{name}, {label}: calibrate", found, "s", limit)
-    (found,) = best([lambda: calibrate(26.4 * next(fresh), 1e-4, 30, 2.25, threat)], repeats)
+    (found,) = best(repeats, found=lambda: calibrate(26.4 * next(fresh), 1e-4, 30, 2.25, threat))
     yield Row("σ_ind and σ_cor for SecLDP, exact", found, "s", 0.2)
 
 
@@ -135,11 +126,16 @@ def main() -> None:
     if chosen.json:
         print(json.dumps([asdict(row) | {"kept": row.kept} for row in rows]))
         return
-    print("| what | measured | limit | kept |")
-    print("|---|---|---|---|")
-    for row in rows:
-        kept = "yes" if row.kept else "NO"
-        print(f"| {row.what} | {row.value:.3g} {row.unit} | {row.limit:g} {row.unit} | {kept} |")
+    lines = table(
+        (
+            ("what", row.what),
+            ("measured", f"{row.value:.3g} {row.unit}"),
+            ("limit", f"{row.limit:g} {row.unit}"),
+            ("kept", "yes" if row.kept else "NO"),
+        )
+        for row in rows
+    )
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from rule_costs import extra_memory
 from trilemma import aggregation as agg
 from trilemma.aggregation import blocks
-from trilemma.aggregation.benchmark import extra_memory
 from trilemma.aggregation.combine import weighted_sum
 from trilemma.aggregation.gram import WIDE, Geometry, geometry
 from trilemma.errors import UserError

@@ -6,11 +6,9 @@ import pickle
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from trilemma import aggregation as agg
-from trilemma.cli.bench import bench_app
-from trilemma.errors import ConfigError, UserError
+from trilemma.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -86,31 +84,6 @@ def test_coordinate_rules_have_no_gram_weights():
     assert not hasattr(agg.cwmed(f=1), "weights_from_gram")
     with pytest.raises(UserError, match="not geometric"):
         agg.parse("nnm+cwmed", f=1).weights_from_gram(np.eye(5))
-
-
-def test_bench_command(tmp_path):
-    out = tmp_path / "numbers.json"
-    arguments = ["aggregation", "--rules", "caf,cwmed", "-n", "6", "-f", "1", "-d", "3e4", "--repeats", "1"]
-    result = CliRunner().invoke(
-        bench_app, [*arguments, "--error-dim", "500", "--streams", "6x1e5", "--out", str(out)]
-    )
-    assert result.exit_code == 0, result.output
-    assert "caf" in result.output
-    assert "holds" in result.output or "of it" in result.output
-    assert "| rule |" in result.output
-    assert out.read_text().count('"rule": "cwmed"') == 1 + 5 + 1
-
-
-def test_bench_refuses_what_it_cannot_do(tmp_path):
-    for arguments, hint in (
-        (["--device", "tpu"], "device"),
-        (["--peer-path", str(tmp_path)], "byzfl"),
-        (["-d", "many"], "coordinates"),
-        (["-d", "10", "--error-dim", "0", "--streams", "3"], "size"),
-    ):
-        result = CliRunner().invoke(bench_app, ["aggregation", *arguments])
-        assert isinstance(result.exception, UserError | ConfigError)
-        assert hint in str(result.exception)
 
 
 def test_chains_of_chains():

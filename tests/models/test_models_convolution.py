@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.backends import cudnn
 
+from trilemma import models
 from trilemma.keys import Key
 from trilemma.models import convolution
 from trilemma.models.convolution import Stencil
@@ -46,6 +51,13 @@ def autograd(x, weight, bias, grad, stencil):
     return z.detach().float(), *(part.float() for part in torch.autograd.grad(z, (x, weight), grad.double()))
 
 
+@pytest.fixture
+def reproducible():
+    with convolution.reproducible():
+        yield
+
+
+@pytest.mark.usefixtures("reproducible")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("innermost", [False, True], ids=["channels-first", "channels-last"])
 @pytest.mark.parametrize("channels", [1, 3])
@@ -66,14 +78,12 @@ def test_all_ways_agree(stencil, size, channels, innermost, device):
         for part, expected in zip(found, (weights, grad.sum((1, 3, 4))), strict=True):
             torch.testing.assert_close(part, expected, **close)
 
-    for way in (convolution.forward, convolution.forward_exact):
-        leaf = x[0].clone().requires_grad_()
-        kernel, shift = weight[0].clone().requires_grad_(), bias[0].clone().requires_grad_()
-        z = way(leaf, kernel, shift, stencil)
-        torch.testing.assert_close(z.detach(), values[0], **close)
-        found = torch.autograd.grad(z, (leaf, kernel, shift), grad[0])
-        for part, expected in zip(found, (inputs[0], weights[0], grad[0].sum((0, 2, 3))), strict=True):
-            torch.testing.assert_close(part, expected, **close)
+    leaf, kernel, shift = (part[0].clone().requires_grad_() for part in (x, weight, bias))
+    z = convolution.forward(leaf, kernel, shift, stencil)
+    torch.testing.assert_close(z.detach(), values[0], **close)
+    found = torch.autograd.grad(z, (leaf, kernel, shift), grad[0])
+    for part, expected in zip(found, (inputs[0], weights[0], grad[0].sum((0, 2, 3))), strict=True):
+        torch.testing.assert_close(part, expected, **close)
 
     for find in (
         convolution.client_gradients,
@@ -104,12 +114,10 @@ def test_tensor_cores_are_used_only_where_asked_for_and_round_by_ten_bits():
 
     def found() -> list[torch.Tensor]:
         leaf = x.clone().requires_grad_()
-        z = convolution.forward(leaf, weight, bias, stencil)
-        parts = (
-            z.detach(),
-            *torch.autograd.grad(z, leaf, grad),
-            convolution.client_gradients(x, grad, stencil),
-        )
+        with convolution.reproducible():
+            z = convolution.forward(leaf, weight, bias, stencil)
+            slope = torch.autograd.grad(z, leaf, grad)[0]
+        parts = z.detach(), slope, convolution.client_gradients(x, grad, stencil)
         return [part.cpu() for part in parts]
 
     exact = [autograd(*parts, stencil) for parts in zip(x, weight, bias, grad, strict=True)]
@@ -125,3 +133,19 @@ def test_tensor_cores_are_used_only_where_asked_for_and_round_by_ten_bits():
         assert (fine - expected).abs().max() < 1e-5 * size
         assert 1e-5 * size < (coarse - expected).abs().max() < 1e-2 * size
         assert torch.equal(coarse, repeated)
+
+
+def test_gradients_ask_for_reproducible_sums_on_the_way_back_too():
+    """Settings of cuDNN are read when it is called, which for a backward pass is then."""
+    model = models.build("cnn", (1, 28, 28), 10)
+    seen = []
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits.register_hook(lambda _: seen.append((cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark)))
+        return model.loss(logits, labels)
+
+    batch = SimpleNamespace(x=torch.ones(2, 3, 1, 28, 28), y=torch.zeros(2, 3).long(), weight=None)
+    before = cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark
+    models.gradients(dataclasses.replace(model, loss=loss), model.init(Key(1)), batch)
+    assert seen == [(True, False, False)]
+    assert (cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark) == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from trilemma.cli.bench import bench_app
+from trilemma.cli.bench import PASS_ON, bench_command
 from trilemma.cli.demo import demo_command
 from trilemma.cli.federation import federation_app
 from trilemma.cli.listing import list_command
@@ -25,5 +25,5 @@ app.command("demo")(demo_command)
 app.command("papers")(papers_command)
 app.command("privacy")(privacy_command)
 app.command("bounds")(bounds_command)
-app.add_typer(bench_app, name="bench")
+app.command("bench", context_settings=PASS_ON)(bench_command)
 app.add_typer(federation_app, name="federation")

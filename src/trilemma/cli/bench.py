@@ -1,49 +1,56 @@
-"""`trilemma bench`: what things cost on this machine, beside their peers."""
+"""`trilemma bench`: what things cost on this machine, beside their peers.
+
+The benchmarks are scripts in `benchmarks/` of a checkout and no part of the package: they need peers,
+compilers and devices that users do not. The command finds them and runs one in a process of its own.
+"""
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trilemma.aggregation.benchmark_report import Plan, report
+import trilemma
+from trilemma.errors import UserError, nearest
 
-bench_app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+PASS_ON = {"allow_extra_args": True, "allow_interspersed_args": False}
+"""What comes after the name, options and `--help` too, is the benchmark's."""
+
+MAIN = 'if __name__ == "__main__":'
+"""The line that makes a file there a benchmark, and not a part of others."""
 
 
-@bench_app.callback()
-def bench() -> None:
-    """Measure speed and exactness on this machine."""
-
-
-@bench_app.command("aggregation")
-def aggregation_command(
-    rules: Annotated[str, typer.Option(help="names joined by commas; default: all with a bar")] = "",
-    clients: Annotated[int, typer.Option("--clients", "-n", help="messages")] = 30,
-    byzantine: Annotated[int, typer.Option("--byzantine", "-f", help="how many may be Byzantine")] = 3,
-    dims: Annotated[str, typer.Option("--dims", "-d", help="coordinates, joined by commas")] = "2.5e6,1e7",
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    repeats: Annotated[int, typer.Option(help="timings, of which the best counts")] = 5,
-    peer_path: Annotated[
-        Path | None, typer.Option(help="folder of `pip install --no-deps --target FOLDER byzfl==0.0.11`")
-    ] = None,
-    error_dim: Annotated[int, typer.Option(help="coordinates for the errors; 0: leave them out")] = 100_000,
-    streams: Annotated[str, typer.Option(help="sizes to stream, n x d, as in 30x1e8,500x1e6")] = "",
-    out: Annotated[Path | None, typer.Option(help="write the numbers here, as JSON")] = None,
+def bench_command(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="which benchmark; without one they are listed")] = "",
 ) -> None:
-    """Time the aggregation rules relative to the plain mean, and compare their answers with float64."""
-    plan = Plan(
-        rules,
-        clients,
-        byzantine,
-        dims,
-        device,
-        repeats,
-        peer_path,
-        error_dim=error_dim,
-        streams=streams,
-        out=out,
+    """Measure speed and exactness on this machine; options after the name are the benchmark's own."""
+    scripts = benchmarks(Path(trilemma.__file__).parents[2], Path.cwd())
+    if not name:
+        for each, script in scripts.items():
+            typer.echo(f"{each:<16}{_title(script)}")
+        return
+    if name not in scripts:
+        raise UserError(f"no benchmark is called {name!r}: {nearest(name, scripts)}")
+    raise typer.Exit(subprocess.call([sys.executable, str(scripts[name]), *context.args]))
+
+
+def benchmarks(*checkouts: Path) -> dict[str, Path]:
+    """Return the scripts of the first of these folders that is a checkout, by name."""
+    for folder in checkouts:
+        if (folder / "src" / "trilemma").is_dir():
+            scripts = sorted((folder / "benchmarks").glob("*.py"))
+            return {script.stem: script for script in scripts if MAIN in script.read_text()}
+    raise UserError(
+        "benchmarks are not part of the installed package, they come with its source: run `trilemma bench` "
+        "inside a checkout of the repository, the folder that has benchmarks/ and src/trilemma/ in it"
     )
-    for line in report(plan):
-        typer.echo(line)
+
+
+def _title(script: Path) -> str:
+    """The first line of a script's docstring."""
+    return (ast.get_docstring(ast.parse(script.read_text())) or "").split("\n")[0]

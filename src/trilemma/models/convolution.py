@@ -12,7 +12,7 @@ tensor cores round the factors to TF32 (10 bits of mantissa), which `[run] preci
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,11 +47,8 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor
         # One call per client: on a CPU each is large enough to fill it.
         each = zip(x, weight, bias, strict=True)
         return torch.stack([forward(one, own, shift, stencil) for one, own, shift in each])
-    flat = x.flatten(0, -4)
-    if x.is_cuda:
-        z = forward_exact(flat, weight, bias, stencil)
-    else:
-        z = F.conv2d(flat, _channels_last(weight), bias, stencil.stride, stencil.padding)
+    kernel = weight if x.is_cuda else _channels_last(weight)
+    z = F.conv2d(x.flatten(0, -4), kernel, bias, stencil.stride, stencil.padding)
     return z.view(*x.shape[:-3], *z.shape[1:])
 
 
@@ -63,56 +60,13 @@ def _channels_last(weight: Tensor) -> Tensor:
     return torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
 
 
-def forward_exact(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
-    """Convolve (b, c, h, w) with shared weights in full float32 and by a deterministic algorithm.
+def reproducible() -> AbstractContextManager[None]:
+    """Ask cuDNN for algorithms whose sums are reproducible, and for TF32 only where products may use it.
 
-    By default cuDNN rounds the operands of float32 convolutions to TF32 and may choose algorithms whose sums
-    are not reproducible. Here TF32 needs asking for, as for products, and sums are always reproducible.
+    By default it rounds the operands of float32 convolutions to TF32 and may choose algorithms that add up in
+    any order. It reads its settings when it is called: this goes around forward and backward passes.
     """
-    z: Tensor = _Convolution.apply(x, weight, bias, stencil, 1)  # type: ignore[no-untyped-call]
-    return z
-
-
-class _Convolution(torch.autograd.Function):
-    """A convolution of groups of channels and its gradients; on the tape weights need none here."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil, groups: int) -> Tensor:
-        ctx.save_for_backward(weight, x if ctx.needs_input_grad[1] else None)
-        ctx.size, ctx.stencil, ctx.groups = x.shape[2:], stencil, groups
-        return _convolve(x, weight, bias, stencil, None, groups)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (weight, x), needs, k = grads, ctx.saved_tensors, ctx.needs_input_grad, ctx.groups
-        slope = None
-        if needs[1]:  # by columns: cuDNN's own weight gradients may be less exact
-            inputs, outputs = (part.unflatten(1, (k, -1)).transpose(0, 1) for part in (x, grad))
-            slope = client_gradients_batched(inputs, outputs, ctx.stencil).flatten(0, 1)
-        return (
-            _convolve(grad, weight, None, ctx.stencil, ctx.size, k) if needs[0] else None,
-            slope,
-            grad.sum((0, 2, 3)) if needs[2] else None,
-            None,
-            None,
-        )
-
-
-def _convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stencil: Stencil,
-    back_to: Sequence[int] | None,
-    groups: int = 1,
-) -> Tensor:
-    """Convolve, or convolve transposed, back to an input of height and width `back_to`."""
-    reached = [stencil.stride * (n - 1) - 2 * stencil.padding + stencil.kernel for n in x.shape[2:]]
-    beyond = [0, 0] if back_to is None else [n - m for n, m in zip(back_to, reached, strict=True)]
-    move = [stencil.stride] * 2, [stencil.padding] * 2, [1, 1], back_to is not None, beyond, groups
-    # The last four: benchmark, deterministic, cudnn_enabled, allow_tf32.
-    call: Any = torch.ops.aten._convolution
-    return call(x, weight, bias, *move, False, True, True, _tf32())  # type: ignore[no-any-return]
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=_tf32())
 
 
 def _tf32() -> bool:
@@ -133,8 +87,8 @@ def forward_grouped(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -
 
     The result lies in memory as (b, k, out, h, w), as the next such convolution wants its input.
     """
-    given = _side_by_side(x), weight.flatten(0, 1), bias.flatten(), stencil, len(x)
-    z: Tensor = _Convolution.apply(*given)  # type: ignore[no-untyped-call]
+    given = _side_by_side(x), weight.flatten(0, 1), bias.flatten()
+    z = F.conv2d(*given, stencil.stride, stencil.padding, groups=len(x))
     return z.view(x.shape[1], len(x), -1, *z.shape[2:]).transpose(0, 1)
 
 
@@ -247,6 +201,6 @@ def _weight_gradient(x: Tensor, grad: Tensor, stencil: Stencil, groups: int = 1)
     weight = x.new_empty(()).expand(shape)  # only its shape is read
     move = [stencil.stride] * 2, [stencil.padding] * 2, [1, 1]
     backward: Any = torch.ops.aten.convolution_backward
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=_tf32()):
+    with reproducible():
         _, result, _ = backward(grad, x, weight, None, *move, False, [0, 0], groups, [False, True, False])
     return result  # type: ignore[no-any-return]

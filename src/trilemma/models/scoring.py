@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trilemma.errors import UserError
+from trilemma.models.convolution import reproducible
 from trilemma.models.flat import unflatten
 from trilemma.models.groups import CACHE, MEMORY, even, footprint
 from trilemma.models.tape import Tape
@@ -71,7 +72,8 @@ def evaluate(
         }
         for columns in even(y.shape[-1], max(1, within)):
             part = rows, columns
-            logits = model.forward(own, features[part], Tape(buffers=statistics))
+            with reproducible():
+                logits = model.forward(own, features[part], Tape(buffers=statistics))
             right = model.predict(logits) == labels[part]
             loss[rows] += (model.loss(logits, labels[part]) * share[part]).sum(1)
             hits[rows] += (right * share[part]).sum(1)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.models.clipping import NO_CLIP, Clip
+from trilemma.models.convolution import reproducible
 from trilemma.models.flat import unflatten
 from trilemma.models.groups import MEMORY, groups, require_tape
 from trilemma.models.tape import Tape, inner_products
@@ -165,7 +166,7 @@ def _backward(
     model: Model, params: Tensor, x: Tensor, y: Tensor, share: Tensor, tape: Tape
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return each client's loss (k,) and, for every tap, the gradient of all w_i ℓ_i at its output."""
-    with torch.enable_grad():
+    with torch.enable_grad(), reproducible():
         losses = model.loss(model.forward(unflatten(model, params), x, tape), y) * share
         grads = torch.autograd.grad(losses.sum(), [tap.output for tap in tape.taps])
     return losses.detach().sum(1), grads

@@ -1,7 +1,6 @@
 """How fast and how exact the rules are: times relative to the plain mean, and errors against float64.
 
-A time only means something beside another one taken on the same machine at the same time. Every time is the
-best of several, divided by the best of torch's `X.mean(0)` on the same X, taken in turns with it.
+Every time is the best of several, divided by the best of `X.mean(0)` on the same X, taken in turns with it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import functools
 import importlib
 import math
 import sys
-import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from trilemma.aggregation.parsing import parse
 from trilemma.aggregation.stream import stream
 from trilemma.errors import UserError
 from trilemma.keys import Key
+from turns import alone, take_turns, timed
 
 RATIO_BARS = {
     "caf": 4.0,
@@ -116,24 +115,6 @@ def load_peer(folder: Path) -> Any:
     return importlib.import_module("byzfl.aggregators")
 
 
-def best_of(actions: list[Callable[[], object]], repeats: int, device: str) -> list[tuple[float, float]]:
-    """Return (seconds, processor seconds) of each action: the least of several, after one not counted.
-
-    Actions take turns, so that what else the machine does meets all of them.
-    """
-    best = [(math.inf, math.inf)] * len(actions)
-    for repeat in range(repeats + 1):
-        for i, action in enumerate(actions):
-            _synchronise(device)
-            begin, busy = time.perf_counter(), time.process_time()
-            action()
-            _synchronise(device)
-            took, busy = time.perf_counter() - begin, time.process_time() - busy
-            if repeat:
-                best[i] = min(best[i][0], took), min(best[i][1], busy)
-    return best
-
-
 def timings(
     rules: Iterable[str], n: int, f: int, d: int, *, device: str, repeats: int, peer: Any = None
 ) -> Iterator[Timing]:
@@ -142,19 +123,19 @@ def timings(
     bars = CUDA_BARS if device == "cuda" else RATIO_BARS
     for name in rules:
         rule = functools.partial(parse(name, f=f), X)
-        (mean, mean_busy), (seconds, busy) = best_of([lambda: X.mean(0), rule], repeats, device)
+        mean, ours = take_turns({"mean": lambda: X.mean(0), "rule": rule}, repeats, device).values()
         extra = extra_memory(rule, X)
         theirs = None
         if peer is not None and name in PEERS:
-            theirs = _peer_seconds(functools.partial(PEERS[name](peer, f), X), device) / mean
-        ratios = seconds / mean, busy / mean_busy
-        yield Timing(name, n, f, d, seconds, *ratios, extra, bars.get(name), theirs)
+            theirs = _peer_seconds(functools.partial(PEERS[name](peer, f), X), device) / mean.seconds
+        ratios = ours.seconds / mean.seconds, ours.busy / mean.busy
+        yield Timing(name, n, f, d, ours.seconds, *ratios, extra, bars.get(name), theirs)
 
 
 def _peer_seconds(action: Callable[[], object], device: str) -> float:
     """Return the time of a peer's rule; infinity where memory does not suffice."""
     try:
-        return best_of([action], 1, device)[0][0]
+        return alone(action, 1, device).seconds
     except RuntimeError as error:  # torch's way to say so
         if "memory" not in str(error):
             raise
@@ -206,9 +187,7 @@ def streamed(
         for name in names:
             rule = parse(name, f=f)
             stream(rule, [block])  # compiled once, outside the measurement
-            begin = time.perf_counter()
-            stream(rule, chunks)
-            seconds = time.perf_counter() - begin
+            seconds = timed(functools.partial(stream, rule, chunks)).seconds
             yield Streamed(name, n, d, seconds, seconds / (n * d) * 1e9)
 
 
@@ -251,8 +230,3 @@ def _resident(*, reset: bool) -> int:
     except (OSError, AttributeError):  # not Linux, or not glibc
         pass
     return 0
-
-
-def _synchronise(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
