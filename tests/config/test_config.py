@@ -23,6 +23,12 @@ from trilemma.errors import ConfigError, PrivacyError, UserError
         ("privacy.clip=-1", "[privacy] clip = -1: input should be greater than 0"),
         ("privacy.epsilon=1", "noise without clip protects nothing"),
         ("privacy.treat=ldp", "unknown key 'treat': did you mean 'threat'?"),
+        ("privacy.adjacency=add_remove", "[privacy] adjacency = 'add_remove': did you mean 'add-remove'?"),
+        (
+            "privacy.accountant=exakt",
+            "[privacy] accountant = 'exakt': did you mean 'exact'?",
+        ),
+        ("algorithm.sampling=without_replacement", "did you mean 'without-replacement'?"),
         ("privacy.delta=1", "[privacy] delta = 1: input should be less than 1"),
         ("algorithm.name=dsdg", "unknown algorithm 'dsdg': did you mean 'dsgd'?"),
         ("algorithm.lrr=1", "[algorithm] unknown key 'lrr': did you mean 'lr'?"),

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from trilemma import aggregation, attacks, data, learning, models
 from trilemma.errors import ConfigError, nearest
+from trilemma.privacy.accountants import accountants
 from trilemma.registry import Registry
 
 
@@ -24,6 +25,7 @@ def registries() -> dict[str, Registry[Any]]:
         "data": data.datasets,
         "partitions": data.partitions,
         "models": models.models,
+        "accountants": accountants,
     }
 
 

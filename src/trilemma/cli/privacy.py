@@ -47,7 +47,7 @@ def privacy_command(
     ] = None,
     sampling: Annotated[str, typer.Option(help="none, poisson or without-replacement")] = "none",
     adjacency: Annotated[str, typer.Option(help="replace, add-remove or published")] = "replace",
-    accountant: Annotated[str | None, typer.Option(help="calibrate by: exact, rdp, pld or c1")] = None,
+    accountant: Annotated[str | None, typer.Option(help="calibrate by it: trilemma list accountants")] = None,
     objective: Annotated[str, typer.Option(help="what to minimise: honest-mean or theorem")] = "honest-mean",
     dim: Annotated[int, typer.Option("-d", "--dim", help="parameters, to scale the predicted error")] = 1,
     plot: Annotated[Path | None, typer.Option(help="also draw a picture into this file")] = None,

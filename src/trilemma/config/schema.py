@@ -12,12 +12,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from trilemma.errors import nearest
 from trilemma.privacy.accountants import accountants
 from trilemma.privacy.types import Adjacency, ThreatName
 
 
 def _accountant(name: str) -> str:
-    return accountants[name].name
+    if name not in accountants:
+        raise ValueError(nearest(name, accountants))
+    return name
 
 
 class Table(BaseModel):

@@ -1,0 +1,191 @@
+"""What every accountant owes, whoever wrote it; and the one place that chooses between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+
+from trilemma.errors import ConfigError, UserError
+from trilemma.privacy import Mechanism, NoiseLaw, Release, Sampling, Threat, epsilon_curve
+from trilemma.privacy.accountants import Accountant, accountants, applicable, ask, base, default, everyday
+from trilemma.privacy.calculator import find_delta, find_noise, picture
+from trilemma.privacy.gaussian import gaussian_delta
+from trilemma.privacy.types import AccountingFailure
+
+RATE = 0.05
+KINDS = {
+    "plain": Mechanism(0.9),
+    "poisson": Mechanism(0.9, Sampling("poisson", RATE)),
+    "add-remove": Mechanism(0.9, Sampling("poisson", RATE), "add-remove"),
+    "without-replacement": Mechanism(0.9, Sampling("without-replacement", RATE)),
+}
+EVERY = [
+    pytest.param(accountants[name], one, id=f"{name}, {kind}")
+    for name in sorted(accountants)
+    for kind, one in KINDS.items()
+    if accountants[name].applies(((one, 1),))
+]
+
+IN_CLOSED_FORM = [parameter for parameter in EVERY if parameter.values[1].sampling.scheme != "poisson"]
+
+
+def true_delta(one: Mechanism, epsilon: float) -> float:
+    """δ(ε) of a single round, in closed form: known without sampling and without replacement."""
+    if one.gaussian:
+        return float(gaussian_delta(1 / one.z, epsilon))
+    return RATE * float(gaussian_delta(1 / one.z, math.log1p(math.expm1(epsilon) / RATE)))
+
+
+def test_the_suite_meets_every_accountant():
+    assert {parameter.values[0].name for parameter in EVERY} == set(accountants)
+
+
+@pytest.mark.parametrize("accountant", accountants.values(), ids=accountants)
+def test_an_accountant_says_what_it_is(accountant: Accountant):
+    assert accountants[accountant.name] is accountant
+    assert accountant.assumes
+    assert accountants.summary(accountant.name).endswith(".")
+    if accountant.instead:
+        deputy = accountants[accountant.instead]
+        assert not deputy.instead
+        assert all(deputy.applies(((one, 1),)) for one in KINDS.values())
+    with pytest.raises(AttributeError):
+        accountant.rank = 0  # type: ignore[misc]
+
+
+def test_no_two_accountants_share_a_rank():
+    assert len({accountant.rank for accountant in accountants.values()}) == len(accountants)
+
+
+@pytest.mark.parametrize(("accountant", "one"), EVERY)
+def test_edges(accountant: Accountant, one: Mechanism):
+    silent = replace(one, z=0.0)
+    assert accountant.epsilon(((one, 0),), 1e-5) == 0.0
+    assert accountant.epsilon(((silent, 3),), 1e-5) == math.inf
+    assert accountant.delta(((one, 0),), 1.0) == 0.0
+    assert accountant.delta(((silent, 3),), 1.0) == 1.0
+    assert (accountant.curve(silent, 3, 1e-5) == math.inf).all()
+    assert accountant.multiplier(math.inf, 1e-5, 3, one) == 0.0
+
+
+@pytest.mark.parametrize(("accountant", "one"), IN_CLOSED_FORM)
+def test_no_figure_is_below_the_truth_of_one_round(accountant: Accountant, one: Mechanism):
+    assert true_delta(one, accountant.epsilon(((one, 1),), 1e-4)) <= 1e-4
+    if accountant.tells_delta:
+        assert accountant.delta(((one, 1),), 0.4) >= true_delta(one, 0.4) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("accountant", "one"), EVERY)
+def test_the_curve_is_never_below_epsilon_and_ends_in_it(accountant, one, monkeypatch):
+    monkeypatch.setattr(base, "_CURVE_POINTS", 3)
+    curve = accountant.curve(one, 9, 1e-4)
+    assert len(curve) == 9
+    for count in (1, 5):
+        assert curve[count - 1] >= accountant.epsilon(((one, count),), 1e-4) * (1 - 1e-12)
+    assert curve[-1] == pytest.approx(accountant.epsilon(((one, 9),), 1e-4), rel=1e-12)
+
+
+@pytest.mark.parametrize(("accountant", "one"), EVERY)
+def test_the_multiplier_keeps_to_epsilon_and_is_the_least(accountant: Accountant, one: Mechanism):
+    z = accountant.multiplier(3.0, 1e-4, 20, one)
+    assert accountant.epsilon(((replace(one, z=z), 20),), 1e-4) <= 3.0
+    assert accountant.epsilon(((replace(one, z=z * 0.995), 20),), 1e-4) > 3.0
+
+
+@pytest.mark.parametrize("accountant", accountants.values(), ids=accountants)
+def test_what_an_accountant_is_not_for_is_refused_by_every_question(accountant: Accountant):
+    for one in KINDS.values():
+        if accountant.applies(((one, 4),)):
+            continue
+        for question in (
+            lambda one=one: accountant.epsilon(((one, 4),), 1e-5),
+            lambda one=one: accountant.delta(((one, 4),), 1.0),
+            lambda one=one: accountant.curve(one, 4, 1e-5),
+            lambda one=one: accountant.multiplier(1.0, 1e-5, 4, one),
+        ):
+            with pytest.raises(UserError, match=f"is for {accountant.assumes}"):
+                question()
+
+
+class TestChoice:
+    def test_in_order_of_rank(self):
+        def names(kind: str) -> list[str]:
+            return [able.name for able in applicable(((KINDS[kind], 5),))]
+
+        assert names("plain") == ["exact", "rdp", "pld"]
+        assert names("poisson") == ["rdp", "pld"]
+        assert names("without-replacement") == ["rdp", "pld", "c1"]
+
+    def test_theorem_c1_is_for_rounds_that_are_alike(self):
+        one = KINDS["without-replacement"]
+        mixed = ((one, 5), (replace(one, z=2.0), 5))
+        assert [able.name for able in applicable(mixed)] == ["rdp", "pld"]
+
+    def test_one_sampled_round_among_plain_ones_rules_out_the_exact_one(self):
+        mixed = ((KINDS["plain"], 5), (KINDS["poisson"], 1))
+        assert default(mixed).name == "rdp"
+        assert [able.name for able in everyday(mixed)] == ["rdp"]
+
+    def test_a_batch_of_all_examples_is_no_sampling(self):
+        release = Release(1.0, NoiseLaw(0.4), "example", 25, Sampling("poisson", 1.0))
+        threat = Threat("ldp", 7, 3)
+        curve = epsilon_curve(release, threat, 9, 1e-5)
+        assert curve.tolist() == epsilon_curve(release, threat, 9, 1e-5, "exact").tolist()
+
+    def test_unknown_names_are_told_the_nearest(self):
+        with pytest.raises(ConfigError, match="did you mean 'exact'"):
+            ask("exakt", lambda accountant: accountant.rank)
+
+
+@dataclass(frozen=True)
+class Broken(Accountant):
+    """Fails at everything."""
+
+    assumes: ClassVar[str] = "every release"
+    rank: ClassVar[int] = 99
+
+    def applies(self, rounds) -> bool:
+        return True
+
+    def _epsilon(self, rounds, delta) -> float:
+        raise AccountingFailure("no memory")
+
+    def _delta(self, rounds, epsilon) -> float:
+        raise AccountingFailure("no memory")
+
+
+class TestFailure:
+    PAST = ((Mechanism(0.9), 5),)
+
+    def test_the_deputy_answers_and_the_answer_says_so(self, monkeypatch):
+        broken = type("Broken", (Broken,), {"instead": "rdp"})("broken")
+        monkeypatch.setitem(accountants._things, "broken", broken)
+        answer = ask("broken", lambda asked: asked.epsilon(self.PAST, 1e-5))
+        assert answer.figure == accountants["rdp"].epsilon(self.PAST, 1e-5)
+        assert answer.by == "rdp"
+        assert answer.notes == ("broken failed (no memory); its figure is that of rdp",)
+
+    def test_without_a_deputy_the_failure_is_told(self, monkeypatch):
+        monkeypatch.setitem(accountants._things, "broken", Broken("broken"))
+        with pytest.raises(AccountingFailure, match="no memory"):
+            ask("broken", lambda asked: asked.epsilon(self.PAST, 1e-5))
+
+    def test_a_failing_pld_leaves_every_calculation_standing(self, monkeypatch):
+        from trilemma.privacy import pld
+
+        def fail(*_):
+            raise MemoryError("grid too large")
+
+        monkeypatch.setattr(pld, "_distribution", fail)
+        threat = Threat("ldp", 7, 3)
+        release = Release(1.0, NoiseLaw(0.08), "example", 25, Sampling("poisson", 0.01))
+        found = find_delta(release, threat, rounds=10, epsilon=1.0)
+        assert found.delta["pld"] == found.delta["rdp"]
+        assert any("grid too large" in note for note in found.notes)
+        by_pld = find_noise(release, threat, 10, 1.0, 1e-5, "pld")
+        assert by_pld.asked == find_noise(release, threat, 10, 1.0, 1e-5, "rdp").asked
+        curves = picture(release, threat, 10, 1e-5).curves
+        assert curves["pld"].tolist() == curves["rdp"].tolist()
