@@ -1,4 +1,4 @@
-"""Questions and answers over a slow post, on a clock of its own: no processes, no waiting."""
+"""Questions and answers over a slow transport, on a clock of its own: no processes, no waiting."""
 
 from __future__ import annotations
 
@@ -7,33 +7,19 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
-from flower_harness import PRIVATE, Direct, coordinator, make, small_config
 
+from federation_harness import PRIVATE, Direct, Time, make, small_config
 from trilemma.federation import wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.epochs import Stopped
-from trilemma.federation.exchange import Clock, Correspondence, Patience
+from trilemma.federation.exchange import Correspondence, Patience
 from trilemma.federation.layout import Timing
+from trilemma.federation.server import open_run
 
 
 @dataclass
-class Time:
-    """A clock that moves when somebody sleeps."""
-
-    at: float = 0.0
-
-    def pass_(self, seconds: float) -> None:
-        assert seconds > 0, "who waits for nothing waits for ever"
-        self.at += seconds
-
-    @property
-    def clock(self) -> Clock:
-        return Clock(lambda: self.at, self.pass_)
-
-
-@dataclass
-class SlowPost:
-    """A post whose nodes work on one message at a time, each `seconds[node]` long; the rest queue up.
+class SlowTransport:
+    """A transport whose nodes work on one message at a time, each `seconds[node]` long; the rest queue up.
 
     Like Flower's it forgets a question that expired before a node took it, and refuses a late answer.
     """
@@ -92,11 +78,13 @@ def noted(node, block):
     return Reply(node, wire.dumps(wire.Noted(client=node, run="run")))
 
 
-def post(*seconds: float) -> SlowPost:
-    return SlowPost(Time(), noted, dict(enumerate(seconds)), {node: node for node in range(len(seconds))})
+def post(*seconds: float) -> SlowTransport:
+    return SlowTransport(
+        Time(), noted, dict(enumerate(seconds)), {node: node for node in range(len(seconds))}
+    )
 
 
-def correspondence(carrier: SlowPost) -> Correspondence:
+def correspondence(carrier: SlowTransport) -> Correspondence:
     return Correspondence(carrier, poll=0.2, clock=carrier.time.clock)
 
 
@@ -192,16 +180,11 @@ def slow(tmp_path):
         parties = make(
             tmp_path / "federation", 5, small_config(5, *PRIVATE), timing=TIMING, budget=1e6, transcript=True
         )
-        direct, moment = Direct(parties), Time()
-
-        def answer(node, block):
-            (reply,) = direct.ask({node: block}, Patience(1.0))
-            return reply
-
-        clients = {100 + client: client for client in range(5)}
-        carrier = SlowPost(moment, answer, dict.fromkeys(clients, seconds), clients)
-        runner, said = coordinator(parties, Correspondence(carrier, TIMING.poll, moment.clock))
-        return replace(runner, clock=moment.clock), carrier, said
+        direct, moment, said = Direct(parties), Time(), []
+        clients = direct.nodes()
+        carrier = SlowTransport(moment, direct.reply, dict.fromkeys(clients, seconds), clients)
+        say = lambda event: said.append(event.text)  # noqa: E731
+        return open_run(parties[0], "run", carrier, say, moment.clock), carrier, said
 
     return start
 

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from flower_harness import Direct, coordinator, small_config
 from typer.testing import CliRunner
 
+from federation_harness import INSTANT, Direct, coordinator, small_config
 from trilemma import config as configurations
 from trilemma.cli.federation import federation_app
 from trilemma.errors import ConfigError, UserError
 from trilemma.federation import layout, spending
-from trilemma.federation.layout import Federation, Timing, parties
+from trilemma.federation.layout import Federation, parties
 from trilemma.federation.task import load_task
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "federation"
-INSTANT = Timing(round_limit=1.0, join_limit=0.3, poll=0.05)
 TASK = """
 import numpy as np
 from trilemma import models

@@ -1,4 +1,4 @@
-"""What the federation tests share: small configurations, an exchange without a network, real federations."""
+"""Real federations on loopback: brought up, disturbed, and taken down whatever happens."""
 
 from __future__ import annotations
 
@@ -6,51 +6,19 @@ import contextlib
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trilemma import config as configurations
-from trilemma.errors import UserError
-from trilemma.federation import layout, processes, wire
-from trilemma.federation.admission import Reply
+from federation_harness import make
+from trilemma.federation import layout, processes
 from trilemma.federation.commits import CommitLog
-from trilemma.federation.coordinator import Coordinator
-from trilemma.federation.exchange import Patience
-from trilemma.federation.layout import Federation, Party, Timing
-from trilemma.federation.node import Node
-from trilemma.federation.spending import write_budgets
-from trilemma.federation.task import load_task
+from trilemma.federation.layout import Party, Timing
 from trilemma.flower import deployment
 from trilemma.flower.control import connect
 
 FAST = Timing(round_limit=30.0, join_limit=45.0, poll=0.2)
 LIAR = Path(__file__).with_name("flower_liar.py")
-
-
-def small_config(clients: int, *assignments: str, tolerate: int = 1, rounds: int = 3) -> str:
-    """A logistic model on phishing: every message is 69 numbers."""
-    return configurations.parse(
-        {},
-        [
-            f"federation.clients={clients}",
-            f"federation.tolerate={tolerate}",
-            f"run.rounds={rounds}",
-            "aggregation.rule=cwmed",
-            "algorithm.name=dsgd",
-            *assignments,
-        ],
-    ).toml()
-
-
-PRIVATE = (
-    "algorithm.name=cafcor",
-    "aggregation.rule=caf",
-    "privacy.threat=secldp",
-    "privacy.clip=1.0",
-    "privacy.sigma_cor=0.5",
-    "privacy.sigma_ind=0.1",
-)
 
 
 def free_ports(count: int) -> int:
@@ -64,66 +32,6 @@ def free_ports(count: int) -> int:
                 continue
             return base
     raise RuntimeError("no free ports")
-
-
-def make(
-    folder: Path,
-    clients: int,
-    config: str,
-    *,
-    timing: Timing = FAST,
-    budget: float | None = None,
-    **facts: object,
-) -> list[Party]:
-    """Make a federation's folders."""
-    public = Federation("test", clients, port=free_ports(clients), timing=timing, **facts)
-    parties = layout.init(folder, public, config)
-    write_budgets(parties[1:], load_task(parties[0]), budget)
-    return parties
-
-
-@dataclass
-class Direct:
-    """An exchange without a network: blocks go straight to the nodes; `tamper` may change or drop any."""
-
-    parties: list[Party]
-    tamper: Callable[[int, bytes, bytes | None], bytes | None] = lambda _client, _asked, answer: answer
-    gone: set[int] = field(default_factory=set)
-    asked: list[tuple[int, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._nodes = {party.client: Node(party) for party in self.parties if party.client is not None}
-
-    def nodes(self) -> Mapping[int, int]:
-        return {100 + client: client for client in self._nodes if client not in self.gone}
-
-    def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
-        replies = []
-        for node, block in blocks.items():
-            client = node - 100
-            self.asked.append((client, wire.kind_of(block)))
-            if client in self.gone:
-                continue
-            try:
-                answer = self._nodes[client].answer(block)
-            except UserError as error:
-                replies.append(Reply(node, error=f"{type(error).__name__}: {error}", refused=True))
-                continue
-            changed = self.tamper(client, block, answer)
-            if changed is not None:
-                replies.append(Reply(node, changed))
-        return replies
-
-
-def coordinator(parties: list[Party], exchange: Direct, run: str = "run") -> tuple[Coordinator, list[str]]:
-    """A coordinator on `exchange`, and what it says."""
-    said: list[str] = []
-    server = parties[0]
-    log = CommitLog(server.run_folder(run))
-    return (
-        Coordinator(run, server, load_task(server), exchange, log, say=lambda step: said.append(step.text)),
-        said,
-    )
 
 
 @dataclass
@@ -206,7 +114,7 @@ class Real:
 @contextlib.contextmanager
 def real(folder: Path, clients: int, config: str, **options: object) -> Iterator[Real]:
     """Bring a federation up, and down again whatever happens."""
-    parties = make(folder, clients, config, **options)
+    parties = make(folder, clients, config, **{"timing": FAST, "port": free_ports(clients), **options})
     try:
         deployment.up(folder)
         yield Real(folder, parties)

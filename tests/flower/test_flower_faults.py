@@ -11,8 +11,9 @@ import os
 import re
 
 import pytest
-from flower_harness import FAST, PRIVATE, make, real, small_config, wait_for
+from flower_harness import FAST, free_ports, real, wait_for
 
+from federation_harness import PRIVATE, make, small_config
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import certificates, layout, processes
@@ -208,7 +209,7 @@ def test_two_dropouts_of_five(federation):
 def test_expired_certificate(tmp_path):
     """Nobody talks to a server whose certificate has expired."""
     folder = tmp_path / "federation"
-    server, client = make(folder, 1, small_config(1, tolerate=0))
+    server, client = make(folder, 1, small_config(1, tolerate=0), timing=FAST, port=free_ports(1))
     authority = certificates.Issued(
         (folder / "authority" / "ca.crt").read_bytes(), (folder / "authority" / "ca.key").read_bytes()
     )

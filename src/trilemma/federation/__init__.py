@@ -1,7 +1,7 @@
 """A real federation: the algorithms of `trilemma.learning` between parties, with keys, crashes and liars.
 
 This room holds no mathematics, and it does not know what carries its messages: `trilemma.flower` is one
-carrier, the tests' in-process one another. A client runs `algorithm.client` on its own data, the server runs
+carrier, `inprocess` another. A client runs `algorithm.client` on its own data, the server runs
 `algorithm.server` on what it admitted, and everything else here is about getting the numbers from one to the
 other without losing, repeating, leaking or believing anything:
 
@@ -10,5 +10,6 @@ other without losing, repeating, leaking or believing anything:
 * `epochs`, `commits`, `exchange`, `coordinator`: who takes part, what is committed, the server's side.
 * `sessions`, `spending`, `journal`, `node`: a client's keys, budget and memory, and its side of a run.
 * `task`: the model and this party's data.
+* `transport`, `inprocess`, `server`: what a carrier has to do, the smallest one, and a server on top of one.
 * `processes`: real processes, started and stopped by process group.
 """

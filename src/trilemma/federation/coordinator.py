@@ -1,6 +1,6 @@
-"""The server's side of a run, without Flower: hello, keys, rounds, commits.
+"""The server's side of a run, whatever carries the messages: hello, keys, rounds, commits.
 
-The coordinator talks to clients through an `Exchange` (Flower in a deployment, a list in a test) and drives
+The coordinator talks to clients through a `Correspondence`, over whatever transport, and drives
 `algorithm.server`. It trusts no reply further than `admission` does, commits every round before it asks for
 the next, and can be killed anywhere.
 """
@@ -19,7 +19,7 @@ from trilemma.federation import wire
 from trilemma.federation.admission import Admitted, Expected, Rejection, Reply, admit
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.epochs import Epoch, Policy, check_progress, decide, open_epoch
-from trilemma.federation.exchange import Clock, Exchange, Patience
+from trilemma.federation.exchange import Clock, Correspondence, Patience
 from trilemma.federation.layout import Party, Timing
 from trilemma.federation.sessions import check_offer
 from trilemma.federation.task import Task
@@ -44,7 +44,7 @@ class Coordinator:
     run: str
     party: Party
     task: Task
-    exchange: Exchange
+    exchange: Correspondence
     log: CommitLog
     say: Callable[[Event], None] = lambda _: None
     watch: Stopwatch = field(default_factory=Stopwatch)

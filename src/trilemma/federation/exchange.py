@@ -1,7 +1,7 @@
-"""Questions to clients and their answers, over a post that is slow, loses letters and delivers late.
+"""Questions to clients and their answers, over a transport that is slow, loses and delivers late.
 
-A question is a block for a node. It stays open until it is answered, until the post says that it cannot be
-delivered, or until it expires; while it is open
+A question is a block for a node. It stays open until it is answered, until the transport says that it cannot
+be delivered, or until it expires; while it is open
 
 * it is not sent a second time, because a slow node that is asked four times is four times as slow; only when
   most of its time has passed it may have been lost, and one copy is sent;
@@ -15,11 +15,11 @@ and spend privacy, on what nobody will read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from trilemma.federation.admission import Reply
+from trilemma.federation.transport import Transport
 
 RESEND = 0.75
 """Share of a question's time after which a copy is sent."""
@@ -55,32 +55,6 @@ class Patience:
         return self.limit if self.welcome is None else self.welcome
 
 
-class Exchange(Protocol):
-    """How the server reaches its clients."""
-
-    def nodes(self) -> Mapping[int, int]:
-        """Return the connected nodes and, by their authenticated keys, the clients they are."""
-
-    def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
-        """Ask each node its block; return what came back in time, in order of arrival."""
-
-
-class Post(Protocol):
-    """What carries questions and answers: Flower, in a deployment."""
-
-    def nodes(self) -> Mapping[int, int]:
-        """Return the connected nodes and the clients they are."""
-
-    def send(self, blocks: Mapping[int, bytes], lifetime: float) -> Mapping[str, int]:
-        """Send each node its block, to be forgotten after `lifetime` seconds.
-
-        Return the question names of those that were taken, and their nodes.
-        """
-
-    def fetch(self, questions: Collection[str]) -> list[Reply]:
-        """Return the replies to these questions that are there now; it does not wait."""
-
-
 @dataclass(frozen=True)
 class _Open:
     """A question that may still be answered."""
@@ -97,16 +71,16 @@ class _Open:
 
 @dataclass
 class Correspondence:
-    """An `Exchange` over a `Post`."""
+    """How the server asks its clients, over a transport."""
 
-    post: Post
+    transport: Transport
     poll: float
     clock: Clock = field(default_factory=Clock)
     _open: dict[str, _Open] = field(default_factory=dict)
 
     def nodes(self) -> Mapping[int, int]:
         """Return the connected nodes and the clients they are."""
-        return self.post.nodes()
+        return self.transport.nodes()
 
     def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
         """Ask what is not open already, and collect replies until all are there or time is up."""
@@ -157,13 +131,13 @@ class Correspondence:
 
     def _send(self, blocks: Mapping[int, bytes], lifetime: float) -> None:
         now = self.clock.now()
-        for question, node in self.post.send(blocks, lifetime).items() if blocks else ():
+        for question, node in self.transport.send(blocks, lifetime).items() if blocks else ():
             self._open[question] = _Open(node, blocks[node], now, now + lifetime)
 
     def _fetch(self) -> list[Reply]:
         """Look for answers to everything that is open, also to what is not asked now: it ends the matter."""
         self._forget_expired()
-        return self.post.fetch(list(self._open)) if self._open else []
+        return self.transport.fetch(list(self._open)) if self._open else []
 
     def _forget_expired(self) -> None:
         now = self.clock.now()

@@ -1,4 +1,4 @@
-"""A client's side of a run, without Flower: it answers blocks with blocks, or refuses with a reason.
+"""A client's side of a run: it answers blocks with blocks, or refuses with a reason, whoever carries them.
 
 What a client believes is on its own disk: its configuration, its roster, its identity, its budget. The
 server proposes a run, relays keys and sends numbers; it cannot change how much is clipped and noised, with

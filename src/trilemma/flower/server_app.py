@@ -29,11 +29,8 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from trilemma.errors import UserError
 from trilemma.federation import wire
 from trilemma.federation.admission import Reply
-from trilemma.federation.commits import CommitLog
-from trilemma.federation.coordinator import Coordinator
-from trilemma.federation.exchange import Correspondence
 from trilemma.federation.layout import Party
-from trilemma.federation.task import load_task
+from trilemma.federation.server import open_run
 from trilemma.flower import records
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.control import node_key_bytes
@@ -48,8 +45,8 @@ MOMENT = 0.2
 """Seconds given to contents under way before the server looks elsewhere: small ones need no second look."""
 
 
-class GridPost:
-    """Flower's grid as a `Post`. Who sits at a node is told by the key it authenticated with.
+class GridTransport:
+    """Flower's grid as a `Transport`. Who sits at a node is told by the key it authenticated with.
 
     Flower's own `send_and_receive` looks every 3 s, and its `pull_messages` waits for the content of every
     reply that was announced: a client that announces one and uploads nothing would hold up all the others.
@@ -148,14 +145,8 @@ def main(grid: HttpGrid, context: Context) -> None:
         raise UserError(f"{PARTY} must name the server's folder")
     party = Party.open(Path(folder))
     run = str(context.run_config.get("run", "default"))
-    Coordinator(
-        run=run,
-        party=party,
-        task=load_task(party),
-        exchange=Correspondence(GridPost(grid, party), party.federation.timing.poll),
-        log=CommitLog(party.run_folder(run)),
-        say=lambda progress: log(INFO, "[%s] %s", run, progress.text),
-    ).go()
+    transport = GridTransport(grid, party)
+    open_run(party, run, transport, say=lambda event: log(INFO, "[%s] %s", run, event.text)).go()
 
 
 app.main()(main)

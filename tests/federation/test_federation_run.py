@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import ClassVar
+from dataclasses import fields, replace
 
 import pytest
 import torch
-from flower_harness import PRIVATE, Direct, coordinator, make, small_config
 
+from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
 from trilemma import files
 from trilemma.federation import spending, wire
-from trilemma.federation.admission import Reply
 from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.epochs import Stopped
 from trilemma.federation.journal import Refused
-from trilemma.federation.layout import Timing
 from trilemma.federation.node import Node
 from trilemma.federation.sessions import Session, epoch_name
 from trilemma.privacy.ledger import Ledger
 from trilemma.privacy.secrets import Handshake, Identity, Offer, Roster
 
 CLIENTS, ROUNDS = 5, 3
-INSTANT = Timing(round_limit=1.0, join_limit=0.3, poll=0.05)
 
 
 @pytest.fixture
 def parties(tmp_path):
     config = small_config(CLIENTS, *PRIVATE)
-    return make(tmp_path / "federation", CLIENTS, config, timing=INSTANT, budget=1e6, transcript=True)
+    return make(tmp_path / "federation", CLIENTS, config, budget=1e6, transcript=True)
 
 
 def reproducible(parties):
@@ -65,9 +61,9 @@ def test_an_honest_run(parties):
 
 def test_a_finished_run_is_not_run_again(parties):
     coordinator(parties, Direct(parties))[0].go()
-    exchange = Direct(parties)
-    coordinator(parties, exchange)[0].go()
-    assert {kind for _, kind in exchange.asked} == {"finished"}
+    transport = Direct(parties)
+    coordinator(parties, transport)[0].go()
+    assert {kind for _, kind in transport.asked} == {"finished"}
     assert len(ledger_entries(parties[1])) == ROUNDS
 
 
@@ -81,7 +77,7 @@ def test_pairwise_noise_cancels_in_what_was_sent(tmp_path):
         "algorithm.momentum=0.0",
         rounds=1,
     )
-    parties = make(tmp_path / "federation", CLIENTS, config, timing=INSTANT, budget=1e12, transcript=True)
+    parties = make(tmp_path / "federation", CLIENTS, config, budget=1e12, transcript=True)
     coordinator(parties, Direct(parties))[0].go()
     sent = torch.stack(
         [
@@ -104,7 +100,7 @@ def middleman(parties, runner, victim, forge):
         def _relay(self, epoch, joined, keys):
             super()._relay(epoch, joined, {**keys, victim: forge(keys, epoch.number)})
 
-    return Cheat(runner.run, runner.party, runner.task, runner.exchange, runner.log, runner.say)
+    return Cheat(**{part.name: getattr(runner, part.name) for part in fields(runner)})
 
 
 def impostor_offer(parties, index, epoch):
@@ -146,13 +142,13 @@ def foreign(parties, keys, epoch, how):
     ],
 )
 def test_the_server_cannot_stand_in_the_middle(parties, how):
-    exchange = Direct(parties)
-    runner, said = coordinator(parties, exchange)
+    transport = Direct(parties)
+    runner, said = coordinator(parties, transport)
     cheat = middleman(parties, runner, 2, lambda keys, epoch: foreign(parties, keys, epoch, how))
     with pytest.raises(Stopped):
         cheat.go()
     assert sum("keys refused" in line for line in said) == CLIENTS
-    assert not any(kind == "ask" for _, kind in exchange.asked)
+    assert not any(kind == "ask" for _, kind in transport.asked)
     for party in parties[1:]:
         assert not Session(party, "run").secrets.pairs
         assert not (party.state / "ledger").exists()
@@ -210,9 +206,7 @@ def test_a_server_that_forgot_cannot_start_over(parties):
 
 def test_a_client_refuses_to_overspend(tmp_path):
     """Budgets for two rounds; the third is refused by everybody, whatever the server asks."""
-    parties = make(
-        tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), timing=INSTANT, budget=25.0
-    )
+    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=25.0)
     runner, said = coordinator(parties, Direct(parties))
     with pytest.raises(Stopped):
         runner.go()
@@ -224,7 +218,7 @@ def test_a_client_refuses_to_overspend(tmp_path):
 def test_a_small_epoch_costs_more(tmp_path):
     """The price of a round counts the clients that really share noise, not those the server speaks of."""
     config = small_config(CLIENTS, *PRIVATE)
-    parties = make(tmp_path / "federation", CLIENTS, config, timing=INSTANT, budget=1e6)
+    parties = make(tmp_path / "federation", CLIENTS, config, budget=1e6)
     coordinator(parties, Direct(parties), "all")[0].go()
     coordinator(parties, Direct(parties, gone={0, 1}), "three")[0].go()
     with Ledger(parties[4].state / "ledger", spending.read_budget(parties[4])) as ledger:
@@ -237,7 +231,7 @@ def test_under_cdp_a_small_epoch_costs_more(tmp_path):
     """The server is trusted and the sum is what is seen: it hides less when fewer add their noise."""
     options = ("algorithm.name=dsgd", "aggregation.rule=mean", "privacy.threat=cdp", "privacy.clip=1.0")
     config = small_config(CLIENTS, *options, "privacy.sigma_ind=0.5")
-    parties = make(tmp_path / "federation", CLIENTS, config, timing=INSTANT, budget=1e6)
+    parties = make(tmp_path / "federation", CLIENTS, config, budget=1e6)
     coordinator(parties, Direct(parties), "all")[0].go()
     coordinator(parties, Direct(parties, gone={0, 1}), "three")[0].go()
     with Ledger(parties[4].state / "ledger", spending.read_budget(parties[4])) as ledger:
@@ -259,26 +253,26 @@ def test_a_server_killed_at_any_exchange_continues(tmp_path, moment, when):
     config = small_config(
         CLIENTS, *PRIVATE[:2], "privacy.threat=ldp", "privacy.clip=1.0", "privacy.sigma_ind=0.5"
     )
-    whole = make(tmp_path / "whole", CLIENTS, config, timing=INSTANT, budget=1e6)
+    whole = make(tmp_path / "whole", CLIENTS, config, budget=1e6)
     reproducible(whole)
     coordinator(whole, Direct(whole))[0].go()
 
     class Mortal(Direct):
         exchanges = 0
 
-        def ask(self, blocks, patience):
+        def send(self, blocks, lifetime):
             self.exchanges += 1
             if self.exchanges == moment and when == "before":
                 raise Dies
-            replies = super().ask(blocks, patience)
+            questions = super().send(blocks, lifetime)
             if self.exchanges == moment:
                 raise Dies
-            return replies
+            return questions
 
-    exchange = Mortal(whole)
+    transport = Mortal(whole)
     with pytest.raises(Dies):
-        coordinator(whole, exchange, "killed")[0].go()
-    runner, _ = coordinator(whole, exchange, "killed")
+        coordinator(whole, transport, "killed")[0].go()
+    runner, _ = coordinator(whole, transport, "killed")
     assert runner.go().rounds == ROUNDS
     assert [record["round"] for record in runner.log.records()] == [1, 2, 3]
     for party in whole[1:]:
@@ -292,18 +286,18 @@ def test_a_server_killed_while_keys_are_agreed_on_opens_another_epoch(parties, w
     """It comes back when one client is away. Some may hold keys with it: the rest agrees on new ones."""
 
     class Mortal(Direct):
-        def ask(self, blocks, patience):
+        def send(self, blocks, lifetime):
             if wire.kind_of(next(iter(blocks.values()))) != "keys" or self.gone:
-                return super().ask(blocks, patience)
+                return super().send(blocks, lifetime)
             self.gone = {3}
             if when == "after":
-                super().ask(blocks, patience)
+                super().send(blocks, lifetime)
             raise Dies
 
-    exchange = Mortal(parties)
+    transport = Mortal(parties)
     with pytest.raises(Dies):
-        coordinator(parties, exchange)[0].go()
-    runner, said = coordinator(parties, exchange)
+        coordinator(parties, transport)[0].go()
+    runner, said = coordinator(parties, transport)
     assert runner.go().rounds == ROUNDS, said
     assert [(record["epoch"], record["absent"]) for record in runner.log.records()] == [(1, [3])] * ROUNDS
 
@@ -331,15 +325,14 @@ def test_a_client_killed_at_any_write_is_replaced_and_nothing_is_hidden(parties,
     durable_writes(monkeypatch, victim, fail_at)
 
     class Restarting(Direct):
-        def ask(self, blocks, patience):
+        def reply(self, node, block):
             try:
-                return super().ask(blocks, patience)
+                return super().reply(node, block)
             except Dies:
-                self._nodes[victim.client] = Node(victim)
-                alive = {node: block for node, block in blocks.items() if node != 100 + victim.client}
-                return super().ask(alive, patience)
+                self.clients[victim.client] = Node(victim)
+                return None
 
-    runner, said = coordinator(parties, Restarting(parties))
+    runner, said = coordinator(parties, Restarting(parties, pause=2.0))
     assert runner.go().rounds == ROUNDS, said
     folder = parties[0].run_folder("run") / "transcript"
     arrived = {int(path.name.split("-")[0]) for path in folder.glob(f"*-{victim.client}")}
@@ -364,15 +357,13 @@ def test_up_to_f_absent_clients_count_against_f(parties):
 
 def test_two_dropouts_of_five_continue_in_a_new_epoch(parties):
     class Leaving(Direct):
-        def ask(self, blocks, patience):
-            if wire.kind_of(next(iter(blocks.values()))) == "ask" and b'"round": 1' in next(
-                iter(blocks.values())
-            ):
+        def send(self, blocks, lifetime):
+            if asks(next(iter(blocks.values())), 1):
                 self.gone = {1, 4}
-            return super().ask(blocks, patience)
+            return super().send(blocks, lifetime)
 
-    exchange = Leaving(parties)
-    runner, said = coordinator(parties, exchange)
+    transport = Leaving(parties)
+    runner, said = coordinator(parties, transport)
     runner.go()
     records = runner.log.records()
     assert [record["epoch"] for record in records] == [0, 1, 1]
@@ -391,19 +382,18 @@ def test_a_run_that_stopped_goes_on_when_clients_are_back(parties):
     """Three leave after the first round, nobody can go on; when they are back the run does, at once."""
 
     class Leaving(Direct):
-        def ask(self, blocks, patience):
-            block = next(iter(blocks.values()))
-            if wire.kind_of(block) == "ask" and b'"round": 1' in block and not self.asked_before:
-                self.asked_before, self.gone = True, {0, 1, 2}
-            return super().ask(blocks, patience)
-
         asked_before = False
 
-    exchange = Leaving(parties)
+        def send(self, blocks, lifetime):
+            if asks(next(iter(blocks.values())), 1) and not self.asked_before:
+                self.asked_before, self.gone = True, {0, 1, 2}
+            return super().send(blocks, lifetime)
+
+    transport = Leaving(parties)
     with pytest.raises(Stopped, match="2 of 5 clients joined epoch 1"):
-        coordinator(parties, exchange)[0].go()
-    exchange.gone = set()
-    runner, said = coordinator(parties, exchange)
+        coordinator(parties, transport)[0].go()
+    transport.gone = set()
+    runner, said = coordinator(parties, transport)
     assert runner.go().rounds == ROUNDS
     assert [record["epoch"] for record in runner.log.records()] == [0, 2, 2]
     assert not any("asked again" in line or "rejected" in line for line in said)
@@ -419,10 +409,9 @@ def test_an_unheard_client_takes_its_step_back(parties):
     """Its answer of round 0 was lost: in round 1 its momentum is what it was before round 0, i.e. zero."""
 
     def lose(client, asked, answer):
-        lost = client == 2 and wire.kind_of(asked) == "ask" and b'"round": 0' in asked
-        return None if lost else answer
+        return None if client == 2 and asks(asked, 0) else answer
 
-    runner, _ = coordinator(parties, Direct(parties, tamper=lose))
+    runner, _ = coordinator(parties, Direct(parties, tamper=lose, pause=2.0))
     runner.go()
     assert [record["absent"] for record in runner.log.records()] == [[2], [], []]
     notes = [
@@ -440,16 +429,14 @@ def test_an_unheard_step_is_taken_back_however_long_the_silence(parties):
     steps = []
 
     class Interrupted(Direct):
-        def ask(self, blocks, patience):
-            kind, block = wire.kind_of(next(iter(blocks.values()))), next(iter(blocks.values()))
-            self.gone = {2} if kind == "ask" and (b'"round": 1' in block or b'"round": 2' in block) else set()
-            return super().ask(blocks, patience)
+        def send(self, blocks, lifetime):
+            self.gone = {2} if asks(next(iter(blocks.values())), 1, 2) else set()
+            return super().send(blocks, lifetime)
 
     def lose(client, asked, answer):
-        first = client == 2 and wire.kind_of(asked) == "ask" and b'"round": 0' in asked
-        return None if first else answer
+        return None if client == 2 and asks(asked, 0) else answer
 
-    exchange = Interrupted(parties, tamper=lose)
+    transport = Interrupted(parties, tamper=lose, pause=3.0)
     honest = Node._step
 
     def step(self, ask, broadcast, state, noise):
@@ -459,7 +446,7 @@ def test_an_unheard_step_is_taken_back_however_long_the_silence(parties):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Node, "_step", step)
-        runner, _ = coordinator(parties, exchange)
+        runner, _ = coordinator(parties, transport)
         runner.go()
     assert [record["absent"] for record in runner.log.records()] == [[2], [2], [2], []]
     (first, before), (second, later) = steps
@@ -471,23 +458,32 @@ def test_a_client_that_contradicts_itself_counts_as_byzantine(parties):
     """It is asked twice in a round and says two different things; the round goes on without it."""
 
     class Late(Direct):
-        kept: ClassVar[list[Reply]] = []
+        """Two clients' answers to the first question arrive together with those to its copy."""
 
-        def ask(self, blocks, patience):
-            replies = super().ask(blocks, patience)
-            if wire.kind_of(next(iter(blocks.values()))) != "ask":
-                return replies
-            late = [reply for reply in replies if reply.node in (101, 104)]
-            if late and not self.kept:
-                self.kept += late
-                return [reply for reply in replies if reply not in late]
-            replies += [self.contradicted(reply) for reply in self.kept if len(blocks) < CLIENTS]
+        def __init__(self, parties):
+            super().__init__(parties)
+            self.kept = {101: [], 104: []}
+
+        def fetch(self, questions):
+            replies = []
+            for reply in super().fetch(questions):
+                if not self.holds_back(reply):
+                    replies.append(reply)
+                    continue
+                kept = self.kept[reply.node]
+                kept.append(reply)
+                if len(kept) == 2:
+                    replies += [kept[0], self.contradicted(kept[1])]
             return replies
+
+        def holds_back(self, reply):
+            answers = wire.kind_of(reply.block) == "answer"
+            return answers and reply.node in self.kept and len(self.kept[reply.node]) < 2
 
         def contradicted(self, reply):
             header, tensors = wire.loads(reply.block, wire.Answer)
             vector = tensors["vector"] + (1.0 if reply.node == 104 else 0.0)
-            return replace(reply, block=wire.dumps(header, {"vector": vector}), question="copy")
+            return replace(reply, block=wire.dumps(header, {"vector": vector}))
 
     runner, said = coordinator(parties, Late(parties))
     assert runner.go().rounds == ROUNDS

@@ -1,0 +1,57 @@
+"""A federation in one process: every node is an object, and a question is answered when it is sent.
+
+The smallest transport there is. The federation's tests run over it, and so can a rehearsal: everything but
+the network and the processes is the real thing, keys, ledgers and disks included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from trilemma.errors import UserError
+from trilemma.federation.admission import Reply
+from trilemma.federation.layout import Party
+from trilemma.federation.node import Node
+
+FIRST_NODE = 100
+"""Nodes have numbers of their own: who takes one for a client finds nobody."""
+
+
+class InProcess:
+    """The nodes of these parties' clients. Those of the clients in `gone` are silent."""
+
+    def __init__(self, parties: Iterable[Party], gone: Collection[int] = ()) -> None:
+        self.clients = {party.client: Node(party) for party in parties if party.client is not None}
+        self.gone = set(gone)
+        self._sent = 0
+        self._replies: dict[str, Reply] = {}
+
+    def nodes(self) -> Mapping[int, int]:
+        """Return the nodes of the clients that are there."""
+        return {FIRST_NODE + client: client for client in self.clients if client not in self.gone}
+
+    def send(self, blocks: Mapping[int, bytes], lifetime: float) -> Mapping[str, int]:
+        """Let each node answer its block at once; its reply waits to be fetched."""
+        questions: dict[str, int] = {}
+        for node, block in blocks.items():
+            question = f"question {self._sent}"
+            self._sent += 1
+            questions[question] = node
+            reply = None if node - FIRST_NODE in self.gone else self.reply(node, block)
+            if reply is not None:
+                self._replies[question] = replace(reply, question=question)
+        return questions
+
+    def fetch(self, questions: Collection[str]) -> list[Reply]:
+        """Return the replies to these questions; those nobody asks for any more are forgotten."""
+        there = [self._replies[question] for question in questions if question in self._replies]
+        self._replies = {}
+        return there
+
+    def reply(self, node: int, block: bytes) -> Reply | None:
+        """Return what a node says; None where nothing arrives."""
+        try:
+            return Reply(node, self.clients[node - FIRST_NODE].answer(block))
+        except UserError as error:
+            return Reply(node, error=f"{type(error).__name__}: {error}", refused=True)

@@ -1,0 +1,32 @@
+"""The server of a federation, put together: its folder, a run's name, and a transport are all it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trilemma.federation.commits import CommitLog
+from trilemma.federation.coordinator import Coordinator, Event
+from trilemma.federation.exchange import Clock, Correspondence
+from trilemma.federation.layout import Party
+from trilemma.federation.task import load_task
+from trilemma.federation.transport import Transport
+
+
+def open_run(
+    server: Party,
+    run: str,
+    transport: Transport,
+    say: Callable[[Event], None] = lambda _: None,
+    clock: Clock | None = None,
+) -> Coordinator:
+    """Return the coordinator of the run `run`, a new one or one that stands somewhere; `go` runs it."""
+    clock = clock or Clock()
+    return Coordinator(
+        run=run,
+        party=server,
+        task=load_task(server),
+        exchange=Correspondence(transport, server.federation.timing.poll, clock),
+        log=CommitLog(server.run_folder(run)),
+        say=say,
+        clock=clock,
+    )

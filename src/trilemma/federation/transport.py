@@ -1,0 +1,33 @@
+"""The boundary to whatever carries messages: three functions, and nothing else a carrier has to know.
+
+A transport moves blocks of bytes between the server and the nodes of clients. It may be slow, lose
+questions and deliver late; `exchange` deals with that. What it must be sure of is who sits at a node: by the
+key that node authenticated with, never by what it says. `inprocess` is one in a few lines, `trilemma.flower`
+another.
+
+At the other end a transport hands every block to `Node.answer` and carries back what that returns, or the
+text of the `UserError` it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from trilemma.federation.admission import Reply
+
+
+class Transport(Protocol):
+    """What carries questions to clients and their answers back, as the server sees it."""
+
+    def nodes(self) -> Mapping[int, int]:
+        """Return the connected nodes and, by their authenticated keys, the clients they are."""
+
+    def send(self, blocks: Mapping[int, bytes], lifetime: float) -> Mapping[str, int]:
+        """Send each node its block, to be forgotten after `lifetime` seconds.
+
+        Return the question names of those that were taken, and their nodes.
+        """
+
+    def fetch(self, questions: Collection[str]) -> list[Reply]:
+        """Return the replies to these questions that are there now; it does not wait."""

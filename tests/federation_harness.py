@@ -1,0 +1,188 @@
+"""What the federation tests share: small configurations, a clock, nodes without a network, the simulation."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from trilemma import config as configurations
+from trilemma.federation import layout, wire
+from trilemma.federation.admission import Reply
+from trilemma.federation.coordinator import Coordinator
+from trilemma.federation.exchange import Clock
+from trilemma.federation.inprocess import FIRST_NODE, InProcess
+from trilemma.federation.layout import Federation, Party, Timing
+from trilemma.federation.server import open_run
+from trilemma.federation.sessions import Session
+from trilemma.federation.spending import write_budgets
+from trilemma.federation.task import load_task
+from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
+from trilemma.simulate import engine
+from trilemma.simulate.experiment import Experiment, assemble
+
+INSTANT = Timing(round_limit=1.0, join_limit=0.3, poll=0.05)
+
+PRIVATE = (
+    "algorithm.name=cafcor",
+    "aggregation.rule=caf",
+    "privacy.threat=secldp",
+    "privacy.clip=1.0",
+    "privacy.sigma_cor=0.5",
+    "privacy.sigma_ind=0.1",
+)
+
+
+def small_config(clients: int, *assignments: str, tolerate: int = 1, rounds: int = 3) -> str:
+    """A logistic model on phishing: every message is 69 numbers."""
+    return configurations.parse(
+        {},
+        [
+            f"federation.clients={clients}",
+            f"federation.tolerate={tolerate}",
+            f"run.rounds={rounds}",
+            "aggregation.rule=cwmed",
+            "algorithm.name=dsgd",
+            *assignments,
+        ],
+    ).toml()
+
+
+def make(
+    folder: Path,
+    clients: int,
+    config: str,
+    *,
+    timing: Timing = INSTANT,
+    budget: float | None = None,
+    **facts: object,
+) -> list[Party]:
+    """Make a federation's folders."""
+    parties = layout.init(folder, Federation("test", clients, timing=timing, **facts), config)
+    write_budgets(parties[1:], load_task(parties[0]), budget)
+    return parties
+
+
+@dataclass
+class Time:
+    """A clock that moves when somebody sleeps."""
+
+    at: float = 0.0
+
+    def pass_(self, seconds: float) -> None:
+        assert seconds > 0, "who waits for nothing waits for ever"
+        self.at += seconds
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(lambda: self.at, self.pass_)
+
+
+class Direct(InProcess):
+    """Nodes in this process, on a clock of their own; `tamper` may change or drop what they say.
+
+    `pause` seconds pass whenever the server looks who is there; `asked` remembers who got which question.
+    """
+
+    def __init__(
+        self,
+        parties: list[Party],
+        tamper: Callable[[int, bytes, bytes], bytes | None] = lambda _client, _asked, answer: answer,
+        gone: Collection[int] = (),
+        pause: float = 0.0,
+    ) -> None:
+        super().__init__(parties, gone)
+        self.tamper, self.pause = tamper, pause
+        self.time = Time()
+        self.asked: list[tuple[int, str]] = []
+
+    def nodes(self):
+        if self.pause:
+            self.time.pass_(self.pause)
+        return super().nodes()
+
+    def reply(self, node: int, block: bytes) -> Reply | None:
+        client = node - FIRST_NODE
+        self.asked.append((client, wire.kind_of(block)))
+        reply = super().reply(node, block)
+        if reply is None or reply.block is None:
+            return reply
+        changed = self.tamper(client, block, reply.block)
+        return None if changed is None else Reply(node, changed)
+
+
+def asks(block: bytes, *rounds: int) -> bool:
+    """Tell whether a block asks for a step of one of these rounds; without any: of some round."""
+    if wire.kind_of(block) != "ask":
+        return False
+    return not rounds or wire.loads(block, wire.Ask)[0].round in rounds
+
+
+def coordinator(parties: list[Party], transport: Direct, run: str = "run") -> tuple[Coordinator, list[str]]:
+    """A coordinator over `transport`, on its clock, and what it says."""
+    said: list[str] = []
+    clock = transport.time.clock
+    return open_run(parties[0], run, transport, lambda event: said.append(event.text), clock), said
+
+
+# --- deployed and simulated -------------------------------------------------------------------------------
+
+
+def share_seeds(parties: list[Party], config: str) -> None:
+    """Give every client the simulation's seed for sampling, and noise that can be drawn again."""
+    seed = configurations.parse(tomllib.loads(config)).run.seeds[0]
+    for party in parties[1:]:
+        party.seed.write_text(f"{seed:x}")
+        (party.folder / "secrets" / "reproducible-noise").write_text(bytes([7 + party.client] * 32).hex())
+
+
+def secrets_of(parties: list[Party], run: str) -> list[SecretNoise]:
+    """Every client's noise source, rebuilt from its own folder."""
+    return [
+        SecretNoise(party.client, Session(party, run).secrets.pairs, party.reproducible_noise)
+        for party in parties[1:]
+    ]
+
+
+def transcript(parties: list[Party], run: str, round_: int) -> torch.Tensor:
+    """What the server recorded of a round, one row per client."""
+    folder = parties[0].run_folder(run) / "transcript"
+    return torch.stack(
+        [
+            wire.loads((folder / f"{round_}-{party.client}").read_bytes(), wire.Answer)[1]["vector"]
+            for party in parties[1:]
+        ]
+    )
+
+
+def result_of(parties: list[Party], run: str) -> wire.Tensors:
+    """The result the server wrote."""
+    return wire.loads((parties[0].run_folder(run) / "result").read_bytes(), wire.Finished)[1]
+
+
+def simulation(parties: list[Party], config: str, run: str) -> Experiment:
+    """The experiment of `config`, with the noise of the federation's secrets."""
+    experiment = assemble(configurations.parse(tomllib.loads(config)), seed=1)
+    noise = StackedSecretNoise.of(secrets_of(parties, run))
+    return replace(experiment, clients=replace(experiment.clients, noise=noise))
+
+
+def check_against_simulation(parties: list[Party], config: str, run: str) -> None:
+    """Every message that travelled, and the model: to 1e-6 those of the stacked simulation."""
+    experiment = simulation(parties, config, run)
+    progress = engine.start(experiment)
+    algorithm = experiment.resolved.algorithm
+    for round_ in range(experiment.config.run.rounds):
+        key = experiment.key.fold("round", round_)
+        sent = algorithm.client(progress.broadcast, progress.clients, experiment.clients, round_, key)
+        travelled = transcript(parties, run, round_)
+        assert travelled.abs().max() > 0
+        torch.testing.assert_close(travelled, sent.messages.vectors, rtol=1e-6, atol=1e-6)
+        progress, _ = engine.step(experiment, progress)
+    result = result_of(parties, run)
+    assert set(result) == set(progress.broadcast)
+    for name, tensor in result.items():
+        torch.testing.assert_close(tensor, progress.broadcast[name], rtol=1e-6, atol=1e-6)
