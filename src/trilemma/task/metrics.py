@@ -156,7 +156,8 @@ def _predicted(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return outputs.argmax(-1), targets.long()
     raise UserError(
         f"cannot compare outputs of shape {tuple(outputs.shape)} with targets of shape "
-        f"{tuple(targets.shape)}; allowed: one output per class after the targets' axes, or outputs like the targets"
+        f"{tuple(targets.shape)}; allowed: one output per class after the targets' axes, "
+        "or outputs like the targets"
     )
 
 
