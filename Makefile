@@ -10,7 +10,7 @@ endif
 export FLWR_TELEMETRY_ENABLED = 0
 export MPLBACKEND = Agg
 
-.PHONY: demo test check lint types imports unit bench clean help
+.PHONY: demo test check lint types imports docs-reference clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -42,6 +42,9 @@ types: $(VENV)/.dev
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
+
+docs-reference: $(VENV)/.runtime  ## write docs/configuration.md from what the source declares
+	$(BIN)/python -m trilemma.config.reference > docs/configuration.md
 
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

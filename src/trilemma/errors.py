@@ -33,6 +33,14 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     "did you mean 'cwmed'? Allowed: cwmed, krum"
     """
     names = sorted(allowed)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Allowed: {', '.join(names) or '(none)'}"
+    return f"{hint(name, names)}Allowed: {', '.join(names) or '(none)'}"
+
+
+def hint(name: str, allowed: Iterable[str]) -> str:
+    """Ask whether the nearest allowed name was meant; "" where none is near.
+
+    >>> hint("cwmde", ["cwmed", "krum"])
+    "did you mean 'cwmed'? "
+    """
+    close = difflib.get_close_matches(name, sorted(allowed), n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}? " if close else ""

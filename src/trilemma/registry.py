@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from trilemma.errors import ConfigError, nearest
@@ -54,6 +54,12 @@ class Registry(Mapping[str, T], Generic[T]):
         self[name]
         return self._summaries[name]
 
+    def known(self, name: str) -> str:
+        """Return `name` if something is registered under it, else say what is: a validator of fields."""
+        if name not in self:
+            raise ValueError(nearest(name, self))
+        return name
+
     def __getitem__(self, name: str) -> T:
         try:
             return self._things[name]
@@ -70,8 +76,12 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(self._things)
 
 
-def discover(package: str) -> None:
-    """Import every module of `package`, so that what they register is known."""
+def discover(package: str, but: Collection[str] = ()) -> None:
+    """Import every module of `package`, so that what they register is known; `but` names those left alone.
+
+    A module that nothing else may import, because it needs a device or takes long, is left alone.
+    """
     path = importlib.import_module(package).__path__
-    for module in pkgutil.iter_modules(path, prefix=package + "."):
-        importlib.import_module(module.name)
+    for module in pkgutil.iter_modules(path):
+        if module.name not in but:
+            importlib.import_module(f"{package}.{module.name}")

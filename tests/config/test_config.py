@@ -109,3 +109,91 @@ def test_under_cdp_only_clients_that_are_heard_count_as_noise() -> None:
     assert _central("federation.byzantine=4") == pytest.approx((20 / 16) ** 0.5 * _central(), rel=1e-6)
     with pytest.raises(PrivacyError, match="all 5 clients heard in a round could be among the 8 that lie"):
         _central("federation.sampled=5", "federation.byzantine=8", "federation.tolerate=2")
+
+
+ALIE = {"attack": {"name": "alie", "strength": 1.5}}
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "note"),
+    [
+        (ALIE, "attack.name=sf", "[attack] strength = 1.5 is left out: alie has it, sf does not"),
+        (
+            {"data": {"name": "synthetic", "size": 315, "holders": "all"}},
+            "data.name=phishing",
+            "[data] size = 315 is left out: synthetic has it, phishing does not",
+        ),
+        (
+            {"data": {"partition": {"name": "dirichlet", "alpha": 1.0}}},
+            "data.partition.name=extreme",
+            "[data.partition] alpha = 1.0 is left out: dirichlet has it, extreme does not",
+        ),
+        (
+            {"model": {"name": "mlp", "hidden": [5]}},
+            "model.name=logistic",
+            "[model] hidden = [5] is left out: mlp has it, logistic does not",
+        ),
+        (
+            {"algorithm": {"lr": 0.5, "momentum": 0.9}},
+            "algorithm.name=fedavg",
+            "[algorithm] momentum = 0.9 is left out: dsgd has it, fedavg does not",
+        ),
+    ],
+)
+def test_a_new_name_leaves_behind_what_the_new_thing_lacks(before: dict, change: str, note: str) -> None:
+    settings = config.parse(before, [change])
+    assert settings.notes == (note,)
+    assert config.parse(settings.dump()).notes == ()
+    assert config.parse(before).with_(change).with_("run.rounds=2").notes == (note,)
+
+
+def test_what_the_new_thing_has_is_kept() -> None:
+    settings = config.parse(ALIE, ["attack.name=foe"])
+    assert (settings.attack.options.strength, settings.notes) == (1.5, ())
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "message"),
+    [
+        (ALIE, ["attack.name=sf", "attack.strength=2"], "unknown key 'strength'"),
+        (ALIE, ["attack.name=sf", "attack.search.reach=5"], "unknown key 'search'"),
+        ({"attack": {"name": "alie", "strenght": 1}}, ["attack.name=sf"], "unknown key 'strenght'"),
+        ({"attack": {"name": "sf", "strength": 1.5}}, ["attack.name=sf"], "unknown key 'strength'"),
+    ],
+)
+def test_what_was_asked_for_or_never_known_is_still_a_mistake(
+    before: dict, changes: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        config.parse(before, changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("algorithm.batch=5", "unknown key 'batch': it is called 'batch_size' now"),
+        ("algorithm.l2=1e-4", "unknown key 'l2': it is called 'weight_decay' now"),
+        ("algorithm.name=lp_proj", "did you mean 'lp-proj'?"),
+        ("algorithm.name=lg_fedavg", "did you mean 'lg-fedavg'?"),
+        ("data.name=fashion_mnist", "did you mean 'fashion-mnist'?"),
+        ("data.partition.name=gamma_similarity", "did you mean 'gamma-similarity'?"),
+        ("attack.name=min_max", "did you mean 'min-max'?"),
+        ("model.name=cifar_cnn", "did you mean 'cifar-cnn'?"),
+    ],
+)
+def test_names_of_old_say_what_they_are_called_now(change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        config.parse({}, [change])
+
+
+def test_a_data_set_says_how_it_is_usually_divided() -> None:
+    assert config.parse({}, ["data.name=synthetic"]).partition.name == "natural"
+    assert config.parse({}, ["data.name=mnist"]).partition.name == "homogeneous"
+
+
+def test_configurations_of_the_package_are_found_by_name(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cafcor-mnist").mkdir()
+    assert config.load("cafcor-mnist").algorithm.name == "cafcor"
+    with pytest.raises(ConfigError, match="did you mean 'cafcor-mnist'"):
+        config.load("configs/cafcor-mnits.toml")

@@ -1,27 +1,24 @@
-"""Every configuration in configs/ is valid, and runs where its data are at hand."""
+"""Every configuration that comes with the package is valid, and runs where its data are at hand."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 from trilemma import config, simulate
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_it_is_valid(path: Path) -> None:
-    settings = config.load(path)
+@pytest.mark.parametrize("name", config.ready)
+def test_it_is_valid(name: str) -> None:
+    settings = config.load(name)
     assert config.parse(settings.dump()).dump() == settings.dump()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_it_runs(path: Path) -> None:
-    settings = config.load(path, ["run.device=cpu"])
+@pytest.mark.parametrize("name", config.ready)
+def test_it_runs(name: str) -> None:
+    settings = config.load(name, ["run.device=cpu"])
     if settings.data.name not in ("phishing", "synthetic") and "TRILEMMA_DATA" not in os.environ:
         pytest.skip(f"{settings.data.name} needs TRILEMMA_DATA, a folder with its npz file")
     experiment = simulate.assemble(settings, seed=1)

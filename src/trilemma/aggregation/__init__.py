@@ -10,26 +10,33 @@
 tensor([1., 1.])
 """
 
-from trilemma.aggregation.bulyan import bulyan
-from trilemma.aggregation.caf import caf
-from trilemma.aggregation.centred_clipping import cc
+from trilemma.aggregation.bulyan import Bulyan as bulyan
+from trilemma.aggregation.caf import Caf as caf
+from trilemma.aggregation.centred_clipping import CentredClipping as cc
 from trilemma.aggregation.chain import Chain, Mixing, chain
-from trilemma.aggregation.coordinate import cwmed, cwtm, meamed
+from trilemma.aggregation.coordinate import MeanAroundMedian as meamed
+from trilemma.aggregation.coordinate import Median as cwmed
+from trilemma.aggregation.coordinate import TrimmedMean as cwtm
 from trilemma.aggregation.distributed import sharded
-from trilemma.aggregation.filter import filter_ as filter
-from trilemma.aggregation.geomed import geomed
+from trilemma.aggregation.filter import Filter as filter
+from trilemma.aggregation.geomed import GeometricMedian as geomed
 from trilemma.aggregation.gram import Geometry, geometry, gram
-from trilemma.aggregation.krum import krum, multikrum
-from trilemma.aggregation.mda import mda
-from trilemma.aggregation.mean import mean
-from trilemma.aggregation.mixing import arc, bucketing, clip, nnm
-from trilemma.aggregation.monna import monna
+from trilemma.aggregation.krum import Krum as krum
+from trilemma.aggregation.krum import MultiKrum as multikrum
+from trilemma.aggregation.mda import MinimumDiameter as mda
+from trilemma.aggregation.mean import Mean as mean
+from trilemma.aggregation.mixing import Arc as arc
+from trilemma.aggregation.mixing import Bucketing as bucketing
+from trilemma.aggregation.mixing import Clip as clip
+from trilemma.aggregation.mixing import NearestNeighbours as nnm
+from trilemma.aggregation.monna import Monna as monna
 from trilemma.aggregation.parsing import parse
 from trilemma.aggregation.registry import mixings, rules
 from trilemma.aggregation.rule import Coordinate, Geometric, Rule
-from trilemma.aggregation.smea import smea
+from trilemma.aggregation.smea import Smea as smea
 from trilemma.aggregation.stream import stream
 from trilemma.aggregation.types import Aggregate, Info
+from trilemma.registry import discover
 
 __all__ = [
     "Aggregate",
@@ -67,3 +74,7 @@ __all__ = [
     "smea",
     "stream",
 ]
+
+discover(__name__, but=("cuda", "cuda_kernels", "cuda_network"))
+globals().update(mixings)  # those of new files too: `agg.name` is the class registered as "name"
+globals().update(rules)

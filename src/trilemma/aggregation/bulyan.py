@@ -1,31 +1,32 @@
-"""Bulyan (El Mhamdi, Guerraoui, Rouault, ICML 2018).
+"""Bulyan: repeated Krum, then values near the median.
 
 Select θ = n − 2f messages: Krum's choice, θ times, each time among those not yet selected. Then, in each
 coordinate, average the β = θ − 2f = n − 4f values nearest to the median of the selected ones.
 
 The selection is a mixing step (a matrix of zeros and ones) and the second stage a window of sorted values, so
 Bulyan is a chain of the two.
+
+Reference: El Mhamdi, Guerraoui, Rouault, "The hidden vulnerability of distributed learning in Byzantium",
+ICML 2018.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from trilemma.aggregation.chain import Chain, Mixing
+from trilemma.aggregation.chain import Mixing, Staged
 from trilemma.aggregation.columns import Window
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.krum import scores
 from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Coordinate
+from trilemma.aggregation.rule import Coordinate, Rule
 from trilemma.aggregation.types import Array
 from trilemma.errors import UserError
 from trilemma.keys import Key
 
 
-@dataclass(frozen=True)
 class RepeatedKrum(Mixing):
     """The first stage: keep the n − 2f messages that Krum selects one after another."""
 
@@ -47,7 +48,6 @@ class RepeatedKrum(Mixing):
         return n - 2 * self.f
 
 
-@dataclass(frozen=True)
 class NearMedian(Coordinate):
     """The second stage: of θ = n − 2f values the θ − 2f nearest to their median."""
 
@@ -62,14 +62,22 @@ class NearMedian(Coordinate):
         return 0.0 if self.f == 0 else None
 
 
-@dataclass(frozen=True)
-class Bulyan(Chain):
-    """Both stages; see `bulyan`."""
+@rules.register("bulyan")
+class Bulyan(Staged):
+    """Mean around the median, by coordinate, of the n − 2f messages that repeated Krum selects.
 
-    @property
-    def name(self) -> str:
-        """Bulyan."""
-        return "bulyan"
+    Needs n > 4f. No κ is stated here for f > 0. Cost: two reads of X, n − 2f Krum selections in the n×n
+    distances, and a sorting network in cache.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.bulyan(f=1)(torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [99.0]])).value
+    tensor([3.])
+    """
+
+    def stages(self) -> tuple[tuple[Mixing, ...], Rule]:
+        """Return the selection and the mean around the median."""
+        return (RepeatedKrum(f=self.f),), NearMedian(f=self.f)
 
     def check(self, n: int) -> None:
         """Raise a `UserError` unless n > 4f."""
@@ -80,17 +88,3 @@ class Bulyan(Chain):
         """Return 0 without Byzantine clients, where this is the mean, else None."""
         self.check(n)
         return 0.0 if self.f == 0 else None
-
-
-@rules.register("bulyan")
-def bulyan(f: int) -> Bulyan:
-    """Mean around the median, by coordinate, of the n − 2f messages that repeated Krum selects.
-
-    Needs n > 4f. No κ is stated here for f > 0. Cost: two reads of X, n − 2f Krum selections in the n×n
-    distances, and a sorting network in cache.
-
-    >>> import torch
-    >>> bulyan(f=1)(torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [99.0]])).value
-    tensor([3.])
-    """
-    return Bulyan(f, (RepeatedKrum(f),), NearMedian(f))

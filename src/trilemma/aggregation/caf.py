@@ -1,4 +1,4 @@
-"""CAF, the covariance-bound agnostic filter (Allouah, Guerraoui, Stephan, ICML 2025, Algorithm 2).
+"""CAF, the covariance-bound agnostic filter.
 
     c = 1; best = (mean, ∞)
     while Σc > n − 2f:
@@ -9,12 +9,14 @@
 
 At least one weight reaches zero in every step, so there are at most 2f steps. All of it happens in the n×n
 Gram matrix with the exact top eigenpair; no power iterations in d dimensions.
+
+Reference: Allouah, Guerraoui, Stephan, "Towards trustworthy federated learning with untrusted participants",
+ICML 2025, Algorithm 2.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -26,11 +28,24 @@ from trilemma.aggregation.spectral import reweightings
 from trilemma.aggregation.types import Criterion, Weighing
 
 
-@dataclass(frozen=True)
+@rules.register("caf")
 class Caf(Geometric):
-    """The covariance-bound agnostic filter; see `caf`."""
+    """Filter out directions of large variance; needs only f, no bound on the covariance.
 
-    label: ClassVar[str] = "caf"
+    Proposition 4.1: for every S of n − f messages, ‖value − mean_S‖² ≤ κ λ_max(Cov_S) with
+    κ = 6f/(n−f) · (1 + f/(n−2f))². (Spectral criterion: λ_max, not the trace.)
+
+    Cost: two reads of X and at most 2f top eigenpairs of n×n matrices. `info.objective` is σ_c² of the
+    answer, `info.iterations` the number of steps.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> X = torch.tensor([[1.0], [2.0], [3.0], [1000.0]])
+    >>> out = agg.caf(f=1)(X)
+    >>> round(out.value.item(), 2), out.weights[3].item(), out.info.iterations
+    (2.0, 0.0, 2)
+    """
+
     criterion: ClassVar[Criterion] = "spectral"
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
@@ -48,22 +63,3 @@ class Caf(Geometric):
         """Return κ of Proposition 4.1."""
         self.check(n)
         return 6 * self.f / (n - self.f) * (1 + self.f / (n - 2 * self.f)) ** 2
-
-
-@rules.register("caf")
-def caf(f: int) -> Caf:
-    """Filter out directions of large variance; needs only f, no bound on the covariance.
-
-    Proposition 4.1: for every S of n − f messages, ‖value − mean_S‖² ≤ κ λ_max(Cov_S) with
-    κ = 6f/(n−f) · (1 + f/(n−2f))². (Spectral criterion: λ_max, not the trace.)
-
-    Cost: two reads of X and at most 2f top eigenpairs of n×n matrices. `info.objective` is σ_c² of the
-    answer, `info.iterations` the number of steps.
-
-    >>> import torch
-    >>> X = torch.tensor([[1.0], [2.0], [3.0], [1000.0]])
-    >>> out = caf(f=1)(X)
-    >>> round(out.value.item(), 2), out.weights[3].item(), out.info.iterations
-    (2.0, 0.0, 2)
-    """
-    return Caf(f)

@@ -1,39 +1,39 @@
-"""Centred clipping (Karimireddy, He, Jaggi, ICML 2021).
+"""Centred clipping: deviations from a moving centre count up to a radius.
 
     v ← v + (1/n) Σ_i (x_i − v) · min(1, radius / ‖x_i − v‖),   repeated `steps` times from v = 0.
 
 In weights: with s_i = min(1, radius/‖x_i − v‖) and v = Σ w_i x_i, the step is w ← (1 − mean s) w + s/n.
+
+Reference: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust optimization", ICML 2021.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import numpy as np
+from pydantic import Field
 
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.mixing import shrinkage
 from trilemma.aggregation.registry import rules
 from trilemma.aggregation.rule import Geometric
 from trilemma.aggregation.types import Weighing
-from trilemma.errors import UserError
 
 
-@dataclass(frozen=True)
+@rules.register("cc")
 class CentredClipping(Geometric):
-    """Clipping around a moving centre; see `cc`."""
+    """Average clipped deviations from a moving centre that starts at 0.
 
-    radius: float = 10.0
-    steps: int = 3
-    label: ClassVar[str] = "cc"
+    To start at a point v, such as the last aggregate, shift: `v + cc(f=f, radius=radius)(X - v).value`. f
+    only says how many messages that are not finite may be left out. No κ. Cost: two reads of X.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.radius, int | float) or not self.radius > 0:
-            raise UserError(f"cc: the radius must be a number > 0; got {self.radius!r}")
-        if not isinstance(self.steps, int) or self.steps < 1:
-            raise UserError(f"cc: steps must be a whole number ≥ 1; got {self.steps!r}")
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.cc(f=1, radius=1.0, steps=1)(torch.tensor([[0.5], [0.25], [900.0]])).value
+    tensor([0.5833])
+    """
+
+    radius: float = Field(default=10.0, gt=0, description="the longest deviation that counts in full")
+    steps: int = Field(default=3, ge=1, description="how often the centre moves")
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return the weights after all steps; they sum to less than one while v is on its way from 0."""
@@ -47,17 +47,3 @@ class CentredClipping(Geometric):
         """Return None: how far clipping moves the value depends on the radius and the start."""
         self.check(n)
         return None
-
-
-@rules.register("cc")
-def cc(f: int, radius: float = 10.0, steps: int = 3) -> CentredClipping:
-    """Average clipped deviations from a moving centre that starts at 0.
-
-    To start at a point v, such as the last aggregate, shift: `v + cc(f, radius)(X - v).value`. f only says
-    how many messages that are not finite may be left out. No κ. Cost: two reads of X.
-
-    >>> import torch
-    >>> cc(f=1, radius=1.0, steps=1)(torch.tensor([[0.5], [0.25], [900.0]])).value
-    tensor([0.5833])
-    """
-    return CentredClipping(f, radius, steps)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from trilemma.errors import UserError
 from trilemma.keys import Key
 
 
-@dataclass(frozen=True)
 class Mixing(Step):
     """A step that replaces n messages by combinations of them."""
 
@@ -42,8 +40,65 @@ class Mixing(Step):
         return None
 
 
-@dataclass(frozen=True)
-class Chain(Rule):
+class Staged(Rule):
+    """A rule made of mixing steps and a last rule."""
+
+    @abstractmethod
+    def stages(self) -> tuple[tuple[Mixing, ...], Rule]:
+        """Return the mixing steps, and the rule that comes after them."""
+
+    @property
+    def geometric(self) -> bool:  # type: ignore[override]
+        """Whether the last rule is geometric."""
+        return self.stages()[1].geometric
+
+    def kappa(self, n: int) -> float | None:
+        """Return the proven κ for n messages, or None."""
+        self.check(n)
+        (steps, last), counts = self.stages(), self._counts(n)
+        result = last.kappa(counts[-1])
+        for step, count in zip(reversed(steps), reversed(counts[:-1]), strict=True):
+            result = None if result is None else step.kappa(result, count)
+        return result
+
+    def check(self, n: int) -> None:
+        """Raise a `UserError` unless every stage is defined."""
+        super().check(n)
+        left = self._counts(n)[-1]
+        try:
+            self.stages()[1].check(left)
+        except UserError as problem:
+            raise UserError(f"{self.name} makes {left} messages out of {n}, but {problem}") from None
+
+    def weights_from_gram(self, G: Tensor | Array, key: Key | None = None) -> Any:
+        """Return the weights (n,) float64 for messages with Gram matrix G (n, n), of G's kind."""
+        geometry = from_gram(G)
+        self.check(geometry.n)
+        settled = self.settle(geometry, self.f, key or DEFAULT_KEY)
+        if not isinstance(settled, Weighing):
+            raise UserError(f"{self.name} is not geometric: a Gram matrix does not determine its weights")
+        return like(G, settled.weights)
+
+    def settle(self, geometry: Geometry, f: int, key: Key) -> Weighing | Selection:
+        """Mix step by step in the geometry, then let the last rule settle."""
+        A = np.eye(geometry.n)
+        steps, last = self.stages()
+        for place, step in enumerate(steps):
+            one = step.matrix(geometry, f, key.fold(step.label, place))
+            geometry, A = geometry.mixed(one), one @ A
+        settled = last.settle(geometry, f, key)
+        if isinstance(settled, Weighing):
+            return dataclasses.replace(settled, weights=A.T @ settled.weights)
+        return Selection(settled.window, A if settled.A is None else settled.A @ A)
+
+    def _counts(self, n: int) -> list[int]:
+        counts = [n]
+        for step in self.stages()[0]:
+            counts.append(step.count(counts[-1]))
+        return counts
+
+
+class Chain(Staged):
     """Mixing steps followed by a rule; itself a rule.
 
     >>> from trilemma.aggregation import caf, nnm
@@ -60,54 +115,9 @@ class Chain(Rule):
         """The names of the steps, joined by +."""
         return "+".join(step.name for step in (*self.steps, self.last))
 
-    @property
-    def geometric(self) -> bool:  # type: ignore[override]
-        """Whether the chain ends in a geometric rule."""
-        return self.last.geometric
-
-    def kappa(self, n: int) -> float | None:
-        """Return the proven κ for n messages, or None."""
-        self.check(n)
-        counts = self._counts(n)
-        result = self.last.kappa(counts[-1])
-        for step, count in zip(reversed(self.steps), reversed(counts[:-1]), strict=True):
-            result = None if result is None else step.kappa(result, count)
-        return result
-
-    def check(self, n: int) -> None:
-        """Raise a `UserError` unless every step of the chain is defined."""
-        super().check(n)
-        left = self._counts(n)[-1]
-        try:
-            self.last.check(left)
-        except UserError as problem:
-            raise UserError(f"{self.name} makes {left} messages out of {n}, but {problem}") from None
-
-    def weights_from_gram(self, G: Tensor | Array, key: Key | None = None) -> Any:
-        """Return the weights (n,) float64 for messages with Gram matrix G (n, n), of G's kind."""
-        geometry = from_gram(G)
-        self.check(geometry.n)
-        settled = self.settle(geometry, self.f, key or DEFAULT_KEY)
-        if not isinstance(settled, Weighing):
-            raise UserError(f"{self.name} is not geometric: a Gram matrix does not determine its weights")
-        return like(G, settled.weights)
-
-    def settle(self, geometry: Geometry, f: int, key: Key) -> Weighing | Selection:
-        """Mix step by step in the geometry, then let the last rule settle."""
-        A = np.eye(geometry.n)
-        for place, step in enumerate(self.steps):
-            one = step.matrix(geometry, f, key.fold(step.label, place))
-            geometry, A = geometry.mixed(one), one @ A
-        settled = self.last.settle(geometry, f, key)
-        if isinstance(settled, Weighing):
-            return dataclasses.replace(settled, weights=A.T @ settled.weights)
-        return Selection(settled.window, A if settled.A is None else settled.A @ A)
-
-    def _counts(self, n: int) -> list[int]:
-        counts = [n]
-        for step in self.steps:
-            counts.append(step.count(counts[-1]))
-        return counts
+    def stages(self) -> tuple[tuple[Mixing, ...], Rule]:
+        """Return what the chain was made of."""
+        return self.steps, self.last
 
 
 def chain(*steps: Mixing | Rule) -> Chain:
@@ -128,4 +138,4 @@ def chain(*steps: Mixing | Rule) -> Chain:
     different = {step.f for step in steps}
     if len(different) > 1:
         raise UserError(f"all steps of a chain must have the same f; got {sorted(different)}")
-    return Chain(last.f, mixing, last)
+    return Chain(f=last.f, steps=mixing, last=last)

@@ -1,4 +1,4 @@
-"""Coordinate-wise rules: median and trimmed mean (Yin et al., ICML 2018), Meamed (Xie et al., 2018).
+"""Coordinate-wise rules: median, trimmed mean, mean around the median.
 
 Each is the mean of a window of the n sorted values of a coordinate; `trilemma.aggregation.columns` does the
 work in one pass over X. A client's weight is its share in the windows, averaged over coordinates; clients
@@ -9,19 +9,25 @@ The κ are those of Allouah et al. (AISTATS 2023, "Fixing by Mixing"), in the tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from trilemma.aggregation.columns import Window
 from trilemma.aggregation.registry import rules
 from trilemma.aggregation.rule import Coordinate
 
 
-@dataclass(frozen=True)
+@rules.register("cwmed")
 class Median(Coordinate):
-    """The median of each coordinate; see `cwmed`."""
+    """Median of each coordinate; the mean of the two middle values where n is even.
 
-    label: ClassVar[str] = "cwmed"
+    κ = 4(1 + f/(n−2f))² (trace criterion). Cost: one read of X and a selection network in cache.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.cwmed(f=1)(torch.tensor([[1.0, 9.0], [2.0, 8.0], [50.0, -7.0]])).value
+    tensor([2., 8.])
+
+    Reference: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards optimal
+    statistical rates", ICML 2018.
+    """
 
     def window(self, n: int, f: int) -> Window:
         """Return the one or two values in the middle."""
@@ -33,11 +39,20 @@ class Median(Coordinate):
         return 4 * (1 + self.f / (n - 2 * self.f)) ** 2
 
 
-@dataclass(frozen=True)
+@rules.register("cwtm")
 class TrimmedMean(Coordinate):
-    """The trimmed mean of each coordinate; see `cwtm`."""
+    """Mean of each coordinate without its f smallest and f largest values.
 
-    label: ClassVar[str] = "cwtm"
+    κ = 6f/(n−2f) · (1 + f/(n−2f)) (trace criterion). Cost: one read of X and a sorting network in cache.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.cwtm(f=1)(torch.tensor([[1.0], [2.0], [4.0], [50.0]])).value
+    tensor([3.])
+
+    Reference: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards optimal
+    statistical rates", ICML 2018.
+    """
 
     def window(self, n: int, f: int) -> Window:
         """Return the n − 2f values in the middle."""
@@ -50,11 +65,20 @@ class TrimmedMean(Coordinate):
         return 6 * ratio * (1 + ratio)
 
 
-@dataclass(frozen=True)
+@rules.register("meamed")
 class MeanAroundMedian(Coordinate):
-    """The mean of the values nearest to the median of each coordinate; see `meamed`."""
+    """Mean of the n − f values closest to the median, in each coordinate.
 
-    label: ClassVar[str] = "meamed"
+    Between two values equally far from the median, the smaller one is taken. No κ is stated here for f > 0.
+    Cost: one read of X and a sorting network in cache.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.meamed(f=1)(torch.tensor([[1.0], [2.0], [3.0], [50.0]])).value
+    tensor([2.])
+
+    Reference: Xie, Koyejo, Gupta, "Generalized Byzantine-tolerant SGD", 2018.
+    """
 
     def window(self, n: int, f: int) -> Window:
         """Return the n − f values nearest to the median."""
@@ -64,43 +88,3 @@ class MeanAroundMedian(Coordinate):
         """Return 0 without Byzantine clients, where this is the mean, else None."""
         self.check(n)
         return 0.0 if self.f == 0 else None
-
-
-@rules.register("cwmed")
-def cwmed(f: int) -> Median:
-    """Median of each coordinate; the mean of the two middle values where n is even.
-
-    κ = 4(1 + f/(n−2f))² (trace criterion). Cost: one read of X and a selection network in cache.
-
-    >>> import torch
-    >>> cwmed(f=1)(torch.tensor([[1.0, 9.0], [2.0, 8.0], [50.0, -7.0]])).value
-    tensor([2., 8.])
-    """
-    return Median(f)
-
-
-@rules.register("cwtm")
-def cwtm(f: int) -> TrimmedMean:
-    """Mean of each coordinate without its f smallest and f largest values.
-
-    κ = 6f/(n−2f) · (1 + f/(n−2f)) (trace criterion). Cost: one read of X and a sorting network in cache.
-
-    >>> import torch
-    >>> cwtm(f=1)(torch.tensor([[1.0], [2.0], [4.0], [50.0]])).value
-    tensor([3.])
-    """
-    return TrimmedMean(f)
-
-
-@rules.register("meamed")
-def meamed(f: int) -> MeanAroundMedian:
-    """Mean of the n − f values closest to the median, in each coordinate.
-
-    Between two values equally far from the median, the smaller one is taken. No κ is stated here for f > 0.
-    Cost: one read of X and a sorting network in cache.
-
-    >>> import torch
-    >>> meamed(f=1)(torch.tensor([[1.0], [2.0], [3.0], [50.0]])).value
-    tensor([2.])
-    """
-    return MeanAroundMedian(f)

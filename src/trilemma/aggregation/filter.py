@@ -1,38 +1,48 @@
-"""Filter (Diakonikolas et al., 2017; Steinhardt, 2018), as in Allouah et al. (ICML 2023), Appendix B.2.
+"""Filter: directions of large variance lose weight until the covariance is under a known bound.
 
 The reweighting of CAF with a known bound σ0² on the top eigenvalue of the honest covariance: stop at the
 first step with σ_c² ≤ η σ0², η = 2n(n−f)/(n−2f)². (The papers print this test the wrong way round.) Where
 no step gets there, always so for σ0² = 0, the answer is the last step whose weight Σc exceeds n − 2f, as in
 CAF: going on would remove every message.
+
+Reference: Diakonikolas et al., "Being robust (in high dimensions) can be practical", ICML 2017; this form:
+Allouah et al., "On the privacy-robustness-utility trilemma in distributed learning", ICML 2023, Appendix B.2.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.registry import rules
 from trilemma.aggregation.rule import Geometric
 from trilemma.aggregation.spectral import reweightings
 from trilemma.aggregation.types import Criterion, Weighing
-from trilemma.errors import UserError
 
 
-@dataclass(frozen=True)
+@rules.register("filter")
 class Filter(Geometric):
-    """The filter with a known covariance bound; see `filter_`."""
+    """Filter out directions of large variance until it is under a known bound σ0².
 
-    bound: float = 0.0
-    label: ClassVar[str] = "filter"
+    Proposition B.1: ‖value − mean_S‖² ≤ κ σ0² for every S of n − f messages with λ_max(Cov_S) ≤ σ0² =
+    `bound`, κ = 6f/(n−2f) · (1 + f/(n−2f)) (spectral criterion, with σ0² in place of λ_max). For σ0² = 0
+    none is known.
+
+    Cost: two reads of X and at most 2f top eigenpairs. `info.objective` is σ_c² of the answer.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> X = torch.tensor([[1.0], [2.0], [3.0], [1000.0]])
+    >>> out = agg.filter(f=1, bound=1.0)(X)
+    >>> round(out.value.item(), 2), out.info.iterations
+    (2.0, 2)
+    """
+
+    bound: float = Field(default=0.0, ge=0, description="σ0², a bound on the honest covariance")
     criterion: ClassVar[Criterion] = "spectral"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.bound, int | float) or not self.bound >= 0:
-            raise UserError(f"filter: the bound σ0² must be a number ≥ 0; got {self.bound!r}")
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return the weights of the first step that is under the bound."""
@@ -52,22 +62,3 @@ class Filter(Geometric):
         self.check(n)
         ratio = self.f / (n - 2 * self.f)
         return 6 * ratio * (1 + ratio) if self.bound > 0 or self.f == 0 else None
-
-
-@rules.register("filter")
-def filter_(f: int, bound: float = 0.0) -> Filter:
-    """Filter out directions of large variance until it is under a known bound σ0².
-
-    Proposition B.1: ‖value − mean_S‖² ≤ κ σ0² for every S of n − f messages with λ_max(Cov_S) ≤ σ0² =
-    `bound`, κ = 6f/(n−2f) · (1 + f/(n−2f)) (spectral criterion, with σ0² in place of λ_max). For σ0² = 0
-    none is known.
-
-    Cost: two reads of X and at most 2f top eigenpairs. `info.objective` is σ_c² of the answer.
-
-    >>> import torch
-    >>> X = torch.tensor([[1.0], [2.0], [3.0], [1000.0]])
-    >>> out = filter_(f=1, bound=1.0)(X)
-    >>> round(out.value.item(), 2), out.info.iterations
-    (2.0, 2)
-    """
-    return Filter(f, bound)

@@ -1,4 +1,4 @@
-"""The geometric median argmin_m Σ_i ‖x_i − m‖ (Weiszfeld, 1937; Chen, Su, Xu, 2017), to machine precision.
+"""The geometric median argmin_m Σ_i ‖x_i − m‖, to machine precision.
 
 The median lies in the affine hull of the n messages, so the search takes place in n coordinates obtained
 from the inner products. Two facts end it in a few steps whatever the messages look like:
@@ -9,12 +9,12 @@ from the inner products. Two facts end it in a few steps whatever the messages l
   m ← Σ (x_i/r_i) / Σ (1/r_i), r_i = ‖x_i − m‖, converges quadratically.
 
 Steps are judged by the gradient, a sum of unit vectors, which no outlier can blow up.
+
+Reference: Weiszfeld, "Sur le point pour lequel la somme des distances de n points donnés est minimum", 1937;
+Chen, Su, Xu, "Distributed statistical machine learning in adversarial settings", 2017.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -29,11 +29,19 @@ TOLERANCE = 1e-12
 STEPS = 500
 
 
-@dataclass(frozen=True)
+@rules.register("geomed")
 class GeometricMedian(Geometric):
-    """The point of least total distance; see `geomed`."""
+    """The point of least total distance to the messages, to machine precision.
 
-    label: ClassVar[str] = "geomed"
+    κ = 4(1 + f/(n−2f))² (Allouah et al., AISTATS 2023; trace criterion). Cost: two reads of X and some ten
+    solves of n×n systems. Where the minimum is not unique (an even number of messages on a line) it is a
+    message.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.geomed(f=1)(torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0 ** 0.5]])).value
+    tensor([1.0000, 0.5774])
+    """
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return the weights of the median."""
@@ -57,21 +65,6 @@ class GeometricMedian(Geometric):
         """Return 4(1 + f/(n−2f))²."""
         self.check(n)
         return 4 * (1 + self.f / (n - 2 * self.f)) ** 2
-
-
-@rules.register("geomed")
-def geomed(f: int) -> GeometricMedian:
-    """The point of least total distance to the messages, to machine precision.
-
-    κ = 4(1 + f/(n−2f))² (Allouah et al., AISTATS 2023; trace criterion). Cost: two reads of X and some ten
-    solves of n×n systems. Where the minimum is not unique (an even number of messages on a line) it is a
-    message.
-
-    >>> import torch
-    >>> geomed(f=1)(torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0 ** 0.5]])).value
-    tensor([1.0000, 0.5774])
-    """
-    return GeometricMedian(f)
 
 
 def coordinates(G: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Krum and Multi-Krum (Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017).
+"""Krum and Multi-Krum: the messages with the nearest neighbours.
 
 A message's score is the sum of its squared distances to its n − f − 2 nearest others. Krum returns the
 message of least score, Multi-Krum the mean of the n − f messages of least score. The first one wins a tie.
@@ -7,12 +7,12 @@ message of least score, Multi-Krum the mean of the n − f messages of least sco
 messages. At least n − 2f − 1 of N are in S, and score(k) ≤ min_{i∈S} score(i) ≤ 2(n−f) tr Cov_S, so that
 (n−2f−1) ‖x_k − mean_S‖² ≤ 2 score(k) + 2(n−f) tr Cov_S ≤ 6(n−f) tr Cov_S. (With n − f − 1 nearest others it
 would be 6(n−f)/(n−2f) = 6(1 + f/(n−2f)), the form of Allouah et al., AISTATS 2023.)
+
+Reference: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine learning with adversaries: Byzantine tolerant
+gradient descent", NeurIPS 2017.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -22,11 +22,18 @@ from trilemma.aggregation.rule import Geometric
 from trilemma.aggregation.types import Array, Weighing
 
 
-@dataclass(frozen=True)
+@rules.register("krum")
 class Krum(Geometric):
-    """The best-connected message; see `krum`."""
+    """The message nearest to its n − f − 2 nearest neighbours.
 
-    label: ClassVar[str] = "krum"
+    κ = 6(n−f)/(n−2f−1) (trace criterion). Cost: one read of X, then one row of it. `info.objective` is the
+    score of the choice.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.krum(f=1)(torch.tensor([[1.0], [2.0], [2.5], [4.0], [99.0]])).value
+    tensor([2.])
+    """
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return weight one for the message of least score."""
@@ -42,11 +49,17 @@ class Krum(Geometric):
         return 6 * (n - self.f) / common if common > 0 else None
 
 
-@dataclass(frozen=True)
+@rules.register("multikrum")
 class MultiKrum(Geometric):
-    """The mean of the best-connected messages; see `multikrum`."""
+    """Mean of the n − f messages of smallest Krum score.
 
-    label: ClassVar[str] = "multikrum"
+    No κ is stated here for f > 0. Cost: two reads of X. `info.objective` is the largest score taken.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.multikrum(f=1)(torch.tensor([[1.0], [2.0], [3.0], [4.0], [99.0]])).value
+    tensor([2.5000])
+    """
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return equal weights for the n − f messages of least score."""
@@ -60,33 +73,6 @@ class MultiKrum(Geometric):
         """Return 0 without Byzantine clients, where this is the mean, else None."""
         self.check(n)
         return 0.0 if self.f == 0 else None
-
-
-@rules.register("krum")
-def krum(f: int) -> Krum:
-    """The message nearest to its n − f − 2 nearest neighbours.
-
-    κ = 6(n−f)/(n−2f−1) (trace criterion). Cost: one read of X, then one row of it. `info.objective` is the
-    score of the choice.
-
-    >>> import torch
-    >>> krum(f=1)(torch.tensor([[1.0], [2.0], [2.5], [4.0], [99.0]])).value
-    tensor([2.])
-    """
-    return Krum(f)
-
-
-@rules.register("multikrum")
-def multikrum(f: int) -> MultiKrum:
-    """Mean of the n − f messages of smallest Krum score.
-
-    No κ is stated here for f > 0. Cost: two reads of X. `info.objective` is the largest score taken.
-
-    >>> import torch
-    >>> multikrum(f=1)(torch.tensor([[1.0], [2.0], [3.0], [4.0], [99.0]])).value
-    tensor([2.5000])
-    """
-    return MultiKrum(f)
 
 
 def neighbours(n: int, f: int) -> int:

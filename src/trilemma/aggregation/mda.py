@@ -1,15 +1,18 @@
-"""MDA, minimum-diameter averaging (Rousseeuw, 1985; El Mhamdi, Guerraoui, Rouault, ICML 2018).
+"""MDA, minimum-diameter averaging.
 
 The mean of the n − f messages whose largest pairwise distance is smallest. A diameter t is possible exactly
 if f messages touch every pair farther apart than t: a vertex cover of size f. The smallest such t is found
 by bisection over the distances that occur, each vertex cover by a bounded search tree: a message with more
 than f far partners must go, otherwise branch on the one with the most: it goes, or all its partners do.
+
+Reference: Rousseeuw, "Multivariate estimation with high breakdown point", 1985; El Mhamdi, Guerraoui,
+Rouault, "The hidden vulnerability of distributed learning in Byzantium", ICML 2018.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +25,21 @@ BUDGET = 200_000
 """Nodes of all search trees of one call together."""
 
 
-@dataclass(frozen=True)
+@rules.register("mda")
 class MinimumDiameter(Geometric):
-    """The mean of the tightest messages; see `mda`."""
+    """Mean of the n − f messages of smallest diameter.
 
-    label: ClassVar[str] = "mda"
+    Exact for all but adversarially dense cases: beyond a budget of search nodes the answer is the best
+    found, `info.exact` is False and `info.lower_bound` a proven bound on the smallest diameter;
+    `info.objective` is the diameter of the answer. Where several subsets share the smallest diameter,
+    messages that need not go but may are chosen by the same rule among the rest. No κ is stated here for f
+    > 0. Cost: two reads of X.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.mda(f=1)(torch.tensor([[0.0], [1.0], [1.5], [9.0]])).value
+    tensor([0.8333])
+    """
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return equal weights for the n − f messages of smallest diameter."""
@@ -40,23 +53,6 @@ class MinimumDiameter(Geometric):
         """Return 0 without Byzantine clients, where this is the mean, else None."""
         self.check(n)
         return 0.0 if self.f == 0 else None
-
-
-@rules.register("mda")
-def mda(f: int) -> MinimumDiameter:
-    """Mean of the n − f messages of smallest diameter.
-
-    Exact for all but adversarially dense cases: beyond a budget of search nodes the answer is the best
-    found, `info.exact` is False and `info.lower_bound` a proven bound on the smallest diameter;
-    `info.objective` is the diameter of the answer. Where several subsets share the smallest diameter,
-    messages that need not go but may are chosen by the same rule among the rest. No κ is stated here for f
-    > 0. Cost: two reads of X.
-
-    >>> import torch
-    >>> mda(f=1)(torch.tensor([[0.0], [1.0], [1.5], [9.0]])).value
-    tensor([0.8333])
-    """
-    return MinimumDiameter(f)
 
 
 class _OutOfBudget(Exception):

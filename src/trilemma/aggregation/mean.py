@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import numpy as np
 
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Geometric
+from trilemma.aggregation.rule import Byzantine, Geometric
 from trilemma.aggregation.types import Weighing
 
 
-@dataclass(frozen=True)
+@rules.register("mean")
 class Mean(Geometric):
-    """The plain mean; see `mean`."""
+    """Plain average Σ x_i / n: no robustness at all.
 
-    label: ClassVar[str] = "mean"
+    f only says how many messages that are not finite may be left out. κ = 0 for f = 0, none else. Cost: two
+    reads of X.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.mean()(torch.tensor([[1.0, 2.0], [3.0, 6.0]])).value
+    tensor([2., 4.])
+    """
+
+    f: Byzantine = 0
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return equal weights."""
@@ -27,17 +33,3 @@ class Mean(Geometric):
         """Return 0 without Byzantine clients, else None."""
         self.check(n)
         return 0.0 if self.f == 0 else None
-
-
-@rules.register("mean")
-def mean(f: int = 0) -> Mean:
-    """Plain average Σ x_i / n: no robustness at all.
-
-    f only says how many messages that are not finite may be left out. κ = 0 for f = 0, none else. Cost: two
-    reads of X.
-
-    >>> import torch
-    >>> mean()(torch.tensor([[1.0, 2.0], [3.0, 6.0]])).value
-    tensor([2., 4.])
-    """
-    return Mean(f)

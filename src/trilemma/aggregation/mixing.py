@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from trilemma.aggregation.chain import Mixing
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.registry import mixings
+from trilemma.aggregation.rule import Byzantine
 from trilemma.aggregation.types import Array
-from trilemma.errors import UserError
 from trilemma.keys import Key
 
 
-@dataclass(frozen=True)
+@mixings.register("nnm")
 class NearestNeighbours(Mixing):
-    """Nearest-neighbour mixing; see `nnm`."""
+    """Nearest-neighbour mixing: each message becomes the mean of its n − f nearest, itself included.
 
-    label: ClassVar[str] = "nnm"
+    Before a rule of coefficient κ (trace or spectral) the chain has κ' = 8f/(n−f) · (κ + 1) in the trace
+    criterion. Cost: n² log n beside the geometry.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> out = agg.chain(agg.nnm(f=1), agg.mean(f=1))(torch.tensor([[0.0], [1.0], [2.0], [90.0]]))
+    >>> [round(w, 3) for w in out.weights.tolist()]
+    [0.25, 0.333, 0.333, 0.083]
+
+    Reference: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan, "Fixing by mixing: a recipe for optimal
+    Byzantine ML under heterogeneity", AISTATS 2023.
+    """
 
     def matrix(self, geometry: Geometry, f: int, key: Key) -> Array:
         """Return 1/(n−f) for the n − f nearest rows of each row."""
@@ -34,17 +45,30 @@ class NearestNeighbours(Mixing):
         return 8 * self.f / (n - self.f) * (after + 1)
 
 
-@dataclass(frozen=True)
+@mixings.register("bucketing")
 class Bucketing(Mixing):
-    """Means of random buckets; see `bucketing`."""
+    """Means of random buckets of `size` messages; the last bucket takes what is left over.
 
-    size: int | None = None
-    label: ClassVar[str] = "bucketing"
+    Byzantine messages spoil at most f of the ⌈n/size⌉ buckets, which must be more than 2f for the rule that
+    follows. Without a size, it is 2, or 1 where buckets of two would be too few. The order of the rows is
+    drawn from the key of the call: `rule(X, key=Key(seed))`; without a key every call draws the same order.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.size is not None and (not isinstance(self.size, int) or self.size < 1):
-            raise UserError(f"bucketing: size must be a whole number ≥ 1; got {self.size!r}")
+    No κ is stated here: the paper bounds the error in expectation over the draw.
+
+    >>> from trilemma import aggregation as agg
+    >>> agg.chain(agg.bucketing(2, f=1), agg.krum(f=1)).name
+    'bucketing(size=2)+krum'
+
+    Reference: Karimireddy, He, Jaggi, "Byzantine-robust learning on heterogeneous datasets via bucketing",
+    ICLR 2022.
+    """
+
+    f: Byzantine = 0
+    size: int | None = Field(
+        default=None,
+        ge=1,
+        description="messages in a bucket; default: 2, or 1 where that leaves too few buckets",
+    )
 
     def bucket_size(self, n: int) -> int:
         """Return how many of n messages go into a bucket."""
@@ -67,95 +91,46 @@ class Bucketing(Mixing):
         return A
 
 
-@dataclass(frozen=True)
+@mixings.register("clip")
 class Clip(Mixing):
-    """Rows scaled down to a radius; see `clip`."""
+    """Scale each message longer than `radius` down to it: x_i · min(1, radius/‖x_i‖).
 
-    radius: float = 1.0
-    label: ClassVar[str] = "clip"
+    No κ: clipping moves honest messages too. Cost: n beside the geometry.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.radius, int | float) or not self.radius > 0:
-            raise UserError(f"clip: the radius must be a number > 0; got {self.radius!r}")
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.chain(agg.clip(5.0), agg.mean())(torch.tensor([[3.0, 4.0], [30.0, 40.0]])).value
+    tensor([3., 4.])
+    """
+
+    f: Byzantine = 0
+    radius: float = Field(default=1.0, gt=0, description="the longest a message may be")
 
     def matrix(self, geometry: Geometry, f: int, key: Key) -> Array:
         """Return min(1, radius/‖x_i‖) on the diagonal."""
         return np.diag(shrinkage(geometry.norms, self.radius))
 
 
-@dataclass(frozen=True)
+@mixings.register("arc")
 class Arc(Mixing):
-    """Adaptive robust clipping; see `arc`."""
+    """Adaptive robust clipping: the ⌊2(f/n)(n−f)⌋ longest messages are clipped to the norm of the next.
 
-    label: ClassVar[str] = "arc"
+    Cost: n log n beside the geometry.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.chain(agg.arc(f=1), agg.mean(f=1))(torch.tensor([[1.0], [1.0], [2.0], [90.0]])).value
+    tensor([1.5000])
+
+    Reference: Allouah, Guerraoui, Gupta, Jellouli, Rizk, Stephan, "Adaptive gradient clipping for robust
+    federated learning", ICLR 2025.
+    """
 
     def matrix(self, geometry: Geometry, f: int, key: Key) -> Array:
         """Return the clipping to the norm that ⌊2(f/n)(n−f)⌋ rows exceed."""
         n = geometry.n
         longest_first = np.sort(geometry.norms)[::-1]
         return np.diag(shrinkage(geometry.norms, float(longest_first[2 * f * (n - f) // n])))
-
-
-@mixings.register("nnm")
-def nnm(f: int) -> NearestNeighbours:
-    """Nearest-neighbour mixing: each message becomes the mean of its n − f nearest, itself included.
-
-    Before a rule of coefficient κ (trace or spectral) the chain has κ' = 8f/(n−f) · (κ + 1) in the trace
-    criterion (Allouah et al., AISTATS 2023, "Fixing by Mixing"). Cost: n² log n beside the geometry.
-
-    >>> import torch
-    >>> from trilemma.aggregation import chain, mean
-    >>> out = chain(nnm(f=1), mean(f=1))(torch.tensor([[0.0], [1.0], [2.0], [90.0]]))
-    >>> [round(w, 3) for w in out.weights.tolist()]
-    [0.25, 0.333, 0.333, 0.083]
-    """
-    return NearestNeighbours(f)
-
-
-@mixings.register("bucketing")
-def bucketing(size: int | None = None, f: int = 0) -> Bucketing:
-    """Means of random buckets of `size` messages; the last bucket takes what is left over.
-
-    Byzantine messages spoil at most f of the ⌈n/size⌉ buckets, which must be more than 2f for the rule that
-    follows. Without a size, it is 2, or 1 where buckets of two would be too few. The order of the rows is
-    drawn from the key of the call: `rule(X, key=Key(seed))`; without a key every call draws the same order.
-
-    No κ is stated here: Karimireddy, He, Jaggi (ICLR 2022) bound the error in expectation over the draw.
-
-    >>> from trilemma.aggregation import chain, krum
-    >>> chain(bucketing(2, f=1), krum(f=1)).name
-    'bucketing(size=2)+krum'
-    """
-    return Bucketing(f, size)
-
-
-@mixings.register("clip")
-def clip(radius: float = 1.0, f: int = 0) -> Clip:
-    """Scale each message longer than `radius` down to it: x_i · min(1, radius/‖x_i‖).
-
-    No κ: clipping moves honest messages too. Cost: n beside the geometry.
-
-    >>> import torch
-    >>> from trilemma.aggregation import chain, mean
-    >>> chain(clip(5.0), mean())(torch.tensor([[3.0, 4.0], [30.0, 40.0]])).value
-    tensor([3., 4.])
-    """
-    return Clip(f, radius)
-
-
-@mixings.register("arc")
-def arc(f: int) -> Arc:
-    """Adaptive robust clipping: the ⌊2(f/n)(n−f)⌋ longest messages are clipped to the norm of the next.
-
-    Allouah, Guerraoui, Gupta, Jellouli, Rizk, Stephan (ICLR 2025). Cost: n log n beside the geometry.
-
-    >>> import torch
-    >>> from trilemma.aggregation import chain, mean
-    >>> chain(arc(f=1), mean(f=1))(torch.tensor([[1.0], [1.0], [2.0], [90.0]])).value
-    tensor([1.5000])
-    """
-    return Arc(f)
 
 
 def shrinkage(norms: Array, radius: float) -> Array:

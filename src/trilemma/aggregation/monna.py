@@ -1,9 +1,10 @@
-"""MoNNA, mean of nearest neighbours (Farhadkhani, Guerraoui, Gupta, Hoang, Pinot, Stephan, ICML 2023)."""
+"""MoNNA, mean of nearest neighbours.
+
+Reference: Farhadkhani, Guerraoui, Gupta, Hoang, Pinot, Stephan, "Robust collaborative learning with linear
+gradient overhead", ICML 2023.
+"""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,11 +15,19 @@ from trilemma.aggregation.rule import Geometric
 from trilemma.aggregation.types import Weighing
 
 
-@dataclass(frozen=True)
+@rules.register("monna")
 class Monna(Geometric):
-    """The mean of the messages nearest to one's own; see `monna`."""
+    """Mean of the n − f messages nearest to the first one, itself included.
 
-    label: ClassVar[str] = "monna"
+    The first message is the pivot: a client that aggregates what it receives puts its own there, which it can
+    trust. There is no κ: with a Byzantine pivot nothing holds. If the pivot is not finite, the first finite
+    message takes its place. Cost: two reads of X.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> agg.monna(f=1)(torch.tensor([[2.0], [1.0], [99.0]])).value
+    tensor([1.5000])
+    """
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return equal weights for the n − f rows nearest to the first."""
@@ -31,18 +40,3 @@ class Monna(Geometric):
         """Return 0 without Byzantine clients, where this is the mean, else None."""
         self.check(n)
         return 0.0 if self.f == 0 else None
-
-
-@rules.register("monna")
-def monna(f: int) -> Monna:
-    """Mean of the n − f messages nearest to the first one, itself included.
-
-    The first message is the pivot: a client that aggregates what it receives puts its own there, which it can
-    trust. There is no κ: with a Byzantine pivot nothing holds. If the pivot is not finite, the first finite
-    message takes its place. Cost: two reads of X.
-
-    >>> import torch
-    >>> monna(f=1)(torch.tensor([[2.0], [1.0], [99.0]])).value
-    tensor([1.5000])
-    """
-    return Monna(f)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from trilemma.aggregation.chain import Mixing
 from trilemma.aggregation.chain import chain as make_chain
 from trilemma.aggregation.registry import mixings, rules
-from trilemma.aggregation.rule import Rule
+from trilemma.aggregation.rule import Rule, Step
 from trilemma.errors import ConfigError, nearest
+
+AnyStep = TypeVar("AnyStep", bound=Step)
 
 _PART = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*(?:\(([^()]*)\))?\s*")
 
@@ -42,8 +42,7 @@ def _rule(part: str, f: int, text: str) -> Rule:
         )
     if name not in rules:
         raise ConfigError(f"unknown aggregation rule {name!r} in {text!r}: {nearest(name, rules)}")
-    rule: Rule = _call(rules[name], name, arguments, f, text)
-    return rule
+    return _build(rules[name], name, arguments, f, text)
 
 
 def _mixing(part: str, f: int, text: str) -> Mixing:
@@ -54,8 +53,7 @@ def _mixing(part: str, f: int, text: str) -> Mixing:
         )
     if name not in mixings:
         raise ConfigError(f"unknown mixing step {name!r} in {text!r}: {nearest(name, mixings)}")
-    step: Mixing = _call(mixings[name], name, arguments, f, text)
-    return step
+    return _build(mixings[name], name, arguments, f, text)
 
 
 def _split(part: str, text: str) -> tuple[str, str]:
@@ -65,9 +63,9 @@ def _split(part: str, text: str) -> tuple[str, str]:
     return match[1].lower(), match[2] or ""
 
 
-def _call(factory: Callable[..., Any], name: str, arguments: str, f: int, text: str) -> Any:
-    """Call a factory with f and the arguments written in the text."""
-    allowed = [p for p in inspect.signature(factory).parameters if p != "f"]
+def _build(kind: type[AnyStep], name: str, arguments: str, f: int, text: str) -> AnyStep:
+    """Build a step with f and the arguments written in the text."""
+    allowed = kind.parameters()
     given: dict[str, Any] = {}
     for place, argument in enumerate(filter(None, (a.strip() for a in arguments.split(",")))):
         key, _, value = argument.rpartition("=")
@@ -76,19 +74,15 @@ def _call(factory: Callable[..., Any], name: str, arguments: str, f: int, text: 
             takes = f"takes {', '.join(allowed)}" if allowed else "takes no parameters"
             raise ConfigError(f"{argument!r} in {text!r} is not a parameter of {name!r}, which {takes}")
         given[key] = _number(value.strip(), text)
-    try:
-        return factory(f=f, **given)
-    except TypeError:
-        missing = [p for p in allowed if p not in given]
-        raise ConfigError(f"{name!r} in {text!r} needs its parameter: {name}({', '.join(missing)})") from None
+    missing = [key for key in allowed if kind.model_fields[key].is_required() and key not in given]
+    if missing:
+        raise ConfigError(f"{name!r} in {text!r} needs its parameter: {name}({', '.join(missing)})")
+    return kind(f=f, **given)
 
 
 def _number(text: str, whole: str) -> int | float:
     try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise ConfigError(f"{text!r} in {whole!r} is not a number") from None
+    return int(value) if value.is_integer() else value

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, overload
+from typing import Annotated, Any, ClassVar, overload
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from trilemma.aggregation.columns import Mixture, Window
@@ -23,8 +23,9 @@ from trilemma.aggregation.decision import Columnwise, Decision, Selection, Weigh
 from trilemma.aggregation.gram import Geometry, from_gram
 from trilemma.aggregation.source import InMemory, Source
 from trilemma.aggregation.types import Aggregate, Array, Criterion, Info, Numpy, Vectors, Weighing
-from trilemma.errors import UserError
+from trilemma.errors import UserError, nearest
 from trilemma.keys import Key
+from trilemma.options import Options, allowed_values
 
 FLOAT32_SQUARED = 1e74
 """Rows nearer than this (squared) can be subtracted in float32."""
@@ -33,33 +34,64 @@ DEFAULT_KEY = Key(0, ("aggregation",))
 """The key of a rule that is called without one: the same draws in every call."""
 
 
-@dataclass(frozen=True)
-class Step(ABC):
-    """What rules and mixing steps have in common: f, parameters, and a name that says them."""
+Byzantine = Annotated[int, Field(ge=0, description="the number of Byzantine clients")]
+"""f, which every rule and every mixing step is told."""
 
-    f: int
+
+class Step(Options, ABC):
+    """What rules and mixing steps have in common: f, options, and a name that says them.
+
+    f is given by name; options by name, or in the order they are declared, as `parse` reads them. Where there
+    are none, f may stand alone.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    f: Byzantine
     label: ClassVar[str] = ""
+    """The name it is registered under."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.f, int | np.integer) or isinstance(self.f, bool) or self.f < 0:
-            raise UserError(
-                f"{self.label}: f must be a whole number ≥ 0, the number of Byzantine clients; got {self.f!r}"
-            )
+    def __init__(self, *given: Any, **options: Any) -> None:
+        places = self.parameters() or ["f"]
+        if len(given) > len(places) or options.keys() & places[: len(given)]:
+            raise UserError(f"{self.label} takes {', '.join(places)}, each once; got {given} and {options}")
+        said = dict(zip(places, given, strict=False)) | options
+        try:
+            super().__init__(**{key: _plain(value) for key, value in said.items()})
+        except ValidationError as error:
+            raise UserError("; ".join(self._refusal(dict(detail)) for detail in error.errors())) from None
+
+    @classmethod
+    def parameters(cls) -> list[str]:
+        """Return the options other than f, in order."""
+        return [name for name in cls.model_fields if name != "f"]
 
     @property
     def name(self) -> str:
         """The name under which `parse` builds the same again, with the parameters that are not defaults."""
         said = [
-            f"{field.name}={getattr(self, field.name)}"
-            for field in fields(self)
-            if field.name != "f"
-            and field.default is not MISSING
-            and getattr(self, field.name) != field.default
+            f"{key}={getattr(self, key)}"
+            for key in self.parameters()
+            if getattr(self, key) != type(self).model_fields[key].default
         ]
         return f"{self.label}({','.join(said)})" if said else self.label
 
+    @classmethod
+    def _refusal(cls, detail: dict[str, Any]) -> str:
+        """Say what is wrong with an option."""
+        key = str(detail["loc"][0])
+        if detail["type"] == "extra_forbidden":
+            return f"{cls.label} has no option {key!r}: {nearest(key, cls.model_fields)}"
+        field = cls.model_fields[key]
+        got = "" if detail["type"] == "missing" else f"; got {detail['input']!r}"
+        return f"{cls.label}: {key} ({field.description}) must be a {allowed_values(field)}{got}"
 
-@dataclass(frozen=True)
+
+def _plain(value: Any) -> Any:
+    """Return numpy's numbers as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 class Rule(Step):
     """A robust aggregation rule: call it on messages (n, d).
 
@@ -132,7 +164,6 @@ class Rule(Step):
         return Columnwise(rows, settled.window, mixture, Info(n, f, broken))
 
 
-@dataclass(frozen=True)
 class Geometric(Rule):
     """A rule that maps the geometry of n messages to n weights."""
 
@@ -153,7 +184,6 @@ class Geometric(Rule):
         return like(G, self.weigh(geometry, self.f).weights)
 
 
-@dataclass(frozen=True)
 class Coordinate(Rule):
     """A rule that averages a window of the sorted values of each coordinate."""
 

@@ -1,4 +1,4 @@
-"""SMEA, smallest maximum eigenvalue averaging (Allouah, Guerraoui, Gupta, Pinot, Stephan, ICML 2023).
+"""SMEA, smallest maximum eigenvalue averaging.
 
     S* = argmin over S of n − f messages of λ_max(Cov_S),   value = mean of S*
 
@@ -11,6 +11,9 @@ is out. The few that stay are decomposed exactly.
 Where there are too many subsets to hold, a search tree fixes messages in or out, the most suspect first. In
 it, λ_max of a scatter matrix only grows with added messages, and along any direction the least scatter that
 the remaining removals can leave is that of removing outermost messages: both bound a branch from below.
+
+Reference: Allouah, Guerraoui, Gupta, Pinot, Stephan, "On the privacy-robustness-utility trilemma in
+distributed learning", ICML 2023.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from trilemma.aggregation.caf import Caf
 from trilemma.aggregation.gram import Geometry
@@ -30,7 +34,6 @@ from trilemma.aggregation.registry import rules
 from trilemma.aggregation.rule import Geometric
 from trilemma.aggregation.spectral import top_eigenpair
 from trilemma.aggregation.types import Array, Criterion, Weighing
-from trilemma.errors import UserError
 
 NUMBERS = 2_000_000
 """Subsets are held together as long as they have no more than so many entries."""
@@ -39,24 +42,33 @@ STRICTLY = 1.0 - 1e-12
 """A subset must be better than the best by more than rounding to replace it."""
 
 
-@dataclass(frozen=True)
+@rules.register("smea")
 class Smea(Geometric):
-    """The mean of the subset of smallest top eigenvalue; see `smea`."""
+    """Mean of the n − f messages whose covariance has the smallest top eigenvalue.
 
-    budget: int = 5_000_000
-    seconds: float = 60.0
-    label: ClassVar[str] = "smea"
+    Proposition 5.1: for every S of n − f messages, ‖value − mean_S‖² ≤ κ λ_max(Cov_S) with
+    κ = 4f/(n−f) · (1 + f/(n−2f))². (Spectral criterion: λ_max, not the trace.)
+
+    Exact unless more than `budget` subsets, or `seconds`, are needed: then the answer is the best found,
+    `info.exact` is False and no subset has a top eigenvalue below `info.lower_bound`. `info.objective` is
+    the top eigenvalue of the answer, `info.iterations` counts subsets looked at. Cost: two reads of X, and
+    milliseconds for C(n, f) of a few thousand.
+
+    >>> from trilemma import aggregation as agg
+    >>> import torch
+    >>> out = agg.smea(f=1)(torch.tensor([[1.0], [2.0], [3.0], [4.5], [4.6]]))
+    >>> out.value, out.info.exact, round(out.info.objective, 4)
+    (tensor([3.5250]), True, 1.1769)
+    """
+
+    budget: int = Field(default=5_000_000, gt=0, description="how many subsets may be looked at")
+    seconds: float = Field(default=60.0, gt=0, description="how long the search may take")
     criterion: ClassVar[Criterion] = "spectral"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.budget > 0 or not self.seconds > 0:
-            raise UserError(f"smea: budget and seconds must be > 0; got {self.budget!r}, {self.seconds!r}")
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return equal weights for the subset of n − f messages with the smallest top eigenvalue."""
         n, G = geometry.n, geometry.inner[:-1, :-1]
-        suspect = np.argsort(Caf(f).weigh(geometry, f).weights, kind="stable")
+        suspect = np.argsort(Caf(f=f).weigh(geometry, f).weights, kind="stable")
         search = _Search(G, suspect, n - f, self.budget, time.monotonic() + self.seconds)
         search.offer(np.sort(suspect[f:]))
         lower = search.run(f) if f else search.best
@@ -74,26 +86,6 @@ class Smea(Geometric):
         """Return κ of Proposition 5.1."""
         self.check(n)
         return 4 * self.f / (n - self.f) * (1 + self.f / (n - 2 * self.f)) ** 2
-
-
-@rules.register("smea")
-def smea(f: int, budget: int = 5_000_000, seconds: float = 60.0) -> Smea:
-    """Mean of the n − f messages whose covariance has the smallest top eigenvalue.
-
-    Proposition 5.1: for every S of n − f messages, ‖value − mean_S‖² ≤ κ λ_max(Cov_S) with
-    κ = 4f/(n−f) · (1 + f/(n−2f))². (Spectral criterion: λ_max, not the trace.)
-
-    Exact unless more than `budget` subsets, or `seconds`, are needed: then the answer is the best found,
-    `info.exact` is False and no subset has a top eigenvalue below `info.lower_bound`. `info.objective` is
-    the top eigenvalue of the answer, `info.iterations` counts subsets looked at. Cost: two reads of X, and
-    milliseconds for C(n, f) of a few thousand.
-
-    >>> import torch
-    >>> out = smea(f=1)(torch.tensor([[1.0], [2.0], [3.0], [4.5], [4.6]]))
-    >>> out.value, out.info.exact, round(out.info.objective, 4)
-    (tensor([3.5250]), True, 1.1769)
-    """
-    return Smea(f, budget, seconds)
 
 
 def scatter(G: Array, kept: Any) -> Array:

@@ -61,7 +61,9 @@ class Alie(AttackSettings):
     """
 
     strength: float | Literal["zmax", "search"] = "search"
+    """τ: a number, the bound z_max, or searched in every round."""
     search: Search = Search()
+    """How a strength is searched."""
 
     def build(self) -> Attack:
         """Return the attack."""

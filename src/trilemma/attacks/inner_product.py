@@ -51,7 +51,9 @@ class FallOfEmpires(AttackSettings):
     """
 
     strength: float | Literal["search"] = "search"
+    """τ: a number, or searched in every round."""
     search: Search = Search()
+    """How a strength is searched."""
 
     def build(self) -> Attack:
         """Return the attack."""
@@ -72,7 +74,9 @@ class InnerProduct(AttackSettings):
     """
 
     strength: float | Literal["search"] = 10.0
+    """ε: a number, or searched in every round."""
     search: Search = Search()
+    """How a strength is searched."""
 
     def build(self) -> Attack:
         """Return the attack."""

@@ -33,7 +33,9 @@ class Magnitudes(AttackSettings):
     """Attacks that draw one magnitude c ~ N(0, strength²) for every Byzantine client and round."""
 
     strength: float = Field(ge=0.0)
+    """Standard deviation τ of the magnitude."""
     draws: Literal["key", "round"] = "key"
+    """Draw from the key of the run, or, as the authors' code does, from the number of the round."""
 
     def _draw(self, view: View) -> Tensor:
         """Return the magnitudes (f, 1)."""
@@ -54,6 +56,7 @@ class SameValue(Magnitudes):
     """
 
     strength: float = Field(default=100.0, ge=0.0)
+    """Standard deviation τ of the magnitude."""
 
     def build(self) -> Attack:
         """Return the attack."""
@@ -72,6 +75,7 @@ class ScaledFlip(Magnitudes):
     """
 
     strength: float = Field(default=10.0, ge=0.0)
+    """Standard deviation τ of the magnitude."""
 
     def build(self) -> Attack:
         """Return the attack."""
@@ -90,6 +94,7 @@ class Gaussian(AttackSettings):
     """
 
     strength: float = Field(default=100.0, ge=0.0)
+    """Standard deviation τ of the noise."""
 
     def build(self) -> Attack:
         """Return the attack."""
@@ -111,6 +116,7 @@ class DataPoison(Magnitudes):
     """
 
     strength: float = Field(default=20.0, ge=0.0)
+    """Standard deviation τ of the magnitude."""
 
     def build(self) -> Attack:
         """Return the attack."""

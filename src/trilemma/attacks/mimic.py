@@ -39,6 +39,7 @@ class Mimic(AttackSettings):
     """
 
     victim: Annotated[int, Field(ge=0)] | Literal["variance"] = "variance"
+    """Row of the honest message that is copied, or the one along the direction of most variance."""
 
     def build(self) -> Attack:
         """Return the attack."""

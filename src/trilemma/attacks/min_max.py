@@ -40,6 +40,7 @@ class MinMax(AttackSettings):
     """
 
     perturbation: Perturbation = "unit"
+    """The direction p: against the honest mean, its deviations, or its signs."""
 
     def build(self) -> Attack:
         """Return the attack."""
@@ -59,6 +60,7 @@ class MinSum(AttackSettings):
     """
 
     perturbation: Perturbation = "unit"
+    """The direction p: against the honest mean, its deviations, or its signs."""
 
     def build(self) -> Attack:
         """Return the attack."""

@@ -36,11 +36,12 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from trilemma.attacks.span import Direction, Line, Span, draw_line, finite_rows, measure
 from trilemma.attacks.types import Crafted, GramTarget, View
 from trilemma.keys import Key
+from trilemma.options import Options
 
 Objective = Callable[[float], float]
 """τ -> how much the attack achieves; larger is worse for the server."""
@@ -52,25 +53,30 @@ MARGIN = 1e-3
 with τ up to where the rule drops the attackers, and messages rounded on their way may fall over that edge."""
 
 
-class Search(BaseModel):
+class Search(Options):
     """How a strength is searched.
 
-    `reach`: the grid runs from 1/reach to reach honest radii, in `points` points, then `refinements` steps of
-    golden section. `passes` is about what both together may take where every candidate is an aggregation of
-    the full messages. `sides`: positive strengths, as in the papers, or as many negative ones too.
+    The grid runs from 1/reach to reach honest radii, in `points` points, then `refinements` steps of golden
+    section follow.
 
     >>> [round(tau, 3) for tau in Search(reach=10.0, points=3).grid(unit=1.0, count=3, anchors=(2.0,))]
     [0.1, 1.0, 2.0, 10.0]
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     objective: Literal["distance", "descent"] = "distance"
+    """What the search makes large: how far the aggregate is moved, or how far against the descent."""
     sides: Literal["positive", "both"] = "positive"
+    """Positive strengths, as in the papers, or as many negative ones too."""
     reach: float = Field(default=100.0, gt=1.0)
+    """The largest strength on the grid, in honest radii; the smallest is 1/reach."""
     points: int = Field(default=25, ge=2)
+    """Strengths on the grid."""
     refinements: int = Field(default=12, ge=0)
+    """Steps of golden section around the best of the grid."""
     passes: int = Field(default=12, ge=3)
+    """About how many aggregations both may take where every candidate is one of the full messages."""
 
     def grid(self, unit: float, count: int, anchors: tuple[float, ...] = ()) -> list[float]:
         """Return the strengths tried first: `count` of them around `unit`, and the `anchors`."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from trilemma.attacks.types import Attack
+from trilemma.options import Options
 from trilemma.registry import Registry
 
 
-class AttackSettings(BaseModel, ABC):
+class AttackSettings(Options, ABC):
     """The settings of one attack: frozen, validated, and able to build it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     @abstractmethod
     def build(self) -> Attack:

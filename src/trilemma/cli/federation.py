@@ -45,7 +45,7 @@ def _server(folder: Path) -> Party:
 def init_command(
     folder: Annotated[Path, typer.Argument(help="a new folder")],
     clients: Annotated[int, typer.Option(help="number of clients")] = 5,
-    config: Annotated[Path | None, typer.Option(help="run configuration; default: all defaults")] = None,
+    config: Annotated[str | None, typer.Option(help="TOML file, or a name; default: all defaults")] = None,
     task: Annotated[Path | None, typer.Option(help="a task.py with your model and data")] = None,
     examples: Annotated[
         int | None, typer.Option(help="with --task: examples the poorest client holds")

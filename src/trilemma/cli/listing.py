@@ -1,49 +1,69 @@
-"""`trilemma list`: everything that has a name, one line each."""
+"""`trilemma list`: everything that has a name, and what may be said about each."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from dataclasses import asdict, replace
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from trilemma import aggregation, attacks, data, learning, models
-from trilemma.errors import ConfigError, nearest
-from trilemma.privacy.accountants import accountants
-from trilemma.registry import Registry
-
-
-def registries() -> dict[str, Registry[Any]]:
-    """Return every registry by the word users know it by."""
-    return {
-        "rules": aggregation.rules,
-        "mixing": aggregation.mixings,
-        "attacks": attacks.attacks,
-        "algorithms": learning.algorithms,
-        "data": data.datasets,
-        "partitions": data.partitions,
-        "models": models.models,
-        "accountants": accountants,
-    }
+from trilemma.config.ready import Ready
+from trilemma.config.rooms import Described, find, rooms
 
 
 def list_command(
-    kind: Annotated[str | None, typer.Argument(help="rules, mixing, attacks, algorithms, data, …")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="a kind (rules, attacks, models, configs, …), or the name of a thing")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Show every rule, attack, algorithm, data set, partition and model, one line each."""
-    known = registries()
-    if kind is not None and kind not in known:
-        raise ConfigError(f"nothing is called {kind!r}: {nearest(kind, known)}")
-    shown = known if kind is None else {kind: known[kind]}
+    """Show everything that has a name, one line each, or one thing with its options and its reference."""
+    known = rooms()
+    if name is not None and name not in known:
+        _details(find(name), as_json)
+        return
+    shown = known if name is None else {name: known[name]}
     if as_json:
         print(json.dumps({k: {name: r.summary(name) for name in r} for k, r in shown.items()}))
         return
     console = Console()
     for title, registry in shown.items():
-        table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
-        for name in sorted(registry):
-            table.add_row(f"[bold]{name}[/]", registry.summary(name))
+        table = _table(title)
+        for entry in sorted(registry):
+            table.add_row(Text(entry, style="bold"), Text(registry.summary(entry)))
         console.print(table, end="\n\n")
+
+
+def _details(found: list[Described], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([asdict(replace(one, thing=None)) for one in found]))
+        return
+    console = Console(highlight=False)
+    for one in found:
+        console.print(Text.assemble((one.name, "bold"), f" ({one.kind}): {one.summary}"))
+        if isinstance(one.thing, Ready):
+            console.print(Text(one.thing.text))
+            continue
+        if one.options:
+            table = _table()
+            for heading in ("option", "allowed", "default", ""):
+                table.add_column(heading)
+            table.show_header = True
+            for option in one.options:
+                default = "required" if option.required else option.default or "–"
+                row = (option.name, option.allowed, default, option.description)
+                table.add_row(*(Text(cell) for cell in row))
+            console.print(table)
+        else:
+            console.print("It has no options.")
+        if one.reference:
+            console.print(Text(f"Reference: {one.reference}"))
+        console.print()
+
+
+def _table(title: str | None = None) -> Table:
+    return Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))

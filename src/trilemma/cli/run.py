@@ -19,7 +19,9 @@ from trilemma.errors import ConfigError
 
 
 def run_command(
-    config: Annotated[Path | None, typer.Argument(help="a TOML file; without one, the defaults")] = None,
+    config: Annotated[
+        str | None, typer.Argument(help="a TOML file, or a name (trilemma list configs); default: defaults")
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="table.key=value, repeatable")] = None,
     seeds: Annotated[str | None, typer.Option(help="as in 1-5 or 1,3,7")] = None,
     out: Annotated[Path | None, typer.Option(help="directory of the run; default: runs/<time>-…")] = None,
@@ -40,6 +42,7 @@ def run_command(
         settings = simulate.RunDirectory.open(resume).config
     else:
         settings = _settings(config, set_ or [], seeds, device)
+        print_notes(settings)
         directory = out or _fresh_directory(settings)
 
     with ProgressBar(console) as bar:
@@ -67,7 +70,7 @@ def run_command(
     title = f"{settings.data.name}, {settings.algorithm.name}, {settings.run.rounds} rounds"
     screen.print(results_table([(settings.algorithm.name, summary)], free, title))
     for note in summary.notes:
-        screen.print(f"note: {note}", highlight=False)
+        screen.print(f"note: {note}", highlight=False, markup=False)
     screen.print(f"{directory}: metrics per round, model, summary.json; curve: {picture}", soft_wrap=True)
 
 
@@ -92,7 +95,13 @@ def _curve(label: str, path: Path, dashed: bool) -> report.Curve:
     return report.Curve.from_records(label, records, dashed=dashed)
 
 
-def _settings(path: Path | None, assignments: list[str], seeds: str | None, device: str | None) -> Config:
+def print_notes(settings: Config) -> None:
+    """Say on standard error what assignments made of the file."""
+    for note in settings.notes:
+        Console(stderr=True).print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _settings(path: str | None, assignments: list[str], seeds: str | None, device: str | None) -> Config:
     extra = list(assignments)
     if seeds is not None:
         extra.append(f"run.seeds='{seeds}'")

@@ -7,6 +7,7 @@
 """
 
 from trilemma.config.load import Choice, Config, load, parse
+from trilemma.config.ready import ready
 from trilemma.config.schema import parse_seeds
 
-__all__ = ["Choice", "Config", "load", "parse", "parse_seeds"]
+__all__ = ["Choice", "Config", "load", "parse", "parse_seeds", "ready"]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
-import inspect
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, ValidationError
 
 from trilemma import attacks, data, learning, models
+from trilemma.config.assign import Tables
+from trilemma.config.ready import ready
 from trilemma.config.schema import (
     AggregationTable,
     DataTable,
@@ -27,6 +24,7 @@ from trilemma.config.schema import (
 )
 from trilemma.data import DatasetOptions, PartitionOptions
 from trilemma.errors import ConfigError, nearest
+from trilemma.options import describe, mistakes
 from trilemma.registry import Registry
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -47,12 +45,15 @@ class Choice(Generic[Options]):
 
 @dataclass(frozen=True)
 class Config:
-    """A validated configuration. Immutable; `with_` returns changed copies."""
+    """A validated configuration. Immutable; `with_` returns changed copies.
+
+    `notes` says what assignments made of the file: the options that went with a thing they replaced.
+    """
 
     data: Choice[DatasetOptions]
     holding: DataTable
     partition: Choice[PartitionOptions]
-    model: Choice[BaseModel]
+    model: Choice[models.ModelOptions]
     federation: FederationTable
     algorithm: Choice[learning.AlgorithmSettings]
     aggregation: AggregationTable
@@ -60,6 +61,7 @@ class Config:
     privacy: PrivacyTable
     run: RunTable
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    notes: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def dump(self) -> dict[str, Any]:
         """Return the whole configuration, defaults included, as nested plain values."""
@@ -78,125 +80,121 @@ class Config:
         """Return the configuration as TOML text that `parse` reads back."""
         return tomli_w.dumps(self.dump())
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as plain values: options of models are classes made at run time, which cannot be pickled."""
-        return parse, (self.dump(),)
-
     def with_(self, *assignments: str) -> Config:
         """Return a copy with `table.key=value` assignments applied."""
-        return parse(self.source, assignments)
+        changed = parse(self.source, assignments)
+        return replace(changed, notes=(*self.notes, *changed.notes))
 
 
-def load(path: Path | None, assignments: Iterable[str] = ()) -> Config:
-    """Read a TOML file (None: all defaults), apply assignments, validate."""
-    if path is None:
-        return parse({}, assignments)
+def load(path: Path | str | None, assignments: Iterable[str] = ()) -> Config:
+    """Read a TOML file, or a configuration that comes with the package, by name; None: all defaults.
+
+    >>> load("cafcor-mnist", ["federation.byzantine=10"]).federation.f
+    10
+    """
+    return parse({} if path is None else _read(Path(path)), assignments)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file() and str(path) in ready:
+        return tomllib.loads(ready[str(path)].text)
     try:
-        raw = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no configuration file {str(path)!r}") from None
+        known = nearest(path.name.removesuffix(".toml"), ready)
+        raise ConfigError(
+            f"there is no configuration file {str(path)!r}, nor one of the package's: {known}"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from None
-    return parse(raw, assignments)
 
 
 def parse(raw: Mapping[str, Any], assignments: Iterable[str] = ()) -> Config:
     """Validate nested plain values, after applying `table.key=value` or `table={…}` assignments.
 
+    Where an assignment replaces a thing (`attack.name=sf`), options of the old one that the new one does not
+    have are left out; `notes` of the result says which.
+
     >>> parse({}, ["federation.clients=9"]).federation.clients
     9
+    >>> parse({"attack": {"name": "alie", "strength": 1.5}}, ["attack.name=sf"]).notes
+    ('[attack] strength = 1.5 is left out: alie has it, sf does not',)
     >>> parse({"federation": {"clents": 9}})
     Traceback (most recent call last):
     trilemma.errors.ConfigError: [federation] unknown key 'clents': did you mean 'clients'? Allowed: ...
     """
-    tables: dict[str, Any] = copy.deepcopy(dict(raw))
-    for assignment in assignments:
-        _assign(tables, assignment)
-
+    tables = Tables.read(raw, assignments)
     problems: list[str] = []
-    known = ("data", "model", "federation", "algorithm", "aggregation", "attack", "privacy", "run")
-    for name in tables:
+    known = ("data", *CHOSEN, *PLAIN)
+    for name, value in tables.values.items():
         if name not in known:
             problems.append(f"unknown table [{name}]: {nearest(name, known)}")
-        elif not isinstance(tables[name], dict | str):
-            problems.append(f"[{name}] must be a table, not {tables[name]!r}")
+        elif not isinstance(value, dict | str):
+            problems.append(f"[{name}] must be a table, not {value!r}")
     if problems:
         raise ConfigError("\n".join(problems))
 
-    data_table = {"name": "phishing"} | _as_table(tables.get("data", {}))
-    partition = _as_table(data_table.pop("partition", {}))
-    holding = {key: data_table.pop(key) for key in DataTable.model_fields if key in data_table}
-    chosen = _choose(problems, "data", data.datasets, data_table, extra=DataTable)
-    usual = "natural" if chosen is not None and chosen.name == "synthetic" else "homogeneous"
-
+    chosen = _choose(problems, tables, "data", data.datasets, USUAL_DATA, beside=DataTable)
+    holding = {key: value for key, value in tables.part("data").items() if key in DataTable.model_fields}
+    usual = DatasetOptions.usual_partition if chosen is None else chosen.options.usual_partition
     parts: dict[str, Any] = {
         "data": chosen,
         "holding": _check(problems, "data", DataTable, holding),
-        "partition": _choose(problems, "data.partition", data.partitions, {"name": usual} | partition),
+        "partition": _choose(problems, tables, "data.partition", data.partitions, usual),
     }
-    named: dict[str, tuple[str, Registry[Any]]] = {
-        "model": ("logistic", model_options()),
-        "algorithm": ("dsgd", learning.algorithms),
-        "attack": ("none", attacks.attacks),
-    }
-    for name, (default, registry) in named.items():
-        table = {"name": default} | _as_table(tables.get(name, {}))
-        parts[name] = _choose(problems, name, registry, table)
-    plain: dict[str, type[Table]] = {
-        "federation": FederationTable,
-        "aggregation": AggregationTable,
-        "privacy": PrivacyTable,
-        "run": RunTable,
-    }
-    for name, schema in plain.items():
-        parts[name] = _check(problems, name, schema, _as_table(tables.get(name, {})))
+    for name, (default, registry) in CHOSEN.items():
+        parts[name] = _choose(problems, tables, name, registry, default)
+    for name, schema in PLAIN.items():
+        parts[name] = _check(problems, name, schema, tables.part(name))
     if problems:
         raise ConfigError("\n".join(problems))
-    return Config(**parts, source=tables)
+    return Config(**parts, source=tables.values, notes=tuple(tables.notes))
 
 
-def _assign(tables: dict[str, Any], assignment: str) -> None:
-    path, equals, text = assignment.partition("=")
-    *parents, key = path.strip().split(".")
-    whole_table = not parents and text.strip().startswith("{")
-    if not equals or not key or not (parents or whole_table):
-        raise ConfigError(f"cannot read {assignment!r}; allowed: table.key=value, as in run.rounds=50")
-    value: Any = text.strip()  # a bare word is a string, so that --set aggregation.rule=caf works
-    if key != "name" or value[:1] in "\"'":  # and a name always is: TOML would read nan as a number
-        with contextlib.suppress(tomllib.TOMLDecodeError):
-            value = tomllib.loads(f"value = {text}")["value"]
-    table = tables
-    for parent in parents:
-        table[parent] = _as_table(table.get(parent, {}))
-        table = table[parent]
-    table[key] = value
+USUAL_DATA = "phishing"
+"""The data set where nothing is said: it ships with the package."""
 
+CHOSEN: dict[str, tuple[str, Registry[Any]]] = {
+    "model": ("logistic", models.models),
+    "algorithm": ("dsgd", learning.algorithms),
+    "attack": ("none", attacks.attacks),
+}
+"""Tables that choose something by name: what is chosen where nothing is said, and among what."""
 
-def _as_table(value: Any) -> dict[str, Any]:
-    """Read `partition = "dirichlet"` as `partition = {name = "dirichlet"}`."""
-    if isinstance(value, str):
-        return {"name": value}
-    if not isinstance(value, dict):
-        raise ConfigError(f"expected a table or a name, not {value!r}")
-    return dict(value)
+PLAIN: dict[str, type[Table]] = {
+    "federation": FederationTable,
+    "aggregation": AggregationTable,
+    "privacy": PrivacyTable,
+    "run": RunTable,
+}
+"""Tables whose keys are always the same."""
 
 
 def _choose(
     problems: list[str],
+    tables: Tables,
     where: str,
     registry: Registry[Any],
-    table: dict[str, Any],
-    extra: type[BaseModel] | None = None,
+    default: str,
+    beside: type[BaseModel] | None = None,
 ) -> Choice[Any] | None:
-    """Look up `table["name"]` and validate the rest as its options."""
-    name = table.pop("name", None)
+    """Look up the name at `where` and validate the rest of the table as its options.
+
+    `beside` holds keys that stand in the same table and are not options.
+    """
+    name = tables.part(*where.split(".")).get("name", default)
     if not isinstance(name, str):
         problems.append(f"[{where}] needs a name. Allowed: {', '.join(sorted(registry))}")
         return None
     if name not in registry:
         problems.append(f"[{where}] unknown {registry.kind} {name!r}: {nearest(name, registry)}")
         return None
-    options = _check(problems, where, registry[name], table, extra)
+    before = tables.name_before(where, default)
+    if before in registry:
+        tables.shed(where, default, registry[before].model_fields, registry[name].model_fields)
+    others = {"name", *(beside.model_fields if beside else ()), *({"partition"} if where == "data" else ())}
+    given = {key: value for key, value in tables.part(*where.split(".")).items() if key not in others}
+    options = _check(problems, where, registry[name], given, beside)
     return None if options is None else Choice(name, options)
 
 
@@ -205,43 +203,14 @@ def _check(
     where: str,
     table: type[AnyTable],
     values: dict[str, Any],
-    extra: type[BaseModel] | None = None,
+    beside: type[BaseModel] | None = None,
 ) -> AnyTable | None:
     try:
         return table.model_validate(values)
     except ValidationError as error:
-        allowed = [*table.model_fields, *(extra.model_fields if extra else ())]
-        for detail in error.errors():
-            key = ".".join(str(part) for part in detail["loc"])
-            if detail["type"] == "extra_forbidden":
-                problems.append(f"[{where}] unknown key {key!r}: {nearest(key, allowed)}")
-            elif detail["type"] == "missing":
-                problems.append(f"[{where}] needs {key}")
-            elif detail["type"] == "literal_error":
-                meant = nearest(str(detail["input"]), re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
-                problems.append(f"[{where}] {key} = {detail['input']!r}: {meant}")
-            elif key:
-                problems.append(f"[{where}] {key} = {detail['input']!r}: {_message(detail['msg'])}")
-            else:
-                problems.append(f"[{where}] {_message(detail['msg'])}")
+        allowed = [option.name for one in (table, beside) if one is not None for option in describe(one)]
+        problems += [f"[{where}] {mistake}" for mistake in mistakes(error, allowed)]
         return None
-
-
-@functools.cache
-def model_options() -> Registry[type[BaseModel]]:
-    """Return, for every model, a table of the keyword options its builder takes."""
-    registry: Registry[type[BaseModel]] = Registry("model")
-    for name, builder in models.models.items():
-        _, _, *parameters = inspect.signature(builder, eval_str=True).parameters.values()
-        fields: dict[str, Any] = {p.name: (p.annotation, p.default) for p in parameters}
-        options = create_model(name, __config__=Table.model_config, **fields)
-        registry.register(name, models.models.summary(name))(options)
-    return registry
-
-
-def _message(text: str) -> str:
-    text = text.removeprefix("Value error, ")
-    return text[:1].lower() + text[1:]
 
 
 def _plain(options: BaseModel) -> dict[str, Any]:

@@ -10,23 +10,15 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from trilemma.errors import nearest
+from trilemma.options import Options
 from trilemma.privacy.accountants import accountants
 from trilemma.privacy.types import Adjacency, ThreatName
 
 
-def _accountant(name: str) -> str:
-    if name not in accountants:
-        raise ValueError(nearest(name, accountants))
-    return name
-
-
-class Table(BaseModel):
+class Table(Options):
     """One table of a configuration."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class DataTable(Table):
@@ -117,7 +109,7 @@ class PrivacyTable(Table):
     adjacency: Adjacency | None = Field(
         default=None, description="replace (default), add-remove, or published: the papers' convention"
     )
-    accountant: Annotated[str, AfterValidator(_accountant)] | None = Field(
+    accountant: Annotated[str, AfterValidator(accountants.known)] | None = Field(
         default=None, description="accountant used to calibrate; default: exact without sampling, else rdp"
     )
 

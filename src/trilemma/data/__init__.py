@@ -12,7 +12,6 @@ torch.Size([4, 25, 68])
 from trilemma.data.augment import horizontal_flip
 from trilemma.data.catalogue import (
     DatasetOptions,
-    Options,
     PartitionOptions,
     datasets,
     divide,
@@ -39,7 +38,6 @@ __all__ = [
     "Features",
     "FederatedData",
     "Holdings",
-    "Options",
     "PartitionOptions",
     "Split",
     "Storage",

@@ -9,49 +9,21 @@ from __future__ import annotations
 
 import abc
 from pathlib import Path
-from typing import Any, Self
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Any, ClassVar
 
 from trilemma.data.storage import Storage
 from trilemma.data.types import Dataset, Holdings
-from trilemma.errors import ConfigError, UserError, nearest
+from trilemma.errors import UserError
 from trilemma.keys import Key
+from trilemma.options import Options
 from trilemma.registry import Registry
-
-
-class Options(BaseModel):
-    """Options a user may set: frozen, and nothing else is accepted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    @classmethod
-    def parse(cls, **values: Any) -> Self:
-        """Return validated options, or raise a `ConfigError` that says what is wrong and what is allowed.
-
-        >>> from trilemma.data import partitions
-        >>> partitions["dirichlet"].parse(alpha=-1)
-        Traceback (most recent call last):
-        trilemma.errors.ConfigError: alpha = -1: input should be greater than 0
-        """
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise ConfigError("; ".join(cls._explain(dict(detail)) for detail in error.errors())) from None
-
-    @classmethod
-    def _explain(cls, detail: dict[str, Any]) -> str:
-        name = ".".join(str(part) for part in detail["loc"])
-        if detail["type"] == "extra_forbidden":
-            return f"unknown option {name!r}: {nearest(name, cls.model_fields)}"
-        message = detail["msg"].removeprefix("Value error, ")
-        if not name:
-            return str(message)
-        return f"{name} = {detail['input']!r}: {message[0].lower()}{message[1:]}"
 
 
 class DatasetOptions(Options, abc.ABC):
     """A data set and its options."""
+
+    usual_partition: ClassVar[str] = "homogeneous"
+    """How the examples are divided where nothing is said."""
 
     @abc.abstractmethod
     def load(self, key: Key, storage: Storage) -> Dataset:

@@ -16,6 +16,7 @@ standard deviations α and β, and its split: code of Lin et al., NeurIPS 2022.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +40,8 @@ class Synthetic(DatasetOptions):
     >>> [len(rows) for rows in data.natural.train + data.natural.valid + data.natural.test]
     [202, 202, 202, 50, 50, 50, 63, 63, 63]
     """
+
+    usual_partition: ClassVar[str] = "natural"
 
     alpha: float = Field(default=0.0, ge=0)
     """How much the clients' models differ."""

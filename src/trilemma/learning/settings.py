@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from trilemma.aggregation import Rule
 from trilemma.errors import ConfigError
 from trilemma.learning.protocol import Algorithm
+from trilemma.options import Options
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.registry import Registry
 
@@ -32,10 +31,8 @@ class Setup:
     release: Release | None = None
 
 
-class AlgorithmSettings(BaseModel):
+class AlgorithmSettings(Options):
     """The `[algorithm]` table of one algorithm. Subclasses add their parameters."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @property
     def least_examples(self) -> int:

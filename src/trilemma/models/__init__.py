@@ -3,10 +3,10 @@
 `build` makes a model by name, `gradients` the stacked gradients of k clients, plain or clipped, `evaluate`
 scores parameters. Parameters are flat vectors: (d,) shared by all clients or (k, d), one model each.
 
-A new model is one file here that enters a builder in `trilemma.models.catalogue.models`.
+A new model is one file here with a `ModelOptions` class, entered in `models`.
 """
 
-from trilemma.models.catalogue import build, models
+from trilemma.models.catalogue import ModelOptions, build, models
 from trilemma.models.clipping import Clip
 from trilemma.models.flat import flatten, unflatten
 from trilemma.models.scoring import Score, evaluate
@@ -20,6 +20,7 @@ __all__ = [
     "Examples",
     "Gradients",
     "Model",
+    "ModelOptions",
     "Params",
     "Score",
     "Segment",

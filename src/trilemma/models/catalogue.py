@@ -16,12 +16,15 @@ Sizes follow the shape of the features and the number of classes; the counts are
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Annotated, Any
 
-from trilemma.errors import ConfigError, nearest
+from pydantic import Field
+
+from trilemma.errors import ConfigError
 from trilemma.models.convolution import Stencil
 from trilemma.models.layers import (
     BINARY_CROSS_ENTROPY,
@@ -37,16 +40,25 @@ from trilemma.models.layers import (
     sequential,
 )
 from trilemma.models.types import Model
+from trilemma.options import Options
 from trilemma.registry import Registry
 
 Shape = tuple[int, ...]
-Builder = Callable[..., Model]
-"""(features_shape, classes, keyword options) -> model."""
-
-models: Registry[Builder] = Registry("model")
 
 
-def build(name: str, features_shape: Sequence[int], classes: int, **options: object) -> Model:
+class ModelOptions(Options, ABC):
+    """A model and its options."""
+
+    @abstractmethod
+    def build(self, shape: Shape, classes: int) -> Model:
+        """Return the model for examples of that shape and number of classes."""
+
+
+models: Registry[type[ModelOptions]] = Registry("model")
+"""Every model by the name configurations use."""
+
+
+def build(name: str, features_shape: Sequence[int], classes: int, **options: Any) -> Model:
     """Build the model called `name` for examples of that shape and number of classes.
 
     >>> build("cnn", (1, 28, 28), 10).dim
@@ -55,9 +67,9 @@ def build(name: str, features_shape: Sequence[int], classes: int, **options: obj
     25818
     >>> build("cnn", (1, 28, 28), 10, hiden=3)
     Traceback (most recent call last):
-    trilemma.errors.ConfigError: model 'cnn' has no option 'hiden': Allowed: (none)
+    trilemma.errors.ConfigError: model 'cnn': unknown option 'hiden': Allowed: (none)
     """
-    builder = models[name]
+    chosen = models[name]
     shape = tuple(int(size) for size in features_shape)
     if not shape or min(shape) < 1:
         raise ConfigError(
@@ -65,80 +77,104 @@ def build(name: str, features_shape: Sequence[int], classes: int, **options: obj
         )
     if classes < 2:
         raise ConfigError(f"a classifier needs at least 2 classes, got {classes}")
-    allowed = list(inspect.signature(builder).parameters)[2:]
-    for option in options:
-        if option not in allowed:
-            raise ConfigError(f"model {name!r} has no option {option!r}: {nearest(option, allowed)}")
-    return builder(shape, classes, **options)
+    try:
+        return chosen.parse(**options).build(shape, classes)
+    except ConfigError as error:
+        raise ConfigError(f"model {name!r}: {error}") from None
 
 
 @models.register("logistic")
-def logistic(shape: Shape, classes: int) -> Model:
+class Logistic(ModelOptions):
     """Logistic regression: one logit for two classes (69 parameters on phishing), else multinomial."""
-    if classes != 2:
-        return multinomial(shape, classes)
-    features = math.prod(shape)
-    layers = [Reshape(len(shape), (features,)), Linear("linear", features, 1)]
-    return sequential("logistic", layers, BINARY_CROSS_ENTROPY)
+
+    def build(self, shape: Shape, classes: int) -> Model:
+        """Return the model."""
+        if classes != 2:
+            return _perceptron("multinomial", shape, (), classes)
+        features = math.prod(shape)
+        layers = [Reshape(len(shape), (features,)), Linear("linear", features, 1)]
+        return sequential("logistic", layers, BINARY_CROSS_ENTROPY)
 
 
 @models.register("multinomial")
-def multinomial(shape: Shape, classes: int) -> Model:
+class Multinomial(ModelOptions):
     """Multinomial logistic regression: one logit per class (610 parameters on Synthetic)."""
-    return _perceptron("multinomial", shape, (), classes)
+
+    def build(self, shape: Shape, classes: int) -> Model:
+        """Return the model."""
+        return _perceptron("multinomial", shape, (), classes)
 
 
 @models.register("mlp")
-def mlp(shape: Shape, classes: int, hidden: Sequence[int] = (100,)) -> Model:
+class Mlp(ModelOptions):
     """Multilayer perceptron with ReLU between the hidden sizes."""
-    sizes = tuple(hidden)
-    if any(not isinstance(size, int) or size < 1 for size in sizes):
-        raise ConfigError(f"hidden is a list of positive whole numbers such as [100, 50], got {hidden!r}")
-    return _perceptron("mlp", shape, sizes, classes)
+
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(100,), description="sizes of the hidden layers, as in [100, 50]"
+    )
+
+    def build(self, shape: Shape, classes: int) -> Model:
+        """Return the model."""
+        return _perceptron("mlp", shape, self.hidden, classes)
 
 
 @models.register("mnist-mlp")
-def mnist_mlp(shape: Shape, classes: int) -> Model:
+class MnistMlp(ModelOptions):
     """One hidden layer of 100: 79,510 parameters on MNIST (lp-proj)."""
-    return _perceptron("mnist-mlp", shape, (100,), classes)
+
+    def build(self, shape: Shape, classes: int) -> Model:
+        """Return the model."""
+        return _perceptron("mnist-mlp", shape, (100,), classes)
 
 
 @models.register("emnist-mlp")
-def emnist_mlp(shape: Shape, classes: int) -> Model:
+class EmnistMlp(ModelOptions):
     """Two hidden layers of 100: 94,862 parameters on EMNIST byclass (lp-proj)."""
-    return _perceptron("emnist-mlp", shape, (100, 100), classes)
+
+    def build(self, shape: Shape, classes: int) -> Model:
+        """Return the model."""
+        return _perceptron("emnist-mlp", shape, (100, 100), classes)
 
 
 @models.register("cnn")
-def cnn(shape: Shape, classes: int) -> Model:
+class Cnn(ModelOptions):
     """Two 5×5 convolutions (20, 50 channels) and two linear layers: 431,080 parameters (CafCor)."""
-    return _lenet("cnn", shape, (20, 50), (500,), classes)
+
+    def build(self, shape: Shape, classes: int) -> Model:
+        """Return the model."""
+        return _lenet("cnn", shape, (20, 50), (500,), classes)
 
 
 @models.register("cifar-cnn")
-def cifar_cnn(shape: Shape, classes: int) -> Model:
+class CifarCnn(ModelOptions):
     """Two 5×5 convolutions (6, 16 channels) and three linear layers: 62,006 on CIFAR-10 (lp-proj)."""
-    return _lenet("cifar-cnn", shape, (6, 16), (120, 84), classes)
+
+    def build(self, shape: Shape, classes: int) -> Model:
+        """Return the model."""
+        return _lenet("cifar-cnn", shape, (6, 16), (120, 84), classes)
 
 
 @models.register("fashion-resnet")
-def fashion_resnet(shape: Shape, classes: int) -> Model:
+class FashionResnet(ModelOptions):
     """Four residual units with batch normalisation: 678,794 parameters on Fashion-MNIST (lp-proj)."""
-    channels, height, width = _image("fashion-resnet", shape, at_least=2)
-    layers = [
-        Reshape(len(shape), (channels, height, width)),
-        Conv("conv", channels, 64, Stencil(7, 2, 3)),
-        BatchNorm("norm", 64),
-        Relu(),
-        MaxPool(Stencil(3, 2, 1)),
-        _unit("unit1", 64, 64),
-        _unit("unit2", 64, 64),
-        _unit("unit3", 64, 128, stride=2),
-        _unit("unit4", 128, 128),
-        MeanPool(),
-        Linear("fc", 128, classes),
-    ]
-    return sequential("fashion-resnet", layers)
+
+    def build(self, shape: Shape, classes: int) -> Model:
+        """Return the model."""
+        channels, height, width = _image(shape, at_least=2)
+        layers = [
+            Reshape(len(shape), (channels, height, width)),
+            Conv("conv", channels, 64, Stencil(7, 2, 3)),
+            BatchNorm("norm", 64),
+            Relu(),
+            MaxPool(Stencil(3, 2, 1)),
+            _unit("unit1", 64, 64),
+            _unit("unit2", 64, 64),
+            _unit("unit3", 64, 128, stride=2),
+            _unit("unit4", 128, 128),
+            MeanPool(),
+            Linear("fc", 128, classes),
+        ]
+        return sequential("fashion-resnet", layers)
 
 
 def _unit(name: str, inputs: int, outputs: int, stride: int = 1) -> Residual:
@@ -164,7 +200,7 @@ def _lenet(name: str, shape: Shape, maps: Shape, hidden: Shape, classes: int) ->
     Pooling comes before the rectifier: the two commute, values and gradients alike (a window's maximum passes
     the rectifier if anything in the window does), and the rectifier then sees a quarter of the values.
     """
-    channels, height, width = _image(name, shape, at_least=16)
+    channels, height, width = _image(shape, at_least=16)
     layers: list[Layer] = [Reshape(len(shape), (channels, height, width))]
     for number, outputs in enumerate(maps, start=1):
         layers += [Conv(f"conv{number}", channels, outputs, Stencil(5)), MaxPool(Stencil(2, 2)), Relu()]
@@ -182,12 +218,12 @@ def _dense(sizes: Shape) -> list[Layer]:
     return layers
 
 
-def _image(name: str, shape: Shape, at_least: int) -> tuple[int, int, int]:
+def _image(shape: Shape, at_least: int) -> tuple[int, int, int]:
     """Return (channels, height, width), where (height, width) alone means one channel."""
     image = (1, *shape) if len(shape) == 2 else shape
     if len(image) != 3 or min(image[1:]) < at_least:
         raise ConfigError(
-            f"model {name!r} needs images (channels, height, width) of at least {at_least}×{at_least}, "
+            f"needs images (channels, height, width) of at least {at_least}×{at_least}, "
             f"got examples of shape {shape}"
         )
     return image[0], image[1], image[2]

@@ -16,7 +16,6 @@ which noise the printed accuracies need:
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from trilemma.config import load
 from trilemma.papers.grid import Cell
@@ -53,9 +52,9 @@ def noise(law: str, clip: float) -> str:
     return f"sigma_ind={clip * math.sqrt(EPOCHS * math.log(1 / DELTA)) / EPSILON:.5g}"
 
 
-def cells(configs: Path, seeds: str) -> list[Cell]:
+def cells(seeds: str) -> list[Cell]:
     """Return the grid for f = 5 of 25; all algorithms of a table get the same multiple of τ as noise."""
-    base = load(configs / "byz-clip21-mnist-mlp.toml", [f"run.seeds='{seeds}'"])
+    base = load("byz-clip21-mnist-mlp", [f"run.seeds='{seeds}'"])
     grid = []
     for attack, attacked in ATTACKS.items():
         for law in ("certified", "paper", "paper, T in epochs"):

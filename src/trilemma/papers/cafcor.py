@@ -6,8 +6,6 @@ points lower on MNIST, level on Fashion-MNIST; DSGD-LDP stays under 30 %.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trilemma.config import load
 from trilemma.papers.grid import Cell
 
@@ -25,9 +23,9 @@ PRINTED = {
 RULES = {"CafCor-SecLDP": ("secldp", "caf"), "CafCor-ByzLDP": ("byzldp", "caf"), "mean": ("secldp", "mean")}
 
 
-def cells(configs: Path, seeds: str, name: str = "mnist") -> list[Cell]:
+def cells(seeds: str, name: str = "mnist") -> list[Cell]:
     """Return the grid of one data set, "mnist" or "fashion", for f = 5."""
-    base = load(configs / f"cafcor-{name}.toml", [f"run.seeds='{seeds}'"])
+    base = load(f"cafcor-{name}", [f"run.seeds='{seeds}'"])
     table = f"{base.data.name}, n = 100, f = {base.federation.byzantine}, ε = {base.privacy.epsilon} (RDP)"
     grid = []
     for threat in ("cdp", "ldp"):

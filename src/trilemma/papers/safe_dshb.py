@@ -6,8 +6,6 @@ The paper shows curves; read off: SMEA and Filter reach about 80 % at noise mult
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trilemma.config import load
 from trilemma.papers.grid import Cell
 
@@ -23,9 +21,9 @@ ATTACKS = {
 READ_OFF = {1: "≈ 80", 2: "≈ 80", 3: "≈ 75"}
 
 
-def cells(configs: Path, seeds: str) -> list[Cell]:
-    """Return the grid; `configs` is the folder with safe-dshb-phishing.toml."""
-    base = load(configs / "safe-dshb-phishing.toml", [f"run.seeds='{seeds}'"])
+def cells(seeds: str) -> list[Cell]:
+    """Return the grid."""
+    base = load("safe-dshb-phishing", [f"run.seeds='{seeds}'"])
     grid = []
     for multiplier, epsilon in EPSILON.items():
         regime = base.with_(f"privacy.noise_multiplier={multiplier}")

@@ -26,5 +26,5 @@ def cafcor_theorem(threat: Threat) -> Price:
     Price(cor=36460.0, ind=365.5)
     """
     n, f = threat.clients, threat.byzantine
-    heavy = 432 * Caf(f).kappa(n)
+    heavy = 432 * Caf(f=f).kappa(n)
     return Price(f + heavy * n, 1 + heavy)

@@ -334,6 +334,8 @@ def points(task: str, table: int) -> list[Point]:
     >>> len(points("synthetic00", 5)), len(points("mnist", 3))
     (40, 13)
     """
+    if table not in TABLES:
+        raise ConfigError(f"there is no Table {table} of results; allowed: {', '.join(map(str, TABLES))}")
     methods = [m for m in TABLES[table] if not (m == "LG-FedAvg" and task.startswith("synthetic"))]
     clean = [Point(task, method) for method in methods]
     return clean + [

@@ -1,0 +1,186 @@
+"""Options: how everything that has a name says what a user may set, and what mistakes are called.
+
+A rule, an attack, a data set, a model, an algorithm is a frozen class; its fields are its options. What is
+allowed is declared once, on the field: validation, error messages, `trilemma list NAME` and the configuration
+reference all read that declaration.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from trilemma.errors import ConfigError, hint, nearest
+from trilemma.registry import Registry
+
+
+class Options(BaseModel):
+    """Options a user may set: frozen, and nothing else is accepted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def parse(cls, **values: Any) -> Self:
+        """Return validated options, or raise a `ConfigError` that says what is wrong and what is allowed.
+
+        >>> from trilemma.data import partitions
+        >>> partitions["dirichlet"].parse(alpha=-1)
+        Traceback (most recent call last):
+        trilemma.errors.ConfigError: alpha = -1: input should be greater than 0
+        """
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError("; ".join(mistakes(error, cls.model_fields, "option"))) from None
+
+
+FORMERLY = {"batch": "batch_size", "l2": "weight_decay"}
+"""Options that had another name."""
+
+
+def mistakes(error: ValidationError, allowed: Iterable[str], word: str = "key") -> Iterator[str]:
+    """Say what is wrong with each value that was refused, and what is allowed."""
+    names = list(allowed)
+    for detail in error.errors():
+        key = ".".join(str(part) for part in detail["loc"])
+        message = detail["msg"].removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
+        if detail["type"] == "extra_forbidden":
+            now = FORMERLY.get(key)
+            meant = f"it is called {now!r} now" if now in names else nearest(key, names)
+            yield f"unknown {word} {key!r}: {meant}"
+        elif detail["type"] == "missing":
+            yield f"needs {key}"
+        elif detail["type"] == "literal_error":
+            choices = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
+            yield f"{key} = {detail['input']!r}: {hint(str(detail['input']), choices)}{message}"
+        else:
+            yield f"{key} = {detail['input']!r}: {message}" if key else message
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, in words.
+
+    `default` is None where there is none: the option must be given, if `required`, or may be left out.
+    """
+
+    name: str
+    allowed: str
+    default: str | None
+    required: bool
+    description: str
+
+
+def describe(options: type[BaseModel], prefix: str = "") -> list[Option]:
+    """Return a thing's options in the order they are declared; those of a table inside as `table.key`.
+
+    >>> from trilemma.data import partitions
+    >>> [(option.name, option.allowed, option.required) for option in describe(partitions["dirichlet"])]
+    [('alpha', 'number > 0', True), ('minimum', 'whole number ≥ 1', False)]
+    """
+    found: list[Option] = []
+    for key, field in options.model_fields.items():
+        name = prefix + key
+        inside = _table(field.annotation)
+        if inside is not None:
+            found += describe(inside, name + ".")
+            continue
+        given = None if field.is_required() or field.get_default() is None else field.get_default()
+        default = None if given is None else json.dumps(given, ensure_ascii=False)
+        found.append(Option(name, allowed_values(field), default, field.is_required(), _sentence(field)))
+    return found
+
+
+def allowed_values(field: FieldInfo) -> str:
+    """Say which values a field takes.
+
+    >>> class Example(Options):
+    ...     share: float = FieldInfo(default=0.5, ge=0, lt=1)
+    ...     side: Literal["left", "right"] | None = None
+    >>> [allowed_values(field) for field in Example.model_fields.values()]
+    ['number ≥ 0 and < 1', '"left" or "right"']
+    """
+    *first, last = dict.fromkeys(_kinds(field.annotation, field.metadata))
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def summary(thing: object) -> str:
+    """Return the first line of a thing's docstring."""
+    return (thing.__doc__ or "").strip().split("\n")[0]
+
+
+def reference(thing: object) -> str:
+    """Return what a thing's docstring, or else its file's, gives as its reference at the end; "" for none."""
+    module = inspect.getmodule(thing)
+    for text in (thing.__doc__, module.__doc__ if module else None):
+        last = inspect.cleandoc(text or "").split("\n\n")[-1]
+        head, colon, rest = last.partition(":")
+        if colon and head in ("Reference", "References"):
+            return " ".join(rest.split())
+    return ""
+
+
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+}
+_LIMITS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+
+
+def _kinds(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[str]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        yield from _kinds(arguments[0], [*arguments[1:], *metadata])
+    elif origin in (Union, types.UnionType):
+        for argument in arguments:
+            if argument is not type(None):
+                yield from _kinds(argument, metadata)
+    elif origin is Literal:
+        yield from (json.dumps(value, ensure_ascii=False) for value in arguments)
+    elif origin in (tuple, list):
+        (inside,) = dict.fromkeys(_kinds(arguments[0]))
+        yield f"list of {inside.replace('number', 'numbers', 1)}"
+    elif names := [name for part in metadata for name in _registered(part)]:
+        yield from (json.dumps(name) for name in names)
+    else:
+        numeric = annotation in (int, float)
+        yield _WORDS.get(annotation, getattr(annotation, "__name__", "")) + (
+            _limits(metadata) if numeric else ""
+        )
+
+
+def _registered(part: Any) -> list[str]:
+    """Return the names that `AfterValidator(registry.known)` lets pass."""
+    owner = getattr(part.func, "__self__", None) if isinstance(part, AfterValidator) else None
+    return sorted(owner) if isinstance(owner, Registry) else []
+
+
+def _limits(metadata: Iterable[Any]) -> str:
+    parts = [one for part in metadata for one in (part.metadata if isinstance(part, FieldInfo) else [part])]
+    limits = [
+        f"{sign} {getattr(part, key):g}"
+        for part in parts
+        for key, sign in _LIMITS.items()
+        if getattr(part, key, None) is not None
+    ]
+    return f" {' and '.join(limits)}" if limits else ""
+
+
+def _table(annotation: Any) -> type[BaseModel] | None:
+    inside = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return annotation if inside else None
+
+
+def _sentence(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split()).removesuffix(".")
