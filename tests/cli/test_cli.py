@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trilemma import __version__
 from trilemma.cli import app
+from trilemma.cli.app import COMMANDS
 
 TINY = ["--set", "run.rounds=4", "--set", "run.seeds=[1,2]"]
 
 
 def trilemma(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from trilemma.cli import main; main()", *arguments]
+    command = [sys.executable, "-m", "trilemma", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=500, check=False)
 
 
@@ -47,6 +49,8 @@ def test_a_wrong_config_exits_2_with_a_message_and_no_traceback(tmp_path: Path) 
         ("run", "--resume", "nowhere"),
         ("run", "--seeds", "x"),
         ("run", "--device", "tpu"),
+        ("run", "--set", "algorithm.batch_size=9000", "--out", "out"),
+        ("run", "--set", "privacy.threat=ldp", "--set", "privacy.clip=1.0"),
         ("list", "rulse"),
     ],
 )
@@ -74,6 +78,86 @@ def test_table_shows_accuracy_beside_the_rest(tmp_path: Path, monkeypatch) -> No
     for word in ("2 of 7", "sf", "∞", "no liars %"):
         assert word in result.output
     assert "--baseline" not in result.output
+
+
+DIVERGING = ["--set", "algorithm.lr=1e38", "--set", "algorithm.weight_decay=1.0", "--set", "run.rounds=12"]
+
+
+def test_a_corrected_run_finds_the_place_free(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(app, ["run", "--set", "algorithm.batch_size=9000", "--out", "out"])
+    assert refused.exit_code != 0
+    corrected = CliRunner().invoke(app, ["run", *TINY, "--out", "out"])
+    assert corrected.exit_code == 0, corrected.output
+
+
+def test_no_result_is_a_failure(tmp_path: Path, monkeypatch) -> None:
+    """Every seed diverged: exit code 1 and a message; the JSON object is printed all the same."""
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["run", *DIVERGING, "--json", "--out", "out"])
+    assert result.exit_code == 1
+    assert "every seed diverged" in result.stderr
+    assert json.loads(result.stdout)["accuracy"]["mean"] is None
+
+
+def test_a_result_of_some_seeds_says_which_diverged(tmp_path: Path, monkeypatch) -> None:
+    from trilemma.simulate import engine
+
+    kept = engine.step
+
+    def step(experiment, progress):
+        if experiment.seed == 2 and progress.round == 2:
+            raise engine.Diverged(3)
+        return kept(experiment, progress)
+
+    monkeypatch.setattr(engine, "step", step)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["run", *TINY, "--out", "out"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "* seed 2 diverged in round 3" in result.output
+
+
+def test_help_says_what_an_argument_means() -> None:
+    for command, help_ in (("run", "a TOML file"), ("papers", "safe-dshb"), ("list", "a kind (rules")):
+        assert help_ in CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+    below = CliRunner().invoke(app, ["federation", "up", "--help"], env={"COLUMNS": "200"})
+    assert "one party's folder in it" in below.output
+
+
+def test_the_list_of_commands_says_what_each_says_itself() -> None:
+    for name, lazy in COMMANDS.items():
+        assert (lazy.load(name).help or "").splitlines()[0] == lazy.line
+
+
+def test_version_and_help_do_without_torch(tmp_path: Path) -> None:
+    """What takes seconds to import is imported by the commands that need it."""
+    program = (
+        "import sys; from trilemma.cli import app; "
+        "app(sys.argv[1:], standalone_mode=False); "
+        "print([name for name in ('torch', 'numpy', 'scipy', 'matplotlib') if name in sys.modules])"
+    )
+    for arguments in (["--help"], ["--version"], ["run", "--help"], ["demo", "--help"], ["papers", "--help"]):
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout.splitlines()[-1] == "[]", (arguments, done.stdout, done.stderr)
+    shown = trilemma("--version", cwd=tmp_path)
+    assert shown.stdout == f"trilemma {__version__}\n"
+
+
+def test_the_demo_finds_a_place_of_its_own(tmp_path: Path, monkeypatch) -> None:
+    from trilemma.papers import demo
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(demo.SETTING, "run", {"rounds": 2, "seeds": "1"})
+    monkeypatch.setattr(demo, "ROWS", demo.ROWS[:2])
+    assert CliRunner().invoke(app, ["demo"]).exit_code == 0
+    assert CliRunner().invoke(app, ["demo"]).exit_code == 0, "an earlier demo is replaced"
+    assert [path.name for path in Path("runs").iterdir()] == ["demo"]
+    (tmp_path / "runs" / "demo" / "0" / "config.toml").unlink()
+    result = CliRunner().invoke(app, ["demo"], env={"COLUMNS": "200"})
+    assert "runs/demo-2/demo.png" in result.output
+    refused = CliRunner().invoke(app, ["demo", "--out", "runs/demo"])
+    assert "not a demo" in str(refused.exception)
 
 
 def test_list_shows_every_registered_name() -> None:

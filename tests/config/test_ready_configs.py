@@ -24,4 +24,4 @@ def test_it_runs(name: str) -> None:
     experiment = simulate.assemble(settings, seed=1)
     progress, record = simulate.step(experiment, simulate.start(experiment))
     assert progress.round == 1
-    assert sum(record.weights) == pytest.approx(1, abs=1e-3)
+    assert sum(record.weights.values()) == pytest.approx(1, abs=1e-3)

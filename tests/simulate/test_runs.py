@@ -14,6 +14,7 @@ import pytest
 
 from trilemma import config, simulate
 from trilemma.errors import UserError
+from trilemma.simulate import engine, runner
 from trilemma.simulate.directory import SeedDirectory
 from trilemma.simulate.engine import Progress
 
@@ -50,9 +51,9 @@ def test_a_record_says_what_happened(tmp_path: Path) -> None:
     records = metrics(tmp_path / "run")
     assert [record["round"] for record in records] == list(range(1, 13))
     assert len(records[0]["weights"]) == 7
-    assert sum(records[0]["weights"]) == pytest.approx(1, abs=1e-4)
-    assert records[0]["accuracy"] is None
-    assert 0 <= records[3]["accuracy"] <= 1
+    assert sum(records[0]["weights"].values()) == pytest.approx(1, abs=1e-4)
+    assert records[0]["metrics"] == {}
+    assert 0 <= records[3]["metrics"]["accuracy"] <= 1
     assert records[3]["epsilon"] is None
     seconds = json.loads((tmp_path / "run/seed-1/metrics.jsonl").read_text().splitlines()[3])["seconds"]
     assert set(seconds) == {"clients", "attack", "server", "evaluate"}
@@ -113,6 +114,44 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="cannot make the directory"):
         simulate.run(config.parse(BASE), tmp_path / "file" / "run")
+
+
+def test_a_mistake_found_in_the_first_round_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One found later does: rounds that were run are kept."""
+    settings = config.parse(BASE)
+    kept, wrong = engine.step, 0
+
+    def step(experiment: simulate.Experiment, progress: Progress) -> object:
+        if progress.round == wrong:
+            raise UserError("bad setting")
+        return kept(experiment, progress)
+
+    monkeypatch.setattr(engine, "step", step)
+    with pytest.raises(UserError, match="bad setting"):
+        simulate.run(settings, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    wrong = 3
+    with pytest.raises(UserError, match="bad setting"):
+        simulate.run(settings, tmp_path / "run")
+    assert len(metrics(tmp_path / "run")) == 3
+
+
+def test_a_setting_that_only_a_later_seed_refuses_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = runner.assemble
+
+    def assemble(settings: config.Config, seed: int) -> simulate.Experiment:
+        if seed == 2:
+            raise UserError("the poorest client of seed 2 is too poor")
+        return kept(settings, seed)
+
+    monkeypatch.setattr(runner, "assemble", assemble)
+    with pytest.raises(UserError, match="too poor"):
+        simulate.run(config.parse(BASE, ["run.seeds=[1,2]"]), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_checkpoints_take_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

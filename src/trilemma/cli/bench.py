@@ -17,9 +17,6 @@ import typer
 import trilemma
 from trilemma.errors import UserError, nearest
 
-PASS_ON = {"allow_extra_args": True, "allow_interspersed_args": False}
-"""What comes after the name, options and `--help` too, is the benchmark's."""
-
 MAIN = 'if __name__ == "__main__":'
 """The line that makes a file there a benchmark, and not a part of others."""
 

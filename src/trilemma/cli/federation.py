@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trilemma.errors import UserError
+from trilemma.records import Record
 
 if TYPE_CHECKING:
     from trilemma.federation.layout import Party
@@ -148,7 +149,7 @@ def run_command(
             state = control.status(run)
             records = log.records()
             for record in records[shown:]:
-                console.print(_line(record), highlight=False, soft_wrap=True)
+                console.print(_line(Record.read(record)), highlight=False, soft_wrap=True)
             shown = len(records)
         reason = control.reason(run)
     if not state.startswith("finished"):
@@ -162,14 +163,13 @@ def run_command(
     console.print(f"finished; the model is in {log.folder / 'result'}", highlight=False, soft_wrap=True)
 
 
-def _line(record: dict[str, object]) -> str:
-    parts = [f"round {record['round']}"]
-    if "accuracy" in record:
-        parts.append(f"accuracy {record['accuracy']:.3f}")
-    if record.get("absent"):
-        parts.append(f"absent {record['absent']}")
-    if record.get("rejected"):
-        parts.append(f"rejected {record['rejected']}")
+def _line(record: Record) -> str:
+    parts = [f"round {record.round}"]
+    parts += [f"{name} {score:.3f}" for name, score in record.metrics.items() if score is not None]
+    if record.absent:
+        parts.append(f"absent {list(record.absent)}")
+    if record.rejected:
+        parts.append(f"rejected {[list(one) for one in record.rejected]}")
     return ", ".join(parts)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from trilemma.simulate import Record
+from trilemma.records import Record
 
 
 class ProgressBar:
@@ -15,7 +16,7 @@ class ProgressBar:
 
     def __init__(self, console: Console, label: str = "") -> None:
         self.label = label
-        self._accuracy = "–"
+        self._score = ""
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -37,15 +38,16 @@ class ProgressBar:
 
     def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
         """Start a new bar."""
-        self._accuracy = "–"
+        self._score = ""
         description = f"{self.label} seed {seed}".strip()
         self._task = self._bar.add_task(description, total=rounds, completed=first_round, facts="")
 
     def round_finished(self, record: Record) -> None:
         """Move the bar."""
-        if record.evaluation is not None:
-            self._accuracy = f"{record.evaluation.accuracy:.1%}"
-        epsilon = "∞" if record.epsilon == float("inf") else f"{record.epsilon:.3g}"
-        facts = f"accuracy {self._accuracy}  ε {epsilon}"
+        accuracy = record.metrics.get("accuracy")
+        if accuracy is not None:
+            self._score = f"accuracy {accuracy:.1%}  "
+        epsilon = "∞" if record.epsilon == math.inf else f"{record.epsilon:.3g}"
+        facts = f"{self._score}ε {epsilon}"
         assert self._task is not None
         self._bar.update(self._task, completed=record.round, facts=facts)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from trilemma import config as configuration
-from trilemma import report, simulate
-from trilemma.cli.progress import ProgressBar
-from trilemma.cli.tables import results_table
-from trilemma.config import Config
 from trilemma.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trilemma.config import Config
+    from trilemma.report import Result
 
 
 def run_command(
@@ -30,10 +30,14 @@ def run_command(
     baseline: Annotated[bool, typer.Option(help="also run with nobody lying, plain mean")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
-    """Train a federation as CONFIG says and report accuracy beside ε, f and the attack.
+    """Train a federation as CONFIG says; accuracy beside ε, f and the attack.
 
     Ctrl-C saves what is finished; --resume DIR continues to the identical final model.
     """
+    from rich.console import Console
+
+    from trilemma import report, simulate
+
     console = Console(stderr=True, quiet=as_json)
     if resume is not None:
         if config is not None or set_ or seeds or out or device:
@@ -42,80 +46,71 @@ def run_command(
         settings = simulate.RunDirectory.open(resume).config
     else:
         settings = _settings(config, set_ or [], seeds, device)
-        print_notes(settings)
-        directory = out or _fresh_directory(settings)
+        directory = out or _named(settings)
+    _train(settings, directory, resume is not None, baseline, console)
+    result = report.load(directory)
+    picture = result.plot()
+    if as_json:
+        free = {} if result.baseline is None else {"adversary_free": result.baseline.summary.plain()}
+        print(json.dumps(result.summary.plain() | free))
+    else:
+        _show(result, picture)
+    if result.summary.failed:
+        typer.echo(
+            "error: every seed diverged: there is no result; allowed: a smaller lr, or a clip", err=True
+        )
+        raise typer.Exit(1)
+
+
+def _train(settings: Config, directory: Path, resume: bool, baseline: bool, console: Console) -> None:
+    from trilemma import simulate
+    from trilemma.cli.progress import ProgressBar
+    from trilemma.report.loading import BASELINE
 
     with ProgressBar(console) as bar:
         try:
-            if resume is not None:
-                summary = simulate.resume(directory, bar)
+            if resume:
+                simulate.resume(directory, bar)
             else:
-                summary = simulate.run(settings, directory, bar)
+                simulate.run(settings, directory, bar)
         except KeyboardInterrupt:
             console.print(f"stopped; continue with: trilemma run --resume {directory}")
             raise
-    free = None
     if baseline and settings.federation.byzantine:
-        with ProgressBar(console, "without adversary") as bar:
-            free = simulate.run_or_resume(adversary_free(settings), directory / "baseline", bar)
+        with ProgressBar(console, "without liars") as bar:
+            simulate.run_or_resume(simulate.without_liars(settings), directory / BASELINE, bar)
 
-    picture = plot_runs(
-        [(summary.rule, directory)], directory / "baseline" if free else None, directory / "curves.png"
-    )
-    if as_json:
-        result = summary.plain() | ({"adversary_free": free.plain()} if free else {})
-        print(json.dumps(result))
-        return
+
+def _show(result: Result, picture: Path) -> None:
+    from rich.console import Console
+
     screen = Console()
-    title = f"{settings.data.name}, {settings.algorithm.name}, {settings.run.rounds} rounds"
-    screen.print(results_table([(settings.algorithm.name, summary)], free, title))
-    for note in summary.notes:
+    screen.print(result)
+    for note in result.summary.notes:
         screen.print(f"note: {note}", highlight=False, markup=False)
-    screen.print(f"{directory}: metrics per round, model, summary.json; curve: {picture}", soft_wrap=True)
-
-
-def adversary_free(settings: Config) -> Config:
-    """Return the same run with nobody lying and the plain mean; noise as before."""
-    return settings.with_(
-        "federation.byzantine=0", f"federation.tolerate={settings.federation.f}", "aggregation.rule=mean"
-    )
-
-
-def plot_runs(runs: list[tuple[str, Path]], reference: Path | None, target: Path) -> Path:
-    """Draw accuracy over rounds for finished runs; `reference` is dashed."""
-    curves = [_curve(label, path, dashed=False) for label, path in runs]
-    if reference is not None:
-        curves.append(_curve("without adversary", reference, dashed=True))
-    return report.plot_curves(curves, target)
-
-
-def _curve(label: str, path: Path, dashed: bool) -> report.Curve:
-    directory = simulate.RunDirectory.open(path)
-    records = [directory.seed(seed).records() for seed in directory.config.run.seeds]
-    return report.Curve.from_records(label, records, dashed=dashed)
-
-
-def print_notes(settings: Config) -> None:
-    """Say on standard error what assignments made of the file."""
-    for note in settings.notes:
-        Console(stderr=True).print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+    files = "metrics per round, model, summary.json; curve"
+    screen.print(f"{result.directory}: {files}: {picture}", soft_wrap=True, markup=False)
 
 
 def _settings(path: str | None, assignments: list[str], seeds: str | None, device: str | None) -> Config:
+    from rich.console import Console
+
+    from trilemma import config as configuration
+
     extra = list(assignments)
     if seeds is not None:
         extra.append(f"run.seeds='{seeds}'")
     if device is not None:
         extra.append(f"run.device='{device}'")
-    return configuration.load(path, extra)
+    settings = configuration.load(path, extra)
+    for note in settings.notes:  # on standard error: what assignments made of the file
+        Console(stderr=True).print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+    return settings
 
 
-def _fresh_directory(settings: Config) -> Path:
+def _named(settings: Config) -> Path:
+    from trilemma import simulate
+
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = f"{stamp}-{settings.data.name}-{settings.algorithm.name}-{settings.aggregation.rule}"
-    path = Path("runs") / name
-    suffix = 1
-    while path.exists():
-        suffix += 1
-        path = Path("runs") / f"{name}-{suffix}"
-    return path
+    return simulate.fresh_directory(Path("runs"), name)

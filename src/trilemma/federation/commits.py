@@ -113,6 +113,7 @@ class CommitLog:
         self.folder = folder
         self._file = folder / "commit"
         self._records = folder / "rounds.jsonl"
+        self.result = folder / "result"
 
     @contextmanager
     def locked(self) -> Iterator[None]:

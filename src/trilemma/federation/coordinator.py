@@ -26,6 +26,7 @@ from trilemma.federation.task import Task
 from trilemma.learning import Messages
 from trilemma.learning.rounds import returned_model, sampled_clients
 from trilemma.privacy.secrets import Roster
+from trilemma.records import Record, Scores
 from trilemma.stopwatch import Stopwatch
 
 
@@ -255,25 +256,24 @@ class Coordinator:
         finished = commit.rounds + 1
         absent = tuple(client for client in turn.rows if client not in admitted.vectors)
         unasked = set(commit.unused) & set(commit.epoch.rows if commit.epoch else ()) - set(turn.rows)
-        weights = {
-            str(client): round(float(weight), 6)
-            for client, weight in zip(turn.rows, done.report["weights"].tolist(), strict=True)
-        }
-        record: dict[str, Any] = {
-            "round": finished,
-            "epoch": turn.number,
-            "absent": list(absent),
-            "rejected": [[one.client, one.reason] for one in admitted.rejected],
-            "weights": weights,
-        }
+        weights = zip(turn.rows, done.report["weights"].tolist(), strict=True)
+        scores: Scores = {}
         chosen = self._chosen(commit, done.broadcast)
         if self._evaluates(finished):
             # Underway the latest model is scored, in the end the one that is returned.
             returned = chosen if finished == self.task.config.run.rounds else {}
             with self.watch.stage("evaluate"):
-                record |= self._scores({**done.broadcast, **returned})
-        # The time of a commit is known when it is done: it stands in the record of the round after.
-        record["seconds"] = self.watch.take()
+                scores = self._scores({**done.broadcast, **returned})
+        record = Record(
+            round=finished,
+            metrics=scores,
+            weights={client: round(weight, 6) for client, weight in weights},
+            epoch=turn.number,
+            absent=absent,
+            rejected=tuple((one.client, one.reason) for one in admitted.rejected),
+            # The time of a commit is known when it is done: it stands in the record of the round after.
+            seconds=self.watch.take(),
+        )
         return replace(
             commit,
             rounds=finished,
@@ -282,7 +282,7 @@ class Coordinator:
             chosen=chosen,
             heard={**commit.heard, **dict.fromkeys(admitted.vectors, commit.rounds)},
             unused=tuple(sorted((*absent, *unasked))),
-            record=record,
+            record=record.plain(),
         )
 
     def _chosen(self, commit: Commit, broadcast: wire.Tensors) -> wire.Tensors:
@@ -330,7 +330,7 @@ class Coordinator:
     def _finish(self, commit: Commit) -> None:
         """Hand the result to everybody who is there."""
         block = wire.dumps(wire.Finished(run=self.run), {**commit.broadcast, **commit.chosen})
-        files.write_atomically(self.log.folder / "result", block)
+        files.write_atomically(self.log.result, block)
         nodes = self.exchange.nodes()
         self.exchange.ask(dict.fromkeys(nodes, block), self._patience(commit, nodes))
         self.say(Event(f"run {self.run!r} finished after {commit.rounds} rounds"))

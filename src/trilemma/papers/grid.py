@@ -9,7 +9,9 @@ from pathlib import Path
 
 from trilemma import simulate
 from trilemma.config import Config
-from trilemma.simulate import Observer, Spread, Summary
+from trilemma.records import Summary
+from trilemma.report import Table, percent
+from trilemma.simulate import Observer
 
 
 @dataclass(frozen=True)
@@ -43,40 +45,27 @@ def run_grid(cells: Iterable[Cell], out: Path, watch: Watch) -> dict[Cell, Summa
 
 def markdown(cells: Sequence[Cell], results: dict[Cell, Summary]) -> str:
     """Lay the results out as Markdown, one table per `Cell.table`, accuracies as per cent ± std."""
-    pages = []
-    for table in dict.fromkeys(cell.table for cell in cells):
-        own = [cell for cell in cells if cell.table == table]
-        columns = list(dict.fromkeys(cell.column for cell in own))
-        lines = [
-            f"**{table}**",
-            "",
-            "| | " + " | ".join(columns) + " |",
-            "|---|" + "---|" * len(columns),
-        ]
-        for row in dict.fromkeys(cell.row for cell in own):
-            found = {cell.column: cell for cell in own if cell.row == row}
-            texts = [_text(found.get(column), results) for column in columns]
-            lines.append(f"| {row} | " + " | ".join(texts) + " |")
-        pages.append("\n".join(lines))
-    return "\n\n".join(pages)
+    tables = dict.fromkeys(cell.table for cell in cells)
+    return "\n\n".join(
+        _table(title, [cell for cell in cells if cell.table == title], results).markdown() for title in tables
+    )
+
+
+def _table(title: str, cells: Sequence[Cell], results: dict[Cell, Summary]) -> Table:
+    columns = tuple(dict.fromkeys(cell.column for cell in cells))
+    found = {(cell.row, cell.column): cell for cell in cells}
+    rows = tuple(
+        (row, *(_text(found.get((row, column)), results) for column in columns))
+        for row in dict.fromkeys(cell.row for cell in cells)
+    )
+    return Table(title, ("", *columns), rows, words=1 + len(columns))
 
 
 def _text(cell: Cell | None, results: dict[Cell, Summary]) -> str:
     if cell is None or cell not in results:
         return ""
     published = f" (paper: {cell.published})" if cell.published else ""
-    return accuracy_text(results[cell].accuracy) + published
-
-
-def accuracy_text(spread: Spread) -> str:
-    """Write an accuracy for a table.
-
-    >>> accuracy_text(Spread.of({1: 0.8, 2: 0.82}))
-    '81.0 ± 1.4'
-    """
-    if spread.mean is None:
-        return "*"
-    return f"{100 * spread.mean:.1f} ± {100 * (spread.std or 0.0):.1f}"
+    return percent(results[cell].accuracy) + published
 
 
 def _slug(text: str) -> str:

@@ -1,5 +1,28 @@
-"""Plots and pages."""
+"""What runs gave, simulated or deployed: one `Result`, its tables, Markdown and pictures.
+
+>>> import tempfile, pathlib
+>>> from trilemma import config, report, simulate
+>>> out = pathlib.Path(tempfile.mkdtemp()) / "run"
+>>> summary = simulate.run(config.parse({}, ["run.rounds=3"]), out)
+>>> result = report.load(out)
+>>> len(result.records), result.summary == summary, result.model().shape
+(3, True, torch.Size([69]))
+"""
 
 from trilemma.report.curves import Curve, plot_curves
+from trilemma.report.loading import load
+from trilemma.report.result import Result, Suspect, plot_results
+from trilemma.report.tables import Table, percent, results_table, tightest_epsilon
 
-__all__ = ["Curve", "plot_curves"]
+__all__ = [
+    "Curve",
+    "Result",
+    "Suspect",
+    "Table",
+    "load",
+    "percent",
+    "plot_curves",
+    "plot_results",
+    "results_table",
+    "tightest_epsilon",
+]

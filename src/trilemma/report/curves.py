@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+
+from trilemma.records import Record
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,18 @@ class Curve:
     def from_records(
         cls,
         label: str,
-        seeds: Sequence[Sequence[dict[str, Any]]],
+        seeds: Sequence[Sequence[Record]],
         quantity: str = "accuracy",
         dashed: bool = False,
     ) -> Curve:
-        """Read one quantity from the records of each seed, at the rounds all seeds have it.
+        """Read one quantity (a score, or a fact) from the records of each seed, where all seeds have it.
 
-        >>> records = [{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": None}]
+        >>> records = [Record(1, metrics={"accuracy": 0.5}), Record(2)]
         >>> Curve.from_records("caf", [records]).rounds
         array([1])
         """
-        points = [{r["round"]: r[quantity] for r in seed if r.get(quantity) is not None} for seed in seeds]
+        found = [{r.round: {**r.facts, **r.metrics}.get(quantity) for r in seed} for seed in seeds]
+        points = [{round_: v for round_, v in seed.items() if v is not None} for seed in found]
         shared = sorted(set.intersection(*(set(p) for p in points))) if points else []
         values = np.array([[p[round_] for round_ in shared] for p in points])
         return cls(label, np.array(shared), values, dashed)

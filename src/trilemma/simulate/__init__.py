@@ -8,11 +8,12 @@
 True
 """
 
-from trilemma.simulate.directory import RunDirectory
-from trilemma.simulate.engine import Diverged, Progress, Record, latest_model, start, step
+from trilemma.records import Record, Spread, Summary
+from trilemma.simulate.directory import RunDirectory, fresh_directory
+from trilemma.simulate.engine import Diverged, Progress, latest_model, start, step
 from trilemma.simulate.evaluation import Evaluation, Fairness, evaluate
 from trilemma.simulate.experiment import Experiment, SimulatedClients, assemble
-from trilemma.simulate.runner import Observer, Silent, Spread, Summary, resume, run, run_or_resume
+from trilemma.simulate.runner import Observer, Silent, resume, run, run_or_resume, without_liars
 
 __all__ = [
     "Diverged",
@@ -29,10 +30,12 @@ __all__ = [
     "Summary",
     "assemble",
     "evaluate",
+    "fresh_directory",
     "latest_model",
     "resume",
     "run",
     "run_or_resume",
     "start",
     "step",
+    "without_liars",
 ]

@@ -14,12 +14,13 @@ that checkpoint are cut off and computed again, to the same values.
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,8 @@ from trilemma import config as configuration
 from trilemma import files
 from trilemma.config import Config
 from trilemma.errors import UserError
-from trilemma.simulate.engine import Progress, Record
+from trilemma.records import Record
+from trilemma.simulate.engine import Progress
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,12 @@ class SeedDirectory:
         with self.metrics_path.open("a") as file:
             file.write(json.dumps(record.plain()) + "\n")
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Record]:
         """Read all complete records back; a torn last line is ignored."""
         if not self.metrics_path.exists():
             return []
         lines = self.metrics_path.read_text().split("\n")
-        return [json.loads(line) for line in lines[:-1]]
+        return [Record.read(json.loads(line)) for line in lines[:-1]]
 
     def save(self, progress: Progress) -> None:
         """Replace the checkpoint."""
@@ -83,10 +85,16 @@ class SeedDirectory:
             self.metrics_path.unlink(missing_ok=True)
             return None
         progress = Progress(**torch.load(self.checkpoint_path, map_location=device, weights_only=True))
-        kept = [record for record in self.records() if record["round"] <= progress.round]
-        text = "".join(json.dumps(record) + "\n" for record in kept)
+        kept = [record for record in self.records() if record.round <= progress.round]
+        text = "".join(json.dumps(record.plain()) + "\n" for record in kept)
         files.write_atomically(self.metrics_path, text.encode())
         return progress
+
+    def model(self) -> Tensor:
+        """Return the returned model: (d,), or (k, d) where clients keep models of their own."""
+        if not self.finished:
+            raise UserError(f"{str(self.path)!r} has no model yet: this seed is not finished, or it diverged")
+        return torch.from_numpy(np.load(self.model_path))
 
     def finish(self, chosen: Tensor) -> None:
         """Write the returned model; the seed is finished."""
@@ -105,11 +113,7 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, config: Config) -> RunDirectory:
         """Start a run in a new or empty directory."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(
-                f"{str(path)!r} already holds something; continue it with --resume {path}, "
-                "or name another --out"
-            )
+        check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -130,9 +134,31 @@ class RunDirectory:
         """Return the directory of one seed."""
         return SeedDirectory(self.path / f"seed-{seed}")
 
+    def remove(self) -> None:
+        """Remove the run and all it holds."""
+        shutil.rmtree(self.path)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Refuse to work on a run that another process is working on."""
         refusal = UserError(f"another process is working on {str(self.path)!r}")
         with files.locked(self.path / ".lock", refusal):
             yield
+
+
+def check_free(path: Path) -> None:
+    """Refuse a path that a new run would have to share with what is there."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(
+            f"{str(path)!r} already holds something; continue it with --resume {path}, or name another --out"
+        )
+
+
+def fresh_directory(parent: Path, name: str) -> Path:
+    """Return a path below `parent` that is not taken: `name`, or `name-2` and so on.
+
+    >>> fresh_directory(Path("/nowhere"), "demo").name
+    'demo'
+    """
+    numbered = (parent / f"{name}-{number}" for number in itertools.count(2))
+    return next(path for path in itertools.chain([parent / name], numbered) if not path.exists())

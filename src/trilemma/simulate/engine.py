@@ -8,10 +8,7 @@ was interrupted continues exactly as it would have.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +17,7 @@ from trilemma.attacks.types import View
 from trilemma.learning import ClientStep, Messages
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import returned_model
-from trilemma.simulate.evaluation import Evaluation
+from trilemma.records import Record
 from trilemma.simulate.experiment import Experiment
 from trilemma.stopwatch import Stopwatch
 
@@ -45,34 +42,6 @@ class Progress:
     clients: State
     server: State
     chosen: Tensor
-
-
-@dataclass(frozen=True)
-class Record:
-    """What is written down about one round. `round` counts finished rounds, from 1."""
-
-    round: int
-    epsilon: float
-    train_loss: float | None
-    weights: Sequence[float]
-    attack_strength: float | None = None
-    facts: Mapping[str, float] = field(default_factory=dict)
-    evaluation: Evaluation | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-    def plain(self) -> dict[str, Any]:
-        """Return the record as JSON values; an infinite ε is None."""
-        scores = {"loss": None, "accuracy": None} if self.evaluation is None else self.evaluation.plain()
-        return {
-            "round": self.round,
-            **scores,
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
-            "train_loss": self.train_loss,
-            "attack_strength": self.attack_strength,
-            **self.facts,
-            "weights": list(self.weights),
-            "seconds": dict(self.seconds),
-        }
 
 
 def start(experiment: Experiment) -> Progress:
@@ -114,14 +83,12 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
         chosen=progress.chosen,
     )
     following = replace(following, chosen=_chosen(experiment, following))
-    weights = [0.0] * experiment.config.federation.clients
-    for i, weight in zip(heard, done.report["weights"].tolist(), strict=True):
-        weights[i] = round(weight, 6)
+    weights = zip(heard, done.report["weights"].tolist(), strict=True)
     record = Record(
         round=following.round,
         epsilon=float(experiment.epsilon_curve[progress.round]),
         train_loss=float(sent.report["loss"][honest].mean()) if honest else None,
-        weights=weights,
+        weights={i: round(weight, 6) for i, weight in weights},
         attack_strength=strength,
         facts=_facts(sent, honest) | _wire(experiment, progress.broadcast, messages),
         seconds=watch.take(),

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from trilemma import files, privacy
 from trilemma.config import Config
 from trilemma.errors import UserError
+from trilemma.records import Record, Spread, Summary
 from trilemma.simulate import engine
-from trilemma.simulate.directory import RunDirectory, SeedDirectory
-from trilemma.simulate.engine import Progress, Record
+from trilemma.simulate.directory import RunDirectory, SeedDirectory, check_free
+from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import Evaluation, evaluate
 from trilemma.simulate.experiment import Experiment, assemble
 
@@ -41,55 +41,18 @@ class Silent:
         """Do nothing."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """A quantity over seeds. A diverged seed counts as None and leaves the mean to the others."""
-
-    mean: float | None
-    std: float | None
-    per_seed: dict[str, float | None]
-
-    @classmethod
-    def of(cls, values: dict[int, float | None]) -> Spread:
-        """Summarise one value per seed; std is the sample standard deviation, 0 for one seed.
-
-        >>> Spread.of({1: 0.8, 2: 0.9}).mean
-        0.85
-        """
-        present = [value for value in values.values() if value is not None]
-        mean = round(statistics.fmean(present), 6) if present else None
-        std = (round(statistics.stdev(present), 6) if len(present) > 1 else 0.0) if present else None
-        return cls(mean, std, {str(seed): value for seed, value in values.items()})
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The result of a run, never one number without the others."""
-
-    accuracy: Spread
-    loss: Spread
-    epsilon: dict[str, float | None]
-    delta: float | None
-    seconds: float
-    algorithm: str
-    rule: str
-    clients: int
-    byzantine: int
-    attack: str
-    threat: str
-    rounds: int
-    diverged: dict[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    directory: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
-
-
 def run(config: Config, out: Path, observer: Observer | None = None) -> Summary:
-    """Run every seed of `config` in the new directory `out`."""
-    return _run(RunDirectory.create(out, config), observer or Silent())
+    """Run every seed of `config` in the new directory `out`; a bad setting leaves nothing behind."""
+    check_free(out)
+    for seed in config.run.seeds:
+        assemble(config, seed)
+    directory = RunDirectory.create(out, config)
+    try:
+        return _run(directory, observer or Silent())
+    except UserError:
+        if not any(directory.seed(seed).records() for seed in config.run.seeds):
+            directory.remove()  # the corrected run finds the place free
+        raise
 
 
 def resume(path: Path, observer: Observer | None = None) -> Summary:
@@ -104,6 +67,19 @@ def run_or_resume(config: Config, out: Path, observer: Observer | None = None) -
     if RunDirectory.open(out).config.dump() != config.dump():
         raise UserError(f"{str(out)!r} holds a run of another configuration; remove it or name another --out")
     return resume(out, observer)
+
+
+def without_liars(config: Config) -> Config:
+    """Return the same run with nobody lying and the plain mean; noise as before.
+
+    >>> from trilemma.config import parse
+    >>> honest = without_liars(parse({}, ["federation.byzantine=2", "aggregation.rule=cwmed"]))
+    >>> honest.federation.byzantine, honest.federation.f, honest.aggregation.rule
+    (0, 2, 'mean')
+    """
+    return config.with_(
+        "federation.byzantine=0", f"federation.tolerate={config.federation.f}", "aggregation.rule=mean"
+    )
 
 
 def _run(directory: RunDirectory, observer: Observer) -> Summary:
@@ -182,7 +158,7 @@ def _evaluated(experiment: Experiment, progress: Progress, record: Record) -> Re
     latest = engine.latest_model(experiment, progress)
     evaluation = evaluate(experiment, latest, _statistics(experiment, progress))
     spent = round(time.perf_counter() - begin, 6)
-    return replace(record, evaluation=evaluation, seconds={**record.seconds, "evaluate": spent})
+    return replace(record, metrics=evaluation.plain(), seconds={**record.seconds, "evaluate": spent})
 
 
 def _statistics(experiment: Experiment, progress: Progress) -> dict[str, Tensor]:
@@ -204,9 +180,7 @@ def _summary(
         epsilon = {name: value if value != float("inf") else None for name, value in spent.epsilon.items()}
         notes.extend(spent.notes)
     seconds = sum(
-        sum(record["seconds"].values())
-        for seed in config.run.seeds
-        for record in directory.seed(seed).records()
+        sum(record.seconds.values()) for seed in config.run.seeds for record in directory.seed(seed).records()
     )
     return Summary(
         accuracy=Spread.of({s: round(r.accuracy, 6) if r else None for s, r in results.items()}),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trilemma import data, models, simulate
 from trilemma.config import Config
 from trilemma.errors import ConfigError
 from trilemma.papers.lp_proj.grid import ATTACKS, SHARES, TABLES, TASKS, Point, points, printed
+from trilemma.records import Record
 from trilemma.simulate.directory import SeedDirectory
 
 STAR = "*"
@@ -40,15 +41,16 @@ class Curve:
     diverged: int | None = None
 
     @staticmethod
-    def read(records: Sequence[Mapping[str, Any]], diverged: int | None) -> Curve:
+    def read(records: Sequence[Record], diverged: int | None) -> Curve:
         """Read the records of a run directory; rounds that were not evaluated keep the last value."""
         curve = Curve([], [], [], diverged)
         reached, scalars, sent = NOTHING, 0.0, 0.0
         for record in records:
-            if record["accuracy"] is not None:
-                reached = Reached(*(record.get(name, math.nan) for name in Reached._fields))
-            scalars += record["up_scalars"] + record["down_scalars"]
-            sent += record["up_bytes"] + record["down_bytes"]
+            if record.metrics:
+                scores = (record.metrics.get(name) for name in Reached._fields)
+                reached = Reached(*(math.nan if score is None else score for score in scores))
+            scalars += record.facts["up_scalars"] + record.facts["down_scalars"]
+            sent += record.facts["up_bytes"] + record.facts["down_bytes"]
             curve.reached.append(reached)
             curve.scalars.append(scalars)
             curve.bytes.append(sent)

@@ -1,0 +1,5 @@
+"""`python -m trilemma` is the `trilemma` command."""
+
+from trilemma.cli import main
+
+main()

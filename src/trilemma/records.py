@@ -1,0 +1,134 @@
+"""What a run writes down, simulated or deployed: a record for every round, a summary at its end.
+
+The simulator and a federation's server write the same records, so that one reader
+(`trilemma.report.load`) and everything built on it serves both.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+Scores = Mapping[str, float | None]
+"""Test scores by name, the loss among them. None: the score is not finite."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One round. `round` counts finished rounds, from 1.
+
+    `metrics` is empty where the model was not scored. `weights` is every heard client's share in the
+    aggregate; `absent` are those who were asked and did not answer, `rejected` those whose answer was turned
+    away, with the reason (None: nobody knows whose answer it was). `epsilon` is what is certified so far:
+    infinite where nothing is, and in the records of a federation's server, whose clients keep their own
+    ledgers. `facts` are the algorithm's own figures and what was sent, `seconds` the time by stage.
+
+    >>> record = Record(3, weights={0: 0.5, 2: 0.5}, metrics={"accuracy": 0.9}, absent=(1,))
+    >>> Record.read(record.plain()) == record
+    True
+    """
+
+    round: int
+    epsilon: float = math.inf
+    train_loss: float | None = None
+    metrics: Scores = field(default_factory=dict)
+    weights: Mapping[int, float] = field(default_factory=dict)
+    epoch: int | None = None
+    absent: tuple[int, ...] = ()
+    rejected: tuple[tuple[int | None, str], ...] = ()
+    attack_strength: float | None = None
+    facts: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the record as JSON values; an infinite ε is None."""
+        return {
+            "round": self.round,
+            "epoch": self.epoch,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "train_loss": self.train_loss,
+            "metrics": dict(self.metrics),
+            "weights": {str(client): weight for client, weight in self.weights.items()},
+            "absent": list(self.absent),
+            "rejected": [list(one) for one in self.rejected],
+            "attack_strength": self.attack_strength,
+            "facts": dict(self.facts),
+            "seconds": dict(self.seconds),
+        }
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> Record:
+        """Return the record that `plain` was written from; what a later version added is left out."""
+        known = {part.name for part in fields(cls)}
+        values = {name: value for name, value in plain.items() if name in known and value is not None}
+        values["weights"] = {int(client): weight for client, weight in values.get("weights", {}).items()}
+        values["absent"] = tuple(values.get("absent", ()))
+        values["rejected"] = tuple((client, reason) for client, reason in values.get("rejected", ()))
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A quantity over seeds. A diverged seed counts as None and leaves the mean to the others."""
+
+    mean: float | None
+    std: float | None
+    per_seed: Mapping[str, float | None]
+
+    @classmethod
+    def of(cls, values: Mapping[int, float | None]) -> Spread:
+        """Summarise one value per seed; std is the sample standard deviation, 0 for one seed.
+
+        >>> Spread.of({1: 0.8, 2: 0.9}).mean
+        0.85
+        """
+        present = [value for value in values.values() if value is not None]
+        mean = round(statistics.fmean(present), 6) if present else None
+        std = (round(statistics.stdev(present), 6) if len(present) > 1 else 0.0) if present else None
+        return cls(mean, std, {str(seed): value for seed, value in values.items()})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of a run, never one number without the others.
+
+    `epsilon` is ε by accountant, empty where nothing is certified; `byzantine` is None where nobody knows
+    it, in a federation; `diverged` is the round in which a seed's training was not finite any more, by seed;
+    `notes` are the reservations a reader must see.
+    """
+
+    accuracy: Spread
+    loss: Spread
+    epsilon: Mapping[str, float | None]
+    delta: float | None
+    seconds: float
+    algorithm: str
+    rule: str
+    clients: int
+    byzantine: int | None
+    attack: str
+    threat: str
+    rounds: int
+    diverged: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    directory: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether every seed diverged, so that there is no result."""
+        return bool(self.diverged) and len(self.diverged) == len(self.accuracy.per_seed)
+
+    def plain(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> Summary:
+        """Return the summary that `plain` was written from."""
+        known = {part.name for part in fields(cls)}
+        values = {name: value for name, value in plain.items() if name in known}
+        spreads = {name: Spread(**values[name]) for name in ("accuracy", "loss")}
+        return cls(**values | spreads | {"notes": tuple(values.get("notes", ()))})

@@ -1,0 +1,114 @@
+"""From a folder on disk to a `Result`: the directory of a simulated run, or a federation's."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from trilemma import config as configuration
+from trilemma.config import Config
+from trilemma.errors import UserError, nearest
+from trilemma.records import Record, Spread, Summary
+from trilemma.report.result import Result
+from trilemma.simulate import RunDirectory
+
+BASELINE = "baseline"
+"""Where, below a run's directory, the same run with nobody lying is kept."""
+
+
+def load(directory: Path | str, run: str | None = None) -> Result:
+    """Read the result in a folder: of a simulated run, or of a federation, finished or under way.
+
+    A federation is named by its own folder or by its server's; `run` says which of its runs, where it has
+    more than one.
+    """
+    folder = Path(directory)
+    if (folder / "federation.toml").is_file() or (folder / "server" / "federation.toml").is_file():
+        return _federation(folder, run)
+    if run is not None:
+        raise UserError(f"{str(folder)!r} is no federation: it has no runs with names")
+    return _simulation(folder)
+
+
+def _simulation(folder: Path) -> Result:
+    directory = RunDirectory.open(folder)
+    settings = directory.config
+    seeds = {seed: directory.seed(seed).records() for seed in settings.run.seeds}
+    written = folder / "summary.json"
+    if written.exists():
+        summary = Summary.read(json.loads(written.read_text()))
+    else:
+        liars = settings.federation.byzantine
+        attack = settings.attack.name if liars else "none"
+        summary = _so_far(settings, seeds, folder, liars, attack)
+    baseline = _simulation(folder / BASELINE) if (folder / BASELINE / "config.toml").exists() else None
+    return Result(folder, settings, summary, seeds, lambda seed: directory.seed(seed).model(), baseline)
+
+
+def _federation(folder: Path, name: str | None) -> Result:
+    from trilemma.federation import wire
+    from trilemma.federation.commits import CommitLog
+    from trilemma.federation.layout import parties
+
+    server = parties(folder)[0]
+    if server.client is not None:
+        raise UserError(f"{str(folder)!r} is a client's folder; the records of all rounds are the server's")
+    runs = {path.name: path for path in sorted((server.state / "runs").glob("*"))}
+    if not runs:
+        raise UserError(f"{str(folder)!r} has not run yet; allowed: trilemma federation run {folder}")
+    if name is None and len(runs) > 1:
+        raise UserError(f"{str(folder)!r} holds several runs; name one of {', '.join(runs)}")
+    chosen = next(iter(runs)) if name is None else name
+    if chosen not in runs:
+        raise UserError(f"{str(folder)!r} has no run {chosen!r}: {nearest(chosen, runs)}")
+    log = CommitLog(runs[chosen])
+    settings = configuration.load(server.config)
+    seed = settings.run.seeds[0]
+    seeds = {seed: [Record.read(record) for record in log.records()]}
+
+    def model(_: int) -> Tensor:
+        if not log.result.is_file():
+            raise UserError(f"run {chosen!r} has no model yet: it is not finished")
+        _header, tensors = wire.loads(log.result.read_bytes(), wire.Finished)
+        if "params" not in tensors:
+            raise UserError(f"{settings.algorithm.name} has no common model; its clients keep their own")
+        return tensors["params"]
+
+    summary = _so_far(settings, seeds, log.folder, None, "unknown")
+    return Result(log.folder, settings, summary, seeds, model)
+
+
+def _so_far(
+    settings: Config, seeds: Mapping[int, Sequence[Record]], folder: Path, liars: int | None, attack: str
+) -> Summary:
+    """Sum up what the records say, without a certificate: that is the finished run's, or the clients' own."""
+    rounds = settings.run.rounds
+    done = min(len(records) for records in seeds.values())
+    notes = [f"not finished: {done} of {rounds} rounds"] if done < rounds else []
+    if liars is None and settings.privacy.threat != "none":
+        notes.append("what each client has spent is in its own ledger")
+    return Summary(
+        accuracy=Spread.of({seed: _latest(records, "accuracy") for seed, records in seeds.items()}),
+        loss=Spread.of({seed: _latest(records, "loss") for seed, records in seeds.items()}),
+        epsilon={},
+        delta=None,
+        seconds=round(math.fsum(s for one in seeds.values() for r in one for s in r.seconds.values()), 3),
+        algorithm=settings.algorithm.name,
+        rule=settings.aggregation.rule,
+        clients=settings.federation.clients,
+        byzantine=liars,
+        attack=attack,
+        threat=settings.privacy.threat,
+        rounds=rounds,
+        notes=tuple(notes),
+        directory=str(folder),
+    )
+
+
+def _latest(records: Sequence[Record], name: str) -> float | None:
+    scores = [score for record in records if (score := record.metrics.get(name)) is not None]
+    return scores[-1] if scores else None

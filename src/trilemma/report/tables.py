@@ -1,0 +1,127 @@
+"""Tables, on a screen or as Markdown.
+
+Accuracy never stands alone: ε, f, the attack and the run without liars are beside it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table as ScreenTable
+from rich.text import Text
+
+from trilemma.records import Spread, Summary
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings, rows of text, and remarks below; columns after the first `words` hold numbers.
+
+    rich prints it as a table on a screen, a notebook as Markdown, `str` as plain text.
+
+    >>> print(Table("", ("rule", "accuracy %"), (("caf", "89.5"),), words=1).markdown())
+    | rule | accuracy % |
+    |---|---:|
+    | caf | 89.5 |
+    """
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    remarks: tuple[str, ...] = ()
+    words: int = 4
+
+    def __rich__(self) -> ScreenTable:
+        """Return the table as rich draws it."""
+        remarks = Text("\n".join(self.remarks)) if self.remarks else None
+        title = Text(self.title) if self.title else None
+        table = ScreenTable(title=title, caption=remarks, title_justify="left", caption_justify="left")
+        for index, heading in enumerate(self.headings):
+            number = index >= self.words
+            table.add_column(Text(heading), justify="right" if number else "left", no_wrap=number)
+        for row in self.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        return table
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=120, color_system=None)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get().rstrip()
+
+    __repr__ = __str__
+
+    def markdown(self) -> str:
+        """Return the table as Markdown; a star and a bar in a cell are kept from being read as markup."""
+        rules = ("---:" if index >= self.words else "---" for index in range(len(self.headings)))
+        lines = [f"**{self.title}**", ""] if self.title else []
+        lines += [_line(self.headings), "|" + "|".join(rules) + "|", *map(_line, self.rows)]
+        return "\n".join(
+            [*lines, *([""] if self.remarks else []), *(_escaped(text) for text in self.remarks)]
+        )
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown()
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(_escaped, cells)) + " |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def results_table(rows: Sequence[tuple[str, Summary]], without_liars: Summary | None, title: str) -> Table:
+    """Lay out summaries, one per row; what an ε means stands below the table."""
+    reference = percent(without_liars.accuracy) if without_liars else "–"
+    headings = ("run", "rule", "liars", "attack", "ε", "accuracy %", "no liars %")
+    lines = tuple(
+        (
+            label,
+            summary.rule,
+            f"{'?' if summary.byzantine is None else summary.byzantine} of {summary.clients}",
+            summary.attack,
+            tightest_epsilon(summary)[0],
+            percent(summary.accuracy),
+            "itself" if summary.byzantine == 0 else reference,
+        )
+        for label, summary in rows
+    )
+    remarks = dict.fromkeys(remark for _, summary in rows for remark in _remarks(summary))
+    if without_liars is None and any(summary.byzantine for _, summary in rows):
+        remarks["no liars: run with --baseline to see it"] = None
+    return Table(title, headings, lines, tuple(remarks))
+
+
+def percent(spread: Spread) -> str:
+    """Write a spread in per cent; a star where every seed diverged.
+
+    >>> percent(Spread.of({1: 0.80, 2: 0.82}))
+    '81.0 ± 1.4'
+    """
+    if spread.mean is None:
+        return "*"
+    if len(spread.per_seed) == 1:
+        return f"{100 * spread.mean:.1f}"
+    return f"{100 * spread.mean:.1f} ± {100 * (spread.std or 0):.1f}"
+
+
+def tightest_epsilon(summary: Summary) -> tuple[str, str]:
+    """Return the smallest ε and what it means; ∞ when nothing is guaranteed."""
+    known = {name: value for name, value in summary.epsilon.items() if value is not None}
+    if not known:
+        return "∞", ""
+    best = min(known, key=lambda name: known[name])
+    others = "".join(f", {value:.3g} by {name}" for name, value in known.items() if name != best)
+    meaning = f"by {best} under {summary.threat} at δ = {summary.delta:g}{others}"
+    return f"{known[best]:.3g}", f"ε = {known[best]:.3g} {meaning}"
+
+
+def _remarks(summary: Summary) -> list[str]:
+    meaning = tightest_epsilon(summary)[1]
+    stars = [f"* seed {seed} diverged in round {round_}" for seed, round_ in summary.diverged.items()]
+    return ([meaning] if meaning else []) + stars

@@ -1,0 +1,156 @@
+"""A result read back from disk, simulated or deployed: rounds, summary, model, suspects, tables, picture."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from federation_harness import Direct, coordinator, make, small_config
+from trilemma import config, report, simulate
+from trilemma.errors import UserError
+from trilemma.records import Record, Spread, Summary
+
+BASE = {
+    "federation": {"clients": 7, "byzantine": 2},
+    "algorithm": {"name": "dsgd", "lr": 1.0, "batch_size": 25},
+    "aggregation": {"rule": "caf"},
+    "attack": {"name": "ipm", "strength": 10.0},
+    "run": {"rounds": 6, "seeds": [1, 2], "evaluate_every": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("result") / "run"
+    settings = config.parse(BASE)
+    simulate.run(settings, out)
+    simulate.run(simulate.without_liars(settings), out / "baseline")
+    return out
+
+
+def test_a_simulated_run_is_read_back(run: Path) -> None:
+    result = report.load(run)
+    assert list(result.seeds) == [1, 2]
+    assert [record.round for record in result.records] == [*range(1, 7)] * 2
+    assert np.array_equal(result.model(2).numpy(), np.load(run / "seed-2" / "model.npy"))
+    assert result.summary.accuracy.per_seed["2"] == pytest.approx(
+        result.seeds[2][-1].metrics["accuracy"], abs=1e-6
+    )
+    with pytest.raises(UserError, match="no seed 3; allowed: 1, 2"):
+        result.model(3)
+
+
+def test_the_least_trusted_clients_come_first(run: Path) -> None:
+    suspects = report.load(run).suspects()
+    assert {suspect.client for suspect in suspects[:2]} == {5, 6}
+    assert suspects[0].weight < 0.05 < suspects[2].weight
+    assert all(suspect.heard == 12 for suspect in suspects)
+    assert math.fsum(suspect.weight for suspect in suspects) == pytest.approx(1, abs=1e-4)
+
+
+def test_clients_that_were_not_heard_do_not_count_as_distrusted() -> None:
+    records = [
+        Record(1, weights={0: 0.5, 1: 0.5}, absent=(2,)),
+        Record(2, weights={0: 1.0, 2: 0.0}, rejected=((2, "not finite"), (None, "gibberish"))),
+    ]
+    spread = Spread.of({1: 0.5})
+    summary = Summary(spread, spread, {}, None, 0.0, "dsgd", "mean", 3, 1, "nan", "none", 2)
+    result = report.Result(Path(), config.parse({}), summary, {1: records}, lambda _: torch.empty(0))
+    found = [(one.client, one.weight, one.heard, one.absent, one.rejected) for one in result.suspects()]
+    assert found == [(2, 0.0, 1, 1, 1), (1, 0.5, 1, 0, 0), (0, 0.75, 2, 0, 0)]
+
+
+def test_tables_show_accuracy_beside_the_rest(run: Path) -> None:
+    result = report.load(run)
+    assert result.baseline is not None
+    free = report.percent(result.baseline.summary.accuracy)
+    cells = result.markdown().splitlines()[-1].split(" | ")
+    assert cells[:5] == ["| dsgd", "caf", "2 of 7", "ipm", "∞"]
+    assert cells[6] == f"{free} |"
+    for word in ("2 of 7", "ipm", "no liars %", free):
+        assert word in str(result.table())
+
+
+def test_a_table_keeps_brackets_stars_and_bars() -> None:
+    table = report.Table("", ("[privacy]",), (("a|b *",),), ("* seed 1 diverged",), words=1)
+    assert "[privacy]" in str(table)
+    assert table.markdown() == "| [privacy] |\n|---|\n| a\\|b \\* |\n\n\\* seed 1 diverged"
+
+
+def test_rows_are_flat_and_pandas_is_optional(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = report.load(run)
+    rows = result.rows()
+    assert len(rows) == 12
+    assert (rows[7]["seed"], rows[7]["round"]) == (2, 2)
+    assert "accuracy" not in rows[0]
+    assert {"accuracy", "loss", "up_bytes", "weight_6", "seconds"} <= set(rows[2])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="pip install pandas"):
+        result.to_pandas()
+    monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=lambda rows: rows))
+    assert result.to_pandas() == rows
+
+
+def test_the_picture_is_drawn_where_asked(run: Path, tmp_path: Path) -> None:
+    result = report.load(run)
+    assert result.plot(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert result.plot(quantity="up_bytes") == run / "curves.png"
+    assert list(result.curve().rounds) == [3, 6]
+    assert result.curve().values.shape == (2, 2)
+
+
+def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path: Path) -> None:
+    directory = simulate.RunDirectory.create(tmp_path / "run", config.parse(BASE))
+    for seed, rounds in ((1, 3), (2, 1)):
+        folder = directory.seed(seed)
+        folder.path.mkdir()
+        for round_ in range(1, rounds + 1):
+            folder.append(Record(round_, metrics={"accuracy": 0.1 * round_} if round_ > 1 else {}))
+    result = report.load(tmp_path / "run")
+    assert result.summary.accuracy.per_seed == {"1": pytest.approx(0.3), "2": None}
+    assert result.summary.notes == ("not finished: 1 of 6 rounds",)
+    with pytest.raises(UserError, match="not finished"):
+        result.model()
+
+
+def test_a_federation_is_read_from_its_servers_folder(tmp_path: Path) -> None:
+    """The same class, from records the server wrote: client 2 left in the second round."""
+    parties = make(tmp_path / "federation", 5, small_config(5))
+    exchange = Direct(parties)
+    runner, _ = coordinator(parties, exchange, "pilot")
+    honest = runner.log.append
+
+    def append(commit):
+        honest(commit)
+        if commit.rounds == 1:
+            exchange.gone = {2}
+
+    runner.log.append = append
+    commit = runner.go()
+    for folder in (tmp_path / "federation", tmp_path / "federation" / "server"):
+        result = report.load(folder)
+        assert torch.equal(result.model(), commit.broadcast["params"])
+        assert [record.absent for record in result.records][:2] == [(), (2,)]
+        assert result.summary.accuracy.mean == pytest.approx(result.records[-1].metrics["accuracy"], abs=1e-6)
+        suspects = {one.client: one for one in result.suspects()}
+        assert suspects[2].absent >= 1
+        assert "? of 5" in str(result)
+    assert report.load(tmp_path / "federation", "pilot").summary == result.summary
+    with pytest.raises(UserError, match="no run 'pilt': did you mean 'pilot'"):
+        report.load(tmp_path / "federation", "pilt")
+    with pytest.raises(UserError, match="a client's folder"):
+        report.load(tmp_path / "federation" / "client-0")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run directory"):
+        report.load(tmp_path)
+    make(tmp_path / "federation", 3, small_config(3))
+    with pytest.raises(UserError, match="has not run yet"):
+        report.load(tmp_path / "federation")
