@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from personal_clients import heard
 
 from trilemma import aggregation, data, learning, models, privacy
 from trilemma.errors import PrivacyError
@@ -40,7 +41,7 @@ def build(name: str, private: bool = False, smooth: bool = False) -> Algorithm:
 def is_private(name: str) -> bool:
     try:
         learning.algorithms[name]().exposure(clip=1.0, examples=100)
-    except (PrivacyError, NotImplementedError):
+    except PrivacyError:
         return False
     return True
 
@@ -60,7 +61,8 @@ def run_rounds(algorithm: Algorithm, clients: SimulatedClients, rounds: int = 3)
     for t in range(rounds):
         key = Key(1).fold("round", t)
         sent = algorithm.client(broadcast, state, clients, t, key)
-        done = algorithm.server(sent.messages, server, t, key.fold("server"))
+        last = key.fold("server")
+        done = algorithm.server(heard(algorithm, sent, server, t, last), server, t, last)
         yield sent, done
         broadcast, state, server = done.broadcast, sent.state, done.state
 
@@ -100,7 +102,8 @@ def test_one_by_one_equals_stacked(name: str, private: bool) -> None:
         steps = [algorithm.client(broadcast, singles[i], clients.only(i), t, key) for i in range(CLIENTS)]
         alone = torch.cat([step.messages.vectors for step in steps])
         torch.testing.assert_close(alone, sent.messages.vectors, rtol=1e-6, atol=1e-6)
-        done = algorithm.server(sent.messages, server, t, key.fold("server"))
+        last = key.fold("server")
+        done = algorithm.server(heard(algorithm, sent, server, t, last), server, t, last)
         broadcast, state, server = done.broadcast, sent.state, done.state
         singles = [step.state for step in steps]
 
@@ -115,3 +118,33 @@ def test_no_noise_and_no_clip_is_the_plain_run_bit_for_bit(name: str) -> None:
         run_rounds(loose, make_clients()), run_rounds(build(name), make_clients()), strict=True
     ):
         assert torch.equal(a.messages.vectors, b.messages.vectors)
+
+
+@pytest.mark.parametrize(("name", "private"), VARIANTS)
+def test_messages_are_as_declared_and_travel_whole(name: str, private: bool) -> None:
+    """Every client's message fits the declaration, is as long as counted, and is read as it was sent."""
+    algorithm, clients = build(name, private), make_clients()
+    remembered: dict[int, dict] = {}
+    for t, (sent, _) in enumerate(run_rounds(algorithm, clients)):
+        exchanges = [(algorithm.message(clients.model), sent.messages)]
+        if algorithm.inquiry is not None:
+            question = {"candidates": torch.arange(t, t + algorithm.inquiry.message(clients.model).dim)}
+            layout = algorithm.inquiry.message(clients.model)
+            exchanges.append((layout, algorithm.inquiry.answer(question, sent.state)))
+        for layout, messages in exchanges:
+            assert messages.vectors.shape == (CLIENTS, layout.dim)
+            lengths = layout.lengths(messages)
+            for i in range(CLIENTS):
+                travels = layout.encode(messages.rows([i]))
+                read = layout.decode(travels, remembered.get(i))
+                assert sum(tensor.nbytes for tensor in travels.values()) == int(lengths.bytes[i])
+                assert int(lengths.bytes[i]) <= layout.longest.bytes
+                assert torch.equal(read.vectors[0], messages.vectors[i])
+                assert all(torch.equal(read.beside[n][0], part[i]) for n, part in messages.beside.items())
+                remembered[i] = layout.to_remember(read)
+
+
+@pytest.mark.parametrize("name", [n for n in learning.algorithms if not is_private(n)])
+def test_an_algorithm_without_a_release_says_what_is_allowed(name: str) -> None:
+    with pytest.raises(PrivacyError, match=r"leave \[privacy\] out, or choose .*cafcor, .*fedavg"):
+        learning.algorithms[name]().exposure(clip=1.0, examples=100)

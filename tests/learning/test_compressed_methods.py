@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from personal_clients import classification, rounds, setup
+from personal_clients import classification, heard, rounds, setup
 from torch import Tensor
 
 from trilemma import models
@@ -59,8 +59,12 @@ def test_stacked_clients_equal_clients_alone(name: str, preset: str) -> None:
     alone = {field: value[4:5] for field, value in start.clients.items()}
     step = algorithm.client(start.broadcast, alone, clients.only(4), 0, Key(2))
     torch.testing.assert_close(step.messages.vectors[0], together.messages.vectors[4], rtol=1e-4, atol=1e-6)
+    layout = algorithm.message(clients.model)
     for size in ("scalars", "bytes"):
-        assert getattr(step.messages, size)[0] == getattr(together.messages, size)[4]
+        assert (
+            getattr(layout.lengths(step.messages), size)[0]
+            == getattr(layout.lengths(together.messages), size)[4]
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,11 +117,12 @@ def test_dgc_sends_the_largest_of_every_tensor_and_keeps_the_rest() -> None:
         assert gradient[k, :32].abs()[sent[k, :32]].min() >= gradient[k, :32].abs()[~sent[k, :32]].max()
     torch.testing.assert_close(step.messages.vectors + step.state["v"], gradient, rtol=1e-4, atol=1e-6)
     assert bool((step.state["u"][sent] == 0).all())
-    assert step.messages.scalars.tolist() == [13.5] * 6
+    lengths = algorithm.message(clients.model).lengths(step.messages)
+    assert lengths.scalars.tolist() == [13.5] * 6
     real = [
         len(encode_sparse(vector, mask)) for vector, mask in zip(step.messages.vectors, sent, strict=True)
     ]
-    assert step.messages.bytes.tolist() == real
+    assert lengths.bytes.tolist() == real
 
 
 def test_dgc_counts() -> None:
@@ -131,11 +136,12 @@ def test_lbgm_full_gradient_first_then_one_number() -> None:
     algorithm = LBGM(threshold=0.5, local_steps=2).build(setup(6))
     clients, start = _begin(algorithm)
     first = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
-    assert first.messages.scalars.tolist() == [36] * 6
-    assert first.messages.bytes.tolist() == [1 + 4 * 36] * 6
+    layout = algorithm.message(clients.model)
+    assert layout.lengths(first.messages).scalars.tolist() == [36] * 6
+    assert layout.lengths(first.messages).bytes.tolist() == [1 + 4 * 36] * 6
     second = algorithm.client(start.broadcast, first.state, clients, 1, Key(3))
-    assert second.messages.scalars.tolist() == [1] * 6
-    assert second.messages.bytes.tolist() == [5] * 6
+    assert layout.lengths(second.messages).scalars.tolist() == [1] * 6
+    assert layout.lengths(second.messages).bytes.tolist() == [5] * 6
     # The same model and the same full batch: the projection of G on itself is G.
     torch.testing.assert_close(second.messages.vectors, first.messages.vectors, rtol=1e-4, atol=1e-5)
     assert torch.equal(second.state["last"], first.state["last"])
@@ -144,10 +150,10 @@ def test_lbgm_full_gradient_first_then_one_number() -> None:
 def test_lbgm_multipliers() -> None:
     last = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
     g = torch.tensor([[6.0, 8.0], [1.0, 1.0], [0.0, 0.0]])
-    message, full = look_back(g, last, 0.2)
+    message, full, _ = look_back(g, last, 0.2)
     assert full.tolist() == [False, True, True]
     assert message.tolist() == [[6.0, 8.0], [1.0, 1.0], [0.0, 0.0]]
-    wrong, _ = look_back(g, last, 0.2, power=1)
+    wrong, _, _ = look_back(g, last, 0.2, power=1)
     assert wrong[0].tolist() == [30.0, 40.0]
 
 
@@ -155,7 +161,7 @@ def test_lbgm_reconstruction_error_is_at_most_the_threshold() -> None:
     generator = Key(3).torch()
     last = torch.randn(200, 5, generator=generator)
     g = last + torch.randn(200, 5, generator=generator)
-    message, full = look_back(g, last, 0.4)
+    message, full, _ = look_back(g, last, 0.4)
     error = (g - message).square().sum(1) / g.square().sum(1)
     assert 0 < full.sum() < 200
     assert bool((error <= 0.4 + 1e-5).all())
@@ -227,14 +233,16 @@ def test_sketch_updates_k_coordinates_by_the_exact_mean() -> None:
     algorithm = settings.build(setup(6))
     clients, start = _begin(algorithm)
     step = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
-    done = algorithm.server(step.messages, start.server, 0, Key(3))
+    answers = heard(algorithm, step, start.server, 0, Key(3))
+    done = algorithm.server(answers, start.server, 0, Key(3))
     moved = done.broadcast["params"] - start.broadcast["params"]
     mean = _gradients(start.broadcast["params"]).mean(0)
     support = moved != 0
     assert int(support.sum()) == 4
     torch.testing.assert_close(moved[support], -0.5 * mean[support], rtol=1e-4, atol=1e-6)
-    assert step.messages.scalars.tolist() == [5 * 12 + 3 * 4] * 6
-    assert step.messages.bytes.tolist() == [4.0 * (5 * 12 + 3 * 4)] * 6
+    tables, values = algorithm.message(clients.model), algorithm.inquiry.message(clients.model)
+    assert tables.lengths(step.messages).scalars.tolist() == [5 * 12] * 6
+    assert values.lengths(answers).bytes.tolist() == [4 * 3 * 4] * 6
     following = algorithm.client(done.broadcast, step.state, clients, 1, Key(4))
     fresh = _gradients(done.broadcast["params"])
     torch.testing.assert_close(following.state["u"][:, support], fresh[:, support], rtol=1e-4, atol=1e-6)

@@ -6,10 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from personal_clients import setup
 
+from trilemma import models
 from trilemma.errors import UserError
 from trilemma.keys import Key
-from trilemma.learning.compressed.qsgd import dequantise, quantise
+from trilemma.learning import MessageLayout
+from trilemma.learning.compressed.count_sketch import Sketch
+from trilemma.learning.compressed.dgc import DGC, SparseCodec
+from trilemma.learning.compressed.lbgm import LBGM
+from trilemma.learning.compressed.qsgd import QSGD, dequantise, quantise
 from trilemma.learning.compressed.wire import (
     Quantised,
     QuantisedFormat,
@@ -19,6 +25,7 @@ from trilemma.learning.compressed.wire import (
     encode_sparse,
     sparse_bytes,
 )
+from trilemma.learning.messages import ENCODED
 
 
 def test_dense_round_trip() -> None:
@@ -71,7 +78,9 @@ def test_sparse_round_trip(dim: int, density: float, seed: int) -> None:
     vector = torch.randn(dim, generator=generator)
     mask = torch.rand(dim, generator=generator) < density
     message = encode_sparse(vector, mask)
-    assert torch.equal(decode_sparse(message, dim), torch.where(mask, vector, 0.0))
+    back, sent = decode_sparse(message, dim)
+    assert torch.equal(back, torch.where(mask, vector, 0.0))
+    assert torch.equal(sent, mask)
     assert len(message) == int(sparse_bytes(mask[None])[0])
 
 
@@ -87,6 +96,73 @@ def test_sparse_messages_that_do_not_fit_are_refused() -> None:
     message = encode_sparse(torch.ones(300), torch.arange(300) > 290)
     with pytest.raises(UserError, match="does not fit"):
         decode_sparse(message, 200)
+
+
+def test_a_sparse_message_with_a_broken_header_is_refused() -> None:
+    for message in (b"", b"\0\0\0", b"\7" + bytes(4), b"\0" + b"\xff" * 4, b"\1\1\0\0\0\x80" + bytes(4)):
+        with pytest.raises(UserError):
+            decode_sparse(message, 20)
+
+
+def test_a_gap_longer_than_any_vector_is_refused() -> None:
+    """Six groups of seven bits: a position that would overflow, were it summed."""
+    with pytest.raises(UserError, match="five bytes"):
+        decode_sparse(b"\1" + (1).to_bytes(4, "little") + b"\xff" * 9 + b"\x7f" + bytes(4), 100)
+
+
+def test_codes_and_scales_outside_their_range_are_refused() -> None:
+    layout = QuantisedFormat(dim=2, bucket=2, levels=5)
+    fine = layout.encode(Quantised(torch.ones(1), torch.tensor([4, -4])))
+    assert layout.decode(fine).codes.tolist() == [4, -4]
+    with pytest.raises(UserError, match="±4"):
+        layout.decode(fine[:4] + b"\xff")
+    for scale in (-1.0, torch.inf, torch.nan):
+        with pytest.raises(UserError, match="finite"):
+            layout.decode(encode_dense(torch.tensor([scale])) + fine[4:])
+
+
+LAYOUTS = [
+    method.build(setup(3)).message(models.build("logistic", (12,), 2))
+    for method in (QSGD(bucket=5), DGC(), LBGM(), Sketch(columns=3, rows=2, kept=2))
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=90), layout=st.sampled_from(LAYOUTS), form=st.integers(0, 2))
+def test_hostile_bytes_are_read_or_refused(data: bytes, layout: MessageLayout, form: int) -> None:
+    """Whatever comes, the outcome is a message of the declared shape or a `UserError`."""
+    if form and isinstance(layout.codec, SparseCodec):  # past the header, into the positions
+        data = bytes([form - 1]) + min(len(data) // 4, 13).to_bytes(4, "little") + data
+    try:
+        read = layout.decode({ENCODED: torch.tensor(list(data), dtype=torch.uint8)})
+    except UserError:
+        return
+    assert read.vectors.shape == (1, layout.dim)
+    again = layout.encode(read)
+    assert len(again[ENCODED]) <= layout.longest.bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.integers(0, 10_000), bit=st.integers(0, 7), layout=st.sampled_from(LAYOUTS[:3]))
+def test_one_flipped_bit_is_read_or_refused(place: int, bit: int, layout: MessageLayout) -> None:
+    dim = layout.dim
+    sent = torch.arange(dim) % 3 == 0
+    parts = {
+        "gradient": torch.ones(dim) * sent,
+        "sent": sent,
+        "scales": torch.ones(3),
+        "codes": torch.ones(dim, dtype=torch.int32),
+        "full": torch.tensor(True),
+        "multiplier": torch.tensor(1.0),
+        "last": torch.ones(dim),
+    }
+    message = bytearray(layout.codec.encode(parts))
+    message[place % len(message)] ^= 1 << bit
+    try:
+        read = layout.decode({ENCODED: torch.frombuffer(message, dtype=torch.uint8)})
+    except UserError:
+        return
+    assert read.vectors.shape == (1, dim)
 
 
 @pytest.mark.parametrize("scale", ["max", "l2"])

@@ -66,6 +66,7 @@ def test_lp_proj_2_finds_the_exact_solution(kind: str) -> None:
     settings = _settings(p=2, lam=0.8, lr=1.2, local_rounds=1, inner_steps=3000, tolerance=1e-22)
     coupling = Coupling(
         project=lambda model, seed, device: Dense(torch.from_numpy(matrix)),
+        size=lambda model: len(matrix),
         start=lambda model, key: torch.zeros(len(matrix), dtype=torch.float64),
         penalty=squared,
         decay=0.0,
@@ -83,6 +84,7 @@ def test_one_round_of_many_local_steps_is_exact_for_equal_designs() -> None:
     settings = _settings(p=2, lam=1.0, lr=0.5, local_rounds=100, inner_steps=2000, tolerance=1e-26)
     coupling = Coupling(
         lambda model, seed, device: Dense(torch.from_numpy(p)),
+        lambda model: SUB,
         lambda model, key: torch.zeros(SUB, dtype=torch.float64),
         squared,
         0.0,

@@ -14,9 +14,9 @@ from torch import Tensor
 from trilemma import models
 from trilemma.keys import Key
 from trilemma.learning import algorithms
-from trilemma.learning.personal.descent import initial_models, with_statistics
+from trilemma.learning.fedavg import FedAvg, with_statistics
+from trilemma.learning.local_steps import initial_models
 from trilemma.learning.personal.ditto import Ditto
-from trilemma.learning.personal.fedavg import FedAvg
 from trilemma.learning.personal.lg_fedavg import LGFedAvg
 from trilemma.learning.personal.local import Local
 from trilemma.learning.personal.lp_proj import LpProj
@@ -252,7 +252,9 @@ def test_batch_norm_statistics_stay_local_or_travel() -> None:
     shared = rounds(settings, clients, 1)
     count = sum(torch.Size(shape).numel() for _, shape in clients.model.buffers)
     assert shared.messages[0].vectors.shape[1] == clients.model.dim + count
-    assert shared.broadcast["statistics"].shape == (count,)
+    assert {name: tuple(part.shape) for name, part in shared.broadcast.items() if name != "params"} == dict(
+        clients.model.buffers
+    )
     scored = settings.build(setup(2)).evaluated(shared.broadcast, shared.state, clients, Key(1))
     torch.testing.assert_close(scored[0], scored[1])
 

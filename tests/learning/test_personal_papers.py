@@ -79,7 +79,7 @@ def test_printed_costs_of_qsgd_and_sketch() -> None:
         each = lp_proj.quantised_scalars(FULL[task], TASKS[task].sampled)
         assert spent == pytest.approx(rounds * each, rel=1e-4)
     sizes = Sketch(columns=0.02, rows=0.005, kept=0.05).sizes(79510)
-    each = 20 * (sizes.up + 2 * sizes.kept + sizes.candidates)
+    each = 20 * (sizes.table + sizes.candidates + 2 * sizes.kept + sizes.candidates)
     assert float(printed(4, "mnist", "Sketch")[1].split("/")[0]) == pytest.approx(39.5 * each, rel=1e-3)
 
 

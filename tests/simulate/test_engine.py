@@ -165,3 +165,20 @@ def test_precision_is_for_clients_and_not_for_rules(monkeypatch: pytest.MonkeyPa
     spied = replace(plain, resolved=watched)
     simulate.step(spied, simulate.start(spied))
     assert seen == {"client": True, "server": False}
+
+
+@pytest.mark.parametrize("name", ["dsgd", "qsgd", "dgc", "lbgm", "sketch"])
+def test_a_lie_is_as_long_as_a_message_may_be(name: str) -> None:
+    """Under attack the honest messages count as they travel, and every liar's as the longest there is."""
+    tables = {**BASE, "algorithm": {"name": name}}
+    alone, attacked = (
+        simulate.assemble(config.parse(tables, changes), 1)
+        for changes in (["federation.byzantine=0", "federation.clients=4"], ["attack.name=sf"])
+    )
+    (_, honest), (_, record) = (simulate.step(one, simulate.start(one)) for one in (alone, attacked))
+    algorithm, model = attacked.resolved.algorithm, attacked.clients.model
+    longest = algorithm.message(model).longest
+    if algorithm.inquiry is not None:
+        longest = longest + algorithm.inquiry.message(model).longest
+    assert record.facts["up_bytes"] == honest.facts["up_bytes"] + 3 * longest.bytes
+    assert record.facts["up_scalars"] == honest.facts["up_scalars"] + 3 * longest.scalars

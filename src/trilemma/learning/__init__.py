@@ -1,9 +1,11 @@
 """Algorithms: each is three pure functions on stacked state, one per file, the paper on top.
 
-`algorithms` holds every algorithm by name; `trilemma.learning.protocol` says what an algorithm is.
+`algorithms` holds every algorithm by name; `trilemma.learning.protocol` says what an algorithm is and
+`trilemma.learning.messages` what it says about its messages.
 """
 
-from trilemma.learning.protocol import Algorithm, ClientStep, Messages, ServerStep, Start
+from trilemma.learning.messages import MessageLayout, Messages, Part
+from trilemma.learning.protocol import Algorithm, ClientStep, Inquiry, ServerStep, Start
 from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
 from trilemma.registry import discover
 
@@ -13,7 +15,10 @@ __all__ = [
     "Algorithm",
     "AlgorithmSettings",
     "ClientStep",
+    "Inquiry",
+    "MessageLayout",
     "Messages",
+    "Part",
     "ServerStep",
     "Setup",
     "Start",

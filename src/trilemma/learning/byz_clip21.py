@@ -29,17 +29,10 @@ from torch import Tensor
 
 from trilemma import models
 from trilemma.keys import Key
-from trilemma.learning.momentum import descent_server
+from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.privatise import clip_rows, draw_batch, noised
-from trilemma.learning.protocol import (
-    Algorithm,
-    ClientFunction,
-    Clients,
-    ClientStep,
-    Messages,
-    Start,
-    State,
-)
+from trilemma.learning.protocol import Algorithm, ClientFunction, Clients, ClientStep, Start, State
+from trilemma.learning.server import descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release, Sampling
@@ -150,4 +143,4 @@ def _algorithm(
         return Start(params, {name: torch.zeros(len(ids), model.dim) for name in ("v", "g", "m")}, params)
 
     server = descent_server(setup, lambda _: settings.lr)
-    return Algorithm(type(settings).__name__, init, client, server, release)
+    return Algorithm(type(settings).__name__, init, client, server, one_vector("m"), release)

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trilemma.errors import PrivacyError
 from trilemma.learning.momentum import MomentumSettings
-from trilemma.learning.settings import algorithms
-from trilemma.privacy.types import Release
+from trilemma.learning.settings import AlgorithmSettings, algorithms
 
 
 @algorithms.register("byz-sgdm")
@@ -24,9 +22,4 @@ class ByzSGDM(MomentumSettings):
 
     momentum: float = Field(default=0.9, ge=0, lt=1, description="1 − β")
 
-    def exposure(self, clip: float, examples: int) -> Release:
-        """Refuse: this algorithm neither clips nor adds noise."""
-        raise PrivacyError(
-            "byz-sgdm neither clips nor adds noise: drop [privacy], or use safe-dshb, cafcor or "
-            "byz-clip21-sgd2m"
-        )
+    exposure = AlgorithmSettings.exposure  # it neither clips nor adds noise

@@ -23,32 +23,14 @@ from pydantic import Field
 
 from trilemma import models
 from trilemma.keys import Key
+from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.privatise import draw_batch, noised
-from trilemma.learning.protocol import (
-    Algorithm,
-    Clients,
-    ClientStep,
-    Messages,
-    ServerFunction,
-    ServerStep,
-    Start,
-    State,
-)
-from trilemma.learning.settings import AlgorithmSettings, Setup, rule_report
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
+from trilemma.learning.server import descent_server
+from trilemma.learning.settings import AlgorithmSettings, Setup
 from trilemma.learning.theory.schedules import Schedule, Theory
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release, Sampling, Unit
-
-
-def descent_server(setup: Setup, lr: Schedule) -> ServerFunction:
-    """Return the server function θ ← θ − γ_t R(messages)."""
-
-    def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
-        outcome = setup.rule(messages.vectors, key=key.fold("rule"))
-        params = state["params"] - lr(round_) * outcome.value
-        return ServerStep({"params": params}, {"params": params}, rule_report(outcome))
-
-    return server
 
 
 class MomentumSettings(AlgorithmSettings):
@@ -111,7 +93,8 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
         report = {"loss": step.loss, "clipped": step.clipped}
         return ClientStep(Messages(momentum), {"momentum": momentum}, report)
 
-    return Algorithm(type(settings).__name__, init, client, descent_server(setup, lr), release)
+    name, server = type(settings).__name__, descent_server(setup, lr)
+    return Algorithm(name, init, client, server, one_vector("momentum"), release)
 
 
 def _clip_of(release: Release) -> models.Clip:

@@ -1,4 +1,12 @@
-"""What private clients do to batches and vectors, the same in every algorithm: draw, clip, add noise."""
+"""What private clients do to batches and vectors, the same in every algorithm: draw, clip, add noise.
+
+Methods that send models send, without `[privacy]`, the vector w_k. With it, the move away from the broadcast
+w is bounded and noised, so that replacing a whole client moves the message by at most 2C:
+
+    m_k = w + clip(w_k − w, C) + noise_k                     clip(u, C) = u · min(1, C/‖u‖)
+
+In lp-proj w lives in R^d, d ≪ D: noise of the same scale per coordinate then has a norm √(D/d) times smaller.
+"""
 
 from __future__ import annotations
 
@@ -39,3 +47,17 @@ def noised(vectors: Tensor, release: Release | None, clients: Clients, round_: i
     if release is None or release.law == NoiseLaw():
         return vectors
     return vectors + clients.noise.draw(release.law, clients.ids, vectors.shape[1], round_, vectors.device)
+
+
+def publish(
+    release: Release | None, clients: Clients, origin: Tensor, vectors: Tensor, round_: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return what clients send (k, d) in place of `vectors`, and a report of how far that is from them."""
+    if release is None:
+        return vectors, {}
+    moves = vectors - origin
+    bounded, longer = clip_rows(moves, release.clip)
+    # A move within the bound is sent as it is: w + (w_k − w) would differ from w_k by a rounding error.
+    messages = torch.where(longer[:, None] > 0, origin + bounded, vectors)
+    messages = noised(messages, release, clients, round_)
+    return messages, {"clipped": longer, "move": torch.linalg.vector_norm(moves, dim=1)}

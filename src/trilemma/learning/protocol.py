@@ -4,6 +4,8 @@
     client(broadcast, state, clients, round, key)  -> ClientStep(messages, state, report)
     server(messages, state, round, key)            -> ServerStep(broadcast, state, report)
 
+and a statement of what clients send, `message(model) -> MessageLayout` (see `trilemma.learning.messages`).
+
 Client state and messages carry a leading client axis. The simulator steps k = n clients at once, a real node
 steps k = 1, and both run the same code: the deployed run can be compared with the simulated one number for
 number. Nothing here has hidden state; what a function does not get as an argument it does not know.
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from trilemma.data.types import Batch
 from trilemma.keys import Key
+from trilemma.learning.messages import Declaration, Messages
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource, Release
 
@@ -58,18 +61,6 @@ class Clients(Protocol):
 
 
 @dataclass(frozen=True)
-class Messages:
-    """What k clients send: `vectors` (k, d) is what the rule aggregates.
-
-    `scalars` and `bytes` (k,) are the size of each message as it would travel; None: d float32 numbers.
-    """
-
-    vectors: Tensor
-    scalars: Tensor | None = None
-    bytes: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Start:
     """Everything before the first round."""
 
@@ -101,6 +92,23 @@ ClientFunction = Callable[[State, State, Clients, int, Key], ClientStep]
 ServerFunction = Callable[[Messages, State, int, Key], ServerStep]
 
 
+@dataclass(frozen=True)
+class Inquiry:
+    """A second exchange within a round: what the server asks once it has heard the first messages.
+
+    `server` then gets the messages of this exchange, with the question in them.
+
+    Attributes:
+        question: (messages, state, round, key) -> the tensors that are sent to every client heard.
+        answer: (question, state) -> messages of k clients; `state` is as their step left it.
+        message: What these messages look like.
+    """
+
+    question: Callable[[Messages, State, int, Key], State]
+    answer: Callable[[State, State], Messages]
+    message: Declaration
+
+
 def global_model(broadcast: State, state: State, clients: Clients, key: Key) -> Tensor:
     """Return the broadcast model: what is scored when there is one model for everybody."""
     return broadcast["params"]
@@ -116,6 +124,7 @@ class Algorithm:
         client: (broadcast, state, clients, round, key) -> ClientStep; `report["loss"]` (k,) is the training
             loss, and a client whose loss is not finite has diverged.
         server: (messages, state, round, key) -> ServerStep.
+        message: model -> what clients' messages look like.
         release: What one client lets out in one round, for the accountant; None: no privacy mechanism.
         evaluated: (broadcast, state, clients, key) -> the parameters that are scored: (d,) for one global
             model, (k, d) for personal ones. The key is for methods that fine-tune before they are scored.
@@ -125,15 +134,18 @@ class Algorithm:
             not the end of the run.
         everyone_listens: Whether clients that do not train this round are sent the broadcast all the same.
         downlink: broadcast -> scalars and bytes that travel to one client; None: the broadcast's numbers.
+        inquiry: The second exchange of every round; None: there is none.
     """
 
     name: str
     init: InitFunction
     client: ClientFunction
     server: ServerFunction
+    message: Declaration
     release: Release | None = None
     evaluated: Callable[[State, State, Clients, Key], Tensor] = global_model
     everyone_trains: bool = False
     tolerates_nonfinite: bool = False
     everyone_listens: bool = False
     downlink: Callable[[State], tuple[float, int]] | None = None
+    inquiry: Inquiry | None = None

@@ -7,10 +7,9 @@ An algorithm is one file with one `AlgorithmSettings` class, entered in `algorit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from trilemma.aggregation import Rule
-from trilemma.errors import ConfigError
+from trilemma.errors import ConfigError, PrivacyError
 from trilemma.learning.protocol import Algorithm
 from trilemma.options import Options
 from trilemma.privacy.types import NoiseLaw, Release
@@ -21,7 +20,12 @@ from trilemma.registry import Registry
 class Setup:
     """The facts of a federation that an algorithm is built for.
 
-    `release` says how one client's message is clipped and noised; None: not at all.
+    Attributes:
+        clients: How many clients there are, n.
+        byzantine: How many of them may lie or fail, f.
+        rounds: How many rounds the run has, T.
+        rule: What the server combines messages with.
+        release: How one client's message is clipped and noised; None: not at all.
     """
 
     clients: int
@@ -43,9 +47,16 @@ class AlgorithmSettings(Options):
         """Say what one client lets out in one round when its contribution is clipped at `clip`.
 
         `examples` is the smallest number of training examples any honest client holds. The noise of the
-        returned release is zero: calibration fills it in.
+        returned release is zero: calibration fills it in. An algorithm that does not say has no mechanism.
         """
-        raise NotImplementedError
+        raise PrivacyError(
+            f"[privacy] {self.without_release(type(self).__name__)}: leave [privacy] out, or choose an "
+            f"algorithm that clips and adds noise: {', '.join(private_algorithms())}"
+        )
+
+    def without_release(self, name: str) -> str:
+        """Say why this algorithm, called `name`, has no privacy mechanism, where it has none."""
+        return f"{name} has no privacy mechanism: it neither clips nor adds noise"
 
     def paper_noise(self, release: Release, epsilon: float, delta: float, rounds: int) -> NoiseLaw:
         """Return the noise the algorithm's paper sets for (ε, δ), where it is not a calibrated one."""
@@ -63,6 +74,16 @@ algorithms: Registry[type[AlgorithmSettings]] = Registry("algorithm")
 """Every algorithm by the name configurations use."""
 
 
-def rule_report(outcome: Any) -> dict[str, Any]:
-    """Say what a rule did, for the record: every client's weight and how suspect it looked."""
-    return {"weights": outcome.weights, "scores": outcome.scores, "info": outcome.info}
+def private_algorithms() -> list[str]:
+    """Return the algorithms that may be used with `[privacy]`: those that say what a round releases."""
+    return sorted(
+        name for name, kind in algorithms.items() if kind.exposure is not AlgorithmSettings.exposure
+    )
+
+
+class WholeClientSettings(AlgorithmSettings):
+    """Methods whose clients send one vector a round; privacy protects the whole client."""
+
+    def exposure(self, clip: float, examples: int) -> Release:
+        """See `AlgorithmSettings.exposure`. A client's whole move is clipped, whatever data made it."""
+        return Release(clip, NoiseLaw())

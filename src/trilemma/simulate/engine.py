@@ -2,6 +2,9 @@
 
     data → client (gradient, clip, noise, momentum) → [attack] → rule → server update → broadcast
 
+Where an algorithm has a second exchange (`learning.Inquiry`), the server asks after the attack, clients
+answer, and liars lie again.
+
 Randomness comes from keys alone, so a round depends on nothing but the progress it starts from: a run that
 was interrupted continues exactly as it would have.
 """
@@ -14,7 +17,8 @@ import torch
 from torch import Tensor
 
 from trilemma.attacks.types import View
-from trilemma.learning import ClientStep, Messages
+from trilemma.learning import ClientStep, MessageLayout, Messages
+from trilemma.learning.messages import Length, Lengths
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import returned_model
 from trilemma.records import Record
@@ -71,9 +75,13 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
         honest = [row for row, i in enumerate(stepped) if i not in experiment.byzantine]
         _check_finite(experiment, progress.round, sent, honest)
     with watch.stage("attack"):
-        messages, strength = _attacked(experiment, progress.round, stepped, sent.messages, heard)
+        layout = algorithm.message(experiment.clients.model)
+        received = _received(experiment, layout, progress.round, stepped, sent.messages, heard)
+    if algorithm.inquiry is not None:
+        with watch.stage("inquiry"):
+            received = _inquired(experiment, progress, stepped, sent, received, heard)
     with watch.stage("server"):
-        done = algorithm.server(messages, progress.server, progress.round, key.fold("server"))
+        done = algorithm.server(received.messages, progress.server, progress.round, key.fold("server"))
 
     following = Progress(
         round=progress.round + 1,
@@ -89,8 +97,8 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
         epsilon=float(experiment.epsilon_curve[progress.round]),
         train_loss=float(sent.report["loss"][honest].mean()) if honest else None,
         weights={i: round(weight, 6) for i, weight in weights},
-        attack_strength=strength,
-        facts=_facts(sent, honest) | _wire(experiment, progress.broadcast, messages),
+        attack_strength=received.strength,
+        facts=_facts(sent, honest) | _wire(experiment, progress.broadcast, received, len(heard)),
         seconds=watch.take(),
     )
     return following, record
@@ -128,17 +136,36 @@ def _merged(experiment: Experiment, before: State, stepped: tuple[int, ...], aft
     return {name: tensor.index_copy(0, rows, after[name]) for name, tensor in before.items()}
 
 
-def _attacked(
-    experiment: Experiment, round_: int, stepped: tuple[int, ...], sent: Messages, heard: tuple[int, ...]
-) -> tuple[Messages, float | None]:
-    """Select the messages the server hears, the Byzantine ones replaced by what the attack makes of them."""
+@dataclass(frozen=True)
+class _Received:
+    """What the server hears: the messages, how long all of them together are, and the attack's strength."""
+
+    messages: Messages
+    length: Length
+    strength: float | None = None
+
+
+def _received(
+    experiment: Experiment,
+    layout: MessageLayout,
+    round_: int,
+    stepped: tuple[int, ...],
+    sent: Messages,
+    heard: tuple[int, ...],
+    exchange: tuple[str, ...] = (),
+) -> _Received:
+    """Select the messages the server hears, the Byzantine ones replaced by what the attack makes of them.
+
+    A liar's message counts as long as the layout admits. `exchange` names any but the first of a round.
+    """
     liars = tuple(i for i in heard if i in experiment.byzantine)
     craft = experiment.attack.craft
     row = {i: index for index, i in enumerate(stepped)}
     if not liars or craft is None:
-        return _rows(sent, [row[i] for i in heard]), None
-    honest = _rows(sent, [row[i] for i in heard if i not in liars])
-    own = _rows(sent, [row[i] for i in liars]).vectors if liars[0] in row else None
+        messages = sent.rows([row[i] for i in heard])
+        return _Received(messages, layout.lengths(messages).total)
+    honest = sent.rows([row[i] for i in heard if i not in liars])
+    own = sent.rows([row[i] for i in liars]).vectors if liars[0] in row else None
     positions = tuple(heard.index(i) for i in liars)
     last = positions == tuple(range(len(heard) - len(liars), len(heard)))
     view = View(
@@ -147,28 +174,38 @@ def _attacked(
         byzantine=len(liars),
         target=experiment.resolved.rule,
         round=round_,
-        key=experiment.key.fold("round", round_, "attack"),
+        key=experiment.key.fold("round", round_, "attack", *exchange),
         positions=None if last else positions,
     )
     crafted = craft(view)
     stack = torch.cat([honest.vectors, crafted.messages]) if last else view.stack(crafted.messages)
-    return Messages(stack), crafted.strength
+    length = layout.lengths(honest).total + Lengths.of(len(liars), layout.longest).total
+    return _Received(Messages(stack, question=sent.question), length, crafted.strength)
 
 
-def _rows(sent: Messages, rows: list[int]) -> Messages:
-    if rows == list(range(len(sent.vectors))):
-        return sent
-    return Messages(
-        sent.vectors[rows],
-        None if sent.scalars is None else sent.scalars[rows],
-        None if sent.bytes is None else sent.bytes[rows],
-    )
+def _inquired(
+    experiment: Experiment,
+    progress: Progress,
+    stepped: tuple[int, ...],
+    sent: ClientStep,
+    first: _Received,
+    heard: tuple[int, ...],
+) -> _Received:
+    """Let the server ask what it asks after the first messages; return what it hears then."""
+    inquiry, round_ = experiment.resolved.algorithm.inquiry, progress.round
+    assert inquiry is not None
+    key = experiment.key.fold("round", round_, "server")
+    question = inquiry.question(first.messages, progress.server, round_, key)
+    answers = inquiry.answer(question, sent.state)
+    layout = inquiry.message(experiment.clients.model)
+    second = _received(experiment, layout, round_, stepped, answers, heard, ("inquiry",))
+    return replace(second, length=first.length + second.length)
 
 
 def _check_finite(experiment: Experiment, round_: int, sent: ClientStep, honest: list[int]) -> None:
     finite = bool(torch.isfinite(sent.report["loss"][honest]).all())
     if finite and not experiment.resolved.algorithm.tolerates_nonfinite:
-        finite = bool(torch.isfinite(_rows(sent.messages, honest).vectors).all())
+        finite = bool(torch.isfinite(sent.messages.rows(honest).vectors).all())
     if not finite:
         raise Diverged(round_ + 1)
 
@@ -188,21 +225,18 @@ def _facts(sent: ClientStep, honest: list[int]) -> dict[str, float]:
     }
 
 
-def _wire(experiment: Experiment, broadcast: State, messages: Messages) -> dict[str, float]:
+def _wire(experiment: Experiment, broadcast: State, received: _Received, heard: int) -> dict[str, float]:
     """Count what travels in a round, in scalars and in bytes, to and from all clients that take part."""
-    heard, dim = messages.vectors.shape
     algorithm = experiment.resolved.algorithm
     everyone = algorithm.everyone_trains or algorithm.everyone_listens
     listeners = experiment.config.federation.clients if everyone else heard
     numbers = sum(tensor.numel() for tensor in broadcast.values())
-    down, received = (numbers, 4 * numbers) if algorithm.downlink is None else algorithm.downlink(broadcast)
-    scalars = heard * dim if messages.scalars is None else float(messages.scalars.sum())
-    sent = 4 * heard * dim if messages.bytes is None else float(messages.bytes.sum())
+    down, sent = (numbers, 4 * numbers) if algorithm.downlink is None else algorithm.downlink(broadcast)
     return {
-        "up_scalars": scalars,
-        "up_bytes": sent,
+        "up_scalars": received.length.scalars,
+        "up_bytes": received.length.bytes,
         "down_scalars": listeners * down,
-        "down_bytes": listeners * received,
+        "down_bytes": listeners * sent,
     }
 
 

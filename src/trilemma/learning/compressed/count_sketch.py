@@ -13,10 +13,10 @@ server:
     take the p₂k coordinates whose estimates are largest, fetch the exact v there, keep the k largest of the
     mean: Δ;   w ← w − η Δ;   every client that took part sets u = v = 0 on Δ's support
 
-The second exchange of a round is part of the same message here: vectors hold (table, v), of which only the
-table and p₂k entries of v travel, and the server looks at no others; sizes are counted so. Which coordinates
-a client's last message was used for it learns with the next broadcast it gets: here from the supports of the
-last 62 rounds (one bit per round and coordinate), of which a server would send the client its own round's.
+A round has two exchanges, and the rule is applied in each: to the tables, which gives the candidates, and to
+the clients' values there (`protocol.Inquiry`). Which coordinates a client's last message was used for it
+learns with the next broadcast it gets: here from the supports of the last 62 rounds (one bit per round and
+coordinate), of which a server would send the client its own round's; the bytes down are counted so.
 
 Reference: Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora, "Communication-efficient distributed SGD with
 sketching", NeurIPS 2019.
@@ -36,9 +36,18 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
-from trilemma.learning.personal.exchange import aggregate
-from trilemma.learning.personal.presets import switches
-from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, ServerStep, Start, State
+from trilemma.learning.messages import MessageLayout, Messages, Part, one_vector
+from trilemma.learning.presets import switches
+from trilemma.learning.protocol import (
+    Algorithm,
+    Clients,
+    ClientStep,
+    Inquiry,
+    ServerStep,
+    Start,
+    State,
+)
+from trilemma.learning.server import aggregate
 from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
@@ -161,11 +170,6 @@ class Sizes:
         """Numbers in a table."""
         return self.rows * self.columns
 
-    @property
-    def up(self) -> int:
-        """Scalars a client sends: the table, and its values at the candidates."""
-        return self.table + self.candidates
-
     def down(self, dim: int) -> int:
         """Bytes a client is sent in a round.
 
@@ -229,19 +233,28 @@ class Sketch(CompressedSettings):
             if not clears:
                 table = table + state["table"]
                 kept["table"] = table
-            up = torch.full((len(v),), float(sizes.up))
-            return ClientStep(Messages(torch.cat([table, v], dim=1), up, 4 * up), kept, {"loss": done.loss})
+            return ClientStep(Messages(table), kept, {"loss": done.loss})
 
-        def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
+        def question(messages: Messages, state: State, round_: int, key: Key) -> State:
             params = state["params"]
             sizes = self.sizes(len(params))
             sketch = count_sketch(sizes.rows, sizes.columns, len(params), device=params.device)
-            value, report = aggregate(setup, messages.vectors, key)
-            table, exact = value[: sizes.table].view(sizes.rows, sizes.columns), value[sizes.table :]
-            candidates = heaviest(sketch.estimate(table).abs(), sizes.candidates)
-            chosen = candidates[heaviest(exact[candidates].abs(), sizes.kept)]
+            table, _ = aggregate(setup, messages.vectors, key)
+            estimate = sketch.estimate(table.view(sizes.rows, sizes.columns))
+            return {"candidates": heaviest(estimate.abs(), sizes.candidates)}
+
+        def answer(question: State, state: State) -> Messages:
+            candidates, dim = question["candidates"], state["v"].shape[1]
+            check_candidates(candidates, self.sizes(dim).candidates, dim)
+            return Messages(state["v"][:, candidates], question=question)
+
+        def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
+            params, candidates = state["params"], messages.question["candidates"]
+            exact, report = aggregate(setup, messages.vectors, key)
+            largest = heaviest(exact.abs(), self.sizes(len(params)).kept)
+            chosen = candidates[largest]
             delta = torch.zeros_like(params)
-            delta[chosen] = exact[chosen]
+            delta[chosen] = exact[largest]
             support = torch.zeros_like(state["supports"])
             support[chosen] = 1
             history = (state["supports"] << 1) & ((1 << HISTORY) - 1)
@@ -253,7 +266,28 @@ class Sketch(CompressedSettings):
             travels = self.sizes(dim).down(dim)
             return travels / 4, travels
 
-        return Algorithm("sketch", init, client, server, downlink=downlink)
+        def message(model: Model) -> MessageLayout:
+            sizes = self.sizes(model.dim)
+            return MessageLayout((Part("table", (sizes.rows, sizes.columns)),), ("table",))
+
+        values = one_vector("values", lambda model: self.sizes(model.dim).candidates)
+        inquiry = Inquiry(question, answer, values)
+        return Algorithm("sketch", init, client, server, message, downlink=downlink, inquiry=inquiry)
+
+
+def check_candidates(candidates: Tensor, count: int, dim: int) -> None:
+    """Refuse a question for anything but `count` coordinates of `dim`: a client answers what was agreed.
+
+    >>> check_candidates(torch.tensor([3, 9]), count=2, dim=9)
+    Traceback (most recent call last):
+    trilemma.errors.UserError: the server may ask for 2 of 9 coordinates; it asked for others
+    """
+    if (
+        candidates.dtype != torch.int64
+        or tuple(candidates.shape) != (count,)
+        or not bool(((candidates >= 0) & (candidates < dim)).all())
+    ):
+        raise UserError(f"the server may ask for {count} of {dim} coordinates; it asked for others")
 
 
 def used_coordinates(supports: Tensor, heard: Tensor, round_: int) -> Tensor:

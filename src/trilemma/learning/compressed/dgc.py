@@ -12,15 +12,18 @@ distributed training", ICLR 2018.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from trilemma.keys import Key
-from trilemma.learning.compressed.gradient import CompressedSettings, compute, descending_server, start
-from trilemma.learning.compressed.wire import sparse_bytes
-from trilemma.learning.personal.presets import switches
-from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
+from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
+from trilemma.learning.compressed.wire import decode_sparse, encode_sparse, longest_sparse, sparse_bytes
+from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part, Parts
+from trilemma.learning.presets import switches
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model, Segment
 
@@ -40,6 +43,43 @@ def largest(vectors: Tensor, tensors: tuple[Segment, ...], density: float) -> Te
             least = sizes.topk(count, dim=1).values[:, -1:]
             mask[:, segment.slice] = sizes >= least
     return mask
+
+
+@dataclass(frozen=True)
+class SparseCodec:
+    """Bytes of a vector of which few coordinates travel: where `sent` says, the values of `gradient`.
+
+    >>> codec, sent = SparseCodec(4), torch.tensor([False, True, False, True])
+    >>> message = codec.encode({"gradient": torch.tensor([0.0, 2.5, 0.0, 0.0]), "sent": sent})
+    >>> len(message), codec.decode(message, {})["sent"].tolist()
+    (14, [False, True, False, True])
+    """
+
+    dim: int
+
+    @property
+    def longest(self) -> Length:
+        """See `Codec.longest`: every coordinate is sent."""
+        return Length(1.5 * self.dim, longest_sparse(self.dim))
+
+    def lengths(self, parts: Parts) -> Lengths:
+        """See `Codec.lengths`: a value and half a scalar for its position."""
+        return Lengths(1.5 * parts["sent"].sum(1), sparse_bytes(parts["sent"]))
+
+    def encode(self, parts: Parts) -> bytes:
+        """See `Codec.encode`."""
+        return encode_sparse(parts["gradient"], parts["sent"])
+
+    def decode(self, data: bytes, before: Parts) -> Parts:
+        """See `Codec.decode`."""
+        vector, sent = decode_sparse(data, self.dim)
+        return {"gradient": vector, "sent": sent}
+
+
+def sparse_message(model: Model) -> MessageLayout:
+    """Declare what DGC's clients send: the coordinates of a gradient that are large now."""
+    parts = Part("gradient", (model.dim,)), Part("sent", (model.dim,))
+    return MessageLayout(parts, ("gradient",), SparseCodec(model.dim))
 
 
 @algorithms.register("dgc")
@@ -70,8 +110,8 @@ class DGC(CompressedSettings):
             u = self.momentum * state["u"] + done.gradient
             v = state["v"] + u
             sent = largest(v, clients.model.tensors, self.density(round_))
-            messages = Messages(torch.where(sent, v, 0.0), 1.5 * sent.sum(1), sparse_bytes(sent))
+            messages = Messages(torch.where(sent, v, 0.0), {"sent": sent})
             kept = {**done.state, "u": torch.where(sent, 0.0, u), "v": torch.where(sent, 0.0, v)}
             return ClientStep(messages, kept, {"loss": done.loss, "density": sent.float().mean(1)})
 
-        return Algorithm("dgc", init, client, descending_server(setup, self.lr))
+        return Algorithm("dgc", init, client, self.server(setup), sparse_message)

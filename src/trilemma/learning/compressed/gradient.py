@@ -6,29 +6,26 @@ server   w ← w − η R(m_1, …, m_S)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from trilemma.errors import PrivacyError
 from trilemma.keys import Key
-from trilemma.learning.personal.descent import (
+from trilemma.learning.local_steps import (
     GRADIENT_CLIP,
     Step,
     clients_state,
     initial_model,
     statistics_of,
 )
-from trilemma.learning.personal.exchange import aggregate
-from trilemma.learning.personal.presets import Preset
+from trilemma.learning.presets import Preset
 from trilemma.learning.privatise import clip_rows
-from trilemma.learning.protocol import Clients, Messages, ServerStep, Start, State
+from trilemma.learning.protocol import Clients, ServerFunction, Start, State
+from trilemma.learning.server import aggregate, descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup
 from trilemma.models.types import Model
-from trilemma.privacy.types import Release
 
 
 class CompressedSettings(AlgorithmSettings):
@@ -40,12 +37,13 @@ class CompressedSettings(AlgorithmSettings):
     )
     preset: Preset = Field(default="correct", description="correct, or as the authors' code behaves")
 
-    def exposure(self, clip: float, examples: int) -> Release:
-        """Refuse: what a compressor keeps back and sends later is not covered by one round's sensitivity."""
-        raise PrivacyError(
-            f"{type(self).__name__} has no privacy mechanism: its messages carry over what earlier rounds "
-            "left out. Allowed with [privacy]: lp-proj, fedavg, dsgd and the other methods with a release"
-        )
+    def without_release(self, name: str) -> str:
+        """What a compressor keeps back and sends later is not covered by one round's sensitivity."""
+        return f"{name} has no privacy mechanism: its messages carry over what earlier rounds left out"
+
+    def server(self, setup: Setup) -> ServerFunction:
+        """Return the server w ← w − η R(messages)."""
+        return descent_server(setup, lambda _: self.lr, aggregate)
 
 
 @dataclass(frozen=True)
@@ -81,14 +79,3 @@ def start(model: Model, ids: tuple[int, ...], key: Key, *memories: str) -> Start
     shared = {"params": initial_model(model, 0, key)}
     kept = {name: torch.zeros(len(ids), model.dim) for name in memories}
     return Start(shared, {**clients_state(model, ids), **kept}, shared)
-
-
-def descending_server(setup: Setup, lr: float) -> Callable[[Messages, State, int, Key], ServerStep]:
-    """Return the server w ← w − η R(messages)."""
-
-    def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
-        value, report = aggregate(setup, messages.vectors, key)
-        params = {"params": state["params"] - lr * value}
-        return ServerStep(params, params, report)
-
-    return server

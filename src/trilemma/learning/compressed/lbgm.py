@@ -17,28 +17,33 @@ subspaces low-rank?", ICLR 2022.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from trilemma.errors import UserError
 from trilemma.keys import Key
-from trilemma.learning.compressed.gradient import CompressedSettings, descending_server, start
-from trilemma.learning.personal.descent import Step, statistics_of, walk
-from trilemma.learning.personal.presets import switches
-from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
+from trilemma.learning.compressed.gradient import CompressedSettings, start
+from trilemma.learning.compressed.wire import decode_dense, encode_dense
+from trilemma.learning.local_steps import Step, statistics_of, walk
+from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part, Parts
+from trilemma.learning.presets import switches
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
 
-def look_back(g: Tensor, last: Tensor, threshold: float, power: int = 2) -> tuple[Tensor, Tensor]:
-    """Return what k messages stand for (k, D), and who sends a full gradient (k,).
+def look_back(g: Tensor, last: Tensor, threshold: float, power: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what k messages stand for (k, D), who sends a full gradient (k,), and the others' ρ (k,).
 
     `power` 2 projects onto `last`; 1 divides by its norm once only.
 
     >>> g, last = torch.tensor([[3.0, 0.1], [0.0, 1.0]]), torch.tensor([[2.0, 0.0], [2.0, 0.0]])
-    >>> message, full = look_back(g, last, 0.2)
-    >>> message.tolist(), full.tolist()
-    ([[3.0, 0.0], [0.0, 1.0]], [False, True])
+    >>> message, full, multiplier = look_back(g, last, 0.2)
+    >>> message.tolist(), full.tolist(), multiplier.tolist()
+    ([[3.0, 0.0], [0.0, 1.0]], [False, True], [1.5, 0.0])
     >>> look_back(g, last, 0.2, power=1)[0][0].tolist()
     [6.0, 0.0]
     """
@@ -48,7 +53,60 @@ def look_back(g: Tensor, last: Tensor, threshold: float, power: int = 2) -> tupl
     # Written so that 0/0, which is NaN, counts as an infinite error.
     full = ~(1.0 - cosine.square() <= threshold)
     multiplier = torch.where(full, 0.0, inner / lengths**power)
-    return torch.where(full[:, None], g, multiplier[:, None] * last), full
+    return torch.where(full[:, None], g, multiplier[:, None] * last), full, multiplier
+
+
+@dataclass(frozen=True)
+class LookBackCodec:
+    """A byte saying which, then the multiplier ρ or D numbers; the receiver remembers the last D numbers.
+
+    >>> codec, full, rho = LookBackCodec(2), torch.tensor(True), torch.tensor(0.5)
+    >>> first = codec.encode({"full": full, "multiplier": rho, "last": torch.tensor([2.0, 4.0])})
+    >>> heard = codec.decode(first, {"last": torch.zeros(2)})
+    >>> again = codec.encode({"full": ~full, "multiplier": rho, "last": heard["last"]})
+    >>> len(first), len(again), codec.decode(again, heard)["gradient"].tolist()
+    (9, 5, [1.0, 2.0])
+    """
+
+    dim: int
+
+    @property
+    def longest(self) -> Length:
+        """See `Codec.longest`: a full gradient."""
+        return Length(self.dim, 1 + 4 * self.dim)
+
+    def lengths(self, parts: Parts) -> Lengths:
+        """See `Codec.lengths`."""
+        scalars = torch.where(parts["full"], self.dim, 1)
+        return Lengths(scalars, 1 + 4 * scalars)
+
+    def encode(self, parts: Parts) -> bytes:
+        """See `Codec.encode`."""
+        if bool(parts["full"]):
+            return b"\1" + encode_dense(parts["last"])
+        return b"\0" + encode_dense(parts["multiplier"].reshape(1))
+
+    def decode(self, data: bytes, before: Parts) -> Parts:
+        """See `Codec.decode`; before its first full gradient a client's last one counts as zero."""
+        full = data[:1] == b"\1"
+        expected = 1 + 4 * (self.dim if full else 1)
+        if data[:1] not in (b"\0", b"\1") or len(data) != expected:
+            raise UserError(f"neither a full gradient of {self.dim} numbers nor a multiple of an earlier one")
+        numbers = decode_dense(data[1:])
+        last = numbers if full else before["last"]
+        return {
+            "full": torch.tensor(full),
+            "multiplier": torch.tensor(0.0) if full else numbers[0],
+            "last": last,
+            "gradient": last if full else numbers[0] * last,
+        }
+
+
+def look_back_message(model: Model) -> MessageLayout:
+    """Declare what LBGM's clients send: a gradient, or a multiple of the last one that was sent whole."""
+    whole = (model.dim,)
+    parts = Part("gradient", whole), Part("last", whole), Part("full", ()), Part("multiplier", ())
+    return MessageLayout(parts, ("gradient",), LookBackCodec(model.dim), remembered=("last",))
 
 
 @algorithms.register("lbgm")
@@ -71,11 +129,10 @@ class LBGM(CompressedSettings):
             model = clients.model
             batches = clients.epochs(self.batch_size, self.local_steps, key.fold("batch"))
             trained = walk(model, broadcast["params"], batches, Step(self.lr), statistics_of(model, state))
-            vectors, full = look_back(trained.travelled, state["last"], self.threshold, power)
-            scalars = torch.where(full, model.dim, 1)
-            messages = Messages(vectors, scalars, 1 + 4 * scalars)
+            vectors, full, multiplier = look_back(trained.travelled, state["last"], self.threshold, power)
             last = torch.where(full[:, None], trained.travelled, state["last"])
+            messages = Messages(vectors, {"full": full, "multiplier": multiplier, "last": last})
             kept = {**state, "last": last, **trained.statistics}
             return ClientStep(messages, kept, {"loss": trained.loss, "full": full})
 
-        return Algorithm("lbgm", init, client, descending_server(setup, self.lr))
+        return Algorithm("lbgm", init, client, self.server(setup), look_back_message)

@@ -13,6 +13,7 @@ quantization and encoding", NeurIPS 2017.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -21,10 +22,11 @@ from pydantic import Field
 from torch import Tensor
 
 from trilemma.keys import Key
-from trilemma.learning.compressed.gradient import CompressedSettings, compute, descending_server, start
-from trilemma.learning.compressed.wire import QuantisedFormat
-from trilemma.learning.personal.presets import switches
-from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
+from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
+from trilemma.learning.compressed.wire import Quantised, QuantisedFormat
+from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part, Parts
+from trilemma.learning.presets import switches
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
@@ -48,7 +50,7 @@ def quantise(
     steps = torch.where(scales[..., None] > 0, parts.abs() / scales[..., None] * top, 0.0)
     steps = steps.flatten(1)[:, : layout.dim]
     codes = torch.sign(vectors) * torch.floor(steps + coins).clamp(max=top)
-    return scales, codes.to(torch.int64)
+    return scales, codes.to(torch.int32)
 
 
 def dequantise(scales: Tensor, codes: Tensor, layout: QuantisedFormat) -> Tensor:
@@ -62,16 +64,54 @@ def _buckets(vectors: Tensor, layout: QuantisedFormat) -> Tensor:
     return F.pad(vectors, (0, padding)).view(len(vectors), layout.buckets, layout.bucket)
 
 
+@dataclass(frozen=True)
+class QuantisedCodec:
+    """Scales and codes travel; the gradient follows from them."""
+
+    layout: QuantisedFormat
+
+    @property
+    def longest(self) -> Length:
+        """See `Codec.longest`: all messages are equally long."""
+        return Length(self.layout.scalars, self.layout.size)
+
+    def lengths(self, parts: Parts) -> Lengths:
+        """See `Codec.lengths`."""
+        return Lengths.of(len(parts["scales"]), self.longest)
+
+    def encode(self, parts: Parts) -> bytes:
+        """See `Codec.encode`."""
+        return self.layout.encode(Quantised(parts["scales"], parts["codes"]))
+
+    def decode(self, data: bytes, before: Parts) -> Parts:
+        """See `Codec.decode`."""
+        read = self.layout.decode(data)
+        gradient = dequantise(read.scales[None], read.codes[None], self.layout)[0]
+        return {"scales": read.scales, "codes": read.codes, "gradient": gradient}
+
+
 @algorithms.register("qsgd")
 class QSGD(CompressedSettings):
     """QSGD: gradients rounded at random to a few levels."""
 
-    levels: int = Field(default=5, ge=2, description="number of levels s, zero included")
+    levels: int = Field(default=5, ge=2, le=1 << 24, description="number of levels s, zero included")
     bucket: int = Field(default=500, ge=1, description="coordinates that share a scale")
     scale: Scale = Field(default="max", description="scale of a bucket: largest magnitude or norm")
 
+    def layout(self, model: Model) -> QuantisedFormat:
+        """Return how gradients of a model are written."""
+        return QuantisedFormat(model.dim, self.bucket, self.levels)
+
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
+
+        def message(model: Model) -> MessageLayout:
+            layout = self.layout(model)
+            sent = Part("scales", (layout.buckets,)), Part("codes", (layout.dim,))
+            return MessageLayout(
+                (Part("gradient", (layout.dim,)), *sent), ("gradient",), QuantisedCodec(layout)
+            )
+
         carries = not switches(self.preset).clears_gradients
 
         def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
@@ -79,7 +119,7 @@ class QSGD(CompressedSettings):
 
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
             done = compute(self, broadcast, state, clients, key, carries)
-            layout = QuantisedFormat(clients.model.dim, self.bucket, self.levels)
+            layout = self.layout(clients.model)
             coins = torch.stack(
                 [
                     torch.rand(layout.dim, generator=key.fold("client", i, "coins").torch())
@@ -87,10 +127,7 @@ class QSGD(CompressedSettings):
                 ]
             )
             scales, codes = quantise(done.gradient, coins.to(done.gradient), layout, self.scale)
-            count = torch.ones(len(clients.ids))
-            messages = Messages(
-                dequantise(scales, codes, layout), count * layout.scalars, count * layout.size
-            )
+            messages = Messages(dequantise(scales, codes, layout), {"scales": scales, "codes": codes})
             return ClientStep(messages, done.state, {"loss": done.loss})
 
-        return Algorithm("qsgd", init, client, descending_server(setup, self.lr))
+        return Algorithm("qsgd", init, client, self.server(setup), message)

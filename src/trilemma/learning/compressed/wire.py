@@ -9,6 +9,8 @@ Little-endian.
                 shorter), a uint32 count, the positions, then the values as float32
 
 `*_bytes` give the lengths of k messages at once, without encoding them; tests hold them to `len(encode(…))`.
+Decoders are given what strangers send: lengths are compared before anything is allocated, ranges are checked,
+and what does not fit is a `UserError`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ def encode_dense(vector: Tensor) -> bytes:
 
 def decode_dense(message: bytes) -> Tensor:
     """Undo `encode_dense`."""
+    if len(message) % 4:
+        raise UserError(f"float32 numbers take 4 bytes each, got {len(message)} bytes")
     return torch.from_numpy(np.frombuffer(message, "<f4").astype(np.float32))
 
 
@@ -106,8 +110,13 @@ class QuantisedFormat:
             np.frombuffer(message[cut:], np.uint8), count=self.dim * self.bits, bitorder="little"
         )
         words = flat.reshape(self.dim, self.bits).astype(np.int64) @ (1 << np.arange(self.bits))
-        codes = np.where(words & 1, -(words >> 1), words >> 1)
-        return Quantised(decode_dense(message[:cut]), torch.from_numpy(codes))
+        codes = np.where(words & 1, -(words >> 1), words >> 1).astype(np.int32)
+        scales = decode_dense(message[:cut])
+        if not bool((torch.isfinite(scales) & (scales >= 0)).all()):
+            raise UserError("the scale of a bucket is a finite number, at least 0")
+        if np.abs(codes).max(initial=0) >= self.levels:
+            raise UserError(f"codes of {self.levels} levels lie within ±{self.levels - 1}")
+        return Quantised(scales, torch.from_numpy(codes))
 
 
 def encode_sparse(vector: Tensor, mask: Tensor) -> bytes:
@@ -115,7 +124,7 @@ def encode_sparse(vector: Tensor, mask: Tensor) -> bytes:
 
     >>> v = torch.tensor([0.0, 2.5, 0.0, -1.0])
     >>> message = encode_sparse(v, v != 0)
-    >>> len(message), decode_sparse(message, 4).tolist()
+    >>> len(message), decode_sparse(message, 4)[0].tolist()
     (14, [0.0, 2.5, 0.0, -1.0])
     """
     chosen = mask.cpu().numpy()
@@ -129,20 +138,32 @@ def encode_sparse(vector: Tensor, mask: Tensor) -> bytes:
     return _HEADER.pack(form, len(positions)) + where + values
 
 
-def decode_sparse(message: bytes, dim: int) -> Tensor:
-    """Undo `encode_sparse`: return the vector (dim,), zero where nothing was sent."""
+def decode_sparse(message: bytes, dim: int) -> tuple[Tensor, Tensor]:
+    """Undo `encode_sparse`: return the vector (dim,), zero where nothing was sent, and where it was."""
+    if len(message) < _HEADER.size:
+        raise UserError(f"a sparse message begins with {_HEADER.size} bytes, got {len(message)} in all")
     form, count = _HEADER.unpack_from(message)
-    body = message[_HEADER.size : len(message) - 4 * count]
-    if form == _GAPS:
-        positions = np.cumsum(_read_varints(body) + 1) - 1
-    else:
-        bits = np.unpackbits(np.frombuffer(body, np.uint8), count=dim, bitorder="little")
-        positions = np.flatnonzero(bits)
+    cut = len(message) - 4 * count
+    if form not in (_BITMAP, _GAPS) or count > dim or cut < _HEADER.size:
+        raise UserError(f"a sparse message of {count} coordinates does not fit a vector of {dim}")
+    body = message[_HEADER.size : cut]
+    positions = _read_gaps(body, count) if form == _GAPS else _read_bitmap(body, dim)
     if len(positions) != count or (count and positions[-1] >= dim):
         raise UserError(f"a sparse message of {count} coordinates does not fit a vector of {dim}")
-    vector = torch.zeros(dim)
-    vector[torch.from_numpy(positions)] = decode_dense(message[len(message) - 4 * count :])
-    return vector
+    vector, sent = torch.zeros(dim), torch.zeros(dim, dtype=torch.bool)
+    where = torch.from_numpy(positions)
+    vector[where] = decode_dense(message[cut:])
+    sent[where] = True
+    return vector, sent
+
+
+def longest_sparse(dim: int) -> int:
+    """Return the length of the longest sparse message: every coordinate is sent, positions are a bitmap.
+
+    >>> longest_sparse(300) == len(encode_sparse(torch.ones(300), torch.ones(300, dtype=torch.bool)))
+    True
+    """
+    return _HEADER.size + math.ceil(dim / 8) + 4 * dim
 
 
 def sparse_bytes(mask: Tensor) -> Tensor:
@@ -188,14 +209,29 @@ def _varints(values: np.ndarray) -> bytes:
     return out.tobytes()
 
 
-def _read_varints(data: bytes) -> np.ndarray:
+def _read_bitmap(data: bytes, dim: int) -> np.ndarray:
+    """Return the positions of a bitmap of `dim` bits; bits beyond are none of its business, and are zero."""
+    if len(data) != math.ceil(dim / 8):
+        raise UserError(f"a bitmap of {dim} positions takes {math.ceil(dim / 8)} bytes, got {len(data)}")
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    if bits[dim:].any():
+        raise UserError(f"a bitmap of {dim} positions has no others")
+    return np.flatnonzero(bits)
+
+
+def _read_gaps(data: bytes, count: int) -> np.ndarray:
+    """Return the positions that `count` gaps lead to."""
     raw = np.frombuffer(data, np.uint8).astype(np.int64)
     last = raw < 128
-    if not len(raw):
+    if int(last.sum()) != count or (count and not last[-1]) or (not count and len(raw)):
+        raise UserError(f"the gaps before {count} coordinates cannot be read")
+    if not count:
         return raw
     number: np.ndarray = np.cumsum(last) - last
     start = np.flatnonzero(np.concatenate([[True], last[:-1]]))
     group = np.arange(len(raw)) - start[number]
-    values = np.zeros(int(last.sum()), np.int64)
+    if group.max() > 4:
+        raise UserError("a gap is written in at most five bytes")
+    values = np.zeros(count, np.int64)
     np.add.at(values, number, (raw & 0x7F) << 7 * group)
-    return values
+    return np.cumsum(values + 1) - 1

@@ -1,8 +1,7 @@
 """Personalised learning: every client ends with a model of its own.
 
 lp-proj and the methods it is compared with. Shared parts: `projection` (P from a seed), `bilevel` (penalised
-personal models), `descent` (local steps of stacked models), `exchange` (what leaves a client, and the
-server), `presets` (the authors' code's behaviour as switches).
+personal models).
 """
 
 from trilemma.registry import discover

@@ -33,12 +33,14 @@ from torch import Tensor
 
 from trilemma.data.types import Batch
 from trilemma.keys import Key
-from trilemma.learning.personal.descent import Step, initial_model, initial_models, statistics_of
-from trilemma.learning.personal.exchange import ExchangeSettings, blending_server, publish
-from trilemma.learning.personal.presets import Preset
+from trilemma.learning.local_steps import Step, initial_model, initial_models, statistics_of
+from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.personal.projection import Identity, Projection
-from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
-from trilemma.learning.settings import Setup
+from trilemma.learning.presets import Preset
+from trilemma.learning.privatise import publish
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
+from trilemma.learning.server import blending_server
+from trilemma.learning.settings import Setup, WholeClientSettings
 from trilemma.models.types import Model
 
 Penalty = Callable[[Tensor], Tensor]
@@ -89,7 +91,7 @@ def finite_only(penalty: Penalty) -> Penalty:
     return derivative
 
 
-class BilevelSettings(ExchangeSettings):
+class BilevelSettings(WholeClientSettings):
     """Parameters of the family. Names in brackets are the papers'."""
 
     lr: float = Field(default=0.1, gt=0, description="step size of the common vector (η_l)")
@@ -109,11 +111,13 @@ class BilevelSettings(ExchangeSettings):
 class Coupling:
     """What distinguishes the members: how models are projected and how a difference is penalised.
 
-    `project(model, seed, device)` gives P. `start(model, key)` gives the first w. `decay` is the weight decay
-    that acts, and `tolerates` whether a w that is not finite is part of the method's life.
+    `project(model, seed, device)` gives P, `size(model)` the length of w, `start(model, key)` the first w.
+    `decay` is the weight decay that acts, and `tolerates` whether a w that is not finite is part of the
+    method's life.
     """
 
     project: Callable[[Model, int, torch.device], Projection]
+    size: Callable[[Model], int]
     start: Callable[[Model, Key], Tensor]
     penalty: Penalty
     decay: float
@@ -123,6 +127,11 @@ class Coupling:
 def identity(model: Model, seed: int, device: torch.device) -> Projection:
     """P = I."""
     return Identity(model.dim)
+
+
+def whole(model: Model) -> int:
+    """W has as many numbers as the model."""
+    return model.dim
 
 
 def first_model(model: Model, key: Key) -> Tensor:
@@ -200,6 +209,7 @@ def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, 
         init,
         client,
         blending_server(setup, "w", settings.beta),
+        one_vector("w", coupling.size),
         setup.release,
         evaluated=personal_model,
         everyone_trains=True,
@@ -274,4 +284,5 @@ __all__ = [
     "norm",
     "personal_model",
     "squared",
+    "whole",
 ]

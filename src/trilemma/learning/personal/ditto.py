@@ -15,16 +15,18 @@ import torch
 from pydantic import Field
 
 from trilemma.keys import Key
+from trilemma.learning.local_steps import Step, initial_model, initial_models, statistics_of, walk
+from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.personal.bilevel import personal_model
-from trilemma.learning.personal.descent import Step, initial_model, initial_models, statistics_of, walk
-from trilemma.learning.personal.exchange import ExchangeSettings, blending_server, publish
-from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
-from trilemma.learning.settings import Setup, algorithms
+from trilemma.learning.privatise import publish
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
+from trilemma.learning.server import blending_server
+from trilemma.learning.settings import Setup, WholeClientSettings, algorithms
 from trilemma.models.types import Model
 
 
 @algorithms.register("ditto")
-class Ditto(ExchangeSettings):
+class Ditto(WholeClientSettings):
     """Ditto: FedAvg's global model, and personal models drawn towards it."""
 
     lr: float = Field(default=0.1, gt=0, description="step size of the global copy (η_l)")
@@ -76,6 +78,7 @@ class Ditto(ExchangeSettings):
             init,
             client,
             blending_server(setup, "params", self.beta),
+            one_vector("params"),
             setup.release,
             evaluated=personal_model,
             everyone_trains=True,

@@ -17,7 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from trilemma.keys import Key
-from trilemma.learning.personal.descent import (
+from trilemma.learning.fedavg import GlobalSettings
+from trilemma.learning.local_steps import (
     Step,
     clients_state,
     initial_model,
@@ -25,9 +26,10 @@ from trilemma.learning.personal.descent import (
     statistics_of,
     walk,
 )
-from trilemma.learning.personal.exchange import blending_server, publish
-from trilemma.learning.personal.fedavg import GlobalSettings
-from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
+from trilemma.learning.messages import Messages, one_vector
+from trilemma.learning.privatise import publish
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
+from trilemma.learning.server import blending_server
 from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
@@ -63,6 +65,7 @@ class LGFedAvg(GlobalSettings):
             return ClientStep(Messages(messages), kept, {"loss": trained.loss, **private})
 
         server = blending_server(setup, "head", self.beta)
+        message = one_vector("head", lambda model: model.last(self.head_layers).size)
         return Algorithm(
-            "lg-fedavg", init, client, server, setup.release, evaluated=joined, everyone_listens=True
+            "lg-fedavg", init, client, server, message, setup.release, joined, everyone_listens=True
         )

@@ -12,9 +12,10 @@ import torch
 from pydantic import Field
 
 from trilemma.keys import Key
+from trilemma.learning.local_steps import Step, initial_models, statistics_of, walk
+from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.personal.bilevel import personal_model
-from trilemma.learning.personal.descent import Step, initial_models, statistics_of, walk
-from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, ServerStep, Start, State
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, ServerStep, Start, State
 from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
 from trilemma.models.types import Model
 
@@ -28,6 +29,10 @@ class Local(AlgorithmSettings):
     batch_size: int = Field(default=64, ge=1, description="mini-batch; the last of an epoch is smaller")
     clip_gradients: float | None = Field(default=None, gt=0, description="norm bound of each step's gradient")
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
+
+    def without_release(self, name: str) -> str:
+        """See `AlgorithmSettings.without_release`."""
+        return f"{name} sends nothing, so nothing needs protecting"
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
@@ -49,4 +54,7 @@ class Local(AlgorithmSettings):
             # Nobody has a say in anything: the weights are those of an empty aggregate.
             return ServerStep({}, {}, {"weights": messages.vectors.new_zeros(len(messages.vectors))})
 
-        return Algorithm("local", init, client, server, evaluated=personal_model, everyone_trains=True)
+        nothing_sent = one_vector("nothing", lambda _: 0)
+        return Algorithm(
+            "local", init, client, server, nothing_sent, evaluated=personal_model, everyone_trains=True
+        )

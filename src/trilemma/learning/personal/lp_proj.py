@@ -29,8 +29,8 @@ from trilemma.learning.personal.bilevel import (
     norm,
     squared,
 )
-from trilemma.learning.personal.presets import switches
 from trilemma.learning.personal.projection import Kind, Projection, projection
+from trilemma.learning.presets import switches
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
@@ -58,6 +58,7 @@ class LpProj(BilevelSettings):
         decays = self.p == 2 or switches(self.preset).decay_in_l1
         coupling = Coupling(
             project=self._project,
+            size=self._size,
             start=self._start,
             penalty=squared if self.p == 2 else lenient(norm(1.0), self.nonfinite),
             decay=self.weight_decay if decays else 0.0,
@@ -68,5 +69,8 @@ class LpProj(BilevelSettings):
     def _project(self, model: Model, seed: int, device: torch.device) -> Projection:
         return projection(self.projection, self.dim, model.dim, seed, memory=self.memory, device=device)
 
+    def _size(self, model: Model) -> int:
+        return model.dim if self.projection == "identity" else self.dim
+
     def _start(self, model: Model, key: Key) -> Tensor:
-        return torch.zeros(model.dim if self.projection == "identity" else self.dim)
+        return torch.zeros(self._size(model))

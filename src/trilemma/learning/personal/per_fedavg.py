@@ -27,11 +27,13 @@ from torch import Tensor
 
 from trilemma.data.types import Batch
 from trilemma.keys import Key
-from trilemma.learning.personal.descent import Step, clients_state, initial_model, statistics_of
-from trilemma.learning.personal.exchange import blending_server, publish
-from trilemma.learning.personal.fedavg import GlobalSettings
-from trilemma.learning.personal.presets import Preset, switches
-from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Messages, Start, State
+from trilemma.learning.fedavg import GlobalSettings
+from trilemma.learning.local_steps import Step, clients_state, initial_model, statistics_of
+from trilemma.learning.messages import Messages, one_vector
+from trilemma.learning.presets import Preset, switches
+from trilemma.learning.privatise import publish
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
+from trilemma.learning.server import blending_server
 from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
@@ -86,7 +88,7 @@ class PerFedAvg(GlobalSettings):
             return w
 
         server = blending_server(setup, "params", self.beta)
-        return Algorithm("per-fedavg", init, client, server, setup.release, evaluated=adapted)
+        return Algorithm("per-fedavg", init, client, server, one_vector("params"), setup.release, adapted)
 
 
 def hessian_product(

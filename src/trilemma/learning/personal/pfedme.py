@@ -17,6 +17,7 @@ from trilemma.learning.personal.bilevel import (
     first_model,
     identity,
     squared,
+    whole,
 )
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup, algorithms
@@ -28,5 +29,5 @@ class PFedMe(BilevelSettings):
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        coupling = Coupling(identity, first_model, squared, self.weight_decay)
+        coupling = Coupling(identity, whole, first_model, squared, self.weight_decay)
         return bilevel_algorithm("pfedme", self, coupling, setup)

@@ -24,6 +24,7 @@ from trilemma.learning.personal.bilevel import (
     identity,
     lenient,
     norm,
+    whole,
 )
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup, algorithms
@@ -42,6 +43,6 @@ class RSA(BilevelSettings):
         """See `AlgorithmSettings.build`."""
         penalty = lenient(norm(self.p), self.nonfinite)
         coupling = Coupling(
-            identity, first_model, penalty, self.weight_decay, tolerates=self.nonfinite == "drop"
+            identity, whole, first_model, penalty, self.weight_decay, tolerates=self.nonfinite == "drop"
         )
         return bilevel_algorithm("rsa", self, coupling, setup)

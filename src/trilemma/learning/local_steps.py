@@ -1,4 +1,4 @@
-"""Local training of k stacked models, and the parts every personalised method shares.
+"""Local steps of k stacked models: how clients train between two messages, and what they start from.
 
 One local step of client k on a mini-batch B, with weight decay and an optional further force:
 
@@ -115,46 +115,3 @@ def clients_state(model: Model, ids: tuple[int, ...]) -> dict[str, Tensor]:
 def statistics_of(model: Model, state: State) -> dict[str, Tensor]:
     """Return the running statistics kept in a client state; empty for models without any."""
     return {name: state[name] for name, _ in model.buffers}
-
-
-def pack_statistics(model: Model, statistics: Mapping[str, Tensor]) -> Tensor:
-    """Return running statistics as one flat row per client: (k, number of statistics)."""
-    return torch.cat([statistics[name].flatten(1) for name, _ in model.buffers], dim=1)
-
-
-def unpack_statistics(model: Model, flat: Tensor) -> dict[str, Tensor]:
-    """Undo `pack_statistics`.
-
-    >>> model = models.build("fashion-resnet", (1, 28, 28), 10)
-    >>> start = model.initial_buffers(2)
-    >>> back = unpack_statistics(model, pack_statistics(model, start))
-    >>> all(torch.equal(back[name], start[name]) for name in start)
-    True
-    """
-    sizes = [torch.Size(shape).numel() for _, shape in model.buffers]
-    parts = torch.split_with_sizes(flat, sizes, dim=1)
-    return {
-        name: part.reshape(len(flat), *shape)
-        for (name, shape), part in zip(model.buffers, parts, strict=True)
-    }
-
-
-def with_statistics(model: Model, params: Tensor, statistics: Mapping[str, Tensor], epsilon: float) -> Tensor:
-    """Return parameters (k, D) that score with initial statistics as `params` do with `statistics`.
-
-    A normalised channel is γ (a − μ)/s + β with s² = variance + ε. With mean 0 and variance 1 the same value
-    is γ' a/s_1 + β' for s_1² = 1 + ε, γ' = γ s_1/s, β' = β − γ μ/s. So averaged statistics can be scored
-    without being written into anybody's state.
-    """
-    shared = params.expand(next(iter(statistics.values())).shape[0], -1).clone()
-    tensors = models.unflatten(model, shared)
-    for name, _ in model.buffers:
-        layer, _, part = name.rpartition(".")
-        if part != "mean":
-            continue
-        mean, variance = statistics[name], statistics[f"{layer}.variance"]
-        gain, shift = tensors[f"{layer}.weight"], tensors[f"{layer}.bias"]
-        ratio = gain * (variance + epsilon).rsqrt()
-        shift -= ratio * mean
-        gain.copy_(ratio * (1.0 + epsilon) ** 0.5)
-    return shared
