@@ -14,18 +14,15 @@ and fairness", NeurIPS 2022, Appendix C.
 from trilemma.papers.lp_proj.blowup import growth
 from trilemma.papers.lp_proj.grid import (
     ATTACKS,
-    CHOSEN,
-    METHODS,
     SHARES,
-    TABLES,
     TASKS,
     Benchmark,
-    Method,
     Point,
     points,
     printed,
     quantised_scalars,
 )
+from trilemma.papers.lp_proj.methods import CHOSEN, METHODS, TABLES, Method
 from trilemma.papers.lp_proj.results import (
     Curve,
     Reached,

@@ -14,7 +14,8 @@ from trilemma import config, simulate
 from trilemma.config import Config
 from trilemma.errors import UserError
 from trilemma.papers.lp_proj.blowup import growth_table
-from trilemma.papers.lp_proj.grid import METHODS, ROUNDS, Point, lookup, points
+from trilemma.papers.lp_proj.grid import ROUNDS, Point, lookup, points
+from trilemma.papers.lp_proj.methods import METHODS
 from trilemma.papers.lp_proj.results import (
     compare,
     distances,

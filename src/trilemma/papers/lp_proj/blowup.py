@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from trilemma.keys import Key
+from trilemma.report import Table
 
 ROUNDS, RUNS, INNER_STEPS = 200, 6, 20
 
@@ -75,7 +76,7 @@ def growth(
 
 def growth_table() -> str:
     """Return the exponents over the paper's grid as Markdown: 20 % poisoning and 50 % sign flips."""
-    lines = ["| η_l | η_p | λ | R | 20 % poisoning | 50 % flips |", "| --- | --- | --- | --- | --- | --- |"]
+    rows = []
     grid = itertools.product((0.05, 0.1, 0.5), (0.01, 0.05, 0.1), (0.1, 1.0, 10.0), (1, 5))
     for lr, personal_lr, lam, local_rounds in grid:
         rates = [
@@ -83,5 +84,6 @@ def growth_table() -> str:
             for share, multiplier in ((0.2, poison), (0.5, flip))
         ]
         cells = [lr, personal_lr, lam, local_rounds, *(f"{rate:+.2f}" for rate in rates)]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+        rows.append(tuple(map(str, cells)))
+    heads = ("η_l", "η_p", "λ", "R", "20 % poisoning", "50 % flips")
+    return Table("", heads, tuple(rows), words=0).markdown()

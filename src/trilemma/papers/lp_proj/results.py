@@ -13,8 +13,10 @@ from typing import NamedTuple
 from trilemma import data, models, simulate
 from trilemma.config import Config
 from trilemma.errors import ConfigError
-from trilemma.papers.lp_proj.grid import ATTACKS, SHARES, TABLES, TASKS, Point, points, printed
+from trilemma.papers.lp_proj.grid import ATTACKS, SHARES, TASKS, Point, points, printed
+from trilemma.papers.lp_proj.methods import TABLES
 from trilemma.records import Record
+from trilemma.report import Table
 from trilemma.simulate.directory import SeedDirectory
 
 STAR = "*"
@@ -175,12 +177,12 @@ def compare(task: str, table: int, out: Path, best: bool = False) -> str:
         head = ["method", *itertools.chain(*([f"{s} %" if s else "clean", "paper"] for s in shares))]
         rows = [_row5(table, task, method, shares, out, best) for method in methods]
     ours = [row for row in rows if any(row[1::2])]  # the paper's columns are the others
-    return _markdown([head, ["---"] * len(head), *ours])
+    return _markdown(head, ours)
 
 
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    plain = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return plain.replace(f"{STAR}/{STAR}", STAR).replace(STAR, f"\\{STAR}")
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = tuple(tuple(cell.replace(f"{STAR}/{STAR}", STAR) for cell in row) for row in rows)
+    return Table("", tuple(head), cells, words=len(head)).markdown()
 
 
 def _row3(task: str, method: str, out: Path) -> list[str]:
@@ -239,7 +241,7 @@ def distances(tasks: Sequence[str], out: Path) -> str:
         [method, *(_distance(table, tasks, method, best, out) for table in ATTACKS for best in (False, True))]
         for method in methods
     ]
-    return _markdown([head, ["---"] * len(head), *(row for row in rows if any(row[1:]))])
+    return _markdown(head, [row for row in rows if any(row[1:])])
 
 
 def _distance(table: int, tasks: Sequence[str], method: str, best: bool, out: Path) -> str:

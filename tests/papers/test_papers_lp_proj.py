@@ -9,15 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from personal_clients import classification, setup
+from typer.testing import CliRunner
 
-from trilemma import config, models, simulate
+from trilemma import models, simulate
 from trilemma.errors import ConfigError
-from trilemma.keys import Key
-from trilemma.learning import algorithms
 from trilemma.learning.compressed.count_sketch import Sketch
 from trilemma.papers import lp_proj
 from trilemma.papers.lp_proj import METHODS, TASKS, Curve, Point, Reached, points, printed
+from trilemma.papers.lp_proj import __main__ as commands
 from trilemma.papers.lp_proj.blowup import flip, growth, poison
 
 FULL = {
@@ -81,42 +80,6 @@ def test_printed_costs_of_qsgd_and_sketch() -> None:
     sizes = Sketch(columns=0.02, rows=0.005, kept=0.05).sizes(79510)
     each = 20 * (sizes.table + sizes.candidates + 2 * sizes.kept + sizes.candidates)
     assert float(printed(4, "mnist", "Sketch")[1].split("/")[0]) == pytest.approx(39.5 * each, rel=1e-3)
-
-
-@pytest.mark.parametrize("name", ["lp-proj", "pfedme", "ditto", "rsa", "fedavg", "per-fedavg"])
-def test_messages_have_the_counted_size(name: str) -> None:
-    """What a client sends and receives is d or D numbers, as the formulas of the paper say."""
-    clients = classification(models.build("multinomial", (8,), 4))
-    algorithm = algorithms[name]().build(setup(6))
-    start = algorithm.init(clients.model, clients.ids, Key(1))
-    step = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
-    size = 21 if name == "lp-proj" else clients.model.dim
-    assert step.messages.vectors.shape[1] == size
-    assert sum(part.numel() for part in start.broadcast.values()) == size
-    assert algorithm.everyone_trains == (name in {"lp-proj", "pfedme", "ditto", "rsa"})
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "down"),
-    [
-        # LG-FedAvg's head of 100·10 + 10 numbers goes to all 20 clients, though only 5 train.
-        ('{name="lg-fedavg",head_layers=1}', 20 * 4 * 1010),
-        # Sketch: the model, a bitmap of the positions asked for, a bit for each of those asked for last time.
-        ('{name="sketch",columns=12,rows=5,kept=8,second=4}', 5 * (4 * 7110 + 32 * 4 + 32 // 8)),
-        ('{name="sketch",columns=12,rows=5,kept=500,second=4}', 5 * (4 * 7110 + 889 + 2000 // 8)),
-        ('{name="fedavg"}', 5 * 4 * 7110),
-    ],
-)
-def test_simulated_rounds_count_what_is_sent_to_clients(algorithm: str, down: int) -> None:
-    tables = {
-        "data": {"name": "synthetic", "size": 20, "clients": 20, "holders": "all"},
-        "model": {"name": "mnist-mlp"},
-        "federation": {"clients": 20, "sampled": 5},
-    }
-    experiment = simulate.assemble(config.parse(tables, [f"algorithm={algorithm}"]), 1)
-    _, record = simulate.step(experiment, simulate.start(experiment))
-    assert record.facts["down_bytes"] == down
-    assert record.facts["down_scalars"] == down / 4
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -255,17 +218,14 @@ def test_no_attack_touches_local(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("only", "change", "named"),
     [
-        ("Ditto;FedAvg", "algorithm.personal_lr=0.05", b"personal_lr"),
-        ("Ditto;Locl", "run.rounds=1", b"Local"),
+        ("Ditto;FedAvg", "algorithm.personal_lr=0.05", "personal_lr"),
+        ("Ditto;Locl", "run.rounds=1", "Local"),
     ],
 )
-def test_mistakes_are_found_before_anything_runs(
-    tmp_path: Path, only: str, change: str, named: bytes
-) -> None:
+def test_mistakes_are_found_before_anything_runs(tmp_path: Path, only: str, change: str, named: str) -> None:
     """FedAvg has no personal_lr, and there is no Locl: not even Ditto's run is left behind."""
     command = ["run", "synthetic00", "--only", only, "--rounds", "1", "--seeds", "1", "--set", change]
-    module = [sys.executable, "-m", "trilemma.papers.lp_proj"]
-    refused = subprocess.run([*module, *command, "--out", str(tmp_path)], capture_output=True)
-    assert refused.returncode == 2
-    assert named in refused.stderr
+    refused = CliRunner().invoke(commands.app, [*command, "--out", str(tmp_path)])
+    assert isinstance(refused.exception, ConfigError)
+    assert named in str(refused.exception)
     assert not list(tmp_path.iterdir())
