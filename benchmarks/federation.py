@@ -51,20 +51,14 @@ OWN = ("journal", "ledger", "serialise", "admit", "commit")
 
 def measure(clients: int, size: int, rounds: int, poll: float, durable: bool) -> dict[str, float]:
     """Return median seconds per round and stage."""
-    config = configurations.parse(
-        {},
-        [
-            f"federation.clients={clients}",
-            "federation.tolerate=1",
-            "algorithm.name=cafcor",
-            "aggregation.rule=caf",
-            "privacy.threat=secldp",
-            "privacy.clip=1.0",
-            "privacy.sigma_cor=0.5",
-            "privacy.sigma_ind=0.1",
-            f"run.rounds={rounds}",
-        ],
-    )
+    tables = {
+        "federation": {"clients": clients, "tolerate": 1},
+        "algorithm": {"name": "cafcor"},
+        "aggregation": {"rule": "caf"},
+        "privacy": {"threat": "secldp", "clip": 1.0, "sigma_cor": 0.5, "sigma_ind": 0.1},
+        "run": {"rounds": rounds},
+    }
+    config = configurations.parse(tables, [])
     with tempfile.TemporaryDirectory() as scratch:
         task = Path(scratch) / "task.py"
         task.write_text(TASK.format(features=FEATURES, hidden=HIDDEN[size]))

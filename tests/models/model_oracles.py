@@ -103,7 +103,7 @@ def at(net: nn.Module, flat: Tensor) -> nn.Module:
 def losses(logits: Tensor, y: Tensor) -> Tensor:
     """Loss of every example."""
     if logits.shape[-1] == 1:
-        return F.binary_cross_entropy_with_logits(logits[:, 0], y.float(), reduction="none")
+        return F.binary_cross_entropy_with_logits(logits[:, 0], y.to(logits.dtype), reduction="none")
     return F.cross_entropy(logits, y, reduction="none")
 
 
@@ -127,21 +127,25 @@ def reference(
     threshold: float = math.inf,
     weight_decay: float = 0.0,
 ) -> Tensor:
-    """Return the gradients (k, d) one client, one example at a time; weight decay is inside the clipping."""
+    """Return the gradients (k, d) one client, one example at a time; weight decay is inside the clipping.
+
+    In double precision: a rectifier within float32's rounding of zero is then on the side where it should be.
+    """
     clients, size = batch.y.shape
     weight = torch.full((clients, size), 1.0 / size) if batch.weight is None else batch.weight
+    net, params, weight, features = net.double(), params.double(), weight.double(), batch.x.double()
     rows = []
     for i in range(clients):
         theta = params if params.dim() == 1 else params[i]
         at(net, theta)
         real = weight[i] > 0
-        x, y, w = batch.x[i][real], batch.y[i][real], weight[i][real]
+        x, y, w = features[i][real], batch.y[i][real], weight[i][real]
         if unit == "example":
-            one = torch.ones(1)
+            one = torch.ones(1, dtype=torch.float64)
             examples = [
                 gradient(net, x[j : j + 1], y[j : j + 1], one) + weight_decay * theta for j in range(len(y))
             ]
             rows.append(sum(w[j] * clip(g, threshold) for j, g in enumerate(examples)))
         else:
             rows.append(clip(gradient(net, x, y, w) + weight_decay * theta, threshold))
-    return torch.stack(rows)
+    return torch.stack(rows).float()

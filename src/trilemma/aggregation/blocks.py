@@ -30,11 +30,16 @@ SMALL = 1 << 10
 """Up to so many numbers plain torch calls do, and numba need not be loaded."""
 
 
-@functools.cache
 def compiled() -> ModuleType | None:
     """Return the numba kernels, or None where numba is not installed."""
+    return optional("kernels")
+
+
+@functools.cache
+def optional(name: str) -> ModuleType | None:
+    """Return a module of this room, or None where the compiler it needs is not installed."""
     try:
-        return importlib.import_module("trilemma.aggregation.kernels")
+        return importlib.import_module(f"trilemma.aggregation.{name}")
     except ImportError:
         return None
 

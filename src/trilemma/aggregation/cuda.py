@@ -6,8 +6,6 @@ passes use them.
 
 from __future__ import annotations
 
-import functools
-import importlib
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -16,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trilemma.aggregation import columns, combine
+from trilemma.aggregation import blocks, columns, combine
 from trilemma.aggregation.columns import Columns, Mixture, Window
 from trilemma.aggregation.cuda_network import window_program
 from trilemma.aggregation.gram import clean, plain_pass
@@ -32,13 +30,9 @@ SLAB = 1 << 18
 """Columns mixed at once in a chain that ends coordinate by coordinate."""
 
 
-@functools.cache
 def kernels() -> ModuleType | None:
     """Return the Triton kernels, or None where Triton is not installed."""
-    try:
-        return importlib.import_module("trilemma.aggregation.cuda_kernels")
-    except ImportError:
-        return None
+    return blocks.optional("cuda_kernels")
 
 
 def shifted_gram(X: Tensor, k: int, precise: bool) -> Array:
@@ -71,9 +65,9 @@ def shifted_gram(X: Tensor, k: int, precise: bool) -> Array:
         num_warps=8,
         num_stages=3,
     )
-    blocks = W.sum(0).cpu().numpy()
+    tiled = W.sum(0).cpu().numpy()
     G = np.zeros((tiles * rows, tiles * rows))
-    for (i, j), block in zip(pairs, blocks, strict=True):
+    for (i, j), block in zip(pairs, tiled, strict=True):
         G[j * rows : (j + 1) * rows, i * rows : (i + 1) * rows] = block.T
         G[i * rows : (i + 1) * rows, j * rows : (j + 1) * rows] = block
     return clean(G[:height, :height])

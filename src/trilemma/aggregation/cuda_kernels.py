@@ -2,6 +2,9 @@
 
 They mirror `trilemma.aggregation.kernels`. Every program owns its slots of the output and sums over
 programs are taken afterwards in a fixed order, so that the same input gives the same bits.
+
+Gains are over the best plain torch version of the same operation on an H200, float32 messages, launches
+included, as `trilemma bench kernels --device cuda` measures them.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ def shifted_gram(
 
     Products are three TF32 products each (float32 accuracy on tensor cores), summed in float32 over CHUNK
     columns and in float64 beyond.
+
+    Gain: 1.9 and 2.3 for n = 100 (d = 2.5e6 and 1e7), none for n = 30 (0.8 and 1.0).
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     pair = tl.program_id(1)
@@ -73,7 +78,10 @@ def weighted_sum(
     stride: tl.tensor,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Sum weights_q X[rows_q] in float64 and round once."""
+    """Sum weights_q X[rows_q] in float64 and round once.
+
+    Gain: 1.2 to 1.3 for d = 79,510, 2.1 to 2.5 for 431,080, 4.6 to 8.5 for 2.5e6 and 1e7.
+    """
     columns = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     valid = columns < d
     total = tl.zeros((COLUMNS,), dtype=tl.float64)
@@ -101,6 +109,9 @@ def window_means(
 
     `edges` (2, d) gets the first and last value in the window, `codes` (d,) where it starts and whether
     there are ties at its edges; see `trilemma.aggregation.cuda_network`.
+
+    Gain over a sort: 2.7 and 5.4 for d = 79,510 (n = 30 and 100), 5 and 14 for 431,080, 21 to 51 beyond. With
+    the two tallies, a whole rule: 1.5 to 2.7, 4.3 to 5.9, 13 to 28.
     """
     columns = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     valid = columns < d
@@ -139,6 +150,8 @@ def tally_shares(
     """Add up how much of the windows of SIZE values each row fills, over this program's columns.
 
     All n rows are in one tile. Equal values at an edge of a window share the places they hold in it equally.
+
+    Gain over comparisons that know no ties: none for d = 79,510, 1.3 for 431,080, 3.9 to 7.5 beyond.
     """
     rows = tl.arange(0, ROWS)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
@@ -180,7 +193,10 @@ def tally_squares(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Sum (x_i − value)² over the columns of this program, into squares[program, i]."""
+    """Sum (x_i − value)² over the columns of this program, into squares[program, i].
+
+    Gain: none for d = 79,510, 1.5 for 431,080, 5 to 10 beyond.
+    """
     rows = tl.arange(0, ROWS)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float64)
     for start in range(tl.program_id(0) * COLUMNS, d, tl.num_programs(0) * COLUMNS):

@@ -4,6 +4,9 @@ Imported only through `trilemma.aggregation.blocks.compiled`, so that the packag
 
 All loops run over the columns of contiguous rows, the shape LLVM turns into full-width vector code. Sums may
 be reordered (once, at compile time): the same input gives the same bits. NaN and infinity keep their meaning.
+
+Gains are over the best plain torch version of the same operation, on two threads of a CPU (AVX-512), float32
+messages, as `trilemma bench kernels` measures them.
 """
 
 from __future__ import annotations
@@ -80,6 +83,9 @@ def shifted_gram(X: Any, k: int, lo: int, hi: int, P: Any, G: Any) -> None:
     P is scratch of G's (padded) height; its dtype is the precision of the differences and of the sums
     within a block. G collects the blocks in float64, upper triangle of 4×4 tiles only. All tiles, those on
     the diagonal too, are computed alike: equal rows get equal bits.
+
+    Gain: in float64 3.9 for n = 30 and 2.0 to 2.2 for n = 100 (d = 79,510 and 431,080), in float32 3.7 and
+    1.7 (d = 2.5e6).
     """
     n = X.shape[0]
     zero = P.dtype.type(0)
@@ -101,7 +107,10 @@ def shifted_gram(X: Any, k: int, lo: int, hi: int, P: Any, G: Any) -> None:
 
 @jit
 def weighted_sum(X: Any, rows: Any, weights: Any, lo: int, hi: int, out: Any) -> None:
-    """out[lo:hi] = Σ weights_q X[rows_q], summed in float64 and rounded once."""
+    """out[lo:hi] = Σ weights_q X[rows_q], summed in float64 and rounded once.
+
+    Gain: 2.1 (n = 30) and 4.6 (n = 100) for d = 79,510, 7 to 8 for 431,080, 10 to 12 for 2.5e6.
+    """
     scratch = np.empty(4 * COLUMNS)
     quads = len(rows) // 4 * 4
     for start in range(lo, hi, len(scratch)):
@@ -128,7 +137,10 @@ def weighted_sum(X: Any, rows: Any, weights: Any, lo: int, hi: int, out: Any) ->
 
 @jit
 def _mix(A: Any, Y: Any, w: int, V: Any) -> None:
-    """V = A·Y on the first w columns, two rows of V and four of Y at a time."""
+    """V = A·Y on the first w columns, two rows of V and four of Y at a time.
+
+    Gain over a product by torch before the selection: 1.7 to 3.6 (n = 30 and 100, d = 79,510 to 2.5e6).
+    """
     n, k = Y.shape[0], A.shape[0]
     quads = n // 4 * 4
     for i in range(0, k, 2):
@@ -219,6 +231,8 @@ def window_means(
     first shifted by row k, so that mixing loses nothing to a common offset. A's dtype is that of the work.
     `shares` gets every (mixed) row's part of the window and `squares` every row's squared distance from the
     result, both summed over columns.
+
+    Gain: 6.5 to 16 for n = 30 (d = 79,510 to 2.5e6), 2.6 to 6.8 for n = 100 (d = 79,510 and 431,080).
     """
     n = len(rows)
     mixing = A.shape[0] > 0

@@ -3,8 +3,9 @@
 Everything follows from columns (im2col): with the window of output position p of example i as a row of
 Cᵢ (positions × c·kernel²) and ∂ℓᵢ/∂z as Dᵢ (positions × out), the example's weight gradient is Dᵢᵀ Cᵢ, a
 client's is the sum of its examples'. Where the library underneath has a better kernel it is used instead; the
-choice depends on the device, the shapes and the precision asked for, and was made from measurements
-(docs/gradients.md).
+choice depends on the device, the shapes and the precision asked for, and was made from measurements. Gains
+are over the best plain torch version of the same operation, on an H200 (100 clients × 50 examples) or two
+threads of a CPU (4 × 50), as `trilemma bench kernels --only layers` measures them.
 
 Products are in full float32 unless `torch.set_float32_matmul_precision` allows less: "high" lets a GPU's
 tensor cores round the factors to TF32 (10 bits of mantissa), which `[run] precision = "tf32"` asks for.
@@ -56,6 +57,9 @@ def _channels_last(weight: Tensor) -> Tensor:
     """Store the channels innermost, which makes the result so too: convolution and pooling run faster.
 
     Even a single channel gets the strides of that format; `Tensor.contiguous` would leave it as it is.
+
+    Gain on a CPU, with the pooling behind it: 4.4 and 1.3 on the CNN's convolutions, 1.1 on the smaller
+    CNN's; 0.7 to 1.2 on the ResNet's.
     """
     return torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
 
@@ -85,7 +89,8 @@ def _grouping_pays(outputs: int, inputs: int, stencil: Stencil) -> bool:
 def forward_grouped(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
     """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·) as k groups of channels.
 
-    The result lies in memory as (b, k, out, h, w), as the next such convolution wants its input.
+    The result lies in memory as (b, k, out, h, w), as the next such convolution wants its input. It is plain
+    torch: 3.5 (64 channels) and 2.0 times (128) as fast as columns on an H200 with TF32.
     """
     given = _side_by_side(x), weight.flatten(0, 1), bias.flatten()
     z = F.conv2d(*given, stencil.stride, stencil.padding, groups=len(x))
@@ -98,7 +103,11 @@ def _side_by_side(x: Tensor) -> Tensor:
 
 
 def forward_batched(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
-    """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·) by one batched product."""
+    """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·) by one batched product.
+
+    Gain on an H200, forth and back: 1.7 to 6.1 on the ResNet's convolutions, 1.6 on the smaller CNN's, none
+    on the CNN's (0.9).
+    """
     clients, size, _, height, width = x.shape
     high, wide = stencil.output(height), stencil.output(width)
     columns: Tensor = _Columns.apply(x, stencil)  # type: ignore[no-untyped-call]
@@ -157,7 +166,11 @@ class ExampleGradients:
 
 
 def example_gradients(x: Tensor, grad: Tensor, stencil: Stencil) -> ExampleGradients:
-    """Return the weight gradient of every example from inputs and ∂loss/∂output (k, b, …)."""
+    """Return the weight gradient of every example from inputs and ∂loss/∂output (k, b, …).
+
+    Gain, with norms and a weighted sum: 27 to 45 on an H200, 1.5 to 6.9 on a CPU. Summed, it is also a CPU's
+    way to the clients' gradients of one input channel: 2.9 to 4.1 on the CNN's, 1.1 to 1.3 on the ResNet's.
+    """
     lead, unfolded = x.shape[:2], x.shape[2] * stencil.kernel**2
     windows = _windows(x, stencil).flatten(0, 1)  # (k·b, c, high, wide, kernel, kernel)
     each = grad.flatten(0, 1).flatten(2)  # (k·b, out, positions)
@@ -182,7 +195,10 @@ def client_gradients(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
 
 
 def client_gradients_batched(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
-    """Return each client's weight gradient (k, out, c, ·, ·) by one batched product over its examples."""
+    """Return each client's weight gradient (k, out, c, ·, ·) by one batched product over its examples.
+
+    Gain on an H200: 1.8 to 6.2. cuDNN's own weight gradients differ from these by up to 6e-4 on the CNN.
+    """
     columns: Tensor = _Columns.apply(x, stencil)  # type: ignore[no-untyped-call]
     each = grad.transpose(1, 2).flatten(2)  # (k, out, b·positions)
     products = torch.bmm(each, columns.transpose(1, 2))
@@ -190,7 +206,10 @@ def client_gradients_batched(x: Tensor, grad: Tensor, stencil: Stencil) -> Tenso
 
 
 def client_gradients_grouped(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
-    """Return each client's weight gradient (k, out, c, ·, ·) by one grouped convolution."""
+    """Return each client's weight gradient (k, out, c, ·, ·) by one grouped convolution.
+
+    Gain on an H200 with TF32: 1.6 (64 channels) and 1.3 (128).
+    """
     flat = _weight_gradient(_side_by_side(x), _side_by_side(grad), stencil, len(x))
     return flat.view(len(x), -1, *flat.shape[1:])
 

@@ -68,7 +68,11 @@ def train(x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None) -> tu
 
 
 def _fused(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Statistics]:
-    """The same by the library's kernel, which knows no padding but reads x twice and not ten times."""
+    """The same by the library's kernel, which knows no padding but reads x twice and not ten times.
+
+    Plain torch: 1.7 to 4.1 times as fast as autograd through the formula on an H200 (100 clients × 50
+    examples, the ResNet's layers).
+    """
     order, flat = _merged(x)
     gain, shift = (part.expand(len(x), x.shape[2]).flatten() for part in (weight, bias))
     z, mean, inverse = torch.native_batch_norm(flat, gain, shift, None, None, True, 0.0, EPSILON)
@@ -78,7 +82,11 @@ def _fused(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Statistics]
 
 
 def parameter_gradients(x: Tensor, grad: Tensor, statistics: Statistics) -> tuple[Tensor, Tensor]:
-    """Return Σ ∂ℓ/∂z · x̂ and Σ ∂ℓ/∂z of every client and channel, (k, c) each."""
+    """Return Σ ∂ℓ/∂z · x̂ and Σ ∂ℓ/∂z of every client and channel, (k, c) each.
+
+    On an H200 by the library's kernel: 2.1 and 1.6 times as fast as the formula on the ResNet's large layers,
+    1.1 on its small ones.
+    """
     if not x.is_cuda:
         scaled = (grad * (x - per_channel(statistics.mean))).sum(AXES) * statistics.inverse
         return scaled, grad.sum(AXES)
@@ -111,6 +119,9 @@ class _Normalise(torch.autograd.Function):
     """z = γ x̂ + β and its gradient for x, with r = 1/√(σ² + ε), x̂ = r (x − μ) and n values per channel.
 
     ∂ℓ/∂x = γ r (g − (Σ g + x̂ Σ g x̂)/n), the bracket's second part only where there is no padding.
+
+    Gain over autograd through the formula, on the ResNet's layers: 1.4 to 2.1 on two threads of a CPU
+    (4 × 50), 1.0 to 1.7 on an H200, where only padded batches come here.
     """
 
     @staticmethod
