@@ -8,6 +8,50 @@ The rooms of the house, from the ground up:
 * `trilemma.data`, `trilemma.models`: data sets and partitions; models and gradients for k clients at once.
 * `trilemma.learning`: an algorithm is three pure functions on stacked state.
 * `trilemma.simulate`: the engine that runs n clients on one machine.
+* `trilemma.report`: what a run gave, simulated or deployed.
+
+and, for short, `load`: the result in a folder. What is named here is imported when it is first used, so that
+`import trilemma` costs nothing.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trilemma import aggregation, attacks, config, data, learning, models, privacy, report, simulate
+    from trilemma.report import load
+
 __version__ = "0.1.0"
+
+_ROOMS = (
+    "aggregation", "attacks", "config", "data", "learning", "models", "privacy", "report", "simulate",
+)  # fmt: skip
+_SHORT = {"load": "report"}
+"""Names that belong to a room and are also found here."""
+
+__all__ = [
+    "aggregation",
+    "attacks",
+    "config",
+    "data",
+    "learning",
+    "load",
+    "models",
+    "privacy",
+    "report",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _SHORT:
+        return getattr(importlib.import_module(f"{__name__}.{_SHORT[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
