@@ -76,5 +76,5 @@ def test_mismatched_shapes_are_refused():
     model, theta, x, y = problem("logistic", (4, 6), 3)
     with pytest.raises(UserError, match="3 models, 4 clients with data"):
         models.evaluate(model, theta, x, y)
-    with pytest.raises(UserError, match="weights like labels"):
+    with pytest.raises(UserError, match="per client, and weights"):
         models.evaluate(model, theta[0], x, y[:, :2])

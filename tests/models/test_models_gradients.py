@@ -222,8 +222,8 @@ def test_what_cannot_be_meant_is_refused():
     for arguments, message in [
         ((model, params[:2], batch), "2 personal models for 3 clients"),
         ((model, params[:, :5], batch), "69 parameters"),
-        ((model, params, Stack(batch.x, batch.y[:, :1])), r"features \(k, b, …\) and labels \(k, b\)"),
-        ((model, params, Stack(batch.x, batch.y, torch.ones(3, 1))), "must be like labels"),
+        ((model, params, Stack(batch.x, batch.y[:, :1])), r"features \(k, b, …\) and labels \(k, b, …\)"),
+        ((model, params, Stack(batch.x, batch.y, torch.ones(3, 1))), r"must be \(clients, examples\)"),
     ]:
         with pytest.raises(UserError, match=message):
             models.gradients(*arguments)

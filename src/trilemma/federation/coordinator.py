@@ -308,8 +308,9 @@ class Coordinator:
             or self.task.model.buffers
         ):
             return {}
+        test = data.dataset
         score = models.evaluate(
-            self.task.model, broadcast["params"], data.dataset.x_test, data.dataset.y_test
+            self.task.model, broadcast["params"], test.x_test, test.y_test, per_client=False
         )
         return {"loss": float(score.loss), "accuracy": float(score.accuracy)}
 

@@ -28,6 +28,11 @@ def draw_batch(clients: Clients, size: int, release: Release | None, key: Key) -
     return clients.sample(size, key)
 
 
+def client_keys(clients: Clients, key: Key) -> list[Key]:
+    """Return the key that each client's model draws from (dropout), the same in whatever company it steps."""
+    return [key.fold("client", i) for i in clients.ids]
+
+
 def clip_rows(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Clip every row to norm `threshold`; also return which rows were longer.
 

@@ -1,7 +1,8 @@
 """The models room: classifiers as pure functions of one flat parameter vector, for k clients at once.
 
-`build` makes a model by name, `gradients` the stacked gradients of k clients, plain or clipped, `evaluate`
-scores parameters. Parameters are flat vectors: (d,) shared by all clients or (k, d), one model each.
+`build` makes a model by name, `from_module` one of any `torch.nn.Module`; `gradients` gives the stacked
+gradients of k clients, plain or clipped; `evaluate` scores parameters. Parameters are flat
+vectors: (d,) shared by all clients or (k, d), one model each.
 
 A new model is one file here with a `ModelOptions` class, entered in `models`.
 """
@@ -9,9 +10,10 @@ A new model is one file here with a `ModelOptions` class, entered in `models`.
 from trilemma.models.catalogue import ModelOptions, build, models
 from trilemma.models.clipping import Clip
 from trilemma.models.flat import flatten, unflatten
+from trilemma.models.modules import from_module, state_dict
 from trilemma.models.scoring import Score, evaluate
 from trilemma.models.stacked import Gradients, gradients
-from trilemma.models.types import Buffers, Examples, Model, Params, Segment
+from trilemma.models.types import Buffers, Examples, Inputs, Model, Params, Segment
 from trilemma.registry import discover
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "Clip",
     "Examples",
     "Gradients",
+    "Inputs",
     "Model",
     "ModelOptions",
     "Params",
@@ -27,8 +30,10 @@ __all__ = [
     "build",
     "evaluate",
     "flatten",
+    "from_module",
     "gradients",
     "models",
+    "state_dict",
     "unflatten",
 ]
 

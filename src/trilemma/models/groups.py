@@ -29,12 +29,18 @@ def groups(model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice, 
 
     The cut is the same for every kind of clipping, so that infinite thresholds change no rounding.
     """
-    clients, size = batch.y.shape
+    assert isinstance(batch.x, torch.Tensor)
     each = footprint(model, tuple(batch.x.shape[2:]))
-    # A client's gradient counts too: on a CPU it is best still in the cache when it is put in its place.
-    together = (memory if batch.x.is_cuda else min(memory, CACHE)) // (each * size + 4 * model.dim)
     # Batch normalisation needs a client's whole batch, whatever it takes.
-    within = size if model.buffers else memory // each
+    return cut(batch, each, 4 * model.dim, memory, whole=bool(model.buffers))
+
+
+def cut(batch: Examples, each: int, own: int, memory: int, whole: bool) -> Iterator[tuple[slice, slice]]:
+    """Cut up examples of `each` bytes and clients of `own` more; `whole` clients stay in one piece."""
+    clients, size = batch.y.shape[:2]
+    # A client's gradient counts too: on a CPU it is best still in the cache when it is put in its place.
+    together = (memory if batch.y.is_cuda else min(memory, CACHE)) // (each * size + own)
+    within = size if whole else memory // each
     for rows in even(clients, max(1, together)):
         for columns in even(size, max(1, within)):
             yield rows, columns

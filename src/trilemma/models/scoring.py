@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -10,9 +11,10 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.models.convolution import reproducible
 from trilemma.models.flat import unflatten
-from trilemma.models.groups import CACHE, MEMORY, even, footprint
+from trilemma.models.groups import CACHE, MEMORY, even
 from trilemma.models.tape import Tape
-from trilemma.models.types import Buffers, Model
+from trilemma.models.taped import TAPE
+from trilemma.models.types import Buffers, Inputs, Model, each_column
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,31 @@ class Score:
     examples: Tensor
 
 
+@dataclass(frozen=True)
+class _Data:
+    """Features and labels, with `lead` axes before those of an example."""
+
+    x: Inputs
+    y: Tensor
+    lead: int
+
+
 @torch.no_grad()
 def evaluate(
     model: Model,
     params: Tensor,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     weight: Tensor | None = None,
     *,
+    per_client: bool | None = None,
     chunk: int | None = None,
     buffers: Buffers | None = None,
 ) -> Score:
-    """Score parameters (d,) or (k, d) on shared data, y (n,), or per-client data, y (k, n).
+    """Score parameters (d,) or (k, d) on shared data, y (n, …), or per-client data, y (k, n, …).
+
+    Which of the two is told by `per_client`, else by the weights, (n,) or (k, n), else by labels (n,) or
+    (k, n). Where labels are numbers and not classes there is no accuracy: NaN.
 
     `chunk` bounds how many examples, over all clients, go through the model at a time; by default as many as
     run fastest. Models with batch normalisation use their running statistics, `buffers`: one set (1, …), or
@@ -53,52 +68,78 @@ def evaluate(
     >>> score.accuracy, score.correct.tolist(), f"{score.loss[0]:.4f}"
     (tensor([1., 1., 1., 1.]), [10, 10, 10, 10], '0.6931')
     """
-    clients = _clients(model, params, x, y, weight, buffers or {})
+    if per_client is None:
+        per_client = y.dim() == 2 if weight is None else weight.dim() == 2
+    lead = 2 if per_client else 1
+    clients = _clients(model, params, _Data(x, y, lead), weight, buffers or {})
     stack = clients or 1
     if chunk is None:
-        chunk = (MEMORY if x.is_cuda else CACHE) // footprint(model, tuple(x.shape[y.dim() :]))
+        chunk = (MEMORY if y.is_cuda else CACHE) // (model.engine or TAPE).footprint(model, x, lead)
     # Every tensor gets a client axis, without copies; a single model is a stack of one.
-    features = x if y.dim() == 2 else x.expand(stack, *x.shape)
-    labels = y.expand(stack, y.shape[-1])
-    share = (torch.ones((), device=y.device) if weight is None else weight).expand(labels.shape)
+    features = x if per_client else each_column(x, lambda part: part.expand(stack, *part.shape))
+    labels = y if per_client else y.expand(stack, *y.shape)
+    count = labels.shape[1]
+    share = (torch.ones((), device=y.device) if weight is None else weight).expand(stack, count)
     theta = params.detach()
     loss, hits = (torch.zeros(stack, dtype=torch.float64, device=y.device) for _ in range(2))
     correct = torch.zeros(stack, dtype=torch.int64, device=y.device)
-    within = min(max(1, chunk), y.shape[-1])
+    within = min(max(1, chunk), count)
     for rows in even(stack, max(1, chunk // max(1, within))):
         own = unflatten(model, theta[rows] if theta.dim() == 2 else theta)
         statistics = {
             name: part.expand(stack, *part.shape[1:])[rows] for name, part in (buffers or {}).items()
         }
-        for columns in even(y.shape[-1], max(1, within)):
+        for columns in even(count, max(1, within)):
             part = rows, columns
+            mine = each_column(features, itemgetter(part))
             with reproducible():
-                logits = model.forward(own, features[part], Tape(buffers=statistics))
-            right = model.predict(logits) == labels[part]
-            loss[rows] += (model.loss(logits, labels[part]) * share[part]).sum(1)
+                logits = model.forward(own, mine, Tape(buffers=statistics))
+            right = _right(model.predict(logits), labels[part])
+            # What padding loses is not asked: it may have no loss at all.
+            lost = torch.where(share[part] > 0, model.loss(logits, labels[part]), 0.0)
+            loss[rows] += (lost * share[part]).sum(1)
             hits[rows] += (right * share[part]).sum(1)
-            correct[rows] += (right & (share[part] > 0)).sum(1)
+            correct[rows] += ((right == 1) & (share[part] > 0)).sum(1)
     mass, examples = share.double().sum(1), (share > 0).sum(1)
     results = (loss / mass).float(), (hits / mass).float(), correct, examples
     return Score(*(result if clients else result[0] for result in results))
 
 
+def _right(predicted: Tensor, labels: Tensor) -> Tensor:
+    """Return how much of every example was predicted, (k, n): all or nothing, or the share of its labels.
+
+    Labels below 0 do not count: that is how tokens without one are marked. Numbers are not right or wrong:
+    NaN.
+    """
+    if predicted.dim() == labels.dim() + 1 and predicted.shape[-1] == 1:
+        predicted = predicted.squeeze(-1)
+    if predicted.shape != labels.shape or predicted.is_floating_point():
+        return torch.full(labels.shape[:2], torch.nan, device=labels.device)
+    if labels.dim() == 2:
+        return (predicted == labels).float()
+    asked = (labels >= 0).flatten(2)
+    return ((predicted == labels).flatten(2) & asked).sum(2) / asked.sum(2)
+
+
 def _clients(
-    model: Model, params: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, buffers: Buffers
+    model: Model, params: Tensor, data: _Data, weight: Tensor | None, buffers: Buffers
 ) -> int | None:
     """Refuse what cannot be meant; return the number of clients, None if nothing is per client."""
-    shapes = [x.shape[: y.dim()], y.shape if weight is None else weight.shape]
-    if y.dim() not in (1, 2) or any(shape != y.shape for shape in shapes):
+    y, columns = data.y, [data.x] if isinstance(data.x, Tensor) else list(data.x.values())
+    lead = y.shape[: data.lead]
+    shapes = [*(column.shape[: data.lead] for column in columns), lead if weight is None else weight.shape]
+    if len(lead) != data.lead or any(shape != lead for shape in shapes):
         raise UserError(
-            "give features (n, …) and labels (n,), or (k, n, …) and (k, n) per client, weights like labels; "
-            f"got {tuple(x.shape)}, {tuple(y.shape)}, {None if weight is None else tuple(weight.shape)}"
+            "give features and labels (n, …), or (k, n, …) each per client, and weights (n,) or (k, n); "
+            f"got {[tuple(column.shape) for column in columns]}, {tuple(y.shape)}, "
+            f"{None if weight is None else tuple(weight.shape)}"
         )
     if set(buffers) != {name for name, _ in model.buffers}:
         names = [name for name, _ in model.buffers]
         raise UserError(f"{model.name!r} is evaluated with its running statistics: pass buffers {names}")
     counts = {
         "models": params.shape[0] if params.dim() == 2 else None,
-        "clients with data": y.shape[0] if y.dim() == 2 else None,
+        "clients with data": y.shape[0] if data.lead == 2 else None,
         "running statistics": next((len(part) for part in buffers.values() if len(part) > 1), None),
     }
     given = {what: count for what, count in counts.items() if count is not None}

@@ -10,25 +10,29 @@ A regulariser λ/2 ‖θ‖² depends on no example: its gradient λθ is public
 replacing a client (an example) still moves the result by at most 2C (2C w_i). `weight_decay_inside=True`
 counts it among the gradients to be clipped instead.
 
-Clients are taken in groups: one forward pass, one backward pass, one product per layer and group
-(`trilemma.models.tape`).
+Clients are taken in groups: one forward pass, one backward pass, one product per layer and group, by the
+model's engine (`trilemma.models.engine`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
 from trilemma.errors import UserError
+from trilemma.keys import Key
 from trilemma.models.clipping import NO_CLIP, Clip
 from trilemma.models.convolution import reproducible
+from trilemma.models.engine import Pass, Request
 from trilemma.models.flat import unflatten
-from trilemma.models.groups import MEMORY, groups, require_tape
-from trilemma.models.tape import Tape, inner_products
-from trilemma.models.types import Buffers, Examples, Model
+from trilemma.models.groups import MEMORY
+from trilemma.models.taped import TAPE
+from trilemma.models.types import Buffers, Examples, Model, each_column
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ def gradients(
     weight_decay: float = 0.0,
     weight_decay_inside: bool = False,
     buffers: Buffers | None = None,
+    keys: Sequence[Key] | None = None,
     memory: int = MEMORY,
 ) -> Gradients:
     """Return the gradients of k clients at parameters (d,) shared by all, or (k, d), one model each.
@@ -64,7 +69,7 @@ def gradients(
     A gradient that is not finite gives NaN for its client, never an exception and never for another client.
     The result depends on nothing but the arguments: how the work is cut up follows from the shapes, the
     device and `memory`, not from timing. `buffers` (k, …) are the running statistics of a model that has
-    them; without them none are returned.
+    them; without them none are returned. `keys`, one per client, are what a model with dropout draws from.
 
     >>> from types import SimpleNamespace
     >>> from trilemma import models
@@ -75,13 +80,13 @@ def gradients(
     >>> result.value.shape, result.clipped.tolist()
     (torch.Size([5, 69]), [1.0, 1.0, 1.0, 1.0, 1.0])
     """
-    weight = _weights(model, params, batch, clip, buffers)
-    require_tape(model, tuple(batch.x.shape[2:]))
+    weight = _weights(model, params, batch, buffers, keys)
+    (model.engine or TAPE).require(model, batch, clip.unit == "example")
     theta = params.detach()
     # An infinite threshold clips nothing, so inside is outside, and the plain gradient stays bit for bit.
     inside = weight_decay if weight_decay_inside and not math.isinf(clip.threshold) else 0.0
     outside = weight_decay - inside
-    sums = _sums(model, theta, batch, weight, _Work(clip, inside, buffers or {}, memory))
+    sums = _sums(model, theta, batch, weight, _Work(clip, inside, buffers or {}, keys, memory))
     value, norms, clipped = sums.value, sums.norms, torch.zeros_like(sums.loss)
     if clip.unit == "example":
         present = weight > 0
@@ -106,6 +111,7 @@ class _Work:
     clip: Clip
     inside: float
     buffers: Buffers
+    keys: Sequence[Key] | None
     memory: int
 
 
@@ -125,88 +131,79 @@ class _Sums:
 
 def _sums(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: _Work) -> _Sums:
     """Go through the clients group by group."""
-    clients, size = batch.y.shape
+    clients, size = batch.y.shape[:2]
     value, loss = theta.new_empty((clients, model.dim)), theta.new_zeros(clients)
     norms, kept = theta.new_zeros((clients, size)), theta.new_zeros(clients)
     statistics: dict[str, list[Tensor]] = {name: [] for name in work.buffers}
-    for rows, columns in groups(model, batch, work.memory):
+    engine = model.engine or TAPE
+    for rows, columns in engine.groups(model, batch, work.memory):
         share = weight[rows, columns]
         own = theta[rows] if theta.dim() == 2 else theta
-        tape = Tape(
-            record=True,
-            train=True,
+        request = Request(
+            params=own,
+            x=each_column(batch.x, itemgetter((rows, columns))),
+            y=batch.y[rows, columns],
+            share=share,
+            padded=batch.weight is not None,
+            by_example=work.clip.unit == "example",
+            inner=work.inside != 0.0,
             buffers={name: part[rows] for name, part in work.buffers.items()},
-            present=(share > 0).to(theta.dtype) if model.buffers and batch.weight is not None else None,
+            keys=None if work.keys is None else work.keys[rows],
+            first=columns.start,
         )
-        losses, grads = _backward(model, own, batch.x[rows, columns], batch.y[rows, columns], share, tape)
-        loss[rows] += losses
-        # Layers overwrite; where a client's examples come in several groups, the later ones are added.
-        target = torch.empty_like(value[rows]) if columns.start else value[rows]
-        out = unflatten(model, target)
+        with reproducible():
+            done = engine.run(model, request)
+        loss[rows] += done.loss
+        factor = None
         if work.clip.unit == "example":
-            each = [tap.examples(grad) for tap, grad in zip(tape.taps, grads, strict=True)]
-            squares = torch.stack([part.squared_norms for part in each]).sum(0)
-            norms[rows, columns] = _norms(squares, own, share, tape, grads, work.inside)
-        if work.clip.unit == "example" and not math.isinf(work.clip.threshold):
-            factor = work.clip.factor(norms[rows, columns])
-            kept[rows] += (factor * share).sum(1)
-            for part in each:
-                part.combine(factor, out)
-        else:
-            for tap, grad in zip(tape.taps, grads, strict=True):
-                tap.write(grad, out)
+            norms[rows, columns] = _norms(done, own, share, work.inside)
+            if not math.isinf(work.clip.threshold):
+                factor = work.clip.factor(norms[rows, columns])
+                kept[rows] += (factor * share).sum(1)
+        # Engines overwrite; where a client's examples come in several groups, the later ones are added.
+        target = torch.empty_like(value[rows]) if columns.start else value[rows]
+        done.write(unflatten(model, target), factor)
         if columns.start:
             value[rows] += target
-        for name, fresh in tape.updated.items():
+        for name, fresh in done.updated.items():
             statistics[name].append(fresh)
     return _Sums(value, loss, norms, kept, {name: torch.cat(parts) for name, parts in statistics.items()})
 
 
-def _backward(
-    model: Model, params: Tensor, x: Tensor, y: Tensor, share: Tensor, tape: Tape
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return each client's loss (k,) and, for every tap, the gradient of all w_i ℓ_i at its output."""
-    with torch.enable_grad(), reproducible():
-        losses = model.loss(model.forward(unflatten(model, params), x, tape), y) * share
-        grads = torch.autograd.grad(losses.sum(), [tap.output for tap in tape.taps])
-    return losses.detach().sum(1), grads
-
-
-def _norms(
-    squares: Tensor, theta: Tensor, share: Tensor, tape: Tape, grads: tuple[Tensor, ...], inside: float
-) -> Tensor:
-    """Return ‖∇ℓ_i + λθ‖ (k, b); `squares` and `grads` are those of w_i ℓ_i, padding (w_i = 0) has norm 0.
+def _norms(done: Pass, theta: Tensor, share: Tensor, inside: float) -> Tensor:
+    """Return ‖∇ℓ_i + λθ‖ (k, b); what the pass found is for w_i ℓ_i, padding (w_i = 0) has norm 0.
 
     The weight stays in the gradients and is divided out of the norms only, so that a factor of one leaves the
     plain gradient bit for bit.
     """
-    norms = squares.sqrt() / share
+    norms = done.squared_norms().sqrt() / share
     if inside:
-        products = inner_products(tape.taps, grads) / share
+        products = done.inner_products() / share
         ridge = inside**2 * theta.square().sum(-1, keepdim=True)
         norms = (norms.square() + 2.0 * inside * products + ridge).clamp(min=0.0).sqrt()
     return torch.where(share > 0, norms, 0.0)
 
 
-def _weights(model: Model, params: Tensor, batch: Examples, clip: Clip, buffers: Buffers | None) -> Tensor:
+def _weights(
+    model: Model, params: Tensor, batch: Examples, buffers: Buffers | None, keys: Sequence[Key] | None
+) -> Tensor:
     """Refuse what cannot be meant; return every example's weight (k, b)."""
-    if batch.y.dim() != 2 or batch.x.shape[:2] != batch.y.shape or 0 in batch.y.shape:
+    columns = {"features": batch.x} if isinstance(batch.x, Tensor) else dict(batch.x)
+    shape = batch.y.shape[:2]
+    wrong = [tuple(column.shape) for column in columns.values() if column.shape[:2] != shape]
+    if len(shape) != 2 or 0 in shape or wrong or not columns:
         raise UserError(
-            "a batch has features (k, b, …) and labels (k, b), k and b at least 1; "
-            f"got {tuple(batch.x.shape)} and {tuple(batch.y.shape)}"
+            "a batch has features (k, b, …) and labels (k, b, …), k and b at least 1; "
+            f"got {[tuple(column.shape) for column in columns.values()]} and {tuple(batch.y.shape)}"
         )
-    if params.dim() == 2 and params.shape[0] != batch.y.shape[0]:
-        raise UserError(f"{params.shape[0]} personal models for {batch.y.shape[0]} clients: give one each")
-    if model.buffers and clip.unit == "example":
-        raise UserError(
-            f"per-example clipping is undefined for {model.name!r}: its batch normalisation mixes the "
-            "examples of a batch, so no example has a gradient of its own. Clip per client (Clip.client), "
-            "or use a model without batch normalisation"
-        )
+    if params.dim() == 2 and params.shape[0] != shape[0]:
+        raise UserError(f"{params.shape[0]} personal models for {shape[0]} clients: give one each")
+    if keys is not None and len(keys) != shape[0]:
+        raise UserError(f"{len(keys)} keys for {shape[0]} clients: give one each")
     if buffers is not None and set(buffers) != {name for name, _ in model.buffers}:
         raise UserError(f"{model.name!r} has the running statistics {[name for name, _ in model.buffers]}")
     if batch.weight is None:
-        return params.new_full((), 1.0 / batch.y.shape[1]).expand(batch.y.shape)
-    if batch.weight.shape != batch.y.shape:
-        raise UserError(f"weights {tuple(batch.weight.shape)} must be like labels {tuple(batch.y.shape)}")
+        return params.new_full((), 1.0 / shape[1]).expand(shape)
+    if batch.weight.shape != shape:
+        raise UserError(f"weights {tuple(batch.weight.shape)} must be (clients, examples), {tuple(shape)}")
     return batch.weight

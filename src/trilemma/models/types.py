@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.keys import Key
+from trilemma.models.engine import Engine
 
 Params = Mapping[str, Tensor]
 """Parameter tensors by name: of their own shape, or with a leading client axis (k, …) where personal."""
@@ -21,18 +22,26 @@ Params = Mapping[str, Tensor]
 Buffers = Mapping[str, Tensor]
 """Running statistics by name, always with a leading client axis: (k, channels)."""
 
+Inputs = Tensor | Mapping[str, Tensor]
+"""Features: one tensor, or columns by name, which a module takes as keyword arguments."""
+
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def each_column(x: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """Change features: the tensor, or every column."""
+    return change(x) if isinstance(x, Tensor) else {name: change(column) for name, column in x.items()}
 
 
 class Examples(Protocol):
     """One batch per client, stacked. `trilemma.data.types.Batch` is one.
 
-    `x` is (k, b, …), `y` (k, b). `weight` (k, b) sums to one per client; None means 1/b each, and weight 0
-    marks padding.
+    `x` is (k, b, …), or such columns by name, `y` (k, b, …). `weight` (k, b) sums to one per client; None
+    means 1/b each, and weight 0 marks padding.
     """
 
     @property
-    def x(self) -> Tensor:
+    def x(self) -> Inputs:
         """Features."""
 
     @property
@@ -81,7 +90,7 @@ class Model:
 
     name: str
     shapes: Shapes
-    forward: Callable[[Params, Tensor, Any], Tensor]
+    forward: Callable[[Params, Any, Any], Tensor]
     init: Callable[[Key], Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
     """(logits, labels) -> loss of every example."""
@@ -89,6 +98,10 @@ class Model:
     """logits -> predicted labels."""
     buffers: Shapes = ()
     """Names and shapes of one client's running statistics; empty for models without batch normalisation."""
+    statistics: Buffers = field(default_factory=dict, hash=False, compare=False)
+    """Running statistics (…) to start from, by name; without them mean 0, variance 1."""
+    engine: Engine | None = None
+    """What computes the gradients; None: the tape (`trilemma.models.taped`)."""
 
     @cached_property
     def dim(self) -> int:
@@ -124,12 +137,14 @@ class Model:
         return Segment(first.name, first.start, self.dim)
 
     def initial_buffers(self, clients: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """Return the running statistics `clients` clients start from: mean 0, variance 1."""
-        return {
-            name: torch.full(
-                (clients, *shape), float(name.endswith("variance")), dtype=torch.float32, device=device
-            )
+        """Return the running statistics `clients` clients start from; mean 0, variance 1 by default."""
+        fresh = {
+            name: torch.full(shape, float(name.endswith("variance")), dtype=torch.float32)
             for name, shape in self.buffers
+        }
+        return {
+            name: part.repeat(clients, *[1] * part.dim()).to(device)
+            for name, part in {**fresh, **self.statistics}.items()
         }
 
 

@@ -60,7 +60,7 @@ def evaluate(experiment: Experiment, params: Tensor, buffers: models.Buffers | N
     clients, federated = experiment.clients, experiment.clients.data
     if params.dim() == 1 and not federated.holdings.test and not buffers:
         x, y = federated.dataset.x_test, federated.dataset.y_test
-        score = models.evaluate(clients.model, params, x, y)
+        score = models.evaluate(clients.model, params, x, y, per_client=False)
         return Evaluation(float(score.loss), float(score.accuracy))
 
     rows = [row for row, i in enumerate(clients.ids) if i not in experiment.byzantine]

@@ -1,0 +1,232 @@
+"""Some clients' examples through a module, forth and back: all under vmap, or one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.func import vmap
+
+from trilemma.models.engine import Request
+from trilemma.models.modules.frame import Frame
+from trilemma.models.modules.passed import ModulePass, Rows, collect
+from trilemma.models.modules.randomness import Draws, seeds_of
+from trilemma.models.modules.recorder import Log, Part, Recorder, Slot
+from trilemma.models.modules.statistics import Statistics
+from trilemma.models.modules.terms import Term, Whole
+from trilemma.models.types import Inputs, each_column
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module and what is trained of it.
+
+    `trained` maps names, in flat order, to the module's own parameters; `statistics` the ids of the buffers
+    of batch normalisation to the names under which they are kept per client. `loss` takes outputs and
+    targets of a batch of one, or of a client's batch where `coupled`.
+    """
+
+    module: nn.Module
+    trained: Mapping[str, nn.Parameter]
+    loss: Callable[[Any, Tensor], Tensor]
+    statistics: Mapping[int, str]
+    coupled: bool = False
+
+    def call(self, x: Inputs) -> Any:
+        """Run the module on a batch: a tensor is its argument, columns are passed by name."""
+        outputs = self.module(x) if isinstance(x, Tensor) else self.module(**x)
+        return getattr(outputs, "logits", outputs)
+
+    def slots(self, values: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[int, Slot]:
+        """Return what stands for every trained parameter."""
+        return {
+            id(parameter): Slot(name, values[name].to(parameter.dtype), own[name].to(parameter.dtype))
+            for name, parameter in self.trained.items()
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a group goes through.
+
+    `whole` shows the module a client's batch at a time, else it sees one example; `mapped` hides the other
+    axes under vmap, else they are gone through one by one.
+    """
+
+    whole: bool
+    mapped: bool
+
+
+def take(source: Source, params: Mapping[str, Tensor], request: Request, plan: Plan, log: Log) -> ModulePass:
+    """Take a group forth and back."""
+    seeds = None
+    if request.keys is not None:
+        seeds = seeds_of(request.keys, request.first, request.y.shape[1], request.y.device)
+    through = _mapped if plan.mapped else _looped
+    with torch.enable_grad(), plainly(source, log):
+        return through(source, params, request, plan, seeds, log)
+
+
+def _mapped(
+    source: Source,
+    params: Mapping[str, Tensor],
+    request: Request,
+    plan: Plan,
+    seeds: Tensor | None,
+    log: Log,
+) -> ModulePass:
+    """Hide clients, and examples unless the module sees whole clients, under vmap."""
+    clients, size = request.share.shape
+    personal = request.params.dim() == 2
+    axes = (clients,) if plan.whole else (clients, size)
+    lead = axes if request.by_example else (clients,)
+    own = {name: _copies(value, lead, personal) for name, value in params.items()}
+    # The first axis of shared parameters is not the clients'.
+    values = dict(params) if personal else {name: value[0] for name, value in params.items()}
+    anchor = torch.zeros(axes, device=request.share.device, requires_grad=True)
+    present = (request.share > 0).to(anchor.dtype) if request.padded else None
+    updated: dict[str, Tensor] = {}
+
+    def unit(
+        values: dict[str, Tensor],
+        own: dict[str, Tensor],
+        x: Inputs,
+        y: Tensor,
+        share: Tensor,
+        anchor: Tensor,
+        seeds: Tensor | None,
+        present: Tensor | None,
+        buffers: dict[str, Tensor],
+    ) -> Tensor:
+        frame = Frame(anchor, axes)
+        statistics = Statistics(source.statistics, buffers, present) if plan.whole else None
+        slots = source.slots(values, own)
+        with Recorder(slots, frame, log, Draws(seeds), statistics):
+            if plan.whole:
+                loss = losses(source, source.call(x), y, share)
+            else:
+                loss = source.loss(source.call(each_column(x, lambda column: column[None])), y[None]) * share
+        if statistics is not None:
+            updated.update({name: frame.plain(each)[:, 0] for name, each in statistics.updated.items()})
+        return loss.float()
+
+    dims = (
+        0 if personal else None,
+        0,
+        0,
+        0,
+        0,
+        0,
+        *(0 if part is not None else None for part in (seeds, present)),
+    )
+    inner = (None, 0 if request.by_example else None, 0, 0, 0, 0, dims[6], dims[7], None)
+    run = unit if plan.whole else vmap(unit, in_dims=inner)
+    arguments = (
+        *(values, own, request.x, request.y, request.share, anchor, seeds, present),
+        dict(request.buffers),
+    )
+    found = vmap(run, in_dims=(*dims, 0 if request.buffers else None))(*arguments)
+    grads = torch.autograd.grad(found.sum(), [anchor, *own.values()], allow_unused=True)
+    parts: list[Part] = [part for record in log.records for part in record.parts()]
+    for name, grad in zip(own, grads[1:], strict=True):
+        if grad is not None:
+            parts.append(((name, None), Whole(grad if lead == (clients, size) else grad[:, None])))
+    shapes = {name: value.shape[1:] for name, value in params.items()}
+    loss = found.detach() if plan.whole else found.detach().sum(1)
+    return ModulePass(loss, collect(parts, shapes), params, (clients, size), updated)
+
+
+def _copies(value: Tensor, lead: tuple[int, ...], personal: bool) -> Tensor:
+    """Return a copy of a parameter (k or 1, …) for each of `lead`, without taking memory, to be followed."""
+    wide = value.unsqueeze(1) if len(lead) == 2 else value
+    return wide.expand(*lead, *value.shape[1:]).detach().requires_grad_()
+
+
+def _looped(
+    source: Source,
+    params: Mapping[str, Tensor],
+    request: Request,
+    plan: Plan,
+    seeds: Tensor | None,
+    log: Log,
+) -> ModulePass:
+    """Go through clients, or examples, one by one, by autograd alone."""
+    clients, size = request.share.shape
+    total = request.share.new_zeros(clients)
+    each: dict[str, list[Tensor]] = {name: [] for name in params}
+    updated: dict[str, list[Tensor]] = {}
+    units = [
+        (row, slice(column, column + 1))
+        for row in range(clients)
+        for column in (range(size) if request.by_example else [0])
+    ]
+    if not request.by_example:
+        units = [(row, slice(0, size)) for row in range(clients)]
+    for row, columns in units:
+        values = {name: value[row if len(value) > 1 else 0] for name, value in params.items()}
+        own = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
+        share = request.share[row, columns]
+        present = share > 0
+        everyone = bool(present.all())
+        keep = slice(None) if everyone or not bool(present.any()) else present
+        x = {"": request.x} if isinstance(request.x, Tensor) else request.x
+        mine = {name: column[row, columns][keep] for name, column in x.items()}
+        statistics = Statistics(
+            source.statistics, {name: part[row] for name, part in request.buffers.items()}
+        )
+        draws = Draws(None if seeds is None else seeds[row, columns][keep])
+        with Recorder(source.slots(values, own), None, log, draws, statistics):
+            outputs = source.call(mine[""] if isinstance(request.x, Tensor) else mine)
+            loss = losses(source, outputs, request.y[row, columns][keep], share[keep])
+        if not bool(present.any()):
+            loss = loss * 0.0
+        total[row] += loss.detach()
+        grads = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
+        for name, grad in zip(own, grads, strict=True):
+            each[name].append(torch.zeros_like(own[name]) if grad is None else grad)
+        for name, fresh in statistics.updated.items():
+            updated.setdefault(name, []).append(fresh.detach())
+    lead = (clients, size) if request.by_example else (clients, 1)
+    terms: dict[str, dict[Rows, list[Term]]] = {
+        name: {None: [Whole(torch.stack(found).view(*lead, *params[name].shape[1:]))]}
+        for name, found in each.items()
+    }
+    statistics_ = {name: torch.stack(parts) for name, parts in updated.items()}
+    return ModulePass(total, terms, params, (clients, size), statistics_)
+
+
+def losses(source: Source, outputs: Any, y: Tensor, share: Tensor) -> Tensor:
+    """Return Σ_i w_i ℓ_i of a client's batch; of a coupled loss the batch's, weighted by all of the w_i."""
+    if source.coupled:
+        return source.loss(outputs, y) * share.sum()
+    rows = torch.utils._pytree.tree_map_only(Tensor, lambda part: part.unsqueeze(1), (outputs, y))
+    return (vmap(source.loss)(*rows) * share).sum()
+
+
+@contextmanager
+def plainly(source: Source, log: Log) -> Iterator[None]:
+    """Let checkpointed parts run as they are: what they would compute twice is kept anyway."""
+    module = torch.utils.checkpoint
+    names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
+    before = {name: getattr(module, name) for name in names}
+
+    class Straight:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *arguments: Any) -> Any:
+            return function(*arguments)
+
+    def straight(*arguments: Any, **options: Any) -> Iterator[None]:
+        yield
+
+    setattr(module, names[0], Straight)
+    setattr(module, names[1], straight)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(module, name, function)

@@ -1,0 +1,284 @@
+"""What happens to every operation of a module that touches a trained parameter.
+
+The module runs as its author wrote it, with parameters of its own that are never read (they are NaN, so that
+a read would be seen): the recorder stands between it and torch and puts the right tensor in their place.
+
+* An operation it knows (`trilemma.models.modules.operations`) runs with the shared tensor, and its input and
+  its output's gradient are written down: one `Term` of the parameter's gradient.
+* Any other gets the unit's own copy, whose gradient autograd forms.
+
+Whichever it is, every use of every parameter is accounted for: layers used twice, tied weights, functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+
+from trilemma.models.modules.frame import Frame
+from trilemma.models.modules.randomness import Draws
+from trilemma.models.modules.statistics import Statistics
+from trilemma.models.modules.terms import Term
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What stands for a trained parameter, or for some rows of one.
+
+    `value` has the values; `own` is the unit's copy that autograd follows. `transposed` marks a parameter
+    that was turned before it was used.
+    """
+
+    name: str
+    value: Tensor
+    own: Tensor
+    rows: tuple[int, int] | None = None
+    transposed: bool = False
+
+    @property
+    def block(self) -> Block:
+        """Where its gradient goes."""
+        return self.name, self.rows
+
+
+Block = tuple[str, tuple[int, int] | None]
+"""A parameter, or rows of one."""
+
+Part = tuple[Block, Term]
+
+
+@dataclass
+class Record:
+    """One operation: given the gradient of its output, it knows its terms."""
+
+    operation: str
+    blocks: tuple[Block, ...]
+    terms: Callable[[Tensor], list[Part]]
+    grad: Tensor | None = None
+
+    def receive(self, grad: Tensor) -> None:
+        """Take the output's gradient, in float32 at least: norms are never summed in less."""
+        self.grad = grad if grad.dtype in (torch.float32, torch.float64) else grad.float()
+
+    def parts(self) -> list[Part]:
+        """Return the terms; none where the loss does not depend on the output."""
+        return [] if self.grad is None else self.terms(self.grad)
+
+
+@dataclass
+class Log:
+    """What a pass through the module left."""
+
+    records: list[Record] = field(default_factory=list)
+    formed: dict[str, str] = field(default_factory=dict)
+    """Parameters whose gradients autograd forms, and the operation that asked for it."""
+    inplace: bool = False
+    """Whether the module changed a tensor in place."""
+    guarded: bool = True
+    """Whether outputs are copied before they are watched, as they must be where they are changed in place."""
+
+
+class Recorder(TorchFunctionMode):
+    """Stands between a module and torch for the time of one forward pass."""
+
+    def __init__(
+        self,
+        slots: dict[int, Slot],
+        frame: Frame | None,
+        log: Log,
+        draws: Draws,
+        statistics: Statistics | None = None,
+    ) -> None:
+        super().__init__()
+        self.slots = dict(slots)
+        self.frame = frame
+        self.log = log
+        self.draws = draws
+        self.statistics = statistics
+        self.kept: list[Tensor] = []
+        self._apply: Any = None
+
+    def __enter__(self) -> Recorder:
+        """Stand in the way of autograd functions too, which are no torch functions."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._apply = Function.__dict__["apply"]
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            name = cls.__name__
+            return self._apply.__get__(None, cls)(*self.own(args, name), **self.own(kwargs, name))
+
+        type.__setattr__(Function, "apply", classmethod(apply))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Step aside."""
+        type.__setattr__(Function, "apply", self._apply)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation."""
+        from trilemma.models.modules.operations import OPERATIONS
+
+        kwargs = kwargs or {}
+        self.log.inplace |= _in_place(func, args, kwargs)
+        operation = OPERATIONS.get(func)
+        if operation is not None:
+            done = operation(self, func, *args, **kwargs)
+            if done is not NotImplemented:
+                return done
+        if not any(id(each) in self.slots for each in _tensors((args, kwargs))):
+            return func(*args, **kwargs)
+        if _asks_shape(func):
+            return func(*args, **kwargs)
+        view = self._view(func, args, kwargs)
+        if view is not None:
+            return view
+        name = getattr(func, "__name__", str(func))
+        return func(*self.own(args, name), **self.own(kwargs, name))
+
+    def slot(self, tensor: Any) -> Slot | None:
+        """Return what stands for a tensor, if it is a trained parameter."""
+        return self.slots.get(id(tensor)) if isinstance(tensor, Tensor) else None
+
+    def value(self, tensor: Any) -> Any:
+        """Return a tensor's values."""
+        slot = self.slot(tensor)
+        return tensor if slot is None else slot.value
+
+    def own(self, tree: Any, operation: str) -> Any:
+        """Replace parameters by the unit's own copies."""
+        if isinstance(tree, Tensor):
+            slot = self.slot(tree)
+            if slot is None:
+                return tree
+            if torch.is_grad_enabled():
+                self.log.formed.setdefault(slot.name, operation)
+            return slot.own
+        if isinstance(tree, list | tuple) and type(tree) in (list, tuple):
+            return type(tree)(self.own(part, operation) for part in tree)
+        if type(tree) is dict:
+            return {key: self.own(part, operation) for key, part in tree.items()}
+        return tree
+
+    def recording(self, *slots: Slot | None) -> bool:
+        """Tell whether an operation on these is to be written down."""
+        return self.frame is not None and torch.is_grad_enabled() and any(slot is not None for slot in slots)
+
+    def write(
+        self, operation: str, slots: list[Slot], output: Tensor, terms: Callable[[Tensor], list[Part]]
+    ) -> Tensor:
+        """Write an operation down; return its output, watched."""
+        assert self.frame is not None
+        record = Record(operation, tuple(slot.block for slot in slots), terms)
+        self.log.records.append(record)
+        return self.frame.watch(output, record.receive, self.log.guarded)
+
+    def track(self, tensor: Tensor, slot: Slot) -> Tensor:
+        """Let a view of a parameter stand for it."""
+        self.kept.append(tensor)  # an id names a tensor only while it lives
+        self.slots[id(tensor)] = slot
+        return tensor
+
+    def _view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Turned or cut along its rows, a matrix is still known: return its tracked views, else None."""
+        slot = self.slot(args[0]) if args else None
+        if slot is None or slot.transposed or kwargs or self.frame is None:
+            return None
+        if func in _TURNS and slot.value.dim() == 2 and slot.rows is None:
+            if func in _SWAPS and {axis % 2 for axis in args[1:]} != {0, 1}:
+                return None
+            return self.track(
+                slot.value.mT, replace(slot, value=slot.value.mT, own=slot.own.mT, transposed=True)
+            )
+        if func in _CUTS and slot.rows is None and args[2:] in ((), (0,)):
+            pieces = list(zip(func(slot.value, *args[1:]), func(slot.own, *args[1:]), strict=True))
+            found, start = [], 0
+            for value, own in pieces:
+                rows = (start, start + value.shape[0])
+                found.append(self.track(value, replace(slot, value=value, own=own, rows=rows)))
+                start = rows[1]
+            return tuple(found)
+        return None
+
+
+_SWAPS = {torch.Tensor.transpose, torch.transpose}
+_TURNS = {getattr(torch.Tensor, name).__get__ for name in ("T", "mT")} | {torch.Tensor.t, torch.t} | _SWAPS
+_CUTS = {torch.Tensor.chunk, torch.chunk, torch.Tensor.split, torch.split}
+
+_SHAPES = {
+    getattr(torch.Tensor, name)
+    for name in (
+        *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex"),
+        *("element_size", "get_device", "is_contiguous", "__len__", "__hash__", "type", "is_signed"),
+    )
+}
+_SHAPES |= {
+    getattr(torch.Tensor, name).__get__
+    for name in (
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "requires_grad",
+        "is_cuda",
+        "layout",
+        "is_leaf",
+        "grad_fn",
+    )
+}
+
+
+def _in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether an operation changes a tensor that the backward pass may go through."""
+    name = getattr(func, "__name__", "")
+    changes = (
+        kwargs.get("inplace", False)
+        or (name.endswith("_") and not name.endswith("__"))
+        or (
+            name.startswith("__i")
+            and name.endswith("__")
+            and name not in ("__invert__", "__int__", "__index__")
+        )
+        or name == "__setitem__"
+        or (func in _RECTIFIERS and any(each is True for each in args[1:]))
+    )
+    return bool(changes) and any(each.is_floating_point() for each in _tensors(args[:1]))
+
+
+_RECTIFIERS = {
+    F.relu,
+    F.relu6,
+    F.leaky_relu,
+    F.elu,
+    F.selu,
+    F.celu,
+    F.silu,
+    F.hardswish,
+    F.hardsigmoid,
+    F.mish,
+}
+
+
+def _asks_shape(func: Any) -> bool:
+    """Tell whether an operation reads no values."""
+    return func in _SHAPES
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            yield from _tensors(part)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from _tensors(part)

@@ -1,0 +1,78 @@
+"""Batch normalisation within a client: its batch's statistics when training, its running ones in scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass
+class Statistics:
+    """One client's running statistics, known by the module's own buffers that they stand for.
+
+    `present` (b,) in {0, 1} marks the examples that are not padding; None: all. `updated` takes what the
+    running statistics become.
+    """
+
+    names: Mapping[int, str]
+    """id of a module's buffer -> the name under which Trilemma keeps it"""
+    values: Mapping[str, Tensor]
+    present: Tensor | None = None
+    updated: dict[str, Tensor] = field(default_factory=dict)
+
+    def running(self, buffer: Tensor | None) -> Tensor | None:
+        """Return the client's values of a module's buffer; the buffer itself where there are none."""
+        name = self.names.get(id(buffer))
+        return buffer if name is None else self.values.get(name, buffer)
+
+    def normalise(
+        self,
+        x: Tensor,
+        buffers: tuple[Tensor | None, Tensor | None],
+        affine: tuple[Tensor | None, Tensor | None],
+        momentum: float,
+        epsilon: float,
+    ) -> Tensor:
+        """Normalise a client's batch (b, c, …) by its own statistics and note the running ones."""
+        axes = [0, *range(2, x.dim())]
+        per_example = x[0, 0].numel()
+        if self.present is None:
+            count: Tensor | float = float(x.shape[0] * per_example)
+            z = F.batch_norm(x, None, None, *affine, True, momentum, epsilon)
+            with torch.no_grad():
+                variance, mean = torch.var_mean(x, axes, correction=0)
+        else:
+            mask = self.present.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
+            count = (self.present.sum() * per_example).to(x.dtype)
+            share = mask / count.clamp(min=1.0)
+            mean = (x * share).sum(axes)
+            channel = (-1, *[1] * (x.dim() - 2))
+            centred = x - mean.view(channel)
+            variance = (centred.square() * share).sum(axes)
+            z = centred * torch.rsqrt(variance + epsilon).view(channel)
+            weight, bias = affine
+            z = z if weight is None else z * weight.view(channel)
+            z = z if bias is None else z + bias.view(channel)
+        self._note(buffers, mean.detach(), variance.detach(), count, momentum)
+        return z
+
+    def _note(
+        self,
+        buffers: tuple[Tensor | None, Tensor | None],
+        mean: Tensor,
+        variance: Tensor,
+        count: Tensor | float,
+        momentum: float,
+    ) -> None:
+        # A client without examples keeps what it had.
+        rate = momentum if isinstance(count, float) else momentum * (count > 0).to(mean.dtype)
+        over = max(count - 1.0, 1.0) if isinstance(count, float) else (count - 1.0).clamp(min=1.0)
+        for buffer, fresh in zip(buffers, (mean, variance * (count / over)), strict=True):
+            name = self.names.get(id(buffer))
+            if name is not None and name in self.values:
+                old = self.values[name]
+                self.updated[name] = old + rate * (fresh - old)
