@@ -12,13 +12,17 @@ torch.Size([4, 25, 68])
 from trilemma.data.augment import horizontal_flip
 from trilemma.data.catalogue import (
     DatasetOptions,
+    FeatureMap,
+    FeatureOptions,
     PartitionOptions,
     datasets,
     divide,
+    feature_maps,
     load,
     partitions,
 )
 from trilemma.data.dealing import mirror
+from trilemma.data.features import with_features
 from trilemma.data.federated import EpochBatches, FederatedData, Split
 from trilemma.data.own import from_clients
 from trilemma.data.storage import Storage
@@ -35,6 +39,8 @@ __all__ = [
     "Dataset",
     "DatasetOptions",
     "EpochBatches",
+    "FeatureMap",
+    "FeatureOptions",
     "Features",
     "FederatedData",
     "Holdings",
@@ -46,6 +52,7 @@ __all__ = [
     "datasets",
     "divide",
     "each",
+    "feature_maps",
     "from_clients",
     "from_folder",
     "from_table",
@@ -54,6 +61,7 @@ __all__ = [
     "mirror",
     "partitions",
     "read_table",
+    "with_features",
 ]
 
 discover(__name__)

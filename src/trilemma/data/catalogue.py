@@ -1,15 +1,18 @@
-"""The two registries of the room, data sets and partitions, and the functions that use them by name.
+"""The registries of the room, data sets, partitions and feature maps, and functions that use them by name.
 
-A data set or a partition is a small frozen model: its fields are the options a user may set, validated; its
-one method does the work. A configuration can therefore check `options` before anything is loaded, and what
-was checked is what runs.
+Each entry is a small frozen model: its fields are the options a user may set, validated; its one method does
+the work. A configuration can therefore check `options` before anything is loaded, and what was checked is
+what runs.
 """
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from trilemma.data.storage import Storage
 from trilemma.data.types import Dataset, Holdings
@@ -17,6 +20,9 @@ from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.options import Options
 from trilemma.registry import Registry
+
+FeatureMap = Callable[[Tensor], Tensor]
+"""Examples (b, …) -> features (b, …), each from its own example alone."""
 
 
 class DatasetOptions(Options, abc.ABC):
@@ -38,8 +44,17 @@ class PartitionOptions(Options, abc.ABC):
         """Return who holds which examples; a pure function of its arguments."""
 
 
+class FeatureOptions(Options, abc.ABC):
+    """A frozen map from an example to its features, and its options."""
+
+    @abc.abstractmethod
+    def build(self, shape: tuple[int, ...]) -> FeatureMap:
+        """Return the map for examples of `shape`; it learns nothing, and treats every example by itself."""
+
+
 datasets: Registry[type[DatasetOptions]] = Registry("data set")
 partitions: Registry[type[PartitionOptions]] = Registry("partition")
+feature_maps: Registry[type[FeatureOptions]] = Registry("feature map")
 
 
 def load(name: str, *, key: Key, storage: Storage | Path | None = None, **options: Any) -> Dataset:
