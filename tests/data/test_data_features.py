@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trilemma import data
 from trilemma.data import Dataset, Storage, with_features
+from trilemma.data.features import UNCHANGED
 from trilemma.errors import UserError
 from trilemma.keys import Key
 
@@ -127,9 +128,9 @@ def test_what_cannot_be_a_feature_map_is_refused(storage: Storage) -> None:
     for given, features, options, message in (
         (dataset, Mixing(), {}, "depend on what is given beside it"),
         (dataset, nn.Flatten(0), {}, "a row for each example"),
-        (dataset, None, {"project": 12}, "project = 12: examples have 12 features"),
-        (dataset, None, {"norm": -1.0}, "norm = -1: it must be positive"),
-        (flipped, None, {"project": 3}, "flip = true"),
+        (dataset, UNCHANGED, {"project": 12}, "project = 12: examples have 12 features"),
+        (dataset, UNCHANGED, {"norm": -1.0}, "norm = -1: it must be positive"),
+        (flipped, UNCHANGED, {"project": 3}, "flip = true"),
     ):
         with pytest.raises(UserError, match=message):
             with_features(given, features, key=Key(1), storage=storage, **options)
@@ -146,6 +147,7 @@ def test_a_module_may_read_several_columns(storage: Storage) -> None:
         with_features(own, project=1, key=Key(1), storage=storage)
 
 
+@pytest.mark.slow
 @real_data
 def test_digits_are_linear_in_their_projected_scattering(storage: Storage) -> None:
     """Ridge regression on 128 numbers of 1,500 images; on projected pixels it is far worse."""
@@ -159,7 +161,7 @@ def test_digits_are_linear_in_their_projected_scattering(storage: Storage) -> No
     )
     scattering = data.feature_maps["scattering"].parse()
     scores = []
-    for features in (scattering, None):
+    for features in (scattering, UNCHANGED):
         out = with_features(few, features, project=128, key=Key(1), storage=storage)
         x, t = (torch.cat([x, torch.ones(len(x), 1)], 1).double() for x in (out.x_train, out.x_test))
         target = nn.functional.one_hot(out.y_train, 10).double()

@@ -179,7 +179,7 @@ def test_options_are_validated() -> None:
         data.divide("gamma-similarity", dataset, 4, key=Key(1), gamma=1.5)
     with pytest.raises(ConfigError, match="did you mean 'dirichlet'"):
         data.divide("dirichelt", dataset, 4, key=Key(1))
-    with pytest.raises(ConfigError, match="field required"):
+    with pytest.raises(ConfigError, match="needs alpha"):
         data.divide("dirichlet", dataset, 4, key=Key(1))
 
 

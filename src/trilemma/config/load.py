@@ -22,7 +22,7 @@ from trilemma.config.schema import (
     RunTable,
     Table,
 )
-from trilemma.data import DatasetOptions, PartitionOptions
+from trilemma.data import DatasetOptions, FeatureOptions, PartitionOptions
 from trilemma.errors import ConfigError, nearest
 from trilemma.options import describe, mistakes
 from trilemma.registry import Registry
@@ -53,6 +53,7 @@ class Config:
     data: Choice[DatasetOptions]
     holding: DataTable
     partition: Choice[PartitionOptions]
+    features: Choice[FeatureOptions]
     model: Choice[models.ModelOptions]
     federation: FederationTable
     algorithm: Choice[learning.AlgorithmSettings]
@@ -66,7 +67,12 @@ class Config:
     def dump(self) -> dict[str, Any]:
         """Return the whole configuration, defaults included, as nested plain values."""
         return {
-            "data": {**self.data.dump(), **_plain(self.holding), "partition": self.partition.dump()},
+            "data": {
+                **self.data.dump(),
+                **_plain(self.holding),
+                "partition": self.partition.dump(),
+                "features": self.features.dump(),
+            },
             "model": self.model.dump(),
             "federation": _plain(self.federation),
             "algorithm": self.algorithm.dump(),
@@ -141,6 +147,7 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[str] = ()) -> Config:
         "data": chosen,
         "holding": _check(problems, "data", DataTable, holding),
         "partition": _choose(problems, tables, "data.partition", data.partitions, usual),
+        "features": _choose(problems, tables, "data.features", data.feature_maps, "none"),
     }
     for name, (default, registry) in CHOSEN.items():
         parts[name] = _choose(problems, tables, name, registry, default)
@@ -192,7 +199,8 @@ def _choose(
     before = tables.name_before(where, default)
     if before in registry:
         tables.shed(where, default, registry[before].model_fields, registry[name].model_fields)
-    others = {"name", *(beside.model_fields if beside else ()), *({"partition"} if where == "data" else ())}
+    inside = {"partition", "features"} if where == "data" else set()
+    others = {"name", *(beside.model_fields if beside else ()), *inside}
     given = {key: value for key, value in tables.part(*where.split(".")).items() if key not in others}
     options = _check(problems, where, registry[name], given, beside)
     return None if options is None else Choice(name, options)

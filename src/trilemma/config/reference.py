@@ -27,6 +27,7 @@ does not have are left out, with a note; the same holds for data sets, partition
 CHOICES = (
     ("data", "data", USUAL_DATA),
     ("data.partition", "partitions", ""),
+    ("data.features", "features", "none"),
     ("model", "models", CHOSEN["model"][0]),
     ("algorithm", "algorithms", CHOSEN["algorithm"][0]),
     ("attack", "attacks", CHOSEN["attack"][0]),

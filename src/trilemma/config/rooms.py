@@ -29,6 +29,7 @@ def rooms() -> dict[str, Registry[Any]]:
         "algorithms": learning.algorithms,
         "data": data.datasets,
         "partitions": data.partitions,
+        "features": data.feature_maps,
         "models": models.models,
         "accountants": accountants,
         "configs": ready,

@@ -1,8 +1,8 @@
 """What a configuration may say, table by table.
 
 A table is a frozen pydantic model. Tables that choose something by name (`[data]`, `[model]`, `[algorithm]`,
-`[attack]`, and `[data.partition]`) also carry the options of what was chosen; those options are declared by
-the thing itself, in its own file, and found through its registry.
+`[attack]`, `[data.partition]` and `[data.features]`) also carry the options of what was chosen; those options
+are declared by the thing itself, in its own file, and found through its registry.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ class Table(Options):
 
 
 class DataTable(Table):
-    """`[data]`: who holds what. Options of the chosen data set stand beside these keys."""
+    """`[data]`: who holds what, and what is learned from. Options of the data set stand beside these keys."""
 
     holders: Literal["honest", "all"] = Field(
         default="honest",
         description="divide the data among honest clients only (Byzantine ones mirror them), or among all",
+    )
+    project: int | None = Field(
+        default=None, ge=1, description="project features at random to this many numbers; drawn from the seed"
+    )
+    norm: float | None = Field(
+        default=None, gt=0, description="shorten features that are longer than this public constant to it"
     )
 
 

@@ -4,7 +4,7 @@ What is trained on features has few coordinates, and few coordinates are what pr
 in. A map is frozen, treats every example by itself, and whatever it has comes from elsewhere than the
 clients' records; so it costs no privacy, and each client can apply it alone.
 
-* `features`: a registered map (`scattering`), or any `nn.Module`, in evaluation mode;
+* `features`: a registered map (as `scattering`), or any `nn.Module`, in evaluation mode;
 * `project`: a random projection to that many numbers, xP with P's entries from N(0, 1/project): lengths
   and angles stay as they are, up to √(1/project). P comes from the key, so it is public;
 * `norm`: examples longer than this are shortened to it, for whatever needs a bound on one example's size. It
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trilemma.data.catalogue import FeatureMap, FeatureOptions
+from trilemma.data.catalogue import FeatureMap, FeatureOptions, feature_maps
 from trilemma.data.storage import Storage, read_npz
 from trilemma.data.types import Dataset, Features, columns_of, each
 from trilemma.errors import DataUnavailable, UserError
@@ -38,9 +38,21 @@ PROBED = 3
 """Examples on which a map, and what the cache holds of it, are tried."""
 
 
+@feature_maps.register("none")
+class Unchanged(FeatureOptions):
+    """The examples as they are."""
+
+    def build(self, shape: tuple[int, ...]) -> FeatureMap:
+        """Return what changes nothing."""
+        return lambda rows: rows
+
+
+UNCHANGED = Unchanged()
+
+
 def with_features(
     dataset: Dataset,
-    features: FeatureOptions | nn.Module | None = None,
+    features: FeatureOptions | nn.Module = UNCHANGED,
     *,
     project: int | None = None,
     norm: float | None = None,
@@ -58,7 +70,7 @@ def with_features(
     >>> with_features(phishing, project=16, key=Key(1)).x_train.shape
     torch.Size([8400, 16])
     """
-    if features is None and project is None and norm is None:
+    if features == UNCHANGED and project is None and norm is None:
         return dataset
     if dataset.augment is not None:
         raise UserError(
@@ -78,7 +90,7 @@ def with_features(
 class _Steps:
     """What is done to an example, and where."""
 
-    features: FeatureOptions | nn.Module | None
+    features: FeatureOptions | nn.Module
     project: int | None
     norm: float | None
     key: Key
@@ -88,7 +100,7 @@ class _Steps:
         return ", ".join(
             part
             for part in (
-                f"features {self._title()}" if self.features is not None else "",
+                f"features {self._title()}" if self.features != UNCHANGED else "",
                 f"projected to {self.project}" if self.project else "",
                 f"norm at most {self.norm:g}" if self.norm else "",
             )
@@ -132,7 +144,7 @@ class _Steps:
         if isinstance(self.features, FeatureOptions):
             options = ", ".join(f"{name} = {value}" for name, value in self.features if value is not None)
             return f"{type(self.features).__qualname__.removesuffix('Options').lower()} ({options})"
-        return "" if self.features is None else f"{type(self.features).__qualname__}: {self.features}"
+        return f"{type(self.features).__qualname__}: {self.features}"
 
     def _frozen(self, x: Features) -> FeatureMap:
         if isinstance(self.features, nn.Module):
@@ -140,8 +152,6 @@ class _Steps:
             return torch.no_grad()(lambda rows: module(**rows) if isinstance(rows, Mapping) else module(rows))
         if isinstance(x, Mapping):
             raise UserError(f"examples have the columns {', '.join(x)}: only a module can make one of them")
-        if self.features is None:
-            return lambda rows: rows.float()
         return self.features.build(tuple(x.shape[1:]))
 
 

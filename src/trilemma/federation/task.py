@@ -24,7 +24,7 @@ import torch
 
 from trilemma import data, models
 from trilemma.config import Config
-from trilemma.config.resolve import Resolved, resolve
+from trilemma.config.resolve import Resolved, load_data, resolve
 from trilemma.data.types import Batch, Dataset, Holdings
 from trilemma.errors import ConfigError, UserError
 from trilemma.federation.layout import Party
@@ -128,7 +128,7 @@ def load_task(party: Party) -> Task:
     _check_config(config, party)
     key = Key(config.run.seeds[0])
     if party.task is None:
-        dataset = config.data.options.load(key.fold("data"), data.Storage.from_environment())
+        dataset = load_data(config, key)
         holdings = config.partition.options.divide(dataset, config.federation.clients, key.fold("partition"))
         federated = data.FederatedData(dataset, holdings)
         model = models.build(

@@ -13,7 +13,7 @@ import torch
 from trilemma import data, models, privacy
 from trilemma.attacks.types import Attack
 from trilemma.config import Config
-from trilemma.config.resolve import Resolved, resolve
+from trilemma.config.resolve import Resolved, load_data, resolve
 from trilemma.data.types import Batch
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
@@ -116,7 +116,7 @@ def assemble(config: Config, seed: int) -> Experiment:
     honest = [i for i in range(federation.clients) if i not in byzantine]
     attack = config.attack.options.build()
 
-    dataset = config.data.options.load(key.fold("data"), data.Storage.from_environment())
+    dataset = load_data(config, key, device)
     holdings = _holdings(config, dataset, len(honest), key.fold("partition"))
     federated = data.FederatedData(dataset, holdings, device)
     if attack.poison is not None:
