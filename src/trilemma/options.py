@@ -113,11 +113,6 @@ def allowed_values(field: FieldInfo) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def summary(thing: object) -> str:
-    """Return the first line of a thing's docstring."""
-    return (thing.__doc__ or "").strip().split("\n")[0]
-
-
 def reference(thing: object) -> str:
     """Return what a thing's docstring, or else its file's, gives as its reference at the end; "" for none."""
     module = inspect.getmodule(thing)
@@ -169,12 +164,16 @@ def _registered(part: Any) -> list[str]:
 def _limits(metadata: Iterable[Any]) -> str:
     parts = [one for part in metadata for one in (part.metadata if isinstance(part, FieldInfo) else [part])]
     limits = [
-        f"{sign} {getattr(part, key):g}"
+        f"{sign} {_figure(getattr(part, key))}"
         for part in parts
         for key, sign in _LIMITS.items()
         if getattr(part, key, None) is not None
     ]
     return f" {' and '.join(limits)}" if limits else ""
+
+
+def _figure(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _table(annotation: Any) -> type[BaseModel] | None:

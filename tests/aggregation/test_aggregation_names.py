@@ -37,6 +37,34 @@ def test_parameters_by_place_and_by_name():
     assert agg.parse("CAF", f=1) == agg.caf(f=1)
 
 
+def test_options_by_place_come_without_f():
+    """As in the text form; where there are none, f may stand alone."""
+    assert agg.cc(2.0, 4, f=1) == agg.cc(f=1, radius=2.0, steps=4)
+    assert agg.krum(2) == agg.krum(f=2)
+    assert agg.smea(f=np.int64(2)).f == 2
+    assert agg.parse("smea(1e6)", f=1).budget == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (
+            lambda: agg.caf(f=-1),
+            r"caf: f \(the number of .*\) must be a whole number ≥ 0; got -1",
+        ),
+        (lambda: agg.caf(f=True), "whole number ≥ 0; got True"),
+        (lambda: agg.caf(), "must be a whole number ≥ 0$"),
+        (lambda: agg.cc(1, 10.0, 3), "cc takes radius, steps, each once"),
+        (lambda: agg.cc(1.0, f=1, radius=2.0), "each once"),
+        (lambda: agg.smea(f=1, bugdet=3), "smea has no option 'bugdet': did you mean 'budget'"),
+        (lambda: agg.bucketing(size=1.5, f=1), "must be a whole number ≥ 1; got 1.5"),
+    ],
+)
+def test_wrong_options_are_explained(make, hint: str):
+    with pytest.raises(UserError, match=hint):
+        make()
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [

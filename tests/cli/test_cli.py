@@ -63,6 +63,16 @@ def test_bad_input_is_a_user_error(arguments: tuple[str, ...], tmp_path: Path, m
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
+def test_what_a_new_name_leaves_behind_is_noted_on_standard_error(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text('[federation]\nbyzantine = 1\n[attack]\nname = "alie"\nstrength = 1.5\n')
+    arguments = ["run", "a.toml", "--set", "attack.name=sf", *TINY, "--json", "--out", "out"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "note: [attack] strength = 1.5 is left out: alie has it, sf does not\n"
+    assert json.loads(result.stdout)["attack"] == "sf"
+
+
 def test_resume_of_a_finished_run_prints_the_same_result(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = CliRunner().invoke(app, ["run", *TINY, "--json", "--out", "out"])

@@ -229,3 +229,15 @@ def test_mistakes_are_found_before_anything_runs(tmp_path: Path, only: str, chan
     assert isinstance(refused.exception, ConfigError)
     assert named in str(refused.exception)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_table_that_the_paper_lacks_is_named_with_exit_code_2(tmp_path, monkeypatch, capsys) -> None:
+    from trilemma.papers.lp_proj.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["lp_proj", "run", "mnist", "--table", "9", "--out", "x"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: there is no Table 9 of results; allowed: 3, 4, 5, 6, 7, 8\n"
+    assert list(tmp_path.iterdir()) == []
