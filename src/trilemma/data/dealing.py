@@ -54,7 +54,7 @@ class GammaSimilarity(PartitionOptions):
     def divide(self, dataset: Dataset, clients: int, key: Key) -> Holdings:
         """Return even sizes, each made of a random part and a sorted part."""
         examples = _examples_for(dataset, clients)
-        order = key.fold("gamma-similarity").numpy().permutation(examples)
+        order = key.fold("gamma_similarity").numpy().permutation(examples)
         alike = order[: int(self.gamma * examples)]
         rest = np.zeros(examples, dtype=bool)
         rest[order[len(alike) :]] = True
