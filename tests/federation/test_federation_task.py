@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from trilemma.errors import ConfigError, UserError
 from trilemma.federation import layout, spending
 from trilemma.federation.layout import Federation, parties
 from trilemma.federation.task import load_task
+from trilemma.federation.taskfile import TaskFile
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "federation"
 TASK = """
@@ -72,6 +75,59 @@ def test_a_task_that_does_not_fit_is_named(tmp_path, task, complaint):
     made = federation(tmp_path, task, small_config(3, tolerate=0))
     with pytest.raises(UserError, match=complaint):
         load_task(made[1])
+
+
+HELPED = """
+from helpers import SIZE, labels
+
+def model():
+    from tools.shapes import shape
+    from trilemma import models
+    return models.build("mlp", shape(), 2, hidden=(SIZE,))
+
+def data(client):
+    import late
+    return late.features(client), labels(client)
+"""
+
+
+def beside(folder: Path, size: int) -> Path:
+    """A task of several files, which differ from party to party in `size`."""
+    folder.mkdir(parents=True)
+    (folder / "task.py").write_text(HELPED)
+    (folder / "helpers.py").write_text(
+        f"import torch\nSIZE = {size}\ndef labels(client):\n    return torch.zeros(30, dtype=torch.int64)\n"
+    )
+    (folder / "late.py").write_text("import torch\ndef features(client):\n    return torch.ones(30, 4)\n")
+    (folder / "tools").mkdir()
+    (folder / "tools" / "__init__.py").write_text("")
+    (folder / "tools" / "shapes.py").write_text("def shape():\n    return (4,)\n")
+    (folder / "unrelated.py").write_text("raise SystemExit\n")
+    return folder / "task.py"
+
+
+def test_a_task_imports_files_beside_it(tmp_path):
+    """`init` copies what the task imports, also inside its functions, and nothing else."""
+    task = beside(tmp_path / "code", size=3)
+    facts = Federation("own", 3, examples=30, timing=INSTANT)
+    made = layout.init(tmp_path / "federation", facts, small_config(3, tolerate=0, rounds=2), task=task)
+    copied = {path.relative_to(made[1].folder).as_posix() for path in made[1].folder.rglob("*.py")}
+    assert copied == {"task.py", "helpers.py", "late.py", "tools/__init__.py", "tools/shapes.py"}
+    before, path = dict(sys.modules), list(sys.path)
+    runner, _ = coordinator(made, Direct(made))
+    assert runner.go().rounds == 2
+    assert sys.path == path
+    assert not {"task", "helpers", "late", "tools", "tools.shapes"} & (sys.modules.keys() - before.keys())
+
+
+def test_two_parties_in_one_process_do_not_mix_their_modules(tmp_path, monkeypatch):
+    """Nor those that the process itself has under the same names."""
+    outside = types.ModuleType("helpers")
+    monkeypatch.setitem(sys.modules, "helpers", outside)
+    three, five = (TaskFile(beside(tmp_path / str(size), size)) for size in (3, 5))
+    dims = [task.call("model").dim for task in (three, five, three)]
+    assert dims == [4 * 3 + 3 + 2 * 3 + 2, 4 * 5 + 5 + 2 * 5 + 2, 4 * 3 + 3 + 2 * 3 + 2]
+    assert sys.modules["helpers"] is outside
 
 
 def test_the_number_of_examples_is_public(tmp_path):

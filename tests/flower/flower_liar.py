@@ -19,7 +19,7 @@ from flwr.supernode.runtime import run_clientapp
 from trilemma.federation import wire
 from trilemma.federation.layout import Party
 from trilemma.federation.node import Node
-from trilemma.flower import records, worker
+from trilemma.flower import internals, records, worker
 
 
 def lie(how: str, block: bytes, remembered: list[bytes]) -> bytes:
@@ -71,26 +71,26 @@ def contradiction(block: bytes) -> bytes:
 
 def push_everything(more: list[Message]) -> None:
     """Let the worker push, after each reply, what is in `more`: other replies to the same message."""
-    honest = worker.push_message
+    honest = internals.push_message
 
     def push(client: object, message: Message, context: Context) -> None:
         honest(client, message, context)
         while more:
             honest(client, more.pop(), context)
 
-    worker.push_message = push
+    internals.push_message = push
 
 
 def push_announcements() -> None:
     """Let the worker announce its answers and keep what is in them."""
-    honest = worker.push_message
+    honest = internals.push_message
 
     def push(client: object, message: Message, context: Context) -> None:
         kind = None if message.has_error() else wire.kind_of(records.from_record(message.content))
         with mock.patch.object(run_clientapp, "push_objects") if kind == "answer" else nullcontext():
             honest(client, message, context)
 
-    worker.push_message = push
+    internals.push_message = push
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def _require_flower() -> None:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        raise UserError("a federation needs Flower: pip install 'trilemma[flower]'") from None
+        raise UserError("bringing a federation up takes Flower: pip install 'trilemma[flower]'") from None
 
 
 def _server(folder: Path) -> Party:
@@ -68,7 +68,6 @@ def init_command(
     ] = True,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
-    _require_flower()
     from trilemma import config as configurations
     from trilemma.federation import layout
     from trilemma.federation.spending import write_budgets
@@ -176,7 +175,6 @@ def _line(record: Record) -> str:
 @federation_app.command("status")
 def status_command(folder: Folder) -> None:
     """Show every process and every run."""
-    _require_flower()
     from trilemma.federation.commits import CommitLog
     from trilemma.federation.layout import parties
     from trilemma.flower import deployment
@@ -194,7 +192,6 @@ def status_command(folder: Folder) -> None:
 @federation_app.command("down")
 def down_command(folder: Folder) -> None:
     """Stop every process that `up` started."""
-    _require_flower()
     from trilemma.flower import deployment
 
     console.print(f"{deployment.down(folder)} processes stopped")

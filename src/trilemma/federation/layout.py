@@ -17,7 +17,6 @@ import math
 import os
 import re
 import secrets
-import shutil
 import stat
 import tomllib
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ import tomli_w
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import certificates
+from trilemma.federation.taskfile import copy_task
 from trilemma.privacy.secrets import Identity, Roster
 
 PUBLIC = "federation.toml"
@@ -283,7 +283,7 @@ def init(
         (home / PUBLIC).write_text(federation.toml())
         (home / CONFIG).write_text(config)
         if task is not None:
-            shutil.copyfile(task, home / TASK)
+            copy_task(task.resolve(), home, TASK)
     found = parties(folder)
     server, clients = found[0], found[1:]
 

@@ -5,19 +5,17 @@ A `task.py` is two functions, in the party's own folder and run on the party's o
     def model() -> trilemma.models.Model:      the same for every party
     def data(client: int):                     this client's examples: (x, y), arrays or tensors
 
+It may import files beside it (`taskfile`).
+
 The server needs the model to start from, never the data. How many examples the poorest client holds is public
 (`examples` in federation.toml): the amount of noise depends on it, and a client that holds fewer refuses.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +26,7 @@ from trilemma.config.resolve import Resolved, load_data, resolve
 from trilemma.data.types import Batch, Dataset, Holdings
 from trilemma.errors import ConfigError, UserError
 from trilemma.federation.layout import Party
+from trilemma.federation.taskfile import TaskFile
 from trilemma.keys import Key
 from trilemma.learning.protocol import global_model
 from trilemma.models.types import Model
@@ -138,12 +137,12 @@ def load_task(party: Party) -> Task:
             **config.model.options.model_dump(),
         )
         return Task(config, key, model, federated, _resolve(config, int(federated.sizes.min())))
-    module = _import(party.task)
+    own_code = TaskFile(party.task)
     examples = party.federation.examples
     if examples is None:
         raise ConfigError("federation.toml must say `examples`: how many the poorest client holds")
-    own = None if party.client is None else _own_data(module, party.client, config, examples)
-    return Task(config, key, _function(module, "model")(), own, _resolve(config, examples))
+    own = None if party.client is None else _own_data(own_code, party.client, config, examples)
+    return Task(config, key, own_code.call("model"), own, _resolve(config, examples))
 
 
 def _resolve(config: Config, examples: int) -> Resolved:
@@ -181,27 +180,8 @@ def _check_resolved(config: Config, resolved: Resolved) -> None:
         )
 
 
-def _import(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("trilemma_task", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
-
-
-def _function(module: ModuleType, name: str) -> Any:
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise UserError(f"task.py must define a function `{name}`; see docs/federation.md")
-    return found
-
-
-def _own_data(module: ModuleType, client: int, config: Config, examples: int) -> data.FederatedData:
-    x, y = _function(module, "data")(client)
+def _own_data(own_code: TaskFile, client: int, config: Config, examples: int) -> data.FederatedData:
+    x, y = own_code.call("data", client)
     x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y, dtype=torch.int64)
     if len(x) != len(y) or len(x) < examples:
         raise UserError(

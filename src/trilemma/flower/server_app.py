@@ -5,36 +5,27 @@ The server's folder is named by TRILEMMA_PARTY, the run by the run configuration
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, wait
-from logging import INFO
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
-from flwr.common.constant import ErrorCode
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-from flwr.serverapp import ServerApp
-from flwr.supercore import log
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.serverapp import Grid, ServerApp
 
 from trilemma.errors import UserError
 from trilemma.federation import wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.layout import Party
 from trilemma.federation.server import open_run
-from trilemma.flower import records
+from trilemma.flower import internals, records
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.control import node_key_bytes
 
+log = logging.getLogger("flwr")
 app = ServerApp()
 
 MARGIN = 20.0
@@ -53,7 +44,7 @@ class GridTransport:
     Here each content is fetched in a thread of its own, and whoever is done is heard.
     """
 
-    def __init__(self, grid: HttpGrid, party: Party) -> None:
+    def __init__(self, grid: Grid, party: Party) -> None:
         self._grid = grid
         self._clients = {node_key_bytes(path): client for client, path in enumerate(party.nodes())}
         self._nodes: dict[str, int] = {}
@@ -61,10 +52,8 @@ class GridTransport:
 
     def nodes(self) -> Mapping[int, int]:
         """Return the connected nodes that belong to the federation."""
-        found = self._grid.get_nodes()
-        return {
-            node.node_id: self._clients[node.public_key] for node in found if node.public_key in self._clients
-        }
+        found = internals.nodes(self._grid)
+        return {node: self._clients[key] for node, key in found.items() if key in self._clients}
 
     def send(self, blocks: Mapping[int, bytes], lifetime: float) -> Mapping[str, int]:
         """Send; a question's name is the id of Flower's message."""
@@ -85,10 +74,9 @@ class GridTransport:
         """Ask for announcements, begin to fetch what was announced, and return what is complete."""
         asked = [question for question in questions if question not in self._arriving]
         if asked:
-            announced = self._client.PullMessages(PullAppMessagesRequest(message_ids=asked))
-            for head, tree in zip(announced.messages_list, announced.message_object_trees, strict=True):
-                if head.metadata.reply_to_message_id in asked:
-                    self._arriving[head.metadata.reply_to_message_id] = self._in_background(tree)
+            for question, tree in internals.announced(self._grid, asked).items():
+                if question in asked:
+                    self._arriving[question] = self._in_background(tree)
         # Of what nobody waits for any more nothing is kept, not even the content under way.
         self._nodes = {question: self._nodes[question] for question in questions}
         self._arriving = {q: content for q, content in self._arriving.items() if q in self._nodes}
@@ -96,27 +84,13 @@ class GridTransport:
         done = [question for question, content in self._arriving.items() if content.done()]
         return [self._reply(question, self._arriving.pop(question)) for question in done]
 
-    @property
-    def _client(self) -> RuntimeHttpClient:
-        return self._grid._runtime_client
-
-    def _in_background(self, tree: ObjectTree) -> Future[Message]:
+    def _in_background(self, tree: Any) -> Future[Message]:
         """Fetch a message in a thread that does not keep the process alive."""
         content: Future[Message] = Future()
-        node, run = self._grid.node, self._grid.run.run_id
 
         def fetch() -> None:
             try:
-                content.set_result(
-                    pull_and_inflate_object_from_tree(
-                        tree,
-                        make_pull_object_fn_protobuf(self._client.PullObject, node, run),
-                        make_confirm_message_received_fn_protobuf(
-                            self._client.ConfirmMessageReceived, node, run
-                        ),
-                        return_type=Message,
-                    )
-                )
+                content.set_result(internals.content(self._grid, tree))
             except Exception as error:  # whatever a client sent: it costs nobody but this client
                 content.set_exception(error)
 
@@ -130,15 +104,15 @@ class GridTransport:
             return Reply(node, error=f"its content did not arrive: {error}", question=question)
         message = content.result()
         if message.has_error():
-            refused = message.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            return Reply(node, None, message.error.reason or "unknown", refused, question)
+            reason = message.error.reason or "unknown"
+            return Reply(node, None, reason, internals.refused(message), question)
         try:
             return Reply(node, records.from_record(message.content), question=question)
         except wire.WireError as gibberish:
             return Reply(node, None, str(gibberish), refused=True, question=question)
 
 
-def main(grid: HttpGrid, context: Context) -> None:
+def main(grid: Grid, context: Context) -> None:
     """Run the federation's configuration to its end."""
     folder = os.environ.get(PARTY)
     if not folder:
@@ -146,7 +120,7 @@ def main(grid: HttpGrid, context: Context) -> None:
     party = Party.open(Path(folder))
     run = str(context.run_config.get("run", "default"))
     transport = GridTransport(grid, party)
-    open_run(party, run, transport, say=lambda event: log(INFO, "[%s] %s", run, event.text)).go()
+    open_run(party, run, transport, say=lambda event: log.info("[%s] %s", run, event.text)).go()
 
 
 app.main()(main)
