@@ -1,49 +1,58 @@
-"""The image and the compose file say what the package does; nobody builds or starts them here."""
+"""`deploy/compose.yaml` does what it says, short of Docker: its commands run as they stand, side by side."""
 
 from __future__ import annotations
 
-import re
+import contextlib
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from flower_harness import FAST, free_ports, wait_for
 
-from trilemma.cli.federation import federation_app
+from federation_harness import make, small_config
+from trilemma.federation.commits import CommitLog
+from trilemma.flower import deployment
+
+pytestmark = [pytest.mark.federation, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy"
-yaml = pytest.importorskip("yaml", reason="reads a compose file")
+CLIENTS = 5
 
 
-@pytest.fixture(scope="module")
-def services():
-    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+def trilemma_federation(*arguments: str) -> tuple[str, ...]:
+    """The image's entry point."""
+    return (sys.executable, "-c", "from trilemma.cli import main; main()", "federation", *arguments)
 
 
-def test_every_container_sees_its_own_folder_only(services):
-    assert set(services) == {"server", *(f"client-{i}" for i in range(5))}
-    for name, service in services.items():
-        assert service["volumes"] == [f"./federation/{name}:/party/{name}"]
-        assert service["command"] == ["up", f"/party/{name}", "--attach"]
-        assert service["restart"] == "unless-stopped"
-        assert "ports" not in service, "nothing is open to the outside"
+def service_command(service: dict, folder: Path) -> tuple[str, ...]:
+    """The command of a service, with the paths it sees replaced by those that are mounted there."""
+    (volume,) = service["volumes"]
+    outside, inside = volume.split(":")
+    mounted = folder / Path(outside).relative_to("federation")
+    return trilemma_federation(*(str(mounted) if part == inside else part for part in service["command"]))
 
 
-def test_the_image_is_built_from_what_is_there(services):
-    build = services["server"]["build"]
-    assert (DEPLOY / build["context"]).resolve() == ROOT
-    assert (ROOT / build["dockerfile"]).is_file()
-    copied = re.findall(r"^COPY (.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-    sources = [name for line in copied for name in line.split()]
-    assert sources
-    assert all((ROOT / name).exists() for name in sources)
-
-
-def test_the_commands_in_the_files_exist(services):
-    for command in {service["command"][0] for service in services.values()} | {"init", "run"}:
-        outcome = CliRunner().invoke(federation_app, [command, "--help"])
-        assert outcome.exit_code == 0
-    text = (DEPLOY / "compose.yaml").read_text()
-    assert "--attach" in CliRunner().invoke(federation_app, ["up", "--help"]).output
-    for option in re.findall(r"--(?:clients|host|listen|config)\b", text):
-        assert option in CliRunner().invoke(federation_app, ["init", "--help"]).output
+def test_the_services_are_a_federation_and_stop_when_told(tmp_path):
+    yaml = pytest.importorskip("yaml", reason="reads a compose file")
+    services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+    folder = tmp_path / "federation"
+    parties = make(folder, CLIENTS, small_config(CLIENTS, rounds=2), timing=FAST, port=free_ports(CLIENTS))
+    with contextlib.ExitStack() as running:
+        running.callback(deployment.down, folder)
+        attached = [
+            running.enter_context(
+                subprocess.Popen(service_command(service, folder), stdout=subprocess.DEVNULL)
+            )
+            for service in services.values()
+        ]
+        running.callback(lambda: [one.kill() for one in attached])
+        wait_for(lambda: len([one for one in deployment.status(folder) if one.alive]) == 12, 90.0)
+        run = trilemma_federation("run", str(folder / "server"), "--limit", "90")
+        subprocess.run(run, check=True, timeout=120, stdout=subprocess.DEVNULL)
+        assert len(CommitLog(parties[0].run_folder("default")).records()) == 2
+        for one in attached:
+            one.send_signal(signal.SIGTERM)
+        assert [one.wait(timeout=30) for one in attached] == [0] * 6
+        assert deployment.status(folder) == [], "a container that is stopped leaves nothing running"

@@ -84,7 +84,7 @@ def copy_task(path: Path, folder: Path, name: str) -> None:
     except SyntaxError as error:
         raise UserError(f"{path} cannot be imported: {error}") from None
     for module in finder.modules.values():
-        source = Path(module.__file__ or path)
+        source = Path(getattr(module, "__file__", None) or path)
         if source != path and source.stem not in sys.stdlib_module_names:
             target = folder / source.relative_to(path.parent)
             target.parent.mkdir(parents=True, exist_ok=True)

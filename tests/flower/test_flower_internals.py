@@ -1,0 +1,104 @@
+"""What is not public in Flower is used in two files only, and does there what we believe it does."""
+
+from __future__ import annotations
+
+import ast
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import ConfigRecord, Message, Metadata, RecordDict
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+from trilemma import flower
+from trilemma.flower import internals
+
+PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+PRIVATE = {"internals.py", "control.py"}
+ROOM = Path(flower.__file__).parent
+
+
+def imported(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return names | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def test_the_rest_of_the_room_uses_what_flower_calls_public():
+    for path in ROOM.glob("*.py"):
+        used = {name for name in imported(path) if name.split(".")[0] == "flwr"}
+        assert used <= PUBLIC or path.name in PRIVATE, f"{path.name}: {used - PUBLIC}"
+
+
+class SuperNode:
+    """Flower's own memory of a SuperNode, and the replies that it sent."""
+
+    def __init__(self) -> None:
+        self.store = ObjectStoreFactory().store()
+        self.state = InMemoryNodeState(self.store)
+        self.sent: list[str] = []
+
+    def received(self, text: str) -> Message:
+        """A message from the server has come in."""
+        metadata = Metadata(1, "", 1, 7, "", "", time.time(), 600.0, "query")
+        return self.keep(Message(metadata=metadata, content=content(text)))
+
+    def answered(self, message: Message, text: str) -> None:
+        """The worker, or the SuperNode itself, has a reply."""
+        self.keep(Message(content(text), reply_to=message))
+
+    def keep(self, message: Message) -> Message:
+        start_client_internal._insert_message(message, self.state, self.store)
+        return message
+
+    def push(self) -> None:
+        """Do what a SuperNode does between receiving a message and asking for the next."""
+        start_client_internal._push_messages(
+            state=self.state, object_store=self.store, send=self.send, push_object=lambda *_: None
+        )
+
+    def send(self, message, tree, seconds):
+        self.sent.append(message.content["text"]["text"])
+        return set(), ""
+
+
+def content(text: str) -> RecordDict:
+    return RecordDict({"text": ConfigRecord({"text": text})})
+
+
+@pytest.fixture
+def supernode(monkeypatch):
+    monkeypatch.setattr(start_client_internal, "_push_messages", start_client_internal._push_messages)
+    return SuperNode()
+
+
+def meanwhile(monkeypatch, *events):
+    """Let one event happen each time Flower sleeps."""
+    coming = list(events)
+    monkeypatch.setattr(start_client_internal, "time", SimpleNamespace(sleep=lambda _: coming.pop(0)()))
+
+
+def test_a_late_reply_to_an_old_message_does_not_stand_for_the_new_one(supernode, monkeypatch):
+    """Flower sends the old one and goes on to receive; ours waits for the reply that is due."""
+    old, new = supernode.received("old"), supernode.received("new")
+    supernode.answered(old, "an error")
+    meanwhile(monkeypatch, lambda: supernode.answered(new, "the answer"))
+    supernode.push()
+    assert supernode.sent == ["an error"], "as Flower has it: the answer would leave one message late"
+    internals.answer_in_step()
+    another = supernode.received("another")
+    supernode.answered(new, "the answer")
+    meanwhile(monkeypatch, lambda: supernode.answered(another, "another answer"))
+    supernode.push()
+    assert supernode.sent == ["an error", "the answer", "another answer"]
+
+
+def test_one_message_has_one_reply(supernode, monkeypatch):
+    internals.answer_in_step()
+    message = supernode.received("question")
+    meanwhile(monkeypatch, lambda: supernode.answered(message, "the answer"))
+    supernode.push()
+    assert supernode.sent == ["the answer"]
