@@ -66,8 +66,8 @@ def with_features(
     known there by its parameters, buffers and printed form, and tried anew on a few examples.
 
     >>> from trilemma.data import load
-    >>> phishing = load("phishing", key=Key(1))
-    >>> with_features(phishing, project=16, key=Key(1)).x_train.shape
+    >>> phishing, nowhere = load("phishing", key=Key(1)), Storage(None, Path(os.devnull), download=False)
+    >>> with_features(phishing, project=16, key=Key(1), storage=nowhere).x_train.shape
     torch.Size([8400, 16])
     """
     if features == UNCHANGED and project is None and norm is None:
