@@ -45,7 +45,7 @@ def test_every_threat_model_gets_what_it_asked_for(name, n, share, epsilon, delt
 
 @pytest.mark.parametrize("scheme", ["poisson", "without-replacement"])
 @pytest.mark.parametrize("adjacency", ["replace", "published"])
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("accountant", ["rdp", pytest.param("pld", marks=pytest.mark.slow)])
 def test_sampled_releases(scheme, adjacency, accountant):
     sampling, threat = Sampling(scheme, 0.01), Threat("ldp", 7, 3)
     law = calibrate(2.0, 1e-4, 50, 1.0, threat, "example", 25, sampling, accountant, adjacency=adjacency)
