@@ -9,9 +9,11 @@ import torch
 
 from trilemma.federation import wire
 from trilemma.federation.admission import Expected, Reply, admit
+from trilemma.learning import MessageLayout, Part
 
 DIM = 5
-EXPECTED = Expected("run", epoch=1, round=7, dim=DIM, clients={100: 0, 101: 1, 102: 2})
+LAYOUT = MessageLayout((Part("momentum", (DIM,)),), ("momentum",))
+EXPECTED = Expected("run", epoch=1, round=7, layout=LAYOUT, clients={100: 0, 101: 1, 102: 2})
 
 
 def answer(tensors=None, **changes):
@@ -35,8 +37,8 @@ GOOD = [Reply(100, answer(client=0)), Reply(102, answer(client=2))]
         (answer({"vector": torch.ones(DIM, dtype=torch.float64)}), "float64"),
         (answer({"vector": torch.tensor([1.0, 2, 3, 4, torch.nan])}), "not finite"),
         (answer({"vector": torch.tensor([1.0, 2, 3, 4, -torch.inf])}), "not finite"),
-        (answer({"vector": torch.ones(DIM), "more": torch.ones(1)}), "only a vector"),
-        (answer({}), "only a vector"),
+        (answer({"vector": torch.ones(DIM), "more": torch.ones(1)}), "only .vector. was declared"),
+        (answer({}), "only .vector. was declared"),
         (answer({"vector": torch.ones(10_000)}), "bytes where at most"),
         (b"", "version"),
         (wire.dumps(wire.Noted(client=1, run="run")), "'noted' where 'answer'"),

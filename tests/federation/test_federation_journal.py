@@ -9,7 +9,8 @@ from trilemma.federation import wire
 from trilemma.federation.journal import Again, Entry, Fresh, Journal, Refused, what_to_do
 
 BEFORE, AFTER = {"m": torch.zeros(1, 2)}, {"m": torch.ones(1, 2)}
-ENTRY = Entry("run", 3, 10, "digest", torch.arange(2.0), BEFORE, AFTER)
+SENT = {"vector": torch.arange(2.0)}
+ENTRY = Entry("run", 3, 10, "digest", SENT, BEFORE, AFTER)
 
 
 def ask(epoch: int, round_: int, heard: int = 10) -> wire.Ask:
@@ -43,7 +44,7 @@ def test_a_new_step_starts_from_the_right_state(question, digest, state):
 def test_the_same_question_gets_the_same_bytes():
     todo = what_to_do(ENTRY, 0, ask(3, 10), "digest")
     assert isinstance(todo, Again)
-    assert torch.equal(todo.vector, ENTRY.vector)
+    assert torch.equal(todo.sent["vector"], SENT["vector"])
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_the_journal_survives_its_process(tmp_path):
     Journal(tmp_path / "run").write(ENTRY)
     last = Journal(tmp_path / "run").last()
     assert (last.run, last.epoch, last.round, last.asked) == ("run", 3, 10, "digest")
-    assert torch.equal(last.vector, ENTRY.vector)
+    assert torch.equal(last.sent["vector"], SENT["vector"])
     assert torch.equal(last.before["m"], BEFORE["m"])
     assert torch.equal(last.after["m"], AFTER["m"])
 
@@ -76,5 +77,5 @@ def test_a_journal_that_cannot_be_written_means_no_answer(tmp_path, monkeypatch)
     journal.write(ENTRY)
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        journal.write(Entry("run", 3, 11, "x", torch.ones(2), BEFORE, AFTER))
+        journal.write(Entry("run", 3, 11, "x", SENT, BEFORE, AFTER))
     assert journal.last().round == 10

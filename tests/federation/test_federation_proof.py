@@ -11,6 +11,7 @@ import torch
 
 from federation_harness import (
     Direct,
+    asks,
     check_against_simulation,
     coordinator,
     make,
@@ -19,7 +20,8 @@ from federation_harness import (
     simulation,
     small_config,
 )
-from trilemma.federation import spending
+from trilemma.errors import UserError
+from trilemma.federation import spending, wire
 from trilemma.privacy.ledger import Ledger
 from trilemma.simulate import engine
 
@@ -53,6 +55,7 @@ ALGORITHMS = {
     "lp-proj-2": ("algorithm.name=lp-proj", "algorithm.p=2", "algorithm.dim=7", "aggregation.rule=cwmed"),
     "lp-proj private": ("algorithm.name=lp-proj", "algorithm.dim=7", "aggregation.rule=cwmed", *SECLDP),
     "fedavg+krum": ("algorithm.name=fedavg", "aggregation.rule=krum"),
+    "fedavg averaged": ("algorithm.name=fedavg", "algorithm.statistics=averaged", "aggregation.rule=cwtm"),
     "fedavg private": ("algorithm.name=fedavg", "aggregation.rule=cwmed", *SECLDP),
 }
 
@@ -72,6 +75,102 @@ def test_nodes_equal_the_stacked_simulation(tmp_path, name):
     share_seeds(parties, config)
     coordinator(parties, Direct(parties))[0].go()
     check_against_simulation(parties, config, "run")
+
+
+COMPRESSED = {
+    "qsgd": ("algorithm.name=qsgd", "algorithm.bucket=20"),
+    "dgc": ("algorithm.name=dgc",),
+    "lbgm": ("algorithm.name=lbgm", "algorithm.threshold=0.5"),
+    "sketch": ("algorithm.name=sketch", "algorithm.columns=12", "algorithm.rows=5", "algorithm.kept=6"),
+}
+
+
+@pytest.mark.parametrize("rule", ["mean", "krum"])
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compressed_messages_travel_encoded_and_are_as_long_as_counted(tmp_path, name, rule):
+    """Bytes sent, bytes on the server's record, bytes of the simulation: one number; and the same model."""
+    config = small_config(
+        CLIENTS, *COMPRESSED[name], f"aggregation.rule={rule}", "data.holders=all", rounds=ROUNDS
+    )
+    parties = make(tmp_path / "federation", CLIENTS, config, transcript=True)
+    share_seeds(parties, config)
+    sent = [0] * ROUNDS
+
+    def count(client, asked, answer):
+        kinds = {kind.kind: kind for kind in (wire.Answer, wire.Detail)}
+        if (kind := kinds.get(wire.kind_of(answer))) is not None:
+            header, tensors = wire.loads(answer, kind)
+            sent[header.round] += sum(tensor.nbytes for tensor in tensors.values())
+        return answer
+
+    runner, _ = coordinator(parties, Direct(parties, tamper=count))
+    runner.go()
+    check_against_simulation(parties, config, "run")
+    experiment = simulation(parties, config, "run")
+    progress, counted = engine.start(experiment), []
+    for _ in range(ROUNDS):
+        progress, record = engine.step(experiment, progress)
+        counted.append(record.facts)
+    assert [facts["up_bytes"] for facts in counted] == sent
+    for kind in ("up_bytes", "up_scalars"):
+        assert [record["facts"][kind] for record in runner.log.records()] == [one[kind] for one in counted]
+    whole = 4 * experiment.clients.model.dim * CLIENTS
+    assert name == "sketch" or sent[-1] < whole, "it is compressed"
+
+
+def test_a_server_that_is_started_again_understands_multiples_of_earlier_gradients(tmp_path):
+    """LBGM's full gradients are in the commit: a second server reads what refers to them."""
+    config = small_config(CLIENTS, *COMPRESSED["lbgm"], "data.holders=all", rounds=ROUNDS)
+    parties = make(tmp_path / "federation", CLIENTS, config, transcript=True)
+    share_seeds(parties, config)
+
+    def dies(client, asked, answer):
+        if asks(asked, 1):
+            raise RuntimeError("the server dies")
+        return answer
+
+    with pytest.raises(RuntimeError, match="dies"):
+        coordinator(parties, Direct(parties, tamper=dies))[0].go()
+    coordinator(parties, Direct(parties))[0].go()
+    check_against_simulation(parties, config, "run")
+
+
+def test_a_client_silent_in_the_second_exchange_is_absent(tmp_path):
+    """It gave its table and then nothing: the round goes on, its state is as before, others' are used."""
+    config = small_config(CLIENTS, *COMPRESSED["sketch"], "data.holders=all", rounds=ROUNDS)
+    parties = make(tmp_path / "federation", CLIENTS, config)
+    runner, _ = coordinator(
+        parties,
+        Direct(
+            parties,
+            tamper=lambda client, asked, answer: (
+                None if client == 2 and wire.kind_of(asked) == "inquire" else answer
+            ),
+        ),
+    )
+    runner.go()
+    assert [record["absent"] for record in runner.log.records()] == [[2]] * ROUNDS
+
+
+def test_a_client_answers_one_second_question_of_its_last_round(tmp_path):
+    config = small_config(CLIENTS, *COMPRESSED["sketch"], "data.holders=all", rounds=ROUNDS)
+    parties = make(tmp_path / "federation", CLIENTS, config)
+    inquiries: list[bytes] = []
+
+    def keep(client, asked, answer):
+        if client == 0 and wire.kind_of(asked) == "inquire":
+            inquiries.append(asked)
+        return answer
+
+    transport = Direct(parties, tamper=keep)
+    coordinator(parties, transport)[0].go()
+    node = transport.clients[0]
+    header, question = wire.loads(inquiries[-1], wire.Inquire)
+    assert node.answer(inquiries[-1]) == node.answer(inquiries[-1])
+    with pytest.raises(UserError, match="with another question"):
+        node.answer(wire.dumps(header, {"candidates": question["candidates"].flip(0)}))
+    with pytest.raises(UserError, match="was not answered last"):
+        node.answer(inquiries[0])
 
 
 @pytest.mark.parametrize(

@@ -14,21 +14,29 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from trilemma.errors import UserError
 from trilemma.federation import wire
+from trilemma.learning import MessageLayout, Messages
 
 HEADROOM = 4096
-"""Bytes a header may take beside the vector."""
+"""Bytes a header may take beside the message."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What an admissible reply looks like. `clients` maps nodes that were asked to the clients they are."""
+    """What an admissible reply looks like.
+
+    `layout` is what the algorithm declares; `clients` maps nodes that were asked to the clients they are;
+    `answer` is the kind of reply; `remembered` is what was kept of each client's last message.
+    """
 
     run: str
     epoch: int
     round: int
-    dim: int
-    clients: Mapping[int, int]
+    layout: MessageLayout
+    clients: Mapping[int, int] = field(default_factory=dict)
+    answer: type[wire.Answer] = wire.Answer
+    remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,22 +62,37 @@ class Rejection:
     client: int | None
     reason: str
 
+    @property
+    def said(self) -> str:
+        """One line about it."""
+        who = "an unknown node" if self.client is None else f"client {self.client}"
+        return f"rejected {who}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Admitted:
-    """The outcome so far of a round: vectors by client, every rejection, and every client's first block."""
+    """The outcome so far of a round: messages by client, every rejection, and every client's first block.
 
-    vectors: Mapping[int, Tensor] = field(default_factory=dict)
+    `remembered` is what is needed to understand each client's next message.
+    """
+
+    messages: Mapping[int, Messages] = field(default_factory=dict)
     rejected: tuple[Rejection, ...] = ()
     heard: Mapping[int, Reply] = field(default_factory=dict)
+    remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
+
+    @property
+    def vectors(self) -> dict[int, Tensor]:
+        """What the rule aggregates, by client."""
+        return {client: message.vectors[0] for client, message in self.messages.items()}
 
     def stack(self, rows: Iterable[int], dim: int) -> Tensor:
         """Return one row per client of `rows`; a client without an accepted vector is a row of NaN.
 
         That is how a rule is told about absence: rows that are not finite count against f.
         """
-        absent = torch.full((dim,), torch.nan)
-        return torch.stack([self.vectors.get(client, absent) for client in rows])
+        absent, vectors = torch.full((dim,), torch.nan), self.vectors
+        return torch.stack([vectors.get(client, absent) for client in rows])
 
 
 def admit(expected: Expected, replies: Iterable[Reply], before: Admitted | None = None) -> Admitted:
@@ -78,7 +101,9 @@ def admit(expected: Expected, replies: Iterable[Reply], before: Admitted | None 
     A client speaks once in a round. Asked twice, an honest one gives the same bytes twice, which is no second
     reply; whoever says two things is not honest, and neither of them counts.
 
-    >>> expected = Expected("run", epoch=0, round=4, dim=2, clients={11: 0, 12: 1})
+    >>> from trilemma.learning import Part
+    >>> layout = MessageLayout((Part("momentum", (2,)),), ("momentum",))
+    >>> expected = Expected("run", epoch=0, round=4, layout=layout, clients={11: 0, 12: 1})
     >>> good = wire.dumps(wire.Answer(client=0, run="run", epoch=0, round=4), {"vector": torch.ones(2)})
     >>> old = wire.dumps(wire.Answer(client=1, run="run", epoch=0, round=3), {"vector": torch.ones(2)})
     >>> outcome = admit(expected, [Reply(11, good), Reply(12, old)])
@@ -91,7 +116,7 @@ def admit(expected: Expected, replies: Iterable[Reply], before: Admitted | None 
     []
     """
     before = before or Admitted()
-    vectors, heard = dict(before.vectors), dict(before.heard)
+    messages, heard = dict(before.messages), dict(before.heard)
     rejected = list(before.rejected)
     for reply in replies:
         client = expected.clients.get(reply.node)
@@ -101,14 +126,15 @@ def admit(expected: Expected, replies: Iterable[Reply], before: Admitted | None 
             if client in heard:
                 if _repeats(heard[client], reply):
                     continue
-                vectors.pop(client, None)
+                messages.pop(client, None)
                 raise wire.WireError("a second reply in one round")
             if reply.block is not None:
                 heard[client] = reply
-            vectors[client] = _vector(expected, client, reply)
+            messages[client] = _message(expected, client, reply)
         except wire.WireError as error:
             rejected.append(Rejection(reply.node, client, str(error)))
-    return Admitted(vectors, tuple(rejected), heard)
+    kept = {client: expected.layout.to_remember(message) for client, message in messages.items()}
+    return Admitted(messages, tuple(rejected), heard, kept)
 
 
 def _repeats(first: Reply, reply: Reply) -> bool:
@@ -116,10 +142,11 @@ def _repeats(first: Reply, reply: Reply) -> bool:
     return reply.block is None or (reply.question != first.question and reply.block == first.block)
 
 
-def _vector(expected: Expected, client: int, reply: Reply) -> Tensor:
+def _message(expected: Expected, client: int, reply: Reply) -> Messages:
     if reply.block is None:
         raise wire.WireError(f"no message but an error: {reply.error}")
-    header, tensors = wire.loads(reply.block, wire.Answer, limit=4 * expected.dim + HEADROOM)
+    limit = expected.layout.longest.bytes + HEADROOM
+    header, tensors = wire.loads(reply.block, expected.answer, limit=limit)
     if header.round != expected.round:
         raise wire.WireError(f"round {header.round} where {expected.round} was asked")
     if (header.run, header.epoch) != (expected.run, expected.epoch):
@@ -128,13 +155,10 @@ def _vector(expected: Expected, client: int, reply: Reply) -> Tensor:
         )
     if header.client != client:
         raise wire.WireError(f"claims to be client {header.client}")
-    if set(tensors) != {"vector"}:
-        raise wire.WireError(f"tensors {sorted(tensors)} where only a vector was asked")
-    vector = tensors["vector"]
-    if vector.dtype != torch.float32:
-        raise wire.WireError(f"type {vector.dtype} where float32 was asked")
-    if vector.shape != (expected.dim,):
-        raise wire.WireError(f"shape {tuple(vector.shape)} where ({expected.dim},) was asked")
-    if not torch.isfinite(vector).all():
+    try:
+        message = expected.layout.decode(tensors, expected.remembered.get(client))
+    except UserError as error:
+        raise wire.WireError(str(error)) from None
+    if not torch.isfinite(message.vectors).all():
         raise wire.WireError("the vector is not finite")
-    return vector
+    return message

@@ -39,7 +39,8 @@ class Commit:
 
     `chosen` is the model the run returns if it ends here, where that is not the latest. `heard` has the round
     in which each client's answer was last used; `unused` are the clients whose answer was not used when they
-    were last asked; `record` is what is said about the last round.
+    were last asked; `record` is what is said about the last round. `remembered` is what the server needs of
+    each client's last message to understand its next one.
     """
 
     run: str
@@ -52,6 +53,7 @@ class Commit:
     heard: Mapping[int, int] = field(default_factory=dict)
     unused: tuple[int, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
+    remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
 
     def block(self) -> bytes:
         """Return the commit as bytes."""
@@ -68,6 +70,7 @@ class Commit:
             record=dict(self.record),
         )
         parts = {"broadcast": self.broadcast, "server": self.server, "chosen": self.chosen}
+        parts |= {f"remembered/{client}": kept for client, kept in sorted(self.remembered.items())}
         return wire.dumps(
             header, {k: v for name, part in parts.items() for k, v in _under(name, part).items()}
         )
@@ -88,7 +91,13 @@ class Commit:
             {int(client): round_ for client, round_ in header.heard.items()},
             tuple(header.unused),
             header.record,
+            _remembered(part_of("remembered", tensors)),
         )
+
+
+def _remembered(tensors: wire.Tensors) -> dict[int, wire.Tensors]:
+    clients = sorted({int(name.split("/")[0]) for name in tensors})
+    return {client: part_of(str(client), tensors) for client in clients}
 
 
 def _under(prefix: str, state: wire.Tensors) -> dict[str, Any]:

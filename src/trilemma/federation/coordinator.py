@@ -16,14 +16,14 @@ import torch
 from trilemma import files, models
 from trilemma.errors import UserError
 from trilemma.federation import wire
-from trilemma.federation.admission import Admitted, Expected, Rejection, Reply, admit
+from trilemma.federation.admission import Rejection, Reply
 from trilemma.federation.commits import Commit, CommitLog
-from trilemma.federation.epochs import Epoch, Policy, check_progress, decide, open_epoch
+from trilemma.federation.epochs import Epoch, Policy, check_progress, open_epoch
 from trilemma.federation.exchange import Clock, Correspondence, Patience
+from trilemma.federation.hearing import Heard, Hearing
 from trilemma.federation.layout import Party, Timing
 from trilemma.federation.sessions import check_offer
 from trilemma.federation.task import Task
-from trilemma.learning import Messages
 from trilemma.learning.rounds import returned_model, sampled_clients
 from trilemma.privacy.secrets import Roster
 from trilemma.records import Record, Scores
@@ -183,15 +183,15 @@ class Coordinator:
         while True:
             assert commit.epoch is not None
             turn = self._turn(commit.epoch, commit.rounds)
-            admitted = self._attempts(commit, turn, clients)
-            if decide(self.policy, turn, admitted.vectors, self.policy.repeats) == "commit":
+            heard = self._hearing.hear(commit, turn, clients)
+            if self._hearing.enough(turn, heard):
                 break
             failed += 1
-            reasons = [f"client {one.client}: {one.reason}" for one in admitted.rejected]
+            reasons = [f"client {client}: {reason}" for client, reason in heard.rejected]
             check_progress(self.policy, commit.rounds, failed, reasons)
             self.say(Event(f"round {commit.rounds}: too few answers, new epoch"))
             commit, clients = self._join(commit, commit.epoch.number + 1)
-        commit = self._apply(commit, turn, admitted)
+        commit = self._apply(commit, turn, heard)
         with self.watch.stage("commit"):
             self.log.append(commit)
         self.say(Event(f"round {commit.rounds} committed", commit.record))
@@ -203,58 +203,27 @@ class Coordinator:
         rows = sampled_clients(epoch.rows, sampled, round_, self.task.key)
         return Epoch(epoch.number, tuple(client for client in epoch.members if client in rows), rows)
 
-    def _attempts(self, commit: Commit, turn: Epoch, clients: dict[int, int]) -> Admitted:
-        """Ask, and ask those again who did not answer, as often as the policy says."""
-        assert commit.epoch is not None
-        ask = wire.Ask(
-            run=self.run,
-            epoch=turn.number,
-            round=commit.rounds,
-            heard={str(client): round_ for client, round_ in sorted(commit.heard.items())},
-            unused=sorted(commit.unused),
+    @property
+    def _hearing(self) -> Hearing:
+        """How this round's questions are asked."""
+        return Hearing(
+            self.run,
+            self.task,
+            self.policy,
+            self.timing.round_limit,
+            self.exchange,
+            self.watch,
+            lambda text: self.say(Event(text)),
         )
-        with self.watch.stage("admit"):
-            block = wire.dumps(ask, commit.broadcast)
-        dim = self.task.message_dim
-        collected = Admitted()
-        expected = Expected(self.run, turn.number, commit.rounds, dim, {})
-        for attempt in range(self.policy.repeats + 1):
-            present = self.exchange.nodes().items()
-            clients |= {node: client for node, client in present if client in commit.epoch.members}
-            called = {
-                node: client
-                for node, client in clients.items()
-                if client in turn.members and client not in collected.heard
-            }
-            patience = self._patience(commit, clients, self.policy.repeats + 1 - attempt)
-            with self.watch.stage("exchange"):
-                replies = self.exchange.ask(dict.fromkeys(called, block), patience)
-            expected = replace(expected, clients={**expected.clients, **called})
-            noted = len(collected.rejected)
-            with self.watch.stage("admit"):
-                collected = admit(expected, replies, collected)
-            self._note_rejections(collected.rejected[noted:])
-            if decide(self.policy, turn, collected.vectors, attempt) != "repeat":
-                break
-            self.say(Event(f"round {commit.rounds}: asked again"))
-        return collected
 
-    def _patience(self, commit: Commit, clients: Mapping[int, int], attempts: int = 1) -> Patience:
-        """Wait for the limit, `attempts` times; less long for those who did not answer last time."""
-        limit = self.timing.round_limit
-        doubtful = frozenset(node for node, client in clients.items() if client in commit.unused)
-        return Patience(limit, doubtful, limit / 10, welcome=limit * attempts)
-
-    def _apply(self, commit: Commit, turn: Epoch, admitted: Admitted) -> Commit:
-        algorithm = self.task.resolved.algorithm
-        with self.watch.stage("admit"):
-            stack = admitted.stack(turn.rows, self.task.message_dim)
-        self._record_transcript(commit.rounds, turn, admitted)
+    def _apply(self, commit: Commit, turn: Epoch, heard: Heard) -> Commit:
+        algorithm, answered = self.task.resolved.algorithm, heard.last.vectors
+        self._record_transcript(commit.rounds, turn, heard)
         key = self.task.key.fold("round", commit.rounds, "server")
         with self.watch.stage("aggregate"):
-            done = algorithm.server(Messages(stack), commit.server, commit.rounds, key)
+            done = algorithm.server(heard.messages, commit.server, commit.rounds, key)
         finished = commit.rounds + 1
-        absent = tuple(client for client in turn.rows if client not in admitted.vectors)
+        absent = tuple(client for client in turn.rows if client not in answered)
         unasked = set(commit.unused) & set(commit.epoch.rows if commit.epoch else ()) - set(turn.rows)
         weights = zip(turn.rows, done.report["weights"].tolist(), strict=True)
         scores: Scores = {}
@@ -270,7 +239,8 @@ class Coordinator:
             weights={client: round(weight, 6) for client, weight in weights},
             epoch=turn.number,
             absent=absent,
-            rejected=tuple((one.client, one.reason) for one in admitted.rejected),
+            rejected=heard.rejected,
+            facts={"up_scalars": heard.length.scalars, "up_bytes": heard.length.bytes},
             # The time of a commit is known when it is done: it stands in the record of the round after.
             seconds=self.watch.take(),
         )
@@ -280,7 +250,8 @@ class Coordinator:
             broadcast=done.broadcast,
             server=done.state,
             chosen=chosen,
-            heard={**commit.heard, **dict.fromkeys(admitted.vectors, commit.rounds)},
+            heard={**commit.heard, **dict.fromkeys(answered, commit.rounds)},
+            remembered={**commit.remembered, **heard.remembered},
             unused=tuple(sorted((*absent, *unasked))),
             record=record.plain(),
         )
@@ -314,26 +285,28 @@ class Coordinator:
         )
         return {"loss": float(score.loss), "accuracy": float(score.accuracy)}
 
-    def _record_transcript(self, round_: int, epoch: Epoch, admitted: Admitted) -> None:
+    def _record_transcript(self, round_: int, epoch: Epoch, heard: Heard) -> None:
         """Write down what was admitted, where the federation agreed to that."""
         if not self.party.federation.transcript:
             return
         folder = self.log.folder / "transcript"
-        for client, vector in admitted.vectors.items():
-            header = wire.Answer(client=client, run=self.run, epoch=epoch.number, round=round_)
-            files.write_atomically(folder / f"{round_}-{client}", wire.dumps(header, {"vector": vector}))
+        exchanges = {"": heard.answers.vectors, "-detail": heard.details.vectors if heard.details else {}}
+        for suffix, vectors in exchanges.items():
+            for client, vector in vectors.items():
+                header = wire.Answer(client=client, run=self.run, epoch=epoch.number, round=round_)
+                block = wire.dumps(header, {"vector": vector})
+                files.write_atomically(folder / f"{round_}-{client}{suffix}", block)
 
     def _note_rejections(self, rejected: list[Rejection] | tuple[Rejection, ...]) -> None:
         for one in rejected:
-            who = "an unknown node" if one.client is None else f"client {one.client}"
-            self.say(Event(f"rejected {who}: {one.reason}"))
+            self.say(Event(one.said))
 
     def _finish(self, commit: Commit) -> None:
         """Hand the result to everybody who is there."""
         block = wire.dumps(wire.Finished(run=self.run), {**commit.broadcast, **commit.chosen})
         files.write_atomically(self.log.result, block)
         nodes = self.exchange.nodes()
-        self.exchange.ask(dict.fromkeys(nodes, block), self._patience(commit, nodes))
+        self.exchange.ask(dict.fromkeys(nodes, block), self._hearing.patience(commit, nodes))
         self.say(Event(f"run {self.run!r} finished after {commit.rounds} rounds"))
 
 

@@ -8,10 +8,8 @@ ledger.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch import Tensor
 
 from trilemma import files
 from trilemma.errors import UserError
@@ -29,19 +27,24 @@ class _EntryHeader(wire.Header):
     epoch: int
     round: int
     asked: str
+    inquired: str = ""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The last answer: the question it belongs to (by digest), the vector, and the state around it."""
+    """The last answer: the question it belongs to (by digest), what was sent, and the state around it.
+
+    `inquired` is the digest of what was asked after it in the same round, where something was.
+    """
 
     run: str
     epoch: int
     round: int
     asked: str
-    vector: Tensor
+    sent: wire.Tensors
     before: wire.Tensors
     after: wire.Tensors
+    inquired: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,23 +56,24 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Again:
-    """Send the vector that was sent before."""
+    """Send what was sent before."""
 
-    vector: Tensor
+    sent: wire.Tensors
 
 
 def what_to_do(entry: Entry | None, client: int, ask: wire.Ask, asked: str) -> Fresh | Again:
     """Decide how to answer a question, given the last answer.
 
     >>> import torch
-    >>> entry = Entry("run", 0, 4, "digest", torch.ones(1), {"m": torch.zeros(1)}, {"m": torch.ones(1)})
+    >>> sent, before, after = {"vector": torch.ones(1)}, {"m": torch.zeros(1)}, {"m": torch.ones(1)}
+    >>> entry = Entry("run", 0, 4, "digest", sent, before, after)
     >>> following = wire.Ask(run="run", epoch=0, round=5, heard={"2": 4}, unused=[])
     >>> what_to_do(entry, 2, following, "other").state
     {'m': tensor([1.])}
     >>> what_to_do(entry, 2, following.model_copy(update={"heard": {"2": 3}}), "other").state
     {'m': tensor([0.])}
-    >>> what_to_do(entry, 2, following.model_copy(update={"round": 4}), "digest").vector
-    tensor([1.])
+    >>> what_to_do(entry, 2, following.model_copy(update={"round": 4}), "digest").sent
+    {'vector': tensor([1.])}
     >>> what_to_do(entry, 2, following.model_copy(update={"round": 4}), "other")
     Traceback (most recent call last):
     trilemma.federation.journal.Refused: round 4 was asked before, with other numbers
@@ -87,7 +91,19 @@ def what_to_do(entry: Entry | None, client: int, ask: wire.Ask, asked: str) -> F
         return Fresh(entry.before)  # the round was given up; what was sent under the old keys is spent
     if asked != entry.asked:
         raise Refused(f"round {ask.round} was asked before, with other numbers")
-    return Again(entry.vector)
+    return Again(entry.sent)
+
+
+def what_to_tell(entry: Entry | None, inquire: wire.Inquire, asked: str) -> Entry:
+    """Return the entry that a second question of a round is answered from, with that question in it.
+
+    Only the last answer's round can be asked about, and only one thing.
+    """
+    if entry is None or (inquire.epoch, inquire.round) != (entry.epoch, entry.round):
+        raise Refused(f"round {inquire.round} was not answered last, there is nothing to add to it")
+    if entry.inquired not in ("", asked):
+        raise Refused(f"round {inquire.round} was asked about before, with another question")
+    return replace(entry, inquired=asked)
 
 
 class Journal:
@@ -107,16 +123,23 @@ class Journal:
             header.epoch,
             header.round,
             header.asked,
-            tensors["vector"],
+            part_of("sent", tensors),
             part_of("before", tensors),
             part_of("after", tensors),
+            header.inquired,
         )
         return self._last
 
     def write(self, entry: Entry) -> None:
         """Replace the last entry; on disk when this returns."""
-        header = _EntryHeader(run=entry.run, epoch=entry.epoch, round=entry.round, asked=entry.asked)
-        tensors = {"vector": entry.vector}
+        header = _EntryHeader(
+            run=entry.run,
+            epoch=entry.epoch,
+            round=entry.round,
+            asked=entry.asked,
+            inquired=entry.inquired,
+        )
+        tensors = {f"sent/{name}": tensor for name, tensor in entry.sent.items()}
         tensors |= {f"before/{name}": tensor for name, tensor in entry.before.items()}
         tensors |= {f"after/{name}": tensor for name, tensor in entry.after.items()}
         files.write_atomically(self._file, wire.dumps(header, tensors), secret=True)

@@ -17,7 +17,7 @@ import torch
 
 from trilemma import files
 from trilemma.federation import wire
-from trilemma.federation.journal import Again, Entry, Journal, Refused, what_to_do
+from trilemma.federation.journal import Again, Entry, Journal, Refused, what_to_do, what_to_tell
 from trilemma.federation.layout import Party
 from trilemma.federation.sessions import Session
 from trilemma.federation.spending import pay
@@ -53,6 +53,7 @@ class Node:
             wire.Hello.kind: self._hello,
             wire.Keys.kind: self._keys,
             wire.Ask.kind: self._ask,
+            wire.Inquire.kind: self._inquire,
             wire.Finished.kind: self._finished,
         }
         if kind not in handlers:
@@ -90,7 +91,7 @@ class Node:
             todo = what_to_do(journal.last(), self.client, ask, asked)
         header = wire.Answer(client=self.client, run=ask.run, epoch=ask.epoch, round=ask.round)
         if isinstance(todo, Again):
-            return wire.dumps(header, {"vector": todo.vector})
+            return wire.dumps(header, todo.sent)
         if not 0 <= ask.round < self.task.config.run.rounds:
             raise Refused(f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
         self._check_broadcast(broadcast)
@@ -102,11 +103,12 @@ class Node:
         before = self._start.clients if todo.state is None else todo.state
         with watch.stage("compute"):
             step = self._step(ask, broadcast, before, TimedNoise(session.noise(secrets), watch))
-        vector = step.messages.vectors[0]
-        with watch.stage("journal"):
-            journal.write(Entry(ask.run, ask.epoch, ask.round, asked, vector, before, step.state))
         with watch.stage("serialise"):
-            answer = wire.dumps(header, {"vector": vector})
+            sent = self.task.message.encode(step.messages)
+        with watch.stage("journal"):
+            journal.write(Entry(ask.run, ask.epoch, ask.round, asked, sent, before, step.state))
+        with watch.stage("serialise"):
+            answer = wire.dumps(header, sent)
         loss = _number(step.report.get("loss"))
         session.note(
             {
@@ -119,6 +121,19 @@ class Node:
             }
         )
         return answer
+
+    def _inquire(self, block: bytes) -> bytes:
+        """Answer what the server asks after the answer of a round, from the state that answer left."""
+        inquire, question = wire.loads(block, wire.Inquire)
+        inquiry = self.task.resolved.algorithm.inquiry
+        if inquiry is None:
+            raise Refused(f"{self.task.resolved.algorithm.name} has no second exchange")
+        journal = self._journal(inquire.run)
+        entry = what_to_tell(journal.last(), inquire, wire.digest(block))
+        told = inquiry.message(self.task.model).encode(inquiry.answer(question, entry.after))
+        journal.write(entry)
+        header = wire.Detail(client=self.client, run=inquire.run, epoch=inquire.epoch, round=inquire.round)
+        return wire.dumps(header, told)
 
     def _step(self, ask: wire.Ask, broadcast: State, state: State, noise: NoiseSource) -> ClientStep:
         """Take a step of the algorithm."""

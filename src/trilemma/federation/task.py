@@ -28,6 +28,7 @@ from trilemma.errors import ConfigError, UserError
 from trilemma.federation.layout import Party
 from trilemma.federation.taskfile import TaskFile
 from trilemma.keys import Key
+from trilemma.learning import MessageLayout
 from trilemma.learning.protocol import global_model
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource
@@ -100,10 +101,9 @@ class Task:
     resolved: Resolved
 
     @cached_property
-    def message_dim(self) -> int:
-        """Length of a client's message: what the server keeps is what the clients' messages update."""
-        start = self.resolved.algorithm.init(self.model, (0,), self.key.fold("init"))
-        return sum(tensor.numel() for tensor in start.server.values())
+    def message(self) -> MessageLayout:
+        """What a client's message looks like, as the algorithm declares it."""
+        return self.resolved.algorithm.message(self.model)
 
     @property
     def counts_on_others(self) -> bool:

@@ -97,13 +97,28 @@ class Ask(Header):
 
 
 class Answer(Header):
-    """Client → server: the message of a round, as the tensor `vector`."""
+    """Client → server: the message of a round, as its layout says: a vector, or encoded bytes."""
 
     kind = "answer"
     client: int
     run: str
     epoch: int
     round: int
+
+
+class Inquire(Header):
+    """Server → client: what the server asks once it has heard the answers of a round, in the tensors."""
+
+    kind = "inquire"
+    run: str
+    epoch: int
+    round: int
+
+
+class Detail(Answer):
+    """Client → server: the reply to an `Inquire`, as its layout says."""
+
+    kind = "detail"
 
 
 class Finished(Header):

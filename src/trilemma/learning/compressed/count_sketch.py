@@ -244,8 +244,8 @@ class Sketch(CompressedSettings):
             return {"candidates": heaviest(estimate.abs(), sizes.candidates)}
 
         def answer(question: State, state: State) -> Messages:
-            candidates, dim = question["candidates"], state["v"].shape[1]
-            check_candidates(candidates, self.sizes(dim).candidates, dim)
+            dim = state["v"].shape[1]
+            candidates = asked_for(question, self.sizes(dim).candidates, dim)
             return Messages(state["v"][:, candidates], question=question)
 
         def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
@@ -275,19 +275,22 @@ class Sketch(CompressedSettings):
         return Algorithm("sketch", init, client, server, message, downlink=downlink, inquiry=inquiry)
 
 
-def check_candidates(candidates: Tensor, count: int, dim: int) -> None:
-    """Refuse a question for anything but `count` coordinates of `dim`: a client answers what was agreed.
+def asked_for(question: State, count: int, dim: int) -> Tensor:
+    """Return the coordinates a question asks for; a client answers what was agreed, `count` of `dim`.
 
-    >>> check_candidates(torch.tensor([3, 9]), count=2, dim=9)
+    >>> asked_for({"candidates": torch.tensor([3, 9])}, count=2, dim=9)
     Traceback (most recent call last):
-    trilemma.errors.UserError: the server may ask for 2 of 9 coordinates; it asked for others
+    trilemma.errors.UserError: the server may ask for 2 of 9 coordinates; it asked for something else
     """
+    candidates = question.get("candidates")
     if (
-        candidates.dtype != torch.int64
+        candidates is None
+        or candidates.dtype != torch.int64
         or tuple(candidates.shape) != (count,)
         or not bool(((candidates >= 0) & (candidates < dim)).all())
     ):
-        raise UserError(f"the server may ask for {count} of {dim} coordinates; it asked for others")
+        raise UserError(f"the server may ask for {count} of {dim} coordinates; it asked for something else")
+    return candidates
 
 
 def used_coordinates(supports: Tensor, heard: Tensor, round_: int) -> Tensor:
