@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
+from trilemma import models
 from trilemma.federation import wire
 from trilemma.federation.admission import Expected, Reply, admit
-from trilemma.learning import MessageLayout, Part
+from trilemma.learning import MessageLayout, Messages, Part
+from trilemma.learning.compressed.dgc import sparse_message
 
 DIM = 5
 LAYOUT = MessageLayout((Part("momentum", (DIM,)),), ("momentum",))
@@ -101,3 +104,25 @@ def test_absent_clients_are_rows_of_nan():
     stack = admit(EXPECTED, GOOD).stack((0, 1, 2), DIM)
     assert torch.isfinite(stack).all(1).tolist() == [True, False, True]
     assert torch.isnan(stack[1]).all()
+
+
+def test_encoded_messages_are_read_or_turned_away():
+    """Bytes that no encoder wrote cost their sender its say, and nobody else's."""
+    layout = sparse_message(models.build("logistic", (19,), 2))
+    expected = replace(EXPECTED, layout=layout)
+    sent = torch.arange(20) % 5 == 0
+    good = layout.encode(Messages(sent[None].float(), {"sent": sent[None]}))
+    bad = [
+        {"encoded": torch.zeros(3, dtype=torch.uint8)},
+        {"encoded": torch.full((80,), 255, dtype=torch.uint8)},
+        {"encoded": torch.zeros(layout.longest.bytes + 1, dtype=torch.uint8)},
+        {"encoded": torch.zeros(8, dtype=torch.float32)},
+        {"vector": torch.ones(20)},
+        {"encoded": torch.tensor([*good["encoded"][:-1].tolist(), 255], dtype=torch.uint8)[:-1]},
+    ]
+    for wrong in bad:
+        replies = [Reply(100, answer(good, client=0)), Reply(101, answer(wrong))]
+        outcome = admit(expected, replies)
+        assert sorted(outcome.vectors) == [0]
+        assert torch.equal(outcome.vectors[0], sent.float())
+        assert outcome.rejected[0].client == 1
