@@ -30,7 +30,7 @@ from torch import Tensor
 from trilemma import models
 from trilemma.keys import Key
 from trilemma.learning.messages import Messages, one_vector
-from trilemma.learning.privatise import client_keys, clip_rows, draw_batch, noised
+from trilemma.learning.privatise import batch_gradients, clip_rows, noised
 from trilemma.learning.protocol import Algorithm, ClientFunction, Clients, ClientStep, Start, State
 from trilemma.learning.server import descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
@@ -80,14 +80,7 @@ class ByzClip21SGD2M(_ErrorFeedbackSettings):
         tau = math.inf if release is None else release.clip
 
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
-            batch = draw_batch(clients, self.batch_size, release, key.fold("batch"))
-            step = models.gradients(
-                clients.model,
-                broadcast["params"],
-                batch,
-                weight_decay=self.weight_decay,
-                keys=client_keys(clients, key),
-            )
+            step = batch_gradients(self, clients, broadcast, release, key)
             v = torch.lerp(state["v"], step.value, self.beta)
             update, clipped = clip_rows(v - state["g"], tau)
             sent = noised(update, release, clients, round_)
@@ -121,15 +114,7 @@ class ByzClip21SGD2MPlus(_ErrorFeedbackSettings):
         inner = models.Clip.none() if release is None else models.Clip.example(release.clip)
 
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
-            batch = draw_batch(clients, self.batch_size, release, key.fold("batch"))
-            step = models.gradients(
-                clients.model,
-                broadcast["params"],
-                batch,
-                clip=inner,
-                weight_decay=self.weight_decay,
-                keys=client_keys(clients, key),
-            )
+            step = batch_gradients(self, clients, broadcast, release, key, inner)
             v = torch.lerp(state["v"], noised(step.value, release, clients, round_), self.beta)
             update, _ = clip_rows(v - state["g"], self.outer_clip)
             report = {"loss": step.loss, "clipped": step.clipped}

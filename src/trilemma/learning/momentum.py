@@ -24,7 +24,7 @@ from pydantic import Field
 from trilemma import models
 from trilemma.keys import Key
 from trilemma.learning.messages import Messages, one_vector
-from trilemma.learning.privatise import client_keys, draw_batch, noised
+from trilemma.learning.privatise import batch_gradients, noised
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.server import descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup
@@ -84,15 +84,7 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
         return Start(state, {"momentum": torch.zeros(len(ids), model.dim)}, state)
 
     def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
-        batch = draw_batch(clients, settings.batch_size, release, key.fold("batch"))
-        step = models.gradients(
-            clients.model,
-            broadcast["params"],
-            batch,
-            clip=clip,
-            weight_decay=settings.weight_decay,
-            keys=client_keys(clients, key),
-        )
+        step = batch_gradients(settings, clients, broadcast, release, key, clip)
         gradient = noised(step.value, release, clients, round_)
         momentum = torch.lerp(gradient, state["momentum"], beta(round_))
         report = {"loss": step.loss, "clipped": step.clipped}

@@ -11,13 +11,15 @@ In lp-proj w lives in R^d, d ≪ D: noise of the same scale per coordinate then 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from trilemma import models
 from trilemma.data.types import Batch
 from trilemma.keys import Key
-from trilemma.learning.protocol import Clients
+from trilemma.learning.protocol import Clients, State
 from trilemma.privacy.types import NoiseLaw, Release
 
 
@@ -31,6 +33,37 @@ def draw_batch(clients: Clients, size: int, release: Release | None, key: Key) -
 def client_keys(clients: Clients, key: Key) -> list[Key]:
     """Return the key that each client's model draws from (dropout), the same in whatever company it steps."""
     return [key.fold("client", i) for i in clients.ids]
+
+
+class BatchSettings(Protocol):
+    """What an algorithm says about its gradients: examples in a batch, and weight decay."""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples per client and round."""
+
+    @property
+    def weight_decay(self) -> float:
+        """λ: adds λθ to every gradient."""
+
+
+def batch_gradients(
+    settings: BatchSettings,
+    clients: Clients,
+    broadcast: State,
+    release: Release | None,
+    key: Key,
+    clip: models.Clip | None = None,
+) -> models.Gradients:
+    """Draw each client's batch of a round and return its gradients at the broadcast model."""
+    return models.gradients(
+        clients.model,
+        broadcast["params"],
+        draw_batch(clients, settings.batch_size, release, key.fold("batch")),
+        clip=clip or models.Clip.none(),
+        weight_decay=settings.weight_decay,
+        keys=client_keys(clients, key),
+    )
 
 
 def clip_rows(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
