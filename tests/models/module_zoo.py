@@ -264,7 +264,9 @@ ZOO: dict[str, Exhibit] = {
         _labels(2),
         MLP,
     ),
-    "resnet-group": Exhibit(lambda: resnet(lambda c: nn.GroupNorm(2, c)), _floats(3, 8, 8), _labels(5), MLP),
+    "resnet-group": Exhibit(
+        lambda: resnet(lambda c: nn.GroupNorm(2, c)), _floats(3, 16, 16), _labels(5), MLP
+    ),
     "resnet-batch": Exhibit(lambda: resnet(nn.BatchNorm2d), _floats(3, 16, 16), _labels(5), MLP, mixes=True),
     "vit": Exhibit(VisionTransformer, _floats(3, 8, 8), _labels(5), MLP),
     "bert": Exhibit(

@@ -10,7 +10,15 @@ A new model is one file here with a `ModelOptions` class, entered in `models`.
 from trilemma.models.catalogue import ModelOptions, build, models
 from trilemma.models.clipping import Clip
 from trilemma.models.flat import flatten, unflatten
-from trilemma.models.modules import from_module, state_dict
+from trilemma.models.modules import (
+    Paths,
+    couples,
+    from_module,
+    paths,
+    state_dict,
+    token_cross_entropy,
+    verify,
+)
 from trilemma.models.scoring import Score, evaluate
 from trilemma.models.stacked import Gradients, gradients
 from trilemma.models.types import Buffers, Examples, Inputs, Model, Params, Segment
@@ -25,16 +33,21 @@ __all__ = [
     "Model",
     "ModelOptions",
     "Params",
+    "Paths",
     "Score",
     "Segment",
     "build",
+    "couples",
     "evaluate",
     "flatten",
     "from_module",
     "gradients",
     "models",
+    "paths",
     "state_dict",
+    "token_cross_entropy",
     "unflatten",
+    "verify",
 ]
 
 discover(__name__)

@@ -36,6 +36,8 @@ class Request:
     inner: bool = False
     buffers: Buffers = field(default_factory=dict)
     keys: Sequence[Key] | None = None
+    dropout: bool = True
+    """Whether the model drops what it would drop in training."""
     first: int = 0
     """Number of the first example within its client's batch."""
 
@@ -67,7 +69,9 @@ class Engine(Protocol):
     def require(self, model: Model, batch: Examples, by_example: bool) -> None:
         """Refuse a model or a batch for which the gradients asked for would be wrong."""
 
-    def groups(self, model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice, slice]]:
+    def groups(
+        self, model: Model, batch: Examples, memory: int, personal: bool
+    ) -> Iterator[tuple[slice, slice]]:
         """Cut the (client, example) plane into groups that go through together."""
 
     def footprint(self, model: Model, x: Inputs, lead: int) -> int:

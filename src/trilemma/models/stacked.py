@@ -136,7 +136,7 @@ def _sums(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: _W
     norms, kept = theta.new_zeros((clients, size)), theta.new_zeros(clients)
     statistics: dict[str, list[Tensor]] = {name: [] for name in work.buffers}
     engine = model.engine or TAPE
-    for rows, columns in engine.groups(model, batch, work.memory):
+    for rows, columns in engine.groups(model, batch, work.memory, theta.dim() == 2):
         share = weight[rows, columns]
         own = theta[rows] if theta.dim() == 2 else theta
         request = Request(

@@ -72,7 +72,9 @@ class TapeEngine:
             )
         groups.require_tape(model, tuple(x.shape[2:]))
 
-    def groups(self, model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice, slice]]:
+    def groups(
+        self, model: Model, batch: Examples, memory: int, personal: bool
+    ) -> Iterator[tuple[slice, slice]]:
         """See `Engine`."""
         return groups.groups(model, batch, memory)
 

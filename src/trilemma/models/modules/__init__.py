@@ -1,5 +1,6 @@
 """Any `torch.nn.Module` as a model."""
 
 from trilemma.models.modules.adapter import from_module, state_dict, token_cross_entropy
+from trilemma.models.modules.checks import Paths, couples, paths, verify
 
-__all__ = ["from_module", "state_dict", "token_cross_entropy"]
+__all__ = ["Paths", "couples", "from_module", "paths", "state_dict", "token_cross_entropy", "verify"]

@@ -56,7 +56,7 @@ def from_module(
     trained = {key: part for key, part in skeleton.named_parameters() if part.requires_grad}
     if not trained:
         raise UserError(f"{type(given).__name__} has no parameter with requires_grad: nothing to train")
-    start = torch.cat([part.detach().flatten().float() for part in trained.values()])
+    start = torch.cat([part.detach().flatten().float().cpu() for part in trained.values()])
     for part in trained.values():
         part.data.fill_(
             torch.nan
@@ -75,7 +75,13 @@ def from_module(
     }
     one = _one(loss)
     source = Source(
-        skeleton, trained, loss if coupled else one, {id(part): key for key, part in buffers.items()}, coupled
+        module=skeleton,
+        trained=trained,
+        given=loss,
+        loss=loss if coupled else one,
+        many=None if coupled else _many(loss),
+        statistics={id(part): key for key, part in buffers.items()},
+        coupled=coupled,
     )
     engine = ModuleEngine(source, place=_placed)
 
@@ -83,7 +89,7 @@ def from_module(
         if isinstance(module, nn.Module):
             return start.clone()
         fresh = dict(_seeded(module, key).named_parameters())
-        return torch.cat([fresh[part].detach().flatten().float() for part, _ in shapes])
+        return torch.cat([fresh[part].detach().flatten().float().cpu() for part, _ in shapes])
 
     return Model(
         name=name or type(given).__name__,
@@ -117,6 +123,25 @@ def _one(loss: Loss) -> Loss:
         return plain(outputs, targets).mean()
 
     return one
+
+
+def _many(loss: Loss) -> Loss | None:
+    """Return the losses of a batch's examples where the loss can be had without its mean, else None."""
+    kinds = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss, nn.CrossEntropyLoss)
+    if not isinstance(loss, kinds) or type(loss) not in kinds or loss.reduction != "mean":
+        return None
+    single: nn.modules.loss._Loss = copy.deepcopy(loss)
+    single.reduction = "none"
+    one = _one(loss)
+
+    def many(outputs: Any, targets: Tensor) -> Tensor:
+        if isinstance(single, nn.CrossEntropyLoss) and targets.dim() != 1:
+            # Positions to be ignored do not count in an example's mean.
+            return vmap(one)(outputs.unsqueeze(1), targets.unsqueeze(1))
+        found: Tensor = single(outputs, targets)
+        return found if found.dim() == 1 else found.flatten(1).mean(1)
+
+    return many
 
 
 def token_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -175,20 +200,25 @@ def _forward(engine: ModuleEngine, params: Params, x: Inputs, tape: Tape | None 
     personal = any(value.dim() > source.trained[name].dim() for name, value in params.items())
     apart = personal or any(len(part) > 1 for part in buffers.values())
     outputs = []
-    with scoring(source.module):
-        # One model on the examples of several clients: they are one batch.
-        for row in range(len(first)) if apart else [slice(None)]:
-            own = {name: value[row] if personal else value for name, value in params.items()}
-            mine = {name: part[row] if apart else part.flatten(0, 1) for name, part in columns.items()}
-            statistics = Statistics(
-                source.statistics, {name: part[row if len(part) > 1 else 0] for name, part in buffers.items()}
-            )
-            with Recorder(source.slots(own, own), None, Log(), Draws(None), statistics):
-                outputs.append(source.call(mine[""] if isinstance(x, Tensor) else mine))
+    # One model on the examples of several clients: they are one batch.
+    for row in range(len(first)) if apart else [0]:
+        own = {name: value[row] if personal else value for name, value in params.items()}
+        mine = {name: part[row] if apart else part.flatten(0, 1) for name, part in columns.items()}
+        statistics = Statistics(
+            source.statistics, {name: part[row if len(part) > 1 else 0] for name, part in buffers.items()}
+        )
+        outputs.append(outputs_of(source, own, mine[""] if isinstance(x, Tensor) else mine, statistics))
     if apart:
         return torch.stack(outputs)
     result: Tensor = outputs[0].unflatten(0, first.shape[:2])
     return result
+
+
+def outputs_of(source: Source, params: Params, x: Inputs, statistics: Statistics | None = None) -> Any:
+    """Run a module on a batch (n, …) with parameters of one model, every part in eval mode."""
+    recorder = Recorder(source.slots(params, params), None, Log(), Draws(None), statistics)
+    with torch.no_grad(), scoring(source.module), recorder:
+        return source.call(x)
 
 
 @contextmanager
@@ -226,5 +256,5 @@ def state_dict(model: Model, flat: Tensor, buffers: Buffers | None = None) -> di
         elif id(part) in source.statistics and buffers is not None:
             found[key] = buffers[source.statistics[id(part)]].detach().cpu().reshape(part.shape).clone()
         else:
-            found[key] = part.detach().clone()
+            found[key] = part.detach().cpu().clone()
     return found

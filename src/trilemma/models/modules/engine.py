@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.models.engine import Request
 from trilemma.models.flat import unflatten
 from trilemma.models.groups import cut
+from trilemma.models.modules.flat import Layout
 from trilemma.models.modules.operations import MixesExamples
 from trilemma.models.modules.passed import ModulePass
-from trilemma.models.modules.passes import Plan, Source, take
+from trilemma.models.modules.passes import Plan, Source, Way, take
 from trilemma.models.modules.recorder import Log
 from trilemma.models.types import Examples, Inputs, Model, each_column
 
@@ -26,10 +28,11 @@ class Structure:
     """How examples of one shape go through a module.
 
     `operations` names, for every trained parameter, the operations that use it; `formed` those whose
-    gradients autograd forms. `bytes` is what one example needs. `note` says why vmap cannot be used.
+    gradients autograd forms. `bytes` is what one example needs. `note` says why no better way was possible.
     """
 
-    mapped: bool
+    way: Way
+    layouts: tuple[Layout, ...]
     operations: Mapping[str, tuple[str, ...]]
     formed: frozenset[str]
     bytes: int
@@ -44,10 +47,15 @@ class ModuleEngine:
     source: Source
     found: dict[Any, Structure] = field(default_factory=dict, repr=False)
     sources: dict[torch.device, Source] = field(default_factory=dict, repr=False)
+    apart: bool = False
+    """Whether the examples of a batch are known not to be coupled."""
     place: Callable[[Source, torch.device], Source] | None = None
 
     def require(self, model: Model, batch: Examples, by_example: bool) -> None:
         """Refuse clipping per example where no example has a gradient of its own."""
+        self.structure(model, batch)
+        if not self.source.coupled and not self.apart and len(batch.y[0]) > 1:
+            self._require_apart(model, batch)
         if not by_example:
             return
         if model.buffers:
@@ -64,6 +72,25 @@ class ModuleEngine:
                 "loss that is a mean over examples"
             )
 
+    def _require_apart(self, model: Model, batch: Examples) -> None:
+        """Refuse a loss that couples the examples of a batch and does not say so: once for every model."""
+        from trilemma.models.modules.checks import couples
+
+        found = "" if model.buffers else couples(model, self._probed(model, batch.y.device), batch)
+        if found:
+            raise MixesExamples(
+                f"{found} of {model.name!r} couples the examples of a batch: their loss together is no "
+                "mean of their own. Say coupled=True in from_module: then every client's batch is taken "
+                "as a whole, and can be clipped per client (Clip.client), not per example. For that, use "
+                "a loss that is a mean over examples"
+            )
+        self.apart = True
+
+    def _probed(self, model: Model, device: torch.device) -> Tensor:
+        """Return parameters without accidental zeros."""
+        noise = torch.randn(model.dim, generator=Key(0).fold("probe").torch())
+        return (model.init(Key(0)) + 0.02 * noise).to(device)
+
     def structure(self, model: Model, batch: Examples) -> Structure:
         """Send two examples through and see; the same for all batches of these shapes."""
         columns = {"": batch.x} if isinstance(batch.x, Tensor) else batch.x
@@ -77,10 +104,20 @@ class ModuleEngine:
             self.found[signature] = self._probe(model, batch)
         return self.found[signature]
 
-    def groups(self, model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice, slice]]:
+    def groups(
+        self, model: Model, batch: Examples, memory: int, personal: bool
+    ) -> Iterator[tuple[slice, slice]]:
         """See `Engine`."""
-        each = self.structure(model, batch).bytes
-        return cut(batch, each, 4 * model.dim, memory, whole=self.whole(model))
+        structure = self.structure(model, batch)
+        parts = cut(batch, structure.bytes, 4 * model.dim, memory, whole=self.whole(model))
+        if personal and structure.way == "flat":
+            # One batch has one model: clients with models of their own go one by one.
+            parts = (
+                (slice(row, row + 1), columns)
+                for rows, columns in parts
+                for row in range(rows.start, rows.stop)
+            )
+        return parts
 
     def footprint(self, model: Model, x: Inputs, lead: int) -> int:
         """See `Engine`; of the largest example seen so far."""
@@ -97,9 +134,10 @@ class ModuleEngine:
         batch = _Batch(request.x, request.y)
         structure = self.structure(model, batch)
         request, empty = _without_padding(request)
-        whole = self.whole(model)
-        mapped = structure.mapped and not (self.source.coupled and request.padded)
-        plan = Plan(whole or (not mapped and not request.by_example), mapped)
+        way = structure.way
+        if self.source.coupled and request.padded:
+            way = "looped"
+        plan = Plan(way, self.whole(model), structure.layouts)
         done = self._take(model, request, plan, Log(guarded=structure.inplace))
         return (
             replace(done, empty=empty, loss=torch.where(empty, 0.0, done.loss)) if empty is not None else done
@@ -117,41 +155,108 @@ class ModuleEngine:
         return take(self.at(request.params.device), named, request, plan, log)
 
     def _probe(self, model: Model, batch: Examples) -> Structure:
-        size = min(2, batch.y.shape[1])
+        """Try the ways on a few examples, at parameters without accidental zeros."""
+        size = batch.y.shape[1]
+        index = torch.arange(PROBED, device=batch.y.device) % min(2, size)
         request = Request(
-            params=model.init(Key(0)).to(batch.y.device),
-            x=each_column(batch.x, lambda column: column[:1, :size]),
-            y=batch.y[:1, :size],
-            share=torch.full((1, size), 1.0 / size, device=batch.y.device),
+            params=self._probed(model, batch.y.device),
+            x=each_column(batch.x, lambda column: column[:1, index]),
+            y=batch.y[:1, index],
+            share=torch.full((1, PROBED), 1.0 / PROBED, device=batch.y.device),
             padded=False,
             by_example=not self.whole(model),
-            keys=[Key(0)],
+            dropout=False,
         )
+        few = replace(
+            request,
+            x=each_column(request.x, lambda column: column[:, : min(2, size)]),
+            y=request.y[:, : min(2, size)],
+            share=request.share[:, : min(2, size)],
+        )
+        notes: list[str] = []
+        with unchanged(self.at(request.y.device).module):
+            if not self.whole(model):
+                found = self._try(model, request, "flat", notes)
+                if found is not None and self._agrees(model, found[0], few):
+                    return _structure(model, "flat", found[1], found[2], PROBED, "")
+            found = self._try(model, request, "mapped", notes)
+            if found is not None:
+                return _structure(model, "mapped", found[1], found[2], PROBED, "; ".join(notes))
+            log = Log()
+            self._take(model, few, Plan("looped", self.whole(model)), log)
+        return _structure(model, "looped", log, _Saved(), PROBED, "; ".join(notes))
+
+    def _try(
+        self, model: Model, request: Request, way: Way, notes: list[str]
+    ) -> tuple[ModulePass, Log, _Saved] | None:
         log, saved = Log(), _Saved()
         try:
             with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
-                self._take(model, request, Plan(self.whole(model), True), log)
-            mapped, note = True, ""
+                return self._take(model, request, Plan(way, self.whole(model)), log), log, saved
         except UserError:
             raise
-        except Exception as error:
-            log, mapped, note = Log(), False, f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            self._take(model, request, Plan(self.whole(model), False), log)
-        operations: dict[str, list[str]] = {}
-        for record in log.records:
-            for name, _ in record.blocks:
-                operations.setdefault(name, []).append(record.operation)
-        for name, operation in log.formed.items():
-            operations.setdefault(name, []).append(operation)
-        formed = sum(4 * segment.size for segment in model.tensors if segment.name in log.formed)
-        written = sum(4 * (record.grad.numel() if record.grad is not None else 0) for record in log.records)
-        return Structure(
-            mapped,
-            {name: tuple(dict.fromkeys(used)) for name, used in operations.items()},
-            frozenset(log.formed),
-            (saved.bytes + written) // size + (formed if not self.whole(model) else 0) + 1,
-            log.inplace,
-            note,
+        except Exception as error:  # whatever a module does that this way does not know
+            notes.append(f"not {way}: {str(error).splitlines()[0]}")
+            return None
+
+    def _agrees(self, model: Model, found: ModulePass, few: Request) -> bool:
+        """Compare every parameter's gradients of two examples with a loop's: were the examples told apart?"""
+        slow = self._take(model, few, Plan("looped"), Log())
+        count = few.y.shape[1]
+        for name, parts in slow.terms.items():
+            expected = parts[None][0].formed()
+            blocks = found.terms.get(name, {})
+            actual = torch.zeros_like(expected)
+            for rows, terms in blocks.items():
+                target = actual if rows is None else actual[:, :, rows[0] : rows[1]]
+                for term in terms:
+                    target += term.formed()[:, :count].view(target.shape)
+            if not float((actual - expected).norm()) <= 1e-3 * float(expected.norm()) + 1e-12:
+                return False
+        return True
+
+
+PROBED = 7
+"""Examples in the batch that finds out where they lie: a length that few other axes have."""
+
+
+def _structure(model: Model, way: Way, log: Log, saved: _Saved, size: int, note: str) -> Structure:
+    operations: dict[str, list[str]] = {}
+    for record in log.records:
+        for name, _ in record.blocks:
+            operations.setdefault(name, []).append(record.operation)
+    for name, operation in log.formed.items():
+        operations.setdefault(name, []).append(operation)
+    formed = sum(4 * segment.size for segment in model.tensors if segment.name in log.formed)
+    written = sum(4 * record.grad.numel() for record in log.records if record.grad is not None)
+    used = {name: tuple(dict.fromkeys(found)) for name, found in operations.items()}
+    each = (saved.bytes + written) // size + formed + 1
+    return Structure(way, log.layouts, used, frozenset(log.formed), each, log.inplace, note)
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Refuse a module whose forward pass changes its buffers; batch normalisation's are kept per client."""
+    skip = {
+        id(buffer)
+        for part in module.modules()
+        if isinstance(part, nn.modules.batchnorm._BatchNorm)
+        for buffer in part.buffers()
+    }
+    before = {
+        name: (buffer, buffer._version) for name, buffer in module.named_buffers() if id(buffer) not in skip
+    }
+    yield
+    now = dict(module.named_buffers())
+    changed = [
+        name
+        for name, (buffer, version) in before.items()
+        if now[name] is not buffer or buffer._version != version
+    ]
+    if changed:
+        raise UserError(
+            f"the module's forward pass changes its buffers {changed}: clients that step side by side would "
+            "change them for each other. Put these parts in eval mode, or take the statistics out of forward"
         )
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.models.modules.convolutions import Convolved, Window
+from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.recorder import Part, Recorder, Slot
+from trilemma.models.modules.sequences import gru, lstm, multi_head_attention
 from trilemma.models.modules.terms import Lookup, Product, Scale, Shift
 
 Operation = Callable[..., Any]
@@ -331,7 +333,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Attention by hand, where its weights are dropped by keys or vmap has no rule for the CPU's kernel."""
-    if enable_gqa or (dropout_p == 0.0 and (recorder.frame is None or query.is_cuda)):
+    if enable_gqa or (dropout_p == 0.0 and (not isinstance(recorder.frame, Frame) or query.is_cuda)):
         return NotImplemented
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
@@ -344,6 +346,16 @@ def attention(
     if dropout_p == 0.0:
         return weights @ value
     return (weights * recorder.draws.kept(weights.shape, dropout_p, weights)) @ value
+
+
+def random(recorder: Recorder, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuse draws that do not come from keys; in scoring they are the module's affair."""
+    if not torch.is_grad_enabled() or recorder.draws.off:
+        return NotImplemented
+    raise UserError(
+        f"the module's forward pass draws from torch's own generator ({func.__name__}): gradients would "
+        "differ from run to run. Use nn.Dropout, which draws from keys, or draw outside the module"
+    )
 
 
 def positions(values: Tensor) -> Tensor:
@@ -363,7 +375,30 @@ def _each(setting: Any, axes: int) -> tuple[int, ...]:
     )
 
 
+RANDOM = (
+    *(
+        torch.rand,
+        torch.randn,
+        torch.randint,
+        torch.rand_like,
+        torch.randn_like,
+        torch.bernoulli,
+        torch.normal,
+    ),
+    *(
+        torch.multinomial,
+        torch.randperm,
+        torch.Tensor.bernoulli,
+        torch.Tensor.bernoulli_,
+        torch.Tensor.normal_,
+    ),
+    *(torch.Tensor.uniform_, torch.Tensor.multinomial, torch.Tensor.exponential_, F.alpha_dropout),
+    *(F.feature_alpha_dropout, F.gumbel_softmax),
+)
+"""Functions that draw from torch's own generator."""
+
 OPERATIONS: dict[Any, Operation] = {
+    **dict.fromkeys(RANDOM, random),
     F.linear: linear,
     torch.addmm: addmm,
     torch.matmul: matmul,
@@ -385,4 +420,7 @@ OPERATIONS: dict[Any, Operation] = {
     F.dropout2d: feature_dropout,
     F.dropout3d: feature_dropout,
     F.scaled_dot_product_attention: attention,
+    F.multi_head_attention_forward: multi_head_attention,
+    torch.lstm: lstm,
+    torch.gru: gru,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.utils.checkpoint
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from trilemma.models.engine import Request
+from trilemma.models.modules.flat import FlatFrame, Layout
 from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.passed import ModulePass, Rows, collect
 from trilemma.models.modules.randomness import Draws, seeds_of
@@ -33,9 +34,13 @@ class Source:
 
     module: nn.Module
     trained: Mapping[str, nn.Parameter]
+    given: Callable[[Any, Tensor], Tensor]
+    """The loss as it was given."""
     loss: Callable[[Any, Tensor], Tensor]
     statistics: Mapping[int, str]
     coupled: bool = False
+    many: Callable[[Any, Tensor], Tensor] | None = None
+    """The loss of every example of a batch, where there is a quicker way than one by one."""
 
     def call(self, x: Inputs) -> Any:
         """Run the module on a batch: a tensor is its argument, columns are passed by name."""
@@ -44,22 +49,29 @@ class Source:
 
     def slots(self, values: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[int, Slot]:
         """Return what stands for every trained parameter."""
-        return {
-            id(parameter): Slot(name, values[name].to(parameter.dtype), own[name].to(parameter.dtype))
-            for name, parameter in self.trained.items()
-        }
+        slots = {}
+        for name, parameter in self.trained.items():
+            value = values[name].to(parameter.dtype)
+            same = own[name] is values[name]
+            slots[id(parameter)] = Slot(name, value, value if same else own[name].to(parameter.dtype))
+        return slots
 
 
 @dataclass(frozen=True)
 class Plan:
     """How a group goes through.
 
-    `whole` shows the module a client's batch at a time, else it sees one example; `mapped` hides the other
-    axes under vmap, else they are gone through one by one.
+    `whole` shows the module a client's batch at a time, else it sees one example; the other axes are hidden
+    under vmap ("mapped"), or gone through one by one ("looped"). "flat" shows it all examples as one batch;
+    `layouts` then says where they lie.
     """
 
-    whole: bool
-    mapped: bool
+    way: Way
+    whole: bool = False
+    layouts: tuple[Layout, ...] | None = None
+
+
+Way = Literal["flat", "mapped", "looped"]
 
 
 def take(source: Source, params: Mapping[str, Tensor], request: Request, plan: Plan, log: Log) -> ModulePass:
@@ -67,7 +79,7 @@ def take(source: Source, params: Mapping[str, Tensor], request: Request, plan: P
     seeds = None
     if request.keys is not None:
         seeds = seeds_of(request.keys, request.first, request.y.shape[1], request.y.device)
-    through = _mapped if plan.mapped else _looped
+    through = {"flat": _flat, "mapped": _mapped, "looped": _looped}[plan.way]
     with torch.enable_grad(), plainly(source, log):
         return through(source, params, request, plan, seeds, log)
 
@@ -106,9 +118,9 @@ def _mapped(
         frame = Frame(anchor, axes)
         statistics = Statistics(source.statistics, buffers, present) if plan.whole else None
         slots = source.slots(values, own)
-        with Recorder(slots, frame, log, Draws(seeds), statistics):
+        with Recorder(slots, frame, log, Draws(seeds, not request.dropout), statistics):
             if plan.whole:
-                loss = losses(source, source.call(x), y, share)
+                loss = losses(source, source.call(x), y, share).sum()
             else:
                 loss = source.loss(source.call(each_column(x, lambda column: column[None])), y[None]) * share
         if statistics is not None:
@@ -141,6 +153,39 @@ def _mapped(
     return ModulePass(loss, collect(parts, shapes), params, (clients, size), updated)
 
 
+def _flat(
+    source: Source,
+    params: Mapping[str, Tensor],
+    request: Request,
+    plan: Plan,
+    seeds: Tensor | None,
+    log: Log,
+) -> ModulePass:
+    """Show the module all examples as one batch; the parameters are shared."""
+    shape = (request.share.shape[0], request.share.shape[1])
+    anchor = torch.zeros(shape, device=request.share.device, requires_grad=True)
+    frame = FlatFrame(anchor, shape, plan.layouts)
+    values = {name: value[0] for name, value in params.items()}
+    draws = Draws(None if seeds is None else seeds.flatten(), not request.dropout)
+    # A parameter with a first axis of length one is broadcast along the examples: each can have its own.
+    own = {
+        name: value.expand(anchor.numel(), *value.shape[1:]).detach().requires_grad_()
+        for name, value in values.items()
+        if value.dim() > 1 and len(value) == 1
+    }
+    with Recorder(source.slots(values, {**values, **own}), frame, log, draws):
+        outputs = source.call(each_column(request.x, lambda column: column.flatten(0, 1)))
+        found = losses(source, outputs, request.y.flatten(0, 1), request.share.flatten()).view(shape)
+    _, *grads = torch.autograd.grad(found.sum(), [anchor, *own.values()], allow_unused=True)
+    log.layouts = tuple(frame.layouts)
+    parts: list[Part] = [part for record in log.records for part in record.parts()]
+    for name, grad in zip(own, grads, strict=True):
+        if grad is not None:
+            parts.append(((name, None), Whole(grad.view(*shape, 1, *grad.shape[1:]))))
+    shapes = {name: value.shape[1:] for name, value in params.items()}
+    return ModulePass(found.detach().sum(1), collect(parts, shapes), params, shape)
+
+
 def _copies(value: Tensor, lead: tuple[int, ...], personal: bool) -> Tensor:
     """Return a copy of a parameter (k or 1, …) for each of `lead`, without taking memory, to be followed."""
     wide = value.unsqueeze(1) if len(lead) == 2 else value
@@ -155,7 +200,7 @@ def _looped(
     seeds: Tensor | None,
     log: Log,
 ) -> ModulePass:
-    """Go through clients, or examples, one by one, by autograd alone."""
+    """Go through clients, or examples, one by one, by autograd alone; losses one by one too."""
     clients, size = request.share.shape
     total = request.share.new_zeros(clients)
     each: dict[str, list[Tensor]] = {name: [] for name in params}
@@ -179,10 +224,14 @@ def _looped(
         statistics = Statistics(
             source.statistics, {name: part[row] for name, part in request.buffers.items()}
         )
-        draws = Draws(None if seeds is None else seeds[row, columns][keep])
+        draws = Draws(None if seeds is None else seeds[row, columns][keep], not request.dropout)
         with Recorder(source.slots(values, own), None, log, draws, statistics):
             outputs = source.call(mine[""] if isinstance(request.x, Tensor) else mine)
-            loss = losses(source, outputs, request.y[row, columns][keep], share[keep])
+            targets = request.y[row, columns][keep]
+            if request.by_example:
+                loss = source.loss(outputs, targets) * share.sum()
+            else:
+                loss = losses(source, outputs, targets, share[keep]).sum()
         if not bool(present.any()):
             loss = loss * 0.0
         total[row] += loss.detach()
@@ -201,11 +250,13 @@ def _looped(
 
 
 def losses(source: Source, outputs: Any, y: Tensor, share: Tensor) -> Tensor:
-    """Return Σ_i w_i ℓ_i of a client's batch; of a coupled loss the batch's, weighted by all of the w_i."""
+    """Return every example's w_i ℓ_i; of a coupled loss the batch's, weighted by all of the w_i."""
     if source.coupled:
         return source.loss(outputs, y) * share.sum()
+    if source.many is not None:
+        return source.many(outputs, y) * share
     rows = torch.utils._pytree.tree_map_only(Tensor, lambda part: part.unsqueeze(1), (outputs, y))
-    return (vmap(source.loss)(*rows) * share).sum()
+    return vmap(source.loss)(*rows) * share
 
 
 @contextmanager

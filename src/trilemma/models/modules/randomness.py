@@ -22,34 +22,45 @@ _GOLDEN = -7046029254386353131  # 2⁶⁴/φ, as a signed integer
 class Draws:
     """The draws of one forward pass.
 
-    `seeds` is () for one example, (b,) for a client's batch whose examples lie on the first axis of what is
-    dropped; None: the module may not draw.
+    `seeds` is () for one example, (b,) for a batch whose examples lie on the first or second axis of what is
+    dropped; None: the module may not draw. `off`: nothing is dropped.
     """
 
     seeds: Tensor | None
+    off: bool = False
     count: int = field(default=0)
 
     def kept(self, shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
         """Return a mask of `shape`: 0 with probability `rate`, else 1/(1 − rate)."""
+        if self.off:
+            return like.new_ones(())
         if self.seeds is None:
             raise UserError(
                 "this module draws random numbers (dropout): give models.gradients keys, one per client"
             )
         self.count += 1
         shape = tuple(shape)
-        if self.seeds.dim() and shape[0] % self.seeds.shape[0]:
-            raise UserError(
-                f"dropout on a tensor {shape}: its first axis does not hold the {self.seeds.shape[0]} "
-                "examples of the batch, so it is unknown which of them each value belongs to"
-            )
         if rate >= 1.0:
             return like.new_zeros(shape)
         seeds = _mix64(self.seeds + _wrapped(self.count * _GOLDEN)).to(torch.int32)
-        own = shape if not seeds.dim() else (shape[0] // seeds.shape[0], *shape[1:])
+        examples = len(seeds) if seeds.dim() else 1
+        if seeds.dim() and shape[0] != examples and len(shape) > 1 and shape[1] == examples:
+            # Time first: as if every example came alone, (time, 1, …), each beside the other.
+            own = (shape[0], 1, *shape[2:])
+            return self._mask(seeds, own, rate, like).movedim(0, 1).reshape(shape)
+        if shape[0] % examples:
+            raise UserError(
+                f"dropout on a tensor {shape}: neither of its first axes holds the {examples} examples of "
+                "the batch, so it is unknown which of them each value belongs to"
+            )
+        return self._mask(seeds, (shape[0] // examples, *shape[1:]), rate, like).reshape(shape)
+
+    def _mask(self, seeds: Tensor, own: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
+        """Return the masks (n, *own) of examples whose values have the shape `own`; of one: (*own)."""
         positions = _mix32(torch.arange(torch.Size(own).numel(), dtype=torch.int32, device=like.device))
         bits = _mix32(positions ^ (seeds[:, None] if seeds.dim() else seeds)) & 0x7FFFFFFF
         keep = bits >= int(rate * 2**31)
-        return keep.reshape(shape).to(like.dtype) / (1.0 - rate)
+        return keep.reshape(*seeds.shape, *own).to(like.dtype) / (1.0 - rate)
 
 
 def seeds_of(keys: Sequence[Key], first: int, size: int, device: torch.device) -> Tensor:

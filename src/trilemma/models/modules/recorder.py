@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
+from trilemma.models.modules.flat import FlatFrame, Layout, NotFlat
 from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.statistics import Statistics
@@ -79,6 +80,8 @@ class Log:
     records: list[Record] = field(default_factory=list)
     formed: dict[str, str] = field(default_factory=dict)
     """Parameters whose gradients autograd forms, and the operation that asked for it."""
+    layouts: tuple[Layout, ...] = ()
+    """Where the examples lay, in a flat pass."""
     inplace: bool = False
     """Whether the module changed a tensor in place."""
     guarded: bool = True
@@ -91,7 +94,7 @@ class Recorder(TorchFunctionMode):
     def __init__(
         self,
         slots: dict[int, Slot],
-        frame: Frame | None,
+        frame: Frame | FlatFrame | None,
         log: Log,
         draws: Draws,
         statistics: Statistics | None = None,
@@ -103,23 +106,23 @@ class Recorder(TorchFunctionMode):
         self.draws = draws
         self.statistics = statistics
         self.kept: list[Tensor] = []
-        self._apply: Any = None
+        self._before: list[Any] = []
 
     def __enter__(self) -> Recorder:
         """Stand in the way of autograd functions too, which are no torch functions."""
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._apply = Function.__dict__["apply"]
+        self._before.append(Function.__dict__["apply"])
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             name = cls.__name__
-            return self._apply.__get__(None, cls)(*self.own(args, name), **self.own(kwargs, name))
+            return self._before[0].__get__(None, cls)(*self.own(args, name), **self.own(kwargs, name))
 
         type.__setattr__(Function, "apply", classmethod(apply))
         return self
 
     def __exit__(self, *exception: Any) -> None:
         """Step aside."""
-        type.__setattr__(Function, "apply", self._apply)
+        type.__setattr__(Function, "apply", self._before.pop())
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
@@ -160,6 +163,9 @@ class Recorder(TorchFunctionMode):
             slot = self.slot(tree)
             if slot is None:
                 return tree
+            flat = isinstance(self.frame, FlatFrame) and torch.is_grad_enabled()
+            if flat and slot.own is slot.value:
+                raise NotFlat(f"{slot.name} is used by {operation}, which is not known")
             if torch.is_grad_enabled():
                 self.log.formed.setdefault(slot.name, operation)
             return slot.own

@@ -1,0 +1,311 @@
+"""Modules in which others' gradients per example went wrong, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from model_oracles import Stack
+from module_zoo import WEIGHT, ZOO
+from test_modules_zoo import close, made, one_gradient
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trilemma import models
+from trilemma.errors import UserError
+from trilemma.keys import Key
+from trilemma.models import Clip
+
+KEYS = [Key(7).fold("client", i) for i in range(3)]
+
+
+def problem(module: nn.Module, *shape: int, classes: int = 4, loss=None):
+    generator = Key(5).torch()
+    model = models.from_module(module, loss or nn.CrossEntropyLoss())
+    x = torch.randn(3, 4, *shape, generator=generator)
+    return model, model.init(Key(1)), Stack(x, torch.randint(classes, (3, 4), generator=generator))
+
+
+def norms(model, theta, batch, **options):
+    return models.gradients(model, theta, batch, clip=Clip.example(torch.inf), **options).norms
+
+
+def test_tokens_that_come_twice_are_summed_before_they_are_squared_and_padding_counts_nothing():
+    net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(12, 4))
+    model = models.from_module(net, nn.CrossEntropyLoss())
+    ids = torch.tensor([[[1, 1, 1, 2], [0, 0, 3, 0]]])
+    batch = Stack(ids, torch.tensor([[1, 2]]))
+    exhibit = SimpleNamespace(x=ids, y=batch.y, loss=nn.CrossEntropyLoss())
+    expected = [one_gradient(net, model.init(Key(1)), exhibit, 0, [i]).norm() for i in range(2)]
+    torch.testing.assert_close(norms(model, model.init(Key(1)), batch)[0], torch.stack(expected))
+    value = models.gradients(model, model.init(Key(1)), batch).value[0, :3]
+    assert not value.any(), "the row of the padding token has no gradient"
+
+
+def test_an_empty_poisson_batch_has_gradient_zero_even_where_its_content_has_no_loss():
+    def mean_of_labelled(outputs: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, y, ignore_index=3)  # no labelled example: 0/0
+
+    model, theta, batch = problem(nn.Linear(6, 4), 6, loss=mean_of_labelled)
+    y = torch.where(batch.y == 3, 2, batch.y)
+    y[0], y[1, 2:] = 3, 3
+    weight = torch.tensor([[0.0] * 4, [0.25, 0.25, 0.0, 0.0], [0.25] * 4])
+    for clip in (Clip.none(), Clip.client(1.0), Clip.example(0.1)):
+        result = models.gradients(model, theta, Stack(batch.x, y, weight), clip=clip)
+        assert not result.value[0].any()
+        assert torch.isfinite(result.value).all()
+        assert result.loss[0] == 0
+
+
+def test_a_gradient_that_is_not_finite_stays_with_its_client():
+    model, theta, batch = problem(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)), 6)
+    batch.x[1, 2] = torch.nan
+    for clip in (Clip.none(), Clip.client(1.0), Clip.example(0.1)):
+        finite = models.gradients(model, theta, batch, clip=clip).value.isfinite().all(1)
+        assert finite.tolist() == [True, False, True]
+
+
+class Dropped(nn.Module):
+    """Dropout everywhere it is found: values, channels, attention, between layers of an LSTM."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 8, 0.4, batch_first=True)
+        self.lstm = nn.LSTM(8, 4, 2, dropout=0.5, batch_first=True)
+        self.channels = nn.Dropout1d(0.5)
+        self.head = nn.Linear(4, 4)
+        self.gain = nn.Parameter(torch.ones(4)) if own else None  # not known: takes the module to vmap
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.lstm(self.channels(self.layer(self.inner(x))))
+        return self.head(h.mean(1) if self.gain is None else h.mean(1) * self.gain)
+
+
+def test_dropout_depends_on_keys_alone():
+    torch.manual_seed(1)
+    net = Dropped(own=False)
+    model, theta, batch = problem(net, 5, 6)
+    with pytest.raises(UserError, match="keys"):
+        models.gradients(model, theta, batch)
+    found = models.gradients(model, theta, batch, keys=KEYS).value
+    assert torch.equal(found, models.gradients(model, theta, batch, keys=KEYS).value)
+    assert not torch.allclose(found, models.gradients(model, theta, batch, keys=KEYS[::-1]).value)
+    alone = Stack(batch.x[1:2], batch.y[1:2])
+    close(models.gradients(model, theta, alone, keys=KEYS[1:2]).value, found[1:2])
+    state = torch.random.get_rng_state()
+    clipped = models.gradients(model, theta, batch, keys=KEYS, clip=Clip.example(torch.inf)).value
+    close(clipped, found)
+    assert torch.equal(state, torch.random.get_rng_state()), "no global generator is touched"
+    # The same draws under vmap: with a gain of one it is the same function.
+    mapped = Dropped(own=True)
+    mapped.load_state_dict(net.state_dict(), strict=False)
+    other, theta, _ = problem(mapped, 5, 6)
+    assert (models.paths(model, batch).way, models.paths(other, batch).way) == ("flat", "mapped")
+    through = models.gradients(other, theta, batch, keys=KEYS).value
+    gain = next(segment for segment in other.tensors if segment.name == "gain")
+    close(torch.cat([through[:, : gain.start], through[:, gain.stop :]], 1), found)
+
+
+def test_dropout_keeps_the_share_it_should():
+    model, theta, _ = problem(nn.Sequential(nn.Dropout(0.3), nn.Linear(400, 1, bias=False)), 400, loss=_mean)
+    batch = Stack(torch.ones(3, 4, 400), torch.zeros(3, 4))
+    kept = (
+        models.gradients(model, theta, batch, keys=KEYS, clip=Clip.example(torch.inf)).norms.square() * 0.49
+    )
+    assert (kept / 400 - 0.7).abs().max() < 0.12
+    assert len(set(kept.flatten().tolist())) > 6, "every example drops its own"
+
+
+def _mean(outputs: Tensor, y: Tensor) -> Tensor:
+    return outputs.mean()
+
+
+class Counting(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.inner = how, nn.Linear(6, 4)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "in place":
+            self.scale.mul_(1.0)
+        if self.how == "anew":
+            self.scale = self.scale + 0.1 * x.mean().detach()
+        return self.inner(x) * self.scale
+
+
+def test_buffers_are_kept_and_those_that_forward_changes_are_refused():
+    model, theta, batch = problem(Counting("never"), 6)
+    assert models.state_dict(model, theta)["scale"] == 2.0
+    assert models.gradients(model, theta, batch).value.any()
+    for how in ("in place", "anew"):
+        model, theta, batch = problem(Counting(how), 6)
+        with pytest.raises(UserError, match=r"changes its buffers \['scale'\]"):
+            models.gradients(model, theta, batch)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.head, self.reentrant = nn.Linear(6, 6), nn.Linear(6, 4), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.inner(x))
+        return self.head(checkpoint(lambda h: torch.relu(self.inner(h)), h, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_parts(reentrant):
+    net = Checkpointed(reentrant)
+    model, theta, batch = problem(net, 6)
+    result = models.gradients(model, theta, batch, clip=Clip.example(torch.inf))
+    exhibit = SimpleNamespace(x=batch.x, y=batch.y, loss=nn.CrossEntropyLoss())
+    plain = Checkpointed(False)
+    close(result.value[:1], one_gradient(plain, theta, exhibit, 0, [0, 1, 2, 3])[None])
+    assert torch.utils.checkpoint.CheckpointFunction.__name__ == "CheckpointFunction"
+
+
+class Autocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.inner(x).float()
+
+
+def test_norms_are_summed_in_float32_under_bfloat16():
+    model, theta, batch = problem(Autocast(), 10, 64, loss=lambda outputs, y: outputs.mean(1).square().sum())
+    result = models.gradients(model, theta, batch, clip=Clip.example(1e-3))
+    assert result.value.dtype == result.norms.dtype == torch.float32
+    formed = torch.stack(
+        [
+            models.gradients(model, theta, Stack(batch.x[i : i + 1, j : j + 1], batch.y[:1, :1]))
+            .value[0]
+            .norm()
+            for i in range(3)
+            for j in range(4)
+        ]
+    )
+    torch.testing.assert_close(result.norms.flatten(), formed, rtol=1e-3, atol=1e-6)
+
+
+def test_coupled_examples_are_found_and_refused():
+    def cox(risk: Tensor, y: Tensor) -> Tensor:
+        order = y.argsort(descending=True)
+        ranked = risk.flatten()[order]
+        return (torch.logcumsumexp(ranked, 0) - ranked).mean()
+
+    net = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1))
+    times = torch.rand(3, 4, generator=Key(3).torch())
+    x = torch.randn(3, 4, 6, generator=Key(4).torch())
+    silent = models.from_module(net, cox)
+    assert models.couples(silent, silent.init(Key(1)), Stack(x, times)) == "the loss"
+    with pytest.raises(UserError, match="coupled=True"):
+        models.gradients(silent, silent.init(Key(1)), Stack(x, times))
+    model = models.from_module(net, cox, coupled=True)
+    with pytest.raises(UserError, match="Clip per client"):
+        models.gradients(model, model.init(Key(1)), Stack(x, times), clip=Clip.example(1.0))
+    weight = torch.tensor([[0.25] * 4, [0.5, 0.5, 0.0, 0.0], [0.25] * 4])
+    exhibit = SimpleNamespace(x=x, y=times, loss=cox)
+    for given, columns in ((None, [0, 1, 2, 3]), (weight, [0, 1])):
+        result = models.gradients(model, model.init(Key(1)), Stack(x, times, given)).value
+        close(result[1:2], one_gradient(net, model.init(Key(1)), exhibit, 1, columns)[None])
+    language = ZOO["language"]
+    tokens = models.from_module(made("language"), language.loss)
+    assert models.couples(tokens, tokens.init(Key(1)), Stack(language.x, language.y)) == ""
+
+
+class Interleaved(nn.Module):
+    """Examples lie inside time: no axis of their own, in blocks of the wrong order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time = x.transpose(0, 1).reshape(-1, 6)
+        return self.head(torch.tanh(self.inner(time)).view(x.shape[1], x.shape[0], 4).mean(0))
+
+
+def test_examples_in_an_unusual_place_are_told_apart_all_the_same():
+    model, theta, batch = problem(Interleaved(), 5, 6)
+    assert models.paths(model, batch).way == "mapped"
+    assert models.verify(model, theta, batch) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["cnn", "vit", "bert", "tagger", "custom", "twice"])
+def test_verify_accepts_what_is_right(name):
+    if name == "bert":
+        pytest.importorskip("transformers")
+    exhibit = ZOO[name]
+    model = models.from_module(made(name), exhibit.loss)
+    assert models.verify(model, model.init(Key(1)), Stack(exhibit.x, exhibit.y, WEIGHT)) < 1e-4
+
+
+def test_verify_refuses_what_is_wrong(monkeypatch):
+    from trilemma.models.modules import terms
+
+    model, theta, batch = problem(nn.Sequential(nn.Linear(6, 4)), 5, 6, loss=lambda z, y: z.square().mean())
+    assert models.verify(model, theta, batch) < 1e-5
+    monkeypatch.setattr(terms.Shift, "squares", lambda self: self.grad.square().sum((2, 3)))
+    with pytest.raises(UserError, match="differ from those of single examples"):
+        models.verify(model, theta, batch)
+
+
+def test_the_state_dict_is_the_modules_own():
+    module = made("language")
+    model = models.from_module(module, ZOO["language"].loss)
+    moved = model.init(Key(1)) + 1.0
+    state = models.state_dict(model, moved)
+    net = copy.deepcopy(module)
+    net.load_state_dict(state)
+    torch.testing.assert_close(net.head.weight, module.embedding.weight + 1.0)
+    assert net.head.weight is net.embedding.weight
+    frozen = made("frozen")
+    model = models.from_module(frozen, nn.CrossEntropyLoss())
+    assert [segment.name for segment in model.tensors] == ["1.weight", "1.bias"]
+    assert set(models.state_dict(model, model.init(Key(1)))) == set(frozen.state_dict())
+
+
+def test_a_factory_draws_from_the_key_and_from_nothing_else():
+    model = models.from_module(lambda: nn.Linear(6, 4), nn.CrossEntropyLoss())
+    state = torch.random.get_rng_state()
+    assert torch.equal(model.init(Key(1)), model.init(Key(1)))
+    assert not torch.equal(model.init(Key(1)), model.init(Key(2)))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_class_weights_count_and_scores_are_the_modules():
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 1.0, 1.0]))
+    net = nn.Linear(6, 4)
+    model, theta, batch = problem(net, 6, loss=loss)
+    heavy = norms(model, theta, Stack(batch.x, torch.ones_like(batch.y)))
+    plain = norms(*problem(net, 6)[:2], Stack(batch.x, torch.ones_like(batch.y)))
+    torch.testing.assert_close(heavy, 5.0 * plain)
+    model, theta, batch = problem(net, 6)
+    score = models.evaluate(model, theta, batch.x, batch.y)
+    assert score.accuracy.tolist() == [
+        float((net(x).argmax(1) == y).float().mean()) for x, y in zip(batch.x, batch.y, strict=True)
+    ]
+    regression = models.from_module(nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), nn.MSELoss())
+    score = models.evaluate(regression, regression.init(Key(1)), batch.x[0], batch.y[0].float())
+    assert score.accuracy.isnan()
+    assert score.loss > 0
+
+
+def test_weight_decay_inside_clipping():
+    model, theta, batch = problem(made("mlp"), 6)
+    exhibit = SimpleNamespace(x=batch.x, y=batch.y, loss=nn.CrossEntropyLoss())
+    result = models.gradients(
+        model, theta, batch, clip=Clip.example(0.5), weight_decay=0.3, weight_decay_inside=True
+    )
+    rows = []
+    for i in range(4):
+        found = one_gradient(made("mlp"), theta, exhibit, 0, [i]) + 0.3 * theta
+        rows.append(found * min(1.0, 0.5 / float(found.norm())) / 4)
+    close(result.value[:1], sum(rows)[None])
