@@ -15,7 +15,7 @@ from trilemma import models, simulate
 from trilemma.errors import ConfigError
 from trilemma.learning.compressed.count_sketch import Sketch
 from trilemma.papers import lp_proj
-from trilemma.papers.lp_proj import METHODS, TASKS, Curve, Point, Reached, points, printed
+from trilemma.papers.lp_proj import METHODS, TASKS, Point, Reached, SeedCurve, points, printed
 from trilemma.papers.lp_proj import __main__ as commands
 from trilemma.papers.lp_proj.blowup import flip, growth, poison
 
@@ -119,7 +119,7 @@ def test_unknown_names_are_refused() -> None:
 
 def test_budget_and_target() -> None:
     reached = [Reached(accuracy, 0.1, 0.0) for accuracy in (0.2, 0.7, 0.65)]
-    curve = Curve(reached, [10.0, 20.0, 30.0], [40.0, 80.0, 120.0])
+    curve = SeedCurve(reached, [10.0, 20.0, 30.0], [40.0, 80.0, 120.0])
     assert curve.within(25) == 0.7
     assert curve.within(5) is None
     assert curve.until(0.6) == (20.0, 80.0)

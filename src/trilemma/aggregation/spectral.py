@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Step:
+class Reweighting:
     """One step of the reweighting: the weights c, and the top eigenvalue of the weighted covariance."""
 
     c: Array
@@ -49,7 +49,7 @@ def top_eigenpair(M: Array) -> tuple[float, Array]:
     return float(values[-1]), vectors[:, -1]
 
 
-def reweightings(geometry: Geometry) -> Iterator[Step]:
+def reweightings(geometry: Geometry) -> Iterator[Reweighting]:
     """Walk from c = 1, removing weight along the direction of largest variance, till nothing varies.
 
     τ_i = ⟨v, x_i − μ_c⟩², c_i ← c_i (1 − τ_i / max τ), the maximum over the rows that still have weight:
@@ -68,7 +68,7 @@ def reweightings(geometry: Geometry) -> Iterator[Step]:
         H = inner - to_mean[:, None] - to_mean[None, :] + p @ to_mean
         root = np.sqrt(p)
         variance, u = top_eigenpair(root[:, None] * H * root[None, :])
-        yield Step(c, max(variance, 0.0))
+        yield Reweighting(c, max(variance, 0.0))
         along = np.abs(H @ (root * u))
         if variance <= 0.0 or along.max() <= 0.0:
             return

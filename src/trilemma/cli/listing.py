@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trilemma.config.ready import Ready
+from trilemma.config.ready import ReadyConfig
 from trilemma.config.rooms import Described, find, rooms
 
 
@@ -45,7 +45,7 @@ def _details(found: list[Described], as_json: bool) -> None:
     console = Console(highlight=False)
     for one in found:
         console.print(Text.assemble((one.name, "bold"), f" ({one.kind}): {one.summary}"))
-        if isinstance(one.thing, Ready):
+        if isinstance(one.thing, ReadyConfig):
             console.print(Text(one.thing.text))
             continue
         if one.options:

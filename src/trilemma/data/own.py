@@ -40,7 +40,7 @@ LABELS = ("label", "labels", "y", "target")
 
 
 @dataclass(frozen=True)
-class Examples:
+class ClientExamples:
     """One client's examples as they were given: columns (a single one has the empty name) and targets."""
 
     place: Place
@@ -96,8 +96,8 @@ def from_clients(
 
 
 def assemble(
-    train: Sequence[Examples],
-    tests: Sequence[Examples],
+    train: Sequence[ClientExamples],
+    tests: Sequence[ClientExamples],
     own_tests: bool,
     targets: Targets,
     length: int | None,
@@ -134,7 +134,7 @@ def assemble(
     return Dataset(name, *learned, *tested, classes=classes, description=description, natural=holdings)
 
 
-def read_examples(given: Any, place: Place, label: str | None = None) -> Examples:
+def read_examples(given: Any, place: Place, label: str | None = None) -> ClientExamples:
     """Read one client's examples, in any of the forms the module names."""
     if isinstance(given, tuple) and len(given) == 2:
         x, y = given
@@ -162,7 +162,7 @@ def read_examples(given: Any, place: Place, label: str | None = None) -> Example
             )
     if not read:
         raise UserError(f"{place.who} has labels, but no features")
-    return Examples(place, read, target)
+    return ClientExamples(place, read, target)
 
 
 def _without_label(
@@ -225,7 +225,7 @@ def _same_clients(clients: Mapping[Any, Any], tests: Mapping[Any, Any]) -> None:
         raise UserError(f"{_who(odd)} {missing}; give test data for every client, or one set for everyone")
 
 
-def _check_columns(given: Examples, first: Examples) -> None:
+def _check_columns(given: ClientExamples, first: ClientExamples) -> None:
     if set(given.x) != set(first.x):
         raise UserError(
             f"{given.place.who} has {_columns(given.x)}, {first.place.who} has {_columns(first.x)}; "
@@ -234,7 +234,7 @@ def _check_columns(given: Examples, first: Examples) -> None:
 
 
 def _check_values(
-    given: Examples, own: Mapping[str, Tensor], reference: Mapping[str, Tensor], first: Examples
+    given: ClientExamples, own: Mapping[str, Tensor], reference: Mapping[str, Tensor], first: ClientExamples
 ) -> None:
     """Refuse other widths and types than the first client's, and numbers that are none."""
     for column, values in own.items():
@@ -260,7 +260,7 @@ class _Padding:
     masks: Mapping[str, str]
 
 
-def _padding(everyone: Sequence[Examples], length: int | None) -> _Padding:
+def _padding(everyone: Sequence[ClientExamples], length: int | None) -> _Padding:
     """Find the columns whose rows differ in length; those with the same lengths share one mask."""
     lengths: dict[str, int] = {}
     alike: dict[bytes, list[str]] = {}
@@ -285,7 +285,7 @@ def _padding(everyone: Sequence[Examples], length: int | None) -> _Padding:
     return _Padding(lengths, masks)
 
 
-def _features(given: Examples, padding: _Padding) -> dict[str, Tensor]:
+def _features(given: ClientExamples, padding: _Padding) -> dict[str, Tensor]:
     name = {"": "x"} if padding.masks else {}
     dense = {
         name.get(column, column): values.dense(padding.lengths.get(column), 0)
@@ -304,7 +304,7 @@ def _bare(columns: dict[str, Tensor]) -> Features:
     return columns[""] if [*columns] == [""] else columns
 
 
-def _end_to_end(pieces: Sequence[Examples]) -> list[np.ndarray]:
+def _end_to_end(pieces: Sequence[ClientExamples]) -> list[np.ndarray]:
     ends = np.cumsum([len(piece) for piece in pieces])
     return [np.arange(end - len(piece), end) for piece, end in zip(pieces, ends, strict=True)]
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from trilemma.data.columns import Column, Place, read_column
-from trilemma.data.own import Examples, assemble, read_examples
+from trilemma.data.own import ClientExamples, assemble, read_examples
 from trilemma.data.table_files import SUFFIXES, Columns, read_table
 from trilemma.data.targets import Target, Targets
 from trilemma.data.types import Dataset
@@ -45,7 +45,9 @@ class Reading:
         columns = dict(read_table(table, self.names))
         return dict(self.prepare(columns)) if self.prepare else columns
 
-    def examples(self, columns: Columns, who: str, rows: np.ndarray, ignored: Sequence[str] = ()) -> Examples:
+    def examples(
+        self, columns: Columns, who: str, rows: np.ndarray, ignored: Sequence[str] = ()
+    ) -> ClientExamples:
         """Return the examples in some rows of a table; `ignored` columns are no features.
 
         Columns of single numbers become one matrix. Where a column has several numbers in a row, every
@@ -69,8 +71,8 @@ class Reading:
         y = target[0] if isinstance(self.label, str) else _matrix(target, torch.float32)
         if all(column.single for column in read.values()):
             matrix = {"": _matrix([*read.values()], torch.float32)} if read else {}
-            return Examples(Place(who, rows, features), matrix, y)
-        return Examples(place, read, y)
+            return ClientExamples(Place(who, rows, features), matrix, y)
+        return ClientExamples(place, read, y)
 
     def _feature(self, columns: Columns, name: str, rows: np.ndarray, place: Place) -> Column:
         column = read_column(_rows(columns[name], rows), place, name, text=True)
@@ -191,7 +193,7 @@ def from_folder(
     return assemble(train, tests, own_tests, Targets(target, classes), length, name or folder.resolve().name)
 
 
-def _read_file(path: Path, who: str, reading: Reading) -> Examples:
+def _read_file(path: Path, who: str, reading: Reading) -> ClientExamples:
     if path.suffix == ".npz":
         arrays = read_table(path)
         if reading.prepare is None and {*arrays} == {"x", "y"}:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from trilemma import models
 from trilemma.keys import Key
-from trilemma.learning.local_steps import Step, clients_state, initial_model, statistics_of, walk
+from trilemma.learning.local_steps import LocalStep, clients_state, initial_model, statistics_of, walk
 from trilemma.learning.messages import MessageLayout, Messages, Part
 from trilemma.learning.privatise import publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, ServerStep, Start, State
@@ -58,7 +58,7 @@ class FedAvg(GlobalSettings):
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        step = Step(self.lr, self.clip_gradients, self.weight_decay)
+        step = LocalStep(self.lr, self.clip_gradients, self.weight_decay)
 
         def message(model: Model) -> MessageLayout:
             travel = model.buffers if self.statistics == "averaged" else ()

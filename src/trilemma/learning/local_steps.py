@@ -27,7 +27,7 @@ GRADIENT_CLIP = 60.0
 
 
 @dataclass(frozen=True)
-class Step:
+class LocalStep:
     """How one local step is taken: learning rate η, gradient clip C (None: none), weight decay wd."""
 
     rate: float
@@ -66,7 +66,7 @@ def walk(
     model: Model,
     params: Tensor,
     batches: Iterable[Batch],
-    step: Step,
+    step: LocalStep,
     statistics: Mapping[str, Tensor],
     force: Callable[[Tensor], Tensor] | None = None,
 ) -> Walk:
@@ -75,7 +75,7 @@ def walk(
     >>> from types import SimpleNamespace
     >>> model = models.build("logistic", (2,), 2)
     >>> batch = SimpleNamespace(x=torch.ones(4, 8, 2), y=torch.zeros(4, 8).long(), weight=None)
-    >>> walk(model, torch.zeros(3), [batch, batch], Step(0.1), {}).params.shape
+    >>> walk(model, torch.zeros(3), [batch, batch], LocalStep(0.1), {}).params.shape
     torch.Size([4, 3])
     """
     travelled: Tensor | None = None

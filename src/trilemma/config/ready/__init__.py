@@ -13,7 +13,7 @@ from trilemma.registry import Registry
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyConfig:
     """One of them, as TOML text whose first lines say what it is."""
 
     text: str
@@ -31,10 +31,10 @@ class Ready:
         return sentence + stop.strip()
 
 
-ready: Registry[Ready] = Registry("configuration")
+ready: Registry[ReadyConfig] = Registry("configuration")
 """Every configuration that comes with the package, by name."""
 
 for _file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
     if _file.name.endswith(".toml"):
-        _found = Ready(_file.read_text("utf-8"))
+        _found = ReadyConfig(_file.read_text("utf-8"))
         ready.register(_file.name.removesuffix(".toml"), _found.summary)(_found)

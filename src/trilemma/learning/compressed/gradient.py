@@ -15,7 +15,7 @@ from torch import Tensor
 from trilemma.keys import Key
 from trilemma.learning.local_steps import (
     GRADIENT_CLIP,
-    Step,
+    LocalStep,
     clients_state,
     initial_model,
     statistics_of,
@@ -65,7 +65,7 @@ def compute(
     """
     model = clients.model
     batch = next(iter(clients.epochs(settings.batch_size, 1, key.fold("batch"))))
-    step = Step(1.0, clip=None if carries else GRADIENT_CLIP)
+    step = LocalStep(1.0, clip=None if carries else GRADIENT_CLIP)
     found = step.gradient(model, broadcast["params"], batch, statistics_of(model, state))
     gradient, kept = found.value, {**state, **found.buffers}
     if carries:

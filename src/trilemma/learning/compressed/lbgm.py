@@ -27,7 +27,7 @@ from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.learning.compressed.gradient import CompressedSettings, start
 from trilemma.learning.compressed.wire import decode_dense, encode_dense
-from trilemma.learning.local_steps import Step, statistics_of, walk
+from trilemma.learning.local_steps import LocalStep, statistics_of, walk
 from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part, Parts
 from trilemma.learning.presets import switches
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
@@ -128,7 +128,9 @@ class LBGM(CompressedSettings):
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
             model = clients.model
             batches = clients.epochs(self.batch_size, self.local_steps, key.fold("batch"))
-            trained = walk(model, broadcast["params"], batches, Step(self.lr), statistics_of(model, state))
+            trained = walk(
+                model, broadcast["params"], batches, LocalStep(self.lr), statistics_of(model, state)
+            )
             vectors, full, multiplier = look_back(trained.travelled, state["last"], self.threshold, power)
             last = torch.where(full[:, None], trained.travelled, state["last"])
             messages = Messages(vectors, {"full": full, "multiplier": multiplier, "last": last})

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from trilemma.data.types import Batch
 from trilemma.keys import Key
-from trilemma.learning.local_steps import Step, initial_model, initial_models, statistics_of
+from trilemma.learning.local_steps import LocalStep, initial_model, initial_models, statistics_of
 from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.personal.projection import Identity, Projection
 from trilemma.learning.presets import Preset
@@ -164,7 +164,7 @@ class _Solved:
 
 def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, setup: Setup) -> Algorithm:
     """Build a member of the family."""
-    step = Step(settings.personal_lr, decay=coupling.decay)
+    step = LocalStep(settings.personal_lr, decay=coupling.decay)
     solver = _Solver(settings, coupling.penalty, step)
 
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
@@ -234,7 +234,7 @@ class _Solver:
 
     settings: BilevelSettings
     penalty: Penalty
-    step: Step
+    step: LocalStep
 
     def solve(
         self,

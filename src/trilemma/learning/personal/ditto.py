@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from trilemma.keys import Key
-from trilemma.learning.local_steps import Step, initial_model, initial_models, statistics_of, walk
+from trilemma.learning.local_steps import LocalStep, initial_model, initial_models, statistics_of, walk
 from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.personal.bilevel import personal_model
 from trilemma.learning.privatise import publish
@@ -40,8 +40,8 @@ class Ditto(WholeClientSettings):
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        common = Step(self.lr, decay=self.weight_decay)
-        personal = Step(self.personal_lr, decay=self.weight_decay)
+        common = LocalStep(self.lr, decay=self.weight_decay)
+        personal = LocalStep(self.personal_lr, decay=self.weight_decay)
 
         def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
             shared = {"params": initial_model(model, 0, key)}

@@ -19,7 +19,7 @@ from torch import Tensor
 from trilemma.keys import Key
 from trilemma.learning.fedavg import GlobalSettings
 from trilemma.learning.local_steps import (
-    Step,
+    LocalStep,
     clients_state,
     initial_model,
     initial_models,
@@ -43,7 +43,7 @@ class LGFedAvg(GlobalSettings):
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        step = Step(self.lr)
+        step = LocalStep(self.lr)
 
         def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
             head = {"head": initial_model(model, 0, key)[model.last(self.head_layers).slice]}

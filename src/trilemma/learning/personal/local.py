@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from trilemma.keys import Key
-from trilemma.learning.local_steps import Step, initial_models, statistics_of, walk
+from trilemma.learning.local_steps import LocalStep, initial_models, statistics_of, walk
 from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.personal.bilevel import personal_model
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, ServerStep, Start, State
@@ -36,7 +36,7 @@ class Local(AlgorithmSettings):
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        step = Step(self.lr, self.clip_gradients, self.weight_decay)
+        step = LocalStep(self.lr, self.clip_gradients, self.weight_decay)
 
         def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
             clients = {"x": initial_models(model, ids, key), **model.initial_buffers(len(ids))}

@@ -28,7 +28,7 @@ from torch import Tensor
 from trilemma.data.types import Batch
 from trilemma.keys import Key
 from trilemma.learning.fedavg import GlobalSettings
-from trilemma.learning.local_steps import Step, clients_state, initial_model, statistics_of
+from trilemma.learning.local_steps import LocalStep, clients_state, initial_model, statistics_of
 from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.presets import Preset, switches
 from trilemma.learning.privatise import publish
@@ -54,7 +54,7 @@ class PerFedAvg(GlobalSettings):
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        outer, inner = Step(self.lr, clip=None), Step(self.personal_lr, clip=None)
+        outer, inner = LocalStep(self.lr, clip=None), LocalStep(self.personal_lr, clip=None)
 
         def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
             shared = {"params": initial_model(model, 0, key)}
@@ -97,7 +97,7 @@ def hessian_product(
     """Return ∇²f_B(w) v for k clients by a central difference of gradients, (k, D)."""
     length: Tensor = torch.linalg.vector_norm(v, dim=1, keepdim=True)
     size = length.clamp(min=torch.finfo(v.dtype).tiny)
-    nudge, plain = DIFFERENCE * v / size, Step(1.0, clip=None)
+    nudge, plain = DIFFERENCE * v / size, LocalStep(1.0, clip=None)
     after = plain.gradient(model, w + nudge, batch, statistics).value
     before = plain.gradient(model, w - nudge, batch, statistics).value
     return (after - before) * (size / (2.0 * DIFFERENCE))

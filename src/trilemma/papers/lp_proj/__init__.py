@@ -24,8 +24,8 @@ from trilemma.papers.lp_proj.grid import (
 )
 from trilemma.papers.lp_proj.methods import CHOSEN, METHODS, TABLES, Method
 from trilemma.papers.lp_proj.results import (
-    Curve,
     Reached,
+    SeedCurve,
     compare,
     curves,
     distances,
@@ -41,10 +41,10 @@ __all__ = [
     "TABLES",
     "TASKS",
     "Benchmark",
-    "Curve",
     "Method",
     "Point",
     "Reached",
+    "SeedCurve",
     "compare",
     "curves",
     "distances",

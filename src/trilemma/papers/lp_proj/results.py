@@ -34,7 +34,7 @@ NOTHING = Reached(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
-class Curve:
+class SeedCurve:
     """One seed of a point, round by round: what was reached, scalars and bytes sent so far."""
 
     reached: list[Reached]
@@ -43,9 +43,9 @@ class Curve:
     diverged: int | None = None
 
     @staticmethod
-    def read(records: Sequence[Record], diverged: int | None) -> Curve:
+    def read(records: Sequence[Record], diverged: int | None) -> SeedCurve:
         """Read the records of a run directory; rounds that were not evaluated keep the last value."""
-        curve = Curve([], [], [], diverged)
+        curve = SeedCurve([], [], [], diverged)
         reached, scalars, sent = NOTHING, 0.0, 0.0
         for record in records:
             if record.metrics:
@@ -61,7 +61,8 @@ class Curve:
     def result(self, best: bool = False) -> Reached | None:
         """Return what the last round reached, or the best one; None if the run diverged.
 
-        >>> Curve([Reached(0.9, 0.0, 0.8), Reached(0.1, 0.3, 0.0)], [1.0, 2.0], [4.0, 8.0]).result(best=True)
+        >>> reached = [Reached(0.9, 0.0, 0.8), Reached(0.1, 0.3, 0.0)]
+        >>> SeedCurve(reached, [1.0, 2.0], [4.0, 8.0]).result(best=True)
         Reached(accuracy=0.9, variance=0.0, worst_tenth=0.8)
         """
         if self.diverged is not None:
@@ -81,7 +82,7 @@ class Curve:
         return None
 
 
-def curves(point: Point, out: Path) -> list[Curve]:
+def curves(point: Point, out: Path) -> list[SeedCurve]:
     """Read what is there of a point, one curve per finished seed."""
     folder = out / point.folder
     if not (folder / "summary.json").exists():
@@ -89,7 +90,7 @@ def curves(point: Point, out: Path) -> list[Curve]:
     directory = simulate.RunDirectory.open(folder)
     summary = json.loads((folder / "summary.json").read_text())
     return [
-        Curve.read(directory.seed(seed).records(), summary["diverged"].get(str(seed)))
+        SeedCurve.read(directory.seed(seed).records(), summary["diverged"].get(str(seed)))
         for seed in directory.config.run.seeds
     ]
 
@@ -144,7 +145,7 @@ def cell(values: Sequence[float | None], digits: int = 4) -> str:
     return f"{mean:.{digits}f} ± {spread:.{digits}f}{note}"
 
 
-def _starred(found: Sequence[Curve], best: bool) -> str:
+def _starred(found: Sequence[SeedCurve], best: bool) -> str:
     """Write accuracy (variance), or a star with the rounds in which seeds diverged."""
     if not found:
         return ""
@@ -219,7 +220,7 @@ def _row4(task: str, method: str, out: Path) -> list[str]:
     ]
 
 
-def _found(table: int, task: str, method: str, share: int, out: Path) -> list[Curve]:
+def _found(table: int, task: str, method: str, share: int, out: Path) -> list[SeedCurve]:
     return curves(Point(task, method, ATTACKS[table], share) if share else Point(task, method), out)
 
 
