@@ -23,6 +23,7 @@ from trilemma.federation.task import load_task
 from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import Experiment, assemble
+from trilemma.task import Task
 
 INSTANT = Timing(round_limit=1.0, join_limit=0.3, poll=0.05)
 
@@ -163,16 +164,18 @@ def result_of(parties: list[Party], run: str) -> wire.Tensors:
     return wire.loads((parties[0].run_folder(run) / "result").read_bytes(), wire.Finished)[1]
 
 
-def simulation(parties: list[Party], config: str, run: str) -> Experiment:
+def simulation(parties: list[Party], config: str, run: str, task: Task | None = None) -> Experiment:
     """The experiment of `config`, with the noise of the federation's secrets."""
-    experiment = assemble(configurations.parse(tomllib.loads(config)), seed=1)
+    experiment = assemble(configurations.parse(tomllib.loads(config)), seed=1, task=task)
     noise = StackedSecretNoise.of(secrets_of(parties, run))
     return replace(experiment, clients=replace(experiment.clients, noise=noise))
 
 
-def check_against_simulation(parties: list[Party], config: str, run: str) -> None:
+def check_against_simulation(
+    parties: list[Party], config: str, run: str, task: Task | None = None
+) -> Experiment:
     """Every message that travelled, and the model: to 1e-6 those of the stacked simulation."""
-    experiment = simulation(parties, config, run)
+    experiment = simulation(parties, config, run, task)
     progress = engine.start(experiment)
     algorithm = experiment.resolved.algorithm
     for round_ in range(experiment.config.run.rounds):
@@ -186,3 +189,4 @@ def check_against_simulation(parties: list[Party], config: str, run: str) -> Non
     assert set(result) == set(progress.broadcast)
     for name, tensor in result.items():
         torch.testing.assert_close(tensor, progress.broadcast[name], rtol=1e-6, atol=1e-6)
+    return experiment

@@ -7,11 +7,12 @@ The rooms of the house, from the ground up:
 * `trilemma.attacks`: what Byzantine clients send, at fixed or searched strength.
 * `trilemma.data`, `trilemma.models`: data sets and partitions; models and gradients for k clients at once.
 * `trilemma.learning`: an algorithm is three pure functions on stacked state.
+* `trilemma.task`: your own model, loss, metrics and data, stated once.
 * `trilemma.simulate`: the engine that runs n clients on one machine.
 * `trilemma.report`: what a run gave, simulated or deployed.
 
-and, for short, `load`: the result in a folder. What is named here is imported when it is first used, so that
-`import trilemma` costs nothing.
+and, for short, `Task`, `Privacy` and `run`: a run in one call; `load`: the result in a folder. What is named
+here is imported when it is first used, so that `import trilemma` costs nothing.
 """
 
 from __future__ import annotations
@@ -20,18 +21,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trilemma import aggregation, attacks, config, data, learning, models, privacy, report, simulate
+    from trilemma import aggregation, attacks, config, data, learning, models, privacy, report, simulate, task
+    from trilemma.api import Privacy, run
     from trilemma.report import load
+    from trilemma.task import Task
 
 __version__ = "0.1.0"
 
 _ROOMS = (
-    "aggregation", "attacks", "config", "data", "learning", "models", "privacy", "report", "simulate",
+    "aggregation", "attacks", "config", "data", "learning", "models", "privacy", "report", "simulate", "task",
 )  # fmt: skip
-_SHORT = {"load": "report"}
+_SHORT = {"Privacy": "api", "Task": "task", "load": "report", "run": "api"}
 """Names that belong to a room and are also found here."""
 
 __all__ = [
+    "Privacy",
+    "Task",
     "aggregation",
     "attacks",
     "config",
@@ -41,7 +46,9 @@ __all__ = [
     "models",
     "privacy",
     "report",
+    "run",
     "simulate",
+    "task",
 ]
 
 

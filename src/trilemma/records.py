@@ -95,12 +95,13 @@ class Spread:
 class Summary:
     """The result of a run, never one number without the others.
 
-    `epsilon` is ε by accountant, empty where nothing is certified; `byzantine` is None where nobody knows
-    it, in a federation; `diverged` is the round in which a seed's training was not finite any more, by seed;
-    `notes` are the reservations a reader must see.
+    `metrics` are scores by name, the one that counts first; `epsilon` is ε by accountant, empty where nothing
+    is certified; `byzantine` is None where nobody knows it, in a federation; `diverged` is the
+    round in which a seed's training was not finite any more, by seed; `notes` are the reservations a reader
+    must see.
     """
 
-    accuracy: Spread
+    metrics: Mapping[str, Spread]
     loss: Spread
     epsilon: Mapping[str, float | None]
     delta: float | None
@@ -119,16 +120,52 @@ class Summary:
     @property
     def failed(self) -> bool:
         """Whether every seed diverged, so that there is no result."""
-        return bool(self.diverged) and len(self.diverged) == len(self.accuracy.per_seed)
+        return bool(self.diverged) and len(self.diverged) == len(self.loss.per_seed)
+
+    @property
+    def score(self) -> str:
+        """The metric that counts: the first, or the loss where there are no others."""
+        return next(iter(self.metrics), "loss")
+
+    @property
+    def accuracy(self) -> Spread:
+        """The accuracy of a classifier.
+
+        Raises:
+            AttributeError: It was scored by other metrics.
+        """
+        if "accuracy" not in self.metrics:
+            raise AttributeError(f"scored by {', '.join(self.metrics) or 'its loss'}, not by accuracy")
+        return self.metrics["accuracy"]
+
+    def spread(self, name: str) -> Spread:
+        """Return a metric, or the loss, over seeds."""
+        return self.loss if name == "loss" else self.metrics[name]
 
     def plain(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
+        """Return JSON values; every metric stands under its own name.
+
+        >>> spread = Spread.of({1: 0.5})
+        >>> summary = Summary({"auc": spread}, spread, {}, None, 1.0, "dsgd", "mean", 3, 0, "none", "none", 9)
+        >>> summary.plain()["auc"]["mean"], Summary.read(summary.plain()) == summary
+        (0.5, True)
+        """
+        plain = asdict(self)
+        return {**plain.pop("metrics"), **plain}
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Summary:
         """Return the summary that `plain` was written from."""
-        known = {part.name for part in fields(cls)}
-        values = {name: value for name, value in plain.items() if name in known}
-        spreads = {name: Spread(**values[name]) for name in ("accuracy", "loss")}
-        return cls(**values | spreads | {"notes": tuple(values.get("notes", ()))})
+        values = {name: value for name, value in plain.items() if name in SUMMARY}
+        others = {name: value for name, value in plain.items() if name not in SUMMARY}
+        metrics = {
+            name: Spread(**value)
+            for name, value in others.items()
+            if isinstance(value, Mapping) and set(value) == {"mean", "std", "per_seed"}
+        }
+        values |= {"metrics": metrics, "loss": Spread(**values["loss"])}
+        return cls(**values | {"notes": tuple(values.get("notes", ()))})
+
+
+SUMMARY = frozenset(part.name for part in fields(Summary))
+"""What stands in a summary beside its metrics: no metric can be called so."""

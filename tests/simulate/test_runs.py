@@ -17,6 +17,7 @@ from trilemma.errors import UserError
 from trilemma.simulate import engine, runner
 from trilemma.simulate.directory import SeedDirectory
 from trilemma.simulate.engine import Progress
+from trilemma.task import Task
 
 BASE = {
     "federation": {"clients": 7, "byzantine": 3},
@@ -143,10 +144,10 @@ def test_a_setting_that_only_a_later_seed_refuses_leaves_nothing_behind(
 ) -> None:
     kept = runner.assemble
 
-    def assemble(settings: config.Config, seed: int) -> simulate.Experiment:
+    def assemble(settings: config.Config, seed: int, task: Task | None) -> simulate.Experiment:
         if seed == 2:
             raise UserError("the poorest client of seed 2 is too poor")
-        return kept(settings, seed)
+        return kept(settings, seed, task)
 
     monkeypatch.setattr(runner, "assemble", assemble)
     with pytest.raises(UserError, match="too poor"):

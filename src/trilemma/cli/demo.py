@@ -17,8 +17,8 @@ def demo_command(
     """Train on phishing with 7 clients of whom 3 lie: trusting, robust, and robust and private."""
     from rich.console import Console
 
-    from trilemma.cli.progress import ProgressBar
     from trilemma.papers import demo
+    from trilemma.report.progress import ProgressBar
 
     console, screen = Console(stderr=True), Console()
     table, picture = demo.demonstrate(out or demo.default_folder(), lambda label: ProgressBar(console, label))

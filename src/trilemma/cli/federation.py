@@ -15,7 +15,9 @@ from trilemma.errors import UserError
 from trilemma.records import Record
 
 if TYPE_CHECKING:
-    from trilemma.federation.layout import Party
+    from trilemma.config import Config
+    from trilemma.federation.layout import Federation, Party
+    from trilemma.task import Task
 
 federation_app = typer.Typer(
     help="A real federation on Flower: TLS, node authentication, keys, crashes and liars.",
@@ -45,11 +47,16 @@ def _server(folder: Path) -> Party:
 @federation_app.command("init")
 def init_command(
     folder: Annotated[Path, typer.Argument(help="a new folder")],
-    clients: Annotated[int, typer.Option(help="number of clients")] = 5,
+    clients: Annotated[
+        int | None, typer.Option(help="number of clients; default: the task's, the configuration's, or 5")
+    ] = None,
     config: Annotated[str | None, typer.Option(help="TOML file, or a name; default: all defaults")] = None,
     task: Annotated[Path | None, typer.Option(help="a task.py with your model and data")] = None,
     examples: Annotated[
-        int | None, typer.Option(help="with --task: examples the poorest client holds")
+        int | None,
+        typer.Option(
+            help="with --task: examples the poorest client holds; default: looked up, for a rehearsal"
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="address the server listens on and clients connect to")
@@ -68,15 +75,20 @@ def init_command(
     ] = True,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
-    from trilemma import config as configurations
-    from trilemma.federation import layout
+    from trilemma.federation import layout, pilot
     from trilemma.federation.spending import write_budgets
     from trilemma.federation.task import load_task
+    from trilemma.task import Task
 
-    settings = configurations.load(config, [f"federation.clients={clients}"])
+    own = None if task is None else Task.from_file(task, clients)
+    settings = _settings(config, clients, own)
+    count = settings.federation.clients
+    looked_up = own is not None and examples is None
+    if own is not None and examples is None:
+        examples = pilot.poorest(own, count)
     facts = layout.Federation(
         name=name,
-        clients=clients,
+        clients=count,
         host=host,
         port=port,
         listen=listen,
@@ -87,12 +99,15 @@ def init_command(
     )
     made = layout.init(folder, facts, settings.toml(), task=task)
     try:
+        linked = pilot.rehearsed(made, task) if task is not None and looked_up else []
         limit = write_budgets(made[1:], load_task(made[0]), budget)
     except UserError:
         shutil.rmtree(folder)  # nothing was there before: the corrected command finds the place free
         raise
     for party in made:
         console.print(f"{party.folder}", highlight=False, soft_wrap=True)
+    if own is not None:
+        _say_public(own, facts, linked)
     if limit is not None:
         console.print(
             f"\nEvery client will spend at most ε = {limit:.3g} (budget.toml)",
@@ -105,6 +120,45 @@ def init_command(
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _settings(config: str | None, clients: int | None, task: Task | None) -> Config:
+    """Read the configuration for a federation, and say what is left out of a simulation's."""
+    from trilemma import config as configurations
+    from trilemma.federation import pilot
+
+    assignments = [] if clients is None else [f"federation.clients={clients}"]
+    if task is not None:
+        settings = configurations.load(config, assignments, configurations.Own(task.clients_known))
+    else:
+        settings = configurations.load(config, assignments)
+        if "clients" not in settings.source.get("federation", {}):
+            settings = settings.with_("federation.clients=5")
+    real = pilot.deployed(settings)
+    if real is not settings:
+        console.print(
+            f"[attack] is for simulations and is left out; f = {real.federation.f} liars are tolerated",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+    return real
+
+
+def _say_public(task: Task, facts: Federation, linked: list[str]) -> None:
+    """Say what everybody gets to know, and what was done for a rehearsal only."""
+    lines = [
+        "",
+        f"Public: {facts.clients} clients, of whom the poorest holds {facts.examples} examples "
+        "(federation.toml); the model and the number of its classes (task.py)",
+    ]
+    if linked:
+        lines.append(
+            f"For a rehearsal here, {', '.join(linked)} from beside {task.path} is linked into every folder; "
+            "in earnest each party puts its own there"
+        )
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @federation_app.command("up")

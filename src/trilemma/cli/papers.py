@@ -19,8 +19,8 @@ def papers_command(
     """Run the experiments of a paper, resumably, and print a Markdown table beside its numbers."""
     from rich.console import Console
 
-    from trilemma.cli.progress import ProgressBar
     from trilemma.papers.grid import markdown, run_grid
+    from trilemma.report.progress import ProgressBar
 
     console = Console(stderr=True)
     cells = papers.cells(name, seeds, only)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
     from trilemma.config import Config
     from trilemma.report import Result
+    from trilemma.task import Task
 
 
 def run_command(
@@ -27,6 +27,7 @@ def run_command(
     out: Annotated[Path | None, typer.Option(help="directory of the run; default: runs/<time>-…")] = None,
     resume: Annotated[Path | None, typer.Option(help="continue the run in this directory")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
+    task: Annotated[Path | None, typer.Option(help="a task.py with your own model and data")] = None,
     baseline: Annotated[bool, typer.Option(help="also run with nobody lying, plain mean")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
@@ -37,17 +38,20 @@ def run_command(
     from rich.console import Console
 
     from trilemma import report, simulate
+    from trilemma.task import Task
 
     console = Console(stderr=True, quiet=as_json)
     if resume is not None:
-        if config is not None or set_ or seeds or out or device:
+        if config is not None or set_ or seeds or out or device or task:
             raise ConfigError("--resume continues a run as it was configured; it takes no other settings")
         directory = resume
-        settings = simulate.RunDirectory.open(resume).config
+        opened = simulate.RunDirectory.open(resume)
+        settings, own = opened.config, opened.task()
     else:
-        settings = _settings(config, set_ or [], seeds, device)
-        directory = out or _named(settings)
-    _train(settings, directory, resume is not None, baseline, console)
+        own = None if task is None else Task.from_file(task)
+        settings = _settings(config, set_ or [], seeds, device, own)
+        directory = out or simulate.named_directory(settings)
+    _train(settings, own, directory, resume is not None, baseline, console)
     result = report.load(directory)
     picture = result.plot()
     if as_json:
@@ -62,23 +66,25 @@ def run_command(
         raise typer.Exit(1)
 
 
-def _train(settings: Config, directory: Path, resume: bool, baseline: bool, console: Console) -> None:
+def _train(
+    settings: Config, task: Task | None, directory: Path, resume: bool, baseline: bool, console: Console
+) -> None:
     from trilemma import simulate
-    from trilemma.cli.progress import ProgressBar
     from trilemma.report.loading import BASELINE
+    from trilemma.report.progress import ProgressBar
 
     with ProgressBar(console) as bar:
         try:
             if resume:
-                simulate.resume(directory, bar)
+                simulate.resume(directory, bar, task)
             else:
-                simulate.run(settings, directory, bar)
+                simulate.run(settings, directory, bar, task)
         except KeyboardInterrupt:
             console.print(f"stopped; continue with: trilemma run --resume {directory}")
             raise
     if baseline and settings.federation.byzantine:
         with ProgressBar(console, "without liars") as bar:
-            simulate.run_or_resume(simulate.without_liars(settings), directory / BASELINE, bar)
+            simulate.run_or_resume(simulate.without_liars(settings), directory / BASELINE, bar, task)
 
 
 def _show(result: Result, picture: Path) -> None:
@@ -92,7 +98,9 @@ def _show(result: Result, picture: Path) -> None:
     screen.print(f"{result.directory}: {files}: {picture}", soft_wrap=True, markup=False)
 
 
-def _settings(path: str | None, assignments: list[str], seeds: str | None, device: str | None) -> Config:
+def _settings(
+    path: str | None, assignments: list[str], seeds: str | None, device: str | None, task: Task | None
+) -> Config:
     from rich.console import Console
 
     from trilemma import config as configuration
@@ -102,15 +110,8 @@ def _settings(path: str | None, assignments: list[str], seeds: str | None, devic
         extra.append(f"run.seeds='{seeds}'")
     if device is not None:
         extra.append(f"run.device='{device}'")
-    settings = configuration.load(path, extra)
+    own = None if task is None else configuration.Own(task.clients_known)
+    settings = configuration.load(path, extra, own)
     for note in settings.notes:  # on standard error: what assignments made of the file
         Console(stderr=True).print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
     return settings
-
-
-def _named(settings: Config) -> Path:
-    from trilemma import simulate
-
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{settings.data.name}-{settings.algorithm.name}-{settings.aggregation.rule}"
-    return simulate.fresh_directory(Path("runs"), name)

@@ -7,7 +7,8 @@
 """
 
 from trilemma.config.load import Choice, Config, load, parse
+from trilemma.config.own import OWN, Own
 from trilemma.config.ready import ready
 from trilemma.config.schema import parse_seeds
 
-__all__ = ["Choice", "Config", "load", "parse", "parse_seeds", "ready"]
+__all__ = ["OWN", "Choice", "Config", "Own", "load", "parse", "parse_seeds", "ready"]

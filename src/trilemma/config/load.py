@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from trilemma import attacks, data, learning, models
 from trilemma.config.assign import Tables
+from trilemma.config.own import OWN, OWNED, Own
 from trilemma.config.ready import ready
 from trilemma.config.schema import (
     AggregationTable,
@@ -92,13 +93,13 @@ class Config:
         return replace(changed, notes=(*self.notes, *changed.notes))
 
 
-def load(path: Path | str | None, assignments: Iterable[str] = ()) -> Config:
+def load(path: Path | str | None, assignments: Iterable[str] = (), own: Own | None = None) -> Config:
     """Read a TOML file, or a configuration that comes with the package, by name; None: all defaults.
 
     >>> load("cafcor-mnist", ["federation.byzantine=10"]).federation.f
     10
     """
-    return parse({} if path is None else _read(Path(path)), assignments)
+    return parse({} if path is None else _read(Path(path)), assignments, own)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -115,8 +116,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from None
 
 
-def parse(raw: Mapping[str, Any], assignments: Iterable[str] = ()) -> Config:
+def parse(raw: Mapping[str, Any], assignments: Iterable[str] = (), own: Own | None = None) -> Config:
     """Validate nested plain values, after applying `table.key=value` or `table={…}` assignments.
+
+    `own` is what a task brings, which `[data]` and `[model]` then do not name.
 
     Where an assignment replaces a thing (`attack.name=sf`), options of the old one that the new one does not
     have are left out; `notes` of the result says which.
@@ -137,6 +140,8 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[str] = ()) -> Config:
             problems.append(f"unknown table [{name}]: {nearest(name, known)}")
         elif not isinstance(value, dict | str):
             problems.append(f"[{name}] must be a table, not {value!r}")
+    if not problems and own is not None:
+        problems += own.enter(tables)
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -193,6 +198,8 @@ def _choose(
     if not isinstance(name, str):
         problems.append(f"[{where}] needs a name. Allowed: {', '.join(sorted(registry))}")
         return None
+    if name == OWN and where in OWNED:
+        return Choice(name, OWNED[where]())
     if name not in registry:
         problems.append(f"[{where}] unknown {registry.kind} {name!r}: {nearest(name, registry)}")
         return None

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from trilemma import aggregation, privacy
 from trilemma.aggregation import Rule
 from trilemma.config.load import Config
-from trilemma.data import Dataset, Storage, with_features
 from trilemma.errors import ConfigError, PrivacyError
-from trilemma.keys import Key
 from trilemma.learning import Algorithm, Setup
 from trilemma.privacy.types import NoiseLaw, Release
 
@@ -32,20 +28,6 @@ class Resolved:
     threat: privacy.Threat | None
     algorithm: Algorithm
     notes: tuple[str, ...] = ()
-
-
-def load_data(config: Config, key: Key, device: torch.device | str = "cpu") -> Dataset:
-    """Load the data set of a run with this root key, with features in place of examples where asked for."""
-    storage = Storage.from_environment()
-    return with_features(
-        config.data.options.load(key.fold("data"), storage),
-        config.features.options,
-        project=config.holding.project,
-        norm=config.holding.norm,
-        key=key.fold("features"),
-        storage=storage,
-        device=device,
-    )
 
 
 def resolve(config: Config, examples: int) -> Resolved:

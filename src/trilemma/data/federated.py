@@ -1,7 +1,9 @@
 """Stacked batches: a data set and its holders on one device, batches for any k clients at once.
 
 Client i draws from `key.fold("client", i)` and from nothing else, so a batch drawn for client i alone equals
-its row in a batch drawn for all. Indices are drawn on the CPU; features move once, in one gather.
+its row in a batch drawn for all. Where the holders are but a part of a federation, `first` is the number of
+the first: holder i then draws as client first + i. Indices are drawn on the CPU; features move once, in one
+gather.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class FederatedData:
     True
     """
 
-    def __init__(self, dataset: Dataset, holdings: Holdings, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, dataset: Dataset, holdings: Holdings, device: torch.device | str = "cpu", first: int = 0
+    ) -> None:
         empty = [i for i, rows in enumerate(holdings.train) if not len(rows)]
         if empty:
             raise UserError(f"client {empty[0]} holds no training examples; every client needs at least one")
@@ -78,6 +82,7 @@ class FederatedData:
             raise UserError("validation and test examples must be given for every client or for none")
         self.dataset = dataset.to(device)
         self.holdings = holdings
+        self.first = first
         data = self.dataset
         self._splits: dict[Split, _Held] = {
             "train": _Held.of(data.x_train, data.y_train, holdings.train),
@@ -109,7 +114,7 @@ class FederatedData:
                 f"batch size {size} exceeds the {held.sizes[short]} training examples of client {short}; "
                 f"allowed: 1 to {held.sizes.min()}, the size of the smallest client"
             )
-        streams = each_stream(key.fold("client", i) for i in ids)
+        streams = each_stream(key.fold("client", self.first + i) for i in ids)
         drawn = [rng.choice(m, size, replace=False) for m, rng in zip(sizes, streams, strict=True)]
         x, y = held.gather(held.offsets[list(ids), None] + np.stack(drawn))
         return Batch(self._augmented(x, ids, key), y)
@@ -125,7 +130,7 @@ class FederatedData:
             raise UserError(f"sampling rate {rate:g}: allowed are 0 < rate ≤ 1")
         held = self._training(ids, 1)
         draws = []
-        for i, rng in zip(ids, each_stream(key.fold("client", i) for i in ids), strict=True):
+        for i, rng in zip(ids, each_stream(key.fold("client", self.first + i) for i in ids), strict=True):
             # The number of successes, then which: the same law as one coin per example, in O(batch).
             draws.append(rng.choice(held.sizes[i], rng.binomial(held.sizes[i], rate), replace=False))
         width = max(1, *(len(drawn) for drawn in draws))
@@ -151,7 +156,9 @@ class FederatedData:
         slots = np.empty((steps, len(ids), width), dtype=np.int64)
         counts = np.empty((steps, len(ids)), dtype=np.int64)
         for k, (i, m) in enumerate(zip(ids, sizes, strict=True)):
-            drawn, counts[:, k] = _shuffled(m, size, range(start, start + steps), key.fold("client", i))
+            drawn, counts[:, k] = _shuffled(
+                m, size, range(start, start + steps), key.fold("client", self.first + i)
+            )
             slots[:, k] = held.offsets[i] + drawn[:, :width]
         return EpochBatches(self, slots, np.arange(width) < counts[..., None], tuple(ids), key, start)
 
@@ -228,7 +235,7 @@ class FederatedData:
 
     def _augmented(self, x: Features, ids: Sequence[int], key: Key) -> Features:
         augment: Augment | None = self.dataset.augment
-        return augment(x, [key.fold("client", i, "augment") for i in ids]) if augment else x
+        return augment(x, [key.fold("client", self.first + i, "augment") for i in ids]) if augment else x
 
     def _tensor(self, weight: np.ndarray) -> Tensor:
         return torch.from_numpy(weight.astype(np.float32)).to(self.dataset.y_train.device)

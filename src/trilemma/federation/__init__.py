@@ -9,7 +9,7 @@ other without losing, repeating, leaking or believing anything:
 * `wire`, `admission`: typed blocks; a reply is admitted or rejected with a reason.
 * `epochs`, `commits`, `exchange`, `coordinator`: who takes part, what is committed, the server's side.
 * `sessions`, `spending`, `journal`, `node`: a client's keys, budget and memory, and its side of a run.
-* `task`, `taskfile`: the model and this party's data, perhaps by its own code.
+* `task`: the model and this party's data, perhaps by its own code.
 * `transport`, `inprocess`, `server`: what a carrier has to do, the smallest one, and a server on top of one.
 * `processes`: real processes, started and stopped by process group.
 """

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trilemma import files, models
+from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import wire
 from trilemma.federation.admission import Rejection, Reply
@@ -23,7 +23,7 @@ from trilemma.federation.exchange import Clock, Correspondence, Patience
 from trilemma.federation.hearing import Heard, Hearing
 from trilemma.federation.layout import Party, Timing
 from trilemma.federation.sessions import check_offer
-from trilemma.federation.task import Task
+from trilemma.federation.task import PartyTask
 from trilemma.learning.rounds import returned_model, sampled_clients
 from trilemma.privacy.secrets import Roster
 from trilemma.records import Record, Scores
@@ -44,7 +44,7 @@ class Coordinator:
 
     run: str
     party: Party
-    task: Task
+    task: PartyTask
     exchange: Correspondence
     log: CommitLog
     say: Callable[[Event], None] = lambda _: None
@@ -271,19 +271,7 @@ class Coordinator:
 
     def _scores(self, broadcast: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Score the global model on the server's test set, where there are both."""
-        data = self.task.data
-        if (
-            data is None
-            or "params" not in broadcast
-            or not len(data.dataset.y_test)
-            or self.task.model.buffers
-        ):
-            return {}
-        test = data.dataset
-        score = models.evaluate(
-            self.task.model, broadcast["params"], test.x_test, test.y_test, per_client=False
-        )
-        return {"loss": float(score.loss), "accuracy": float(score.accuracy)}
+        return self.task.score(broadcast["params"]) if "params" in broadcast else {}
 
     def _record_transcript(self, round_: int, epoch: Epoch, heard: Heard) -> None:
         """Write down what was admitted, where the federation agreed to that."""

@@ -14,7 +14,7 @@ from trilemma.federation.admission import Admitted, Expected, admit
 from trilemma.federation.commits import Commit
 from trilemma.federation.epochs import Epoch, Policy, decide
 from trilemma.federation.exchange import Correspondence, Patience
-from trilemma.federation.task import Task
+from trilemma.federation.task import PartyTask
 from trilemma.learning import Messages
 from trilemma.learning.messages import Length
 from trilemma.stopwatch import Stopwatch
@@ -55,7 +55,7 @@ class Hearing:
     """Asks for one round: of the run `run`, with the server's patience (`round_limit` seconds)."""
 
     run: str
-    task: Task
+    task: PartyTask
     policy: Policy
     round_limit: float
     exchange: Correspondence

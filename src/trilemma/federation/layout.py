@@ -27,8 +27,8 @@ import tomli_w
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import certificates
-from trilemma.federation.taskfile import copy_task
 from trilemma.privacy.secrets import Identity, Roster
+from trilemma.task.file import copy_task
 
 PUBLIC = "federation.toml"
 CONFIG = "config.toml"

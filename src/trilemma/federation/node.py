@@ -21,7 +21,7 @@ from trilemma.federation.journal import Again, Entry, Journal, Refused, what_to_
 from trilemma.federation.layout import Party
 from trilemma.federation.sessions import Session
 from trilemma.federation.spending import pay
-from trilemma.federation.task import OneClient, Task, load_task
+from trilemma.federation.task import OneClient, PartyTask, load_task
 from trilemma.learning.protocol import ClientStep, Start, State
 from trilemma.privacy.types import NoiseLaw, NoiseSource
 from trilemma.stopwatch import Stopwatch
@@ -42,7 +42,7 @@ class Node:
         return self.party.client
 
     @cached_property
-    def task(self) -> Task:
+    def task(self) -> PartyTask:
         """The task, as this client has it."""
         return load_task(self.party)
 

@@ -20,14 +20,14 @@ from trilemma.errors import PrivacyError, UserError
 from trilemma.federation.journal import Refused
 from trilemma.federation.layout import Party
 from trilemma.federation.sessions import Secrets, epoch_name
-from trilemma.federation.task import Task
+from trilemma.federation.task import PartyTask
 from trilemma.privacy.ledger import Budget, Ledger
 
 RESERVE = 0.1
 """Share of rounds a default budget allows to be repeated."""
 
 
-def planned_epsilon(task: Task) -> float | None:
+def planned_epsilon(task: PartyTask) -> float | None:
     """Return ε of the configured run, a tenth of its rounds repeated; None where nothing is promised."""
     release, threat = task.resolved.release, task.resolved.threat
     if release is None or threat is None or release.law.silent:
@@ -39,7 +39,7 @@ def planned_epsilon(task: Task) -> float | None:
     return epsilon
 
 
-def write_budgets(clients: list[Party], task: Task, epsilon: float | None = None) -> float | None:
+def write_budgets(clients: list[Party], task: PartyTask, epsilon: float | None = None) -> float | None:
     """Give every client a budget: `epsilon`, or what the configured run costs. Return it."""
     planned = planned_epsilon(task)
     if planned is None:
@@ -69,7 +69,7 @@ def read_budget(party: Party) -> Budget:
 
 
 def pay(
-    party: Party, task: Task, secrets: Secrets, run: str, round_: int, unheard: Sequence[int] = ()
+    party: Party, task: PartyTask, secrets: Secrets, run: str, round_: int, unheard: Sequence[int] = ()
 ) -> dict[str, float]:
     """Enter a round into the ledger, or refuse; return ε so far. On disk when this returns.
 

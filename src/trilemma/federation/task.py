@@ -1,14 +1,9 @@
 """What is learned: a model, and this party's data. Either the configuration's, or the party's own `task.py`.
 
-A `task.py` is two functions, in the party's own folder and run on the party's own machine only:
-
-    def model() -> trilemma.models.Model:      the same for every party
-    def data(client: int):                     this client's examples: (x, y), arrays or tensors
-
-It may import files beside it (`taskfile`).
-
-The server needs the model to start from, never the data. How many examples the poorest client holds is public
-(`examples` in federation.toml): the amount of noise depends on it, and a client that holds fewer refuses.
+A `task.py` (`trilemma.task`) is in the party's own folder and run on the party's own machine only. A client
+calls `data` for itself and nobody else; the server needs the model to start from and, where there is one,
+`test()`, never the data. How many examples the poorest client holds is public (`examples` in
+federation.toml): the amount of noise depends on it, and a client that holds fewer refuses.
 """
 
 from __future__ import annotations
@@ -17,21 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-import torch
+from torch import Tensor
 
 from trilemma import data, models
 from trilemma.config import Config
-from trilemma.config.resolve import Resolved, load_data, resolve
-from trilemma.data.types import Batch, Dataset, Holdings
-from trilemma.errors import ConfigError, UserError
+from trilemma.config.assembly import Assembled, everybody, one_party
+from trilemma.config.resolve import Resolved, resolve
+from trilemma.data.types import Batch
+from trilemma.errors import ConfigError
 from trilemma.federation.layout import Party
-from trilemma.federation.taskfile import TaskFile
 from trilemma.keys import Key
 from trilemma.learning import MessageLayout
 from trilemma.learning.protocol import global_model
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource
+from trilemma.task import Task
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class OneClient:
     """
 
     client: int
-    task: Task
+    task: PartyTask
     noise: NoiseSource
     seed: int
 
@@ -88,17 +83,35 @@ class OneClient:
 
 
 @dataclass(frozen=True)
-class Task:
-    """A configuration with its model and, where this party has any, data.
-
-    `data` is indexed by client; with a `task.py` a client has one holder in it, itself, and the server none.
-    """
+class PartyTask:
+    """What a party knows of what is learned: a configuration with its model and, where it has any, data."""
 
     config: Config
     key: Key
-    model: Model
-    data: data.FederatedData | None
+    assembled: Assembled
     resolved: Resolved
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.assembled.model
+
+    @property
+    def data(self) -> data.FederatedData | None:
+        """The data by client; with a `task.py` a client has one holder in it, itself, and the server none."""
+        return self.assembled.data
+
+    def score(self, params: Tensor) -> dict[str, float]:
+        """Return loss and metrics of a model on the test examples this party has; nothing without any."""
+        learner, tests = self.assembled.learner, self.assembled.tests
+        if tests is None and self.data is not None:
+            tests = self.data.dataset
+        if tests is None or not len(tests.y_test) or self.model.buffers:
+            return {}
+        if learner is not None:
+            return learner.score(params, tests.x_test, tests.y_test)
+        score = models.evaluate(self.model, params, tests.x_test, tests.y_test, per_client=False)
+        return {"loss": float(score.loss), "accuracy": float(score.accuracy)}
 
     @cached_property
     def message(self) -> MessageLayout:
@@ -119,7 +132,7 @@ class Task:
         return self.config.federation.f
 
 
-def load_task(party: Party) -> Task:
+def load_task(party: Party) -> PartyTask:
     """Assemble what `party` knows of the task."""
     from trilemma.config import load
 
@@ -127,22 +140,13 @@ def load_task(party: Party) -> Task:
     _check_config(config, party)
     key = Key(config.run.seeds[0])
     if party.task is None:
-        dataset = load_data(config, key)
-        holdings = config.partition.options.divide(dataset, config.federation.clients, key.fold("partition"))
-        federated = data.FederatedData(dataset, holdings)
-        model = models.build(
-            config.model.name,
-            dataset.x_train.shape[1:],
-            dataset.needs_classes(f"model {config.model.name!r}"),
-            **config.model.options.model_dump(),
-        )
-        return Task(config, key, model, federated, _resolve(config, int(federated.sizes.min())))
-    own_code = TaskFile(party.task)
+        found = everybody(config, key, None, config.federation.clients)
+        return PartyTask(config, key, found, _resolve(config, int(found.held.sizes.min())))
     examples = party.federation.examples
     if examples is None:
         raise ConfigError("federation.toml must say `examples`: how many the poorest client holds")
-    own = None if party.client is None else _own_data(own_code, party.client, config, examples)
-    return Task(config, key, own_code.call("model"), own, _resolve(config, examples))
+    found = one_party(config, key, Task.from_file(party.task), party.client, examples)
+    return PartyTask(config, key, found, _resolve(config, examples))
 
 
 def _resolve(config: Config, examples: int) -> Resolved:
@@ -178,16 +182,3 @@ def _check_resolved(config: Config, resolved: Resolved) -> None:
             f"[run] returned = {config.run.returned!r}: the models of {algorithm.name} are the clients' own, "
             "the server cannot keep them; allowed: last"
         )
-
-
-def _own_data(own_code: TaskFile, client: int, config: Config, examples: int) -> data.FederatedData:
-    x, y = own_code.call("data", client)
-    x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y, dtype=torch.int64)
-    if len(x) != len(y) or len(x) < examples:
-        raise UserError(
-            f"client {client} holds {len(x)} examples with {len(y)} labels; the federation agreed on at "
-            f"least {examples} of both"
-        )
-    nothing = torch.empty(0, *x.shape[1:]), torch.empty(0, dtype=torch.int64)
-    dataset = Dataset("task", x, y, *nothing, classes=int(y.max()) + 1 if len(y) else 1)
-    return data.FederatedData(dataset, Holdings([np.arange(len(y))], [], []))

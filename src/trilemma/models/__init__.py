@@ -19,7 +19,7 @@ from trilemma.models.modules import (
     token_cross_entropy,
     verify,
 )
-from trilemma.models.scoring import Score, evaluate
+from trilemma.models.scoring import Score, evaluate, outputs
 from trilemma.models.stacked import Gradients, gradients
 from trilemma.models.types import Buffers, Examples, Inputs, Model, Params, Segment
 from trilemma.registry import discover
@@ -43,6 +43,7 @@ __all__ = [
     "from_module",
     "gradients",
     "models",
+    "outputs",
     "paths",
     "state_dict",
     "token_cross_entropy",

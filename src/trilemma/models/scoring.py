@@ -105,6 +105,30 @@ def evaluate(
     return Score(*(result if clients else result[0] for result in results))
 
 
+@torch.no_grad()
+def outputs(
+    model: Model, params: Tensor, x: Inputs, *, buffers: Buffers | None = None, chunk: int | None = None
+) -> Tensor:
+    """Return what one model, parameters (d,), makes of examples (n, …): (n, …), as the model gives it.
+
+    `chunk` and `buffers`, one set (1, …), are as in `evaluate`.
+
+    >>> from trilemma import models
+    >>> outputs(models.build("multinomial", (4,), 3), torch.zeros(15), torch.ones(10, 4)).shape
+    torch.Size([10, 3])
+    """
+    count = len(x) if isinstance(x, Tensor) else len(next(iter(x.values())))
+    if chunk is None:
+        chunk = (MEMORY if params.is_cuda else CACHE) // (model.engine or TAPE).footprint(model, x, 1)
+    named = unflatten(model, params.detach())
+    parts = []
+    for rows in even(count, min(max(1, chunk), max(1, count))):
+        mine = each_column(x, lambda part, rows=rows: part[rows][None])  # type: ignore[misc]
+        with reproducible():
+            parts.append(model.forward(named, mine, Tape(buffers=buffers or {}))[0])
+    return torch.cat(parts)
+
+
 def _right(predicted: Tensor, labels: Tensor) -> Tensor:
     """Return how much of every example was predicted, (k, n): all or nothing, or the share of its labels.
 

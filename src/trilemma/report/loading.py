@@ -10,31 +10,36 @@ from pathlib import Path
 from torch import Tensor
 
 from trilemma import config as configuration
+from trilemma import models
 from trilemma.config import Config
 from trilemma.errors import UserError, nearest
 from trilemma.records import Record, Spread, Summary
 from trilemma.report.result import Result
 from trilemma.simulate import RunDirectory
+from trilemma.task import Task
+
+BESIDE = ("loss", "variance", "worst_tenth")
+"""What stands in a record's scores and is no metric of its own: the loss, and how the first is spread."""
 
 BASELINE = "baseline"
 """Where, below a run's directory, the same run with nobody lying is kept."""
 
 
-def load(directory: Path | str, run: str | None = None) -> Result:
+def load(directory: Path | str, run: str | None = None, task: Task | None = None) -> Result:
     """Read the result in a folder: of a simulated run, or of a federation, finished or under way.
 
     A federation is named by its own folder or by its server's; `run` says which of its runs, where it has
-    more than one.
+    more than one. `task` is the run's, where it was made in Python and its whole model is wanted.
     """
     folder = Path(directory)
     if (folder / "federation.toml").is_file() or (folder / "server" / "federation.toml").is_file():
         return _federation(folder, run)
     if run is not None:
         raise UserError(f"{str(folder)!r} is no federation: it has no runs with names")
-    return _simulation(folder)
+    return _simulation(folder, task)
 
 
-def _simulation(folder: Path) -> Result:
+def _simulation(folder: Path, task: Task | None = None) -> Result:
     directory = RunDirectory.open(folder)
     settings = directory.config
     seeds = {seed: directory.seed(seed).records() for seed in settings.run.seeds}
@@ -45,14 +50,22 @@ def _simulation(folder: Path) -> Result:
         liars = settings.federation.byzantine
         attack = settings.attack.name if liars else "none"
         summary = _so_far(settings, seeds, folder, liars, attack)
-    baseline = _simulation(folder / BASELINE) if (folder / BASELINE / "config.toml").exists() else None
-    return Result(folder, settings, summary, seeds, lambda seed: directory.seed(seed).model(), baseline)
+    baseline = _simulation(folder / BASELINE, task) if (folder / BASELINE / "config.toml").exists() else None
+
+    def named(flat: Tensor) -> dict[str, Tensor]:
+        own = task or (directory.task() if directory.has_task else None)
+        return directory.tensors(flat) if own is None else models.state_dict(own.learner(None).model, flat)
+
+    return Result(
+        folder, settings, summary, seeds, lambda seed: directory.seed(seed).model(), named, baseline
+    )
 
 
 def _federation(folder: Path, name: str | None) -> Result:
     from trilemma.federation import wire
     from trilemma.federation.commits import CommitLog
     from trilemma.federation.layout import parties
+    from trilemma.federation.task import load_task
 
     server = parties(folder)[0]
     if server.client is not None:
@@ -79,7 +92,11 @@ def _federation(folder: Path, name: str | None) -> Result:
         return tensors["params"]
 
     summary = _so_far(settings, seeds, log.folder, None, "unknown")
-    return Result(log.folder, settings, summary, seeds, model)
+
+    def named(flat: Tensor) -> dict[str, Tensor]:
+        return models.state_dict(load_task(server).model, flat)
+
+    return Result(log.folder, settings, summary, seeds, model, named)
 
 
 def _so_far(
@@ -92,7 +109,10 @@ def _so_far(
     if liars is None and settings.privacy.threat != "none":
         notes.append("what each client has spent is in its own ledger")
     return Summary(
-        accuracy=Spread.of({seed: _latest(records, "accuracy") for seed, records in seeds.items()}),
+        metrics={
+            name: Spread.of({seed: _latest(records, name) for seed, records in seeds.items()})
+            for name in _scored(seeds)
+        },
         loss=Spread.of({seed: _latest(records, "loss") for seed, records in seeds.items()}),
         epsilon={},
         delta=None,
@@ -107,6 +127,13 @@ def _so_far(
         notes=tuple(notes),
         directory=str(folder),
     )
+
+
+def _scored(seeds: Mapping[int, Sequence[Record]]) -> list[str]:
+    """Return the metrics that the records have, without what stands beside them."""
+    names = dict.fromkeys(name for one in seeds.values() for record in one for name in record.metrics)
+    found = [name for name in names if name not in BESIDE]
+    return found or ["accuracy"]
 
 
 def _latest(records: Sequence[Record], name: str) -> float | None:

@@ -44,6 +44,7 @@ class Result:
     summary: Summary
     seeds: Mapping[int, Sequence[Record]] = field(repr=False)
     read_model: Callable[[int], Tensor] = field(repr=False, compare=False)
+    name_tensors: Callable[[Tensor], dict[str, Tensor]] = field(repr=False, compare=False)
     baseline: Result | None = field(default=None, repr=False)
 
     @property
@@ -66,8 +67,22 @@ class Result:
             raise UserError(f"there is no seed {wanted}; allowed: {', '.join(map(str, self.seeds))}")
         return self.read_model(wanted)
 
+    def state_dict(self, seed: int | None = None, client: int | None = None) -> dict[str, Tensor]:
+        """Return a seed's model under its own names: `net.load_state_dict(result.state_dict())`.
+
+        `client` says whose, where clients keep models of their own: its row in `model()`.
+        """
+        flat = self.model(seed)
+        if flat.dim() == 2:
+            if client is None or not 0 <= client < len(flat):
+                raise UserError(
+                    f"{len(flat)} clients keep models of their own; say whose: client = 0 to {len(flat) - 1}"
+                )
+            flat = flat[client]
+        return self.name_tensors(flat)
+
     def table(self) -> Table:
-        """Return accuracy beside ε, f, the attack and the run without liars."""
+        """Return the scores beside ε, f, the attack and the run without liars."""
         free = self.baseline.summary if self.baseline is not None else None
         return results_table([(self.summary.algorithm, self.summary)], free, self.title)
 
@@ -125,11 +140,15 @@ class Result:
             raise UserError("to_pandas needs pandas: pip install pandas; rows() needs nothing") from None
         return pandas.DataFrame(self.rows())
 
-    def curve(self, label: str = "", quantity: str = "accuracy", dashed: bool = False) -> Curve:
-        """Return a score or another number of the records over rounds, mean and deviation over seeds."""
+    def curve(self, label: str = "", quantity: str | None = None, dashed: bool = False) -> Curve:
+        """Return a score or another number of the records over rounds, mean and deviation over seeds.
+
+        By default the metric that counts: the first.
+        """
+        quantity = quantity or self.summary.score
         return Curve.from_records(label or self.summary.rule, list(self.seeds.values()), quantity, dashed)
 
-    def plot(self, path: Path | None = None, quantity: str = "accuracy") -> Path:
+    def plot(self, path: Path | None = None, quantity: str | None = None) -> Path:
         """Draw a score over rounds, the run without liars dashed; by default into the run's own folder."""
         target = self.directory / "curves.png" if path is None else path
         facts = f"ε = {tightest_epsilon(self.summary)[0]}, f = {self.config.federation.f}"
@@ -152,9 +171,10 @@ def plot_results(
     reference: Result | None,
     path: Path,
     title: str = "",
-    quantity: str = "accuracy",
+    quantity: str | None = None,
 ) -> Path:
     """Draw a score of several runs over rounds; `reference`, the run without liars, is dashed."""
+    quantity = quantity or results[0][1].summary.score
     curves = [result.curve(label, quantity) for label, result in results]
     if reference is not None:
         curves.append(reference.curve("without liars", quantity, dashed=True))

@@ -76,9 +76,15 @@ def _escaped(text: str) -> str:
 
 
 def results_table(rows: Sequence[tuple[str, Summary]], without_liars: Summary | None, title: str) -> Table:
-    """Lay out summaries, one per row; what an ε means stands below the table."""
-    reference = percent(without_liars.accuracy) if without_liars else "–"
-    headings = ("run", "rule", "liars", "attack", "ε", "accuracy %", "no liars %")
+    """Lay out summaries, one per row; what an ε means stands below the table.
+
+    The metrics are the first summary's; the run without liars is shown by the first of them.
+    """
+    names = [*rows[0][1].metrics] or ["loss"]
+    reference = shown(names[0], without_liars) if without_liars else "–"
+    unit = " %" if names[0] in SHARES else ""
+    scores = (f"{name} %" if name in SHARES else name for name in names)
+    headings = ("run", "rule", "liars", "attack", "ε", *scores, f"no liars{unit}")
     lines = tuple(
         (
             label,
@@ -86,7 +92,7 @@ def results_table(rows: Sequence[tuple[str, Summary]], without_liars: Summary | 
             f"{'?' if summary.byzantine is None else summary.byzantine} of {summary.clients}",
             summary.attack,
             tightest_epsilon(summary)[0],
-            percent(summary.accuracy),
+            *(shown(name, summary) for name in names),
             "itself" if summary.byzantine == 0 else reference,
         )
         for label, summary in rows
@@ -95,6 +101,31 @@ def results_table(rows: Sequence[tuple[str, Summary]], without_liars: Summary | 
     if without_liars is None and any(summary.byzantine for _, summary in rows):
         remarks["no liars: run with --baseline to see it"] = None
     return Table(title, headings, lines, tuple(remarks))
+
+
+SHARES = frozenset({"accuracy"})
+"""Metrics that are shown in per cent."""
+
+
+def shown(name: str, summary: Summary) -> str:
+    """Write a metric over seeds: in per cent where it is a share of examples, else as it is."""
+    if name != "loss" and name not in summary.metrics:
+        return "–"
+    spread = summary.spread(name)
+    return percent(spread) if name in SHARES else number(spread)
+
+
+def number(spread: Spread) -> str:
+    """Write a spread with three digits; a star where every seed diverged.
+
+    >>> number(Spread.of({1: 0.80, 2: 0.82}))
+    '0.81 ± 0.0141'
+    """
+    if spread.mean is None:
+        return "*"
+    if len(spread.per_seed) == 1:
+        return f"{spread.mean:.3g}"
+    return f"{spread.mean:.3g} ± {spread.std or 0:.3g}"
 
 
 def percent(spread: Spread) -> str:

@@ -9,7 +9,7 @@ True
 """
 
 from trilemma.records import Record, Spread, Summary
-from trilemma.simulate.directory import RunDirectory, fresh_directory
+from trilemma.simulate.directory import RunDirectory, fresh_directory, named_directory
 from trilemma.simulate.engine import Diverged, Progress, latest_model, start, step
 from trilemma.simulate.evaluation import Evaluation, Fairness, evaluate
 from trilemma.simulate.experiment import Experiment, SimulatedClients, assemble
@@ -32,6 +32,7 @@ __all__ = [
     "evaluate",
     "fresh_directory",
     "latest_model",
+    "named_directory",
     "resume",
     "run",
     "run_or_resume",

@@ -1,6 +1,8 @@
 """The directory of a run: what is on disk, and how it survives a crash.
 
     config.toml              the resolved configuration, defaults included; runs again as it is
+    task/, task.json         a task's own files as they were, and where they came from
+    model.json               names and shapes of what is trained, in the order of model.npy
     seed-1/metrics.jsonl     one line per round, flushed as it happens
     seed-1/checkpoint.pt     the latest checkpoint, replaced atomically
     seed-1/model.npy         the returned model, written when the seed is finished
@@ -13,9 +15,11 @@ that checkpoint are cut off and computed again, to the same values.
 
 from __future__ import annotations
 
+import datetime
 import io
 import itertools
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,10 +32,14 @@ from torch import Tensor
 
 from trilemma import config as configuration
 from trilemma import files
-from trilemma.config import Config
+from trilemma.config import OWN, Config
 from trilemma.errors import UserError
+from trilemma.models import Model
 from trilemma.records import Record
 from trilemma.simulate.engine import Progress
+from trilemma.task import Task, copy_task, task_digest
+
+TASK = "task.py"
 
 
 @dataclass(frozen=True)
@@ -111,8 +119,8 @@ class RunDirectory:
     config: Config
 
     @classmethod
-    def create(cls, path: Path, config: Config) -> RunDirectory:
-        """Start a run in a new or empty directory."""
+    def create(cls, path: Path, config: Config, task: Task | None = None) -> RunDirectory:
+        """Start a run in a new or empty directory; the files of a task are copied there."""
         check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -120,6 +128,11 @@ class RunDirectory:
             raise UserError(
                 f"cannot make the directory {str(path)!r} ({error.strerror}); name another --out"
             ) from None
+        if task is not None and task.path is not None:
+            (path / "task").mkdir()
+            copy_task(task.path, path / "task", TASK)
+            origin = {"file": str(task.path), "sha256": task_digest(task.path)}
+            files.write_atomically(path / "task.json", json.dumps(origin, indent=2).encode())
         files.write_atomically(path / "config.toml", config.toml().encode())
         return cls(path, config)
 
@@ -129,6 +142,50 @@ class RunDirectory:
         if not (path / "config.toml").exists():
             raise UserError(f"{str(path)!r} is not a run directory: it has no config.toml")
         return cls(path, configuration.load(path / "config.toml"))
+
+    @property
+    def has_task(self) -> bool:
+        """Whether a task's files are here."""
+        return (self.path / "task.json").exists()
+
+    def name_tensors(self, model: Model) -> None:
+        """Write down names and shapes of what is trained."""
+        shapes = [[name, list(shape)] for name, shape in model.shapes]
+        files.write_atomically(self.path / "model.json", json.dumps({"tensors": shapes}).encode())
+
+    def tensors(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return a model's parameters (d,) by name: those that were trained."""
+        path = self.path / "model.json"
+        if not path.exists():
+            raise UserError(f"{str(self.path)!r} was run before tensors had names there; run --resume on it")
+        found: dict[str, Tensor] = {}
+        start = 0
+        for name, shape in json.loads(path.read_text())["tensors"]:
+            stop = start + math.prod(shape)
+            found[name] = flat[start:stop].reshape(shape).clone()
+            start = stop
+        return found
+
+    def task(self) -> Task | None:
+        """Return the task of the run, where it came from a file; refuse one that was changed since.
+
+        Where the file is still in its place it is read there, for its data may lie beside it.
+        """
+        if not self.has_task:
+            if self.config.data.name == OWN:
+                raise UserError(
+                    f"the task of {str(self.path)!r} was made in Python and is not on disk: give it again"
+                )
+            return None
+        origin = json.loads((self.path / "task.json").read_text())
+        given, kept = Path(origin["file"]), self.path / "task" / TASK
+        path = given if given.is_file() else kept
+        if task_digest(path) != origin["sha256"]:
+            raise UserError(
+                f"{str(path)!r} was changed since this run began; put it back as it was ({str(kept)!r} is a "
+                "copy), or start a new run"
+            )
+        return Task.from_file(path, self.config.federation.clients)
 
     def seed(self, seed: int) -> SeedDirectory:
         """Return the directory of one seed."""
@@ -152,6 +209,13 @@ def check_free(path: Path) -> None:
         raise UserError(
             f"{str(path)!r} already holds something; continue it with --resume {path}, or name another --out"
         )
+
+
+def named_directory(config: Config) -> Path:
+    """Return a free place below `runs/` for a run that was given none."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{stamp}-{config.data.name}-{config.algorithm.name}-{config.aggregation.rule}"
+    return fresh_directory(Path("runs"), name)
 
 
 def fresh_directory(parent: Path, name: str) -> Path:

@@ -1,47 +1,51 @@
 """How good the model, or every client's own model, is on test data; and how fairly that is spread.
 
-With one model and a common test set: loss and accuracy on it. Where clients hold test examples of their own,
-or models of their own, honest clients are scored one by one: accuracy is correct answers over examples,
-summed over honest clients; fairness is the population variance of their accuracies and the mean of the worst
-tenth.
+With one model and a common test set: loss and metrics on it. Where clients hold test examples of their own,
+or models of their own, honest clients are scored one by one: a metric is the mean over honest clients,
+weighted by their number of examples, so that accuracy is correct answers over examples; fairness is the
+population variance of the first metric over clients and the mean of the worst tenth.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trilemma import models
+from trilemma.data.types import each
 from trilemma.simulate.experiment import Experiment
+from trilemma.task import LOWER_IS_BETTER, Learner
 
 
 @dataclass(frozen=True)
 class Fairness:
-    """How accuracy is spread over honest clients."""
+    """How a score is spread over honest clients."""
 
     variance: float
     worst_tenth: float
 
     @classmethod
-    def of(cls, accuracy: Tensor) -> Fairness:
-        """Summarise per-client accuracies.
+    def of(cls, scores: Tensor, lower_is_better: bool = False) -> Fairness:
+        """Summarise per-client scores.
 
         >>> Fairness.of(Tensor([0.5, 1.0])).worst_tenth
         0.5
         """
-        worst = accuracy.sort().values[: math.ceil(len(accuracy) / 10)]
-        return cls(float(accuracy.double().var(unbiased=False)), float(worst.mean()))
+        worst = scores.sort(descending=lower_is_better).values[: math.ceil(len(scores) / 10)]
+        return cls(float(scores.double().var(unbiased=False)), float(worst.mean()))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Test loss and accuracy; fairness where clients are scored one by one."""
+    """Test loss and metrics by name; fairness where clients are scored one by one."""
 
     loss: float
-    accuracy: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
     fairness: Fairness | None = None
 
     def plain(self) -> dict[str, Any]:
@@ -49,7 +53,11 @@ class Evaluation:
         spread = {}
         if self.fairness is not None:
             spread = {"variance": self.fairness.variance, "worst_tenth": self.fairness.worst_tenth}
-        return {"loss": _number(self.loss), "accuracy": self.accuracy, **spread}
+        return {
+            "loss": _number(self.loss),
+            **{name: _number(score) for name, score in self.metrics.items()},
+            **spread,
+        }
 
 
 def evaluate(experiment: Experiment, params: Tensor, buffers: models.Buffers | None = None) -> Evaluation:
@@ -60,19 +68,54 @@ def evaluate(experiment: Experiment, params: Tensor, buffers: models.Buffers | N
     clients, federated = experiment.clients, experiment.clients.data
     if params.dim() == 1 and not federated.holdings.test and not buffers:
         x, y = federated.dataset.x_test, federated.dataset.y_test
+        if experiment.learner is not None:
+            return _of(experiment.learner.score(params, x, y) if len(y) else {"loss": math.nan})
         score = models.evaluate(clients.model, params, x, y, per_client=False)
-        return Evaluation(float(score.loss), float(score.accuracy))
+        return Evaluation(float(score.loss), {"accuracy": float(score.accuracy)})
 
     rows = [row for row, i in enumerate(clients.ids) if i not in experiment.byzantine]
     ids = tuple(clients.ids[row] for row in rows)
     own = params[rows] if params.dim() == 2 else params
     statistics = {name: tensor[rows] for name, tensor in (buffers or {}).items()}
     test = federated.everything(ids, "test")
+    if experiment.learner is not None:
+        return _one_by_one(experiment.learner, own, test, statistics)
     score = models.evaluate(clients.model, own, test.x, test.y, test.weight, buffers=statistics or None)
     examples = score.examples.double()
     loss = (score.loss.double() * examples).sum() / examples.sum()
     accuracy = score.correct.sum() / examples.sum()
-    return Evaluation(float(loss), float(accuracy), Fairness.of(score.correct / examples))
+    return Evaluation(float(loss), {"accuracy": float(accuracy)}, Fairness.of(score.correct / examples))
+
+
+def _one_by_one(
+    learner: Learner, params: Tensor, test: models.Examples, buffers: models.Buffers
+) -> Evaluation:
+    """Score every client on its own test examples; those without any do not count."""
+    assert test.weight is not None
+    found: list[dict[str, float]] = []
+    counts: list[int] = []
+    for row, present in enumerate(test.weight > 0):
+        if not bool(present.any()):
+            continue
+        statistics = {name: part[row : row + 1] for name, part in buffers.items()}
+        x = each(test.x, lambda column, row=row, present=present: column[row][present])  # type: ignore[misc]
+        own = params[row] if params.dim() == 2 else params
+        found.append(learner.score(own, x, test.y[row][present], statistics or None))
+        counts.append(int(present.sum()))
+    if not found:
+        return Evaluation(math.nan)
+    share = torch.tensor(counts, dtype=torch.float64) / sum(counts)
+    scores = {name: torch.tensor([one[name] for one in found], dtype=torch.float64) for name in found[0]}
+    first = next(name for name in [*learner.metrics, "loss"])
+    return _of(
+        {name: float((values * share).sum()) for name, values in scores.items()},
+        Fairness.of(scores[first], first in LOWER_IS_BETTER),
+    )
+
+
+def _of(scores: Mapping[str, float], fairness: Fairness | None = None) -> Evaluation:
+    metrics = {name: score for name, score in scores.items() if name != "loss"}
+    return Evaluation(scores["loss"], metrics, fairness)
 
 
 def _number(value: float) -> float | None:

@@ -10,16 +10,18 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from trilemma import data, models, privacy
+from trilemma import data, privacy
 from trilemma.attacks.types import Attack
 from trilemma.config import Config
-from trilemma.config.resolve import Resolved, load_data, resolve
+from trilemma.config.assembly import everybody
+from trilemma.config.resolve import Resolved, resolve
 from trilemma.data.types import Batch
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.rounds import sampled_clients
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource
+from trilemma.task import Learner, Task
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Experiment:
     """One seed of one configuration, ready to run.
 
     `clients` are the clients that compute: all honest ones, and the Byzantine ones where their attack wants
-    to know what they would have sent, or trains on poisoned data.
+    to know what they would have sent, or trains on poisoned data. `learner` says how a task's model is
+    scored; None: by its loss and accuracy.
     """
 
     config: Config
@@ -67,6 +70,7 @@ class Experiment:
     clients: SimulatedClients
     attack: Attack
     resolved: Resolved
+    learner: Learner | None = None
 
     @property
     def key(self) -> Key:
@@ -107,8 +111,11 @@ class Experiment:
         return sampled_clients(range(federation.clients), federation.sampled, round_, self.key)
 
 
-def assemble(config: Config, seed: int) -> Experiment:
-    """Load and divide the data, build the model, resolve privacy, prepare the attack."""
+def assemble(config: Config, seed: int, task: Task | None = None) -> Experiment:
+    """Load and divide the data, build the model, resolve privacy, prepare the attack.
+
+    With a task, its data and model are taken; its last clients lie, if any do, and hold their own data.
+    """
     device = choose_device(config.run.device)
     key = Key(seed)
     federation = config.federation
@@ -116,11 +123,10 @@ def assemble(config: Config, seed: int) -> Experiment:
     honest = [i for i in range(federation.clients) if i not in byzantine]
     attack = config.attack.options.build()
 
-    dataset = load_data(config, key, device)
-    holdings = _holdings(config, dataset, len(honest), key.fold("partition"))
-    federated = data.FederatedData(dataset, holdings, device)
+    ground = everybody(config, key, task, len(honest), device)
+    federated = ground.held
     if attack.poison is not None:
-        poison, classes = attack.poison, dataset.needs_classes(f"attack {config.attack.name!r}")
+        poison, classes = attack.poison, federated.dataset.needs_classes(f"attack {config.attack.name!r}")
         poison_key = key.fold("poison")
         federated = federated.with_labels(
             byzantine, lambda labels, i: poison(labels, classes, poison_key.fold("client", i))
@@ -133,12 +139,6 @@ def assemble(config: Config, seed: int) -> Experiment:
             f"[algorithm] batch_size = {needed}: the poorest client holds {poorest} examples; "
             f"allowed: 1 to {poorest}"
         )
-    model = models.build(
-        config.model.name,
-        dataset.x_train.shape[1:],
-        dataset.needs_classes(f"model {config.model.name!r}"),
-        **config.model.options.model_dump(),
-    )
     # Where clients are sampled a round may hear liars only; somebody has to have computed something then.
     computes = (
         attack.reads_own
@@ -148,8 +148,9 @@ def assemble(config: Config, seed: int) -> Experiment:
     )
     computing = tuple(range(federation.clients)) if computes else tuple(honest)
     noise = privacy.SimulatedNoise(key.fold("noise"), federation.clients)
-    clients = SimulatedClients(computing, federated, model, noise)
-    return Experiment(config, seed, device, byzantine, clients, attack, resolve(config, poorest))
+    clients = SimulatedClients(computing, federated, ground.model, noise)
+    resolved = resolve(config, poorest)
+    return Experiment(config, seed, device, byzantine, clients, attack, resolved, ground.learner)
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -167,13 +168,3 @@ def _byzantine(config: Config, key: Key) -> tuple[int, ...]:
         return tuple(range(federation.clients - federation.byzantine, federation.clients))
     drawn = key.fold("byzantine").numpy().choice(federation.clients, federation.byzantine, replace=False)
     return tuple(sorted(int(i) for i in drawn))
-
-
-def _holdings(config: Config, dataset: data.Dataset, honest: int, key: Key) -> data.Holdings:
-    """Divide the data among all clients, or among the honest ones with the Byzantine ones mirroring them."""
-    total = config.federation.clients
-    if config.holding.holders == "all":
-        return config.partition.options.divide(dataset, total, key)
-    if config.federation.placement != "last":
-        raise ConfigError("[data] holders = 'honest' needs [federation] placement = 'last'; else use 'all'")
-    return data.mirror(config.partition.options.divide(dataset, honest, key), total)

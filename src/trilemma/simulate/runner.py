@@ -19,6 +19,7 @@ from trilemma.simulate.directory import RunDirectory, SeedDirectory, check_free
 from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import Evaluation, evaluate
 from trilemma.simulate.experiment import Experiment, assemble
+from trilemma.task import Task
 
 
 class Observer(Protocol):
@@ -41,32 +42,42 @@ class Silent:
         """Do nothing."""
 
 
-def run(config: Config, out: Path, observer: Observer | None = None) -> Summary:
-    """Run every seed of `config` in the new directory `out`; a bad setting leaves nothing behind."""
+def run(config: Config, out: Path, observer: Observer | None = None, task: Task | None = None) -> Summary:
+    """Run every seed of `config` in the new directory `out`; a bad setting leaves nothing behind.
+
+    `task` brings data and model where the configuration's are `own` (`config.parse(…, own=Own(…))`).
+    """
     check_free(out)
+    task = None if task is None else task.of(config.federation.clients)
     for seed in config.run.seeds:
-        assemble(config, seed)
-    directory = RunDirectory.create(out, config)
+        assemble(config, seed, task)
+    directory = RunDirectory.create(out, config, task)
     try:
-        return _run(directory, observer or Silent())
+        return _run(directory, observer or Silent(), task)
     except UserError:
         if not any(directory.seed(seed).records() for seed in config.run.seeds):
             directory.remove()  # the corrected run finds the place free
         raise
 
 
-def resume(path: Path, observer: Observer | None = None) -> Summary:
-    """Continue the run in `path` from its last checkpoints; a finished run is summed up again."""
-    return _run(RunDirectory.open(path), observer or Silent())
+def resume(path: Path, observer: Observer | None = None, task: Task | None = None) -> Summary:
+    """Continue the run in `path` from its last checkpoints; a finished run is summed up again.
+
+    A task that came from a file is found in the directory; one that was made in Python must be given again.
+    """
+    directory = RunDirectory.open(path)
+    return _run(directory, observer or Silent(), directory.task() if task is None else task)
 
 
-def run_or_resume(config: Config, out: Path, observer: Observer | None = None) -> Summary:
+def run_or_resume(
+    config: Config, out: Path, observer: Observer | None = None, task: Task | None = None
+) -> Summary:
     """Continue the run in `out` if there is one, else start it: what a sweep does for each of its points."""
     if not (out / "config.toml").exists():
-        return run(config, out, observer)
+        return run(config, out, observer, task)
     if RunDirectory.open(out).config.dump() != config.dump():
         raise UserError(f"{str(out)!r} holds a run of another configuration; remove it or name another --out")
-    return resume(out, observer)
+    return resume(out, observer, task)
 
 
 def without_liars(config: Config) -> Config:
@@ -82,20 +93,21 @@ def without_liars(config: Config) -> Config:
     )
 
 
-def _run(directory: RunDirectory, observer: Observer) -> Summary:
+def _run(directory: RunDirectory, observer: Observer, task: Task | None) -> Summary:
     with directory.locked():
         results: dict[int, Evaluation | None] = {}
         diverged: dict[str, int] = {}
         experiment = None
         for seed in directory.config.run.seeds:
             folder = directory.seed(seed)
-            experiment = assemble(directory.config, seed)
+            experiment = assemble(directory.config, seed, task)
             try:
                 results[seed] = _run_seed(experiment, folder, observer)
             except engine.Diverged as stop:
                 results[seed] = None
                 diverged[str(seed)] = stop.round
         assert experiment is not None  # a configuration has at least one seed
+        directory.name_tensors(experiment.clients.model)
         summary = _summary(directory, experiment, results, diverged)
         files.write_atomically(
             directory.path / "summary.json", json.dumps(summary.plain(), indent=2).encode()
@@ -166,6 +178,17 @@ def _statistics(experiment: Experiment, progress: Progress) -> dict[str, Tensor]
     return {name: progress.clients[name] for name, _ in experiment.clients.model.buffers}
 
 
+def _names(experiment: Experiment) -> list[str]:
+    """Return the metrics a run is scored by."""
+    return ["accuracy"] if experiment.learner is None else [*experiment.learner.metrics]
+
+
+def _over_seeds(results: dict[int, Evaluation | None], name: str) -> Spread:
+    scores = {seed: {} if found is None else found.plain() for seed, found in results.items()}
+    values = {seed: score.get(name) for seed, score in scores.items()}
+    return Spread.of({seed: None if value is None else round(value, 6) for seed, value in values.items()})
+
+
 def _summary(
     directory: RunDirectory,
     experiment: Experiment,
@@ -183,8 +206,8 @@ def _summary(
         sum(record.seconds.values()) for seed in config.run.seeds for record in directory.seed(seed).records()
     )
     return Summary(
-        accuracy=Spread.of({s: round(r.accuracy, 6) if r else None for s, r in results.items()}),
-        loss=Spread.of({s: round(r.loss, 6) if r else None for s, r in results.items()}),
+        metrics={name: _over_seeds(results, name) for name in _names(experiment)},
+        loss=_over_seeds(results, "loss"),
         epsilon=epsilon,
         delta=config.privacy.delta if epsilon else None,
         seconds=round(seconds, 3),

@@ -1,4 +1,15 @@
 """What is trained on what: a model, its loss and metrics, the clients' data; stated once, run anywhere.
 
+* `task`: `Task`, in Python or from a `task.py`.
+* `file`: a `task.py` and the files beside it, imported and copied.
+* `losses`: what is taken where no loss is given; whether a loss couples the examples of a batch.
+* `learner`: the model, ready to be trained and scored.
 * `metrics`: how good outputs are, by name.
 """
+
+from trilemma.task.file import copy_task, task_digest
+from trilemma.task.learner import Learner
+from trilemma.task.metrics import LOWER_IS_BETTER, Metric, metrics
+from trilemma.task.task import Task
+
+__all__ = ["LOWER_IS_BETTER", "Learner", "Metric", "Task", "copy_task", "metrics", "task_digest"]

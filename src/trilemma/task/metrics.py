@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trilemma.data.types import IGNORED
 from trilemma.errors import UserError
+from trilemma.records import SUMMARY
 from trilemma.registry import Registry
 
 Metric = Callable[[Tensor, Tensor], float]
@@ -51,8 +52,11 @@ def chosen(
     for name, metric in found.items():
         if not callable(metric):
             raise UserError(f"metric {name!r} is a {type(metric).__name__}; allowed: a name or a function")
-    if "loss" in found:
-        raise UserError("a metric cannot be called 'loss': that is the model's own; choose another name")
+    for name in found:
+        if name in SUMMARY:
+            raise UserError(
+                f"a metric cannot be called {name!r}: a summary has that already; choose another name"
+            )
     return found
 
 

@@ -1,4 +1,4 @@
-"""A live progress bar: seed, round, accuracy, ε, time left."""
+"""A live progress bar: seed, round, the first metric, ε, time left."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class ProgressBar:
 
     def round_finished(self, record: Record) -> None:
         """Move the bar."""
-        accuracy = record.metrics.get("accuracy")
-        if accuracy is not None:
-            self._score = f"accuracy {accuracy:.1%}  "
+        name, score = next(((n, s) for n, s in record.metrics.items() if n != "loss"), ("", None))
+        if score is not None:
+            self._score = f"accuracy {score:.1%}  " if name == "accuracy" else f"{name} {score:.3g}  "
         epsilon = "∞" if record.epsilon == math.inf else f"{record.epsilon:.3g}"
         facts = f"{self._score}ε {epsilon}"
         assert self._task is not None

@@ -1,0 +1,167 @@
+"""A run in one call: what a configuration says, as arguments.
+
+>>> import tempfile, pathlib, torch, trilemma as tl
+>>> x = torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
+>>> y = (x.sum(1) > 0).long()
+>>> task = tl.Task(model=lambda: torch.nn.Linear(3, 2), clients=[(x, y)] * 5, test=(x, y))
+>>> out = pathlib.Path(tempfile.mkdtemp()) / "run"
+>>> result = tl.run(task, byzantine=1, attack="sf", rule="caf", rounds=5, seeds=2, out=out)
+>>> [*result.summary.metrics], len(result.records), [*result.state_dict()]
+(['accuracy'], 10, ['weight', 'bias'])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from trilemma import config as configuration
+from trilemma import learning, report, simulate
+from trilemma.config import Config
+from trilemma.config.schema import AggregationTable, DataTable, FederationTable, PrivacyTable, RunTable
+from trilemma.errors import ConfigError, nearest
+from trilemma.options import mistakes
+from trilemma.report.loading import BASELINE
+from trilemma.task import Task
+
+TABLES = ("algorithm", "attack", "data", "model", "privacy")
+"""Tables that are an argument of their own: a name, or a mapping with a name and options."""
+
+FLAT: Mapping[str, type[BaseModel]] = {
+    "federation": FederationTable,
+    "aggregation": AggregationTable,
+    "run": RunTable,
+}
+"""Tables whose keys are arguments."""
+
+
+class Privacy(PrivacyTable):
+    """Who is trusted, how contributions are clipped, how much noise is added: the `[privacy]` table.
+
+    >>> Privacy(threat="secldp", clip=1.0, epsilon=8).delta
+    1e-05
+    >>> Privacy(threat="secldp", epsilon=8)
+    Traceback (most recent call last):
+    trilemma.errors.ConfigError: [privacy] noise without clip protects nothing: give clip, ...
+    """
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            said = mistakes(error, PrivacyTable.model_fields)
+            raise ConfigError("\n".join(f"[privacy] {mistake}" for mistake in said)) from None
+
+
+def run(
+    task: Task | Path | str | None = None,
+    *,
+    algorithm: str | Mapping[str, Any] = "dsgd",
+    rule: str = "mean",
+    attack: str | Mapping[str, Any] = "none",
+    byzantine: int = 0,
+    privacy: PrivacyTable | Mapping[str, Any] | None = None,
+    rounds: int = 100,
+    seeds: int | str | Sequence[int] = 1,
+    out: Path | str | None = None,
+    baseline: bool = False,
+    progress: bool = False,
+    **more: Any,
+) -> report.Result:
+    """Train a federation and return its result.
+
+    Every argument is a key of a configuration and is refused as there; `more` takes the others: `clients`,
+    `tolerate`, `placement`, `sampled`, `device`, `evaluate_every`, `returned`, …, and, without a task, `data`
+    and `model`. What has options of its own is given by name or as a mapping, as in
+    `algorithm={"name": "cafcor", "lr": 0.5}`.
+
+    Args:
+        task: Your own model and data: a `Task`, or the path of a `task.py`. Default: `data` and `model`.
+        algorithm: How clients and server learn.
+        rule: How the server combines messages.
+        attack: What the Byzantine clients send.
+        byzantine: How many clients lie: the last ones.
+        privacy: Clipping, noise and who is trusted; default: none of it.
+        rounds: Number of rounds.
+        seeds: One run per seed: 3 means 1 to 3; or a list; or text such as "1-3,7".
+        out: The directory of the run; default: a new one below `runs/`.
+        baseline: Also run with nobody lying and the plain mean.
+        progress: Draw a progress bar.
+        more: Other keys of the configuration.
+    """
+    own = Task.from_file(task) if isinstance(task, str | Path) else task
+    settings = configured(
+        own,
+        algorithm=algorithm,
+        rule=rule,
+        attack=attack,
+        byzantine=byzantine,
+        privacy=privacy,
+        rounds=rounds,
+        seeds=seeds,
+        **more,
+    )
+    directory = simulate.named_directory(settings) if out is None else Path(out)
+    with _observer(progress) as observer:
+        simulate.run(settings, directory, observer, own)
+        if baseline and settings.federation.byzantine:
+            simulate.run(simulate.without_liars(settings), directory / BASELINE, observer, own)
+    return report.load(directory, task=own)
+
+
+def configured(task: Task | None = None, **arguments: Any) -> Config:
+    """Return the configuration that arguments mean; see `run`.
+
+    >>> configured(byzantine=2, rule="cwmed", seeds=3).run.seeds
+    (1, 2, 3)
+    >>> configured(bizantine=2)
+    Traceback (most recent call last):
+    trilemma.errors.ConfigError: unknown argument 'bizantine': did you mean 'byzantine'? Allowed: ...
+    """
+    raw: dict[str, Any] = {}
+    where = {key: name for name, table in FLAT.items() for key in table.model_fields}
+    inside = {"partition": "data", "features": "data", **dict.fromkeys(DataTable.model_fields, "data")}
+    for key, value in arguments.items():
+        if key == "seeds":
+            value = tuple(range(1, value + 1)) if isinstance(value, int) else value
+        if key in where:
+            raw.setdefault(where[key], {})[key] = value
+        elif key in inside:
+            raw["data"] = {**_table(raw.get("data", {})), key: value}
+        elif key in TABLES and value is not None:
+            raw[key] = {**raw.get(key, {}), **_table(value)}
+        elif key not in TABLES:
+            raise ConfigError(f"unknown argument {key!r}: {_meant(key, [*where, *inside, *TABLES])}")
+    return configuration.parse(raw, own=None if task is None else configuration.Own(task.clients_known))
+
+
+def _table(value: Any) -> dict[str, Any]:
+    """Read a name, a mapping or a table of the configuration."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_unset=True)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {"name": value}
+
+
+def _meant(key: str, known: Sequence[str]) -> str:
+    """Say what an unknown argument may have meant: another, or an option of an algorithm."""
+    owners = [name for name, options in learning.algorithms.items() if key in options.model_fields]
+    if owners:
+        return f"it is an option of the algorithm, as in algorithm={{'name': {owners[0]!r}, {key!r}: …}}"
+    return nearest(key, known)
+
+
+def _observer(progress: bool) -> Any:
+    import contextlib
+
+    if not progress:
+        return contextlib.nullcontext()
+    from rich.console import Console
+
+    from trilemma.report.progress import ProgressBar
+
+    return ProgressBar(Console(stderr=True))

@@ -1,0 +1,103 @@
+"""From a configuration, or a configuration and a task, to a model and what every client holds.
+
+The one place where they come together: the simulator asks for everybody, a party of a federation for itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trilemma import data, models
+from trilemma.config.load import Config
+from trilemma.data import Dataset, FederatedData
+from trilemma.errors import ConfigError, UserError
+from trilemma.keys import Key
+from trilemma.task import Learner, Task
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What is trained on what. `data` is None where there are no examples, on a federation's server.
+
+    `learner` says how a task's model is scored; None: by its loss and accuracy.
+    """
+
+    model: models.Model
+    data: FederatedData | None
+    learner: Learner | None = None
+    tests: Dataset | None = None
+    """Test examples alone, where there are no others."""
+
+    @property
+    def held(self) -> FederatedData:
+        """The data, where there must be some."""
+        assert self.data is not None
+        return self.data
+
+
+def everybody(
+    config: Config, key: Key, task: Task | None, honest: int, device: torch.device | str = "cpu"
+) -> Assembled:
+    """Return the model and all clients' data; `honest` of the clients do not lie, and come first."""
+    if task is not None:
+        dataset = _features(config, task.of(config.federation.clients).dataset, key, device)
+        learner = task.learner(dataset)
+        return Assembled(learner.model, _natural(dataset, device), learner)
+    dataset = config.data.options.load(key.fold("data"), data.Storage.from_environment())
+    dataset = _features(config, dataset, key, device)
+    holdings = _holdings(config, dataset, honest, key.fold("partition"))
+    model = models.build(
+        config.model.name,
+        dataset.x_train.shape[1:],
+        dataset.needs_classes(f"model {config.model.name!r}"),
+        **config.model.options.model_dump(),
+    )
+    return Assembled(model, FederatedData(dataset, holdings, device))
+
+
+def one_party(config: Config, key: Key, task: Task, client: int | None, examples: int) -> Assembled:
+    """Return the model and one client's data alone; the server, None, has test examples at most."""
+    if client is None:
+        tests = task.test_dataset
+        tests = None if tests is None else _features(config, tests, key)
+        learner = task.learner(tests)
+        return Assembled(learner.model, None, learner, tests)
+    dataset = task.client_dataset(client)
+    if len(dataset.y_train) < examples:
+        raise UserError(
+            f"client {client} holds {len(dataset.y_train)} examples; the federation agreed on at least "
+            f"{examples}"
+        )
+    dataset = _features(config, dataset, key)
+    learner = task.learner(dataset)
+    return Assembled(learner.model, _natural(dataset, first=client), learner)
+
+
+def _features(config: Config, dataset: Dataset, key: Key, device: torch.device | str = "cpu") -> Dataset:
+    """Put features in place of examples, where the configuration asks for it."""
+    return data.with_features(
+        dataset,
+        config.features.options,
+        project=config.holding.project,
+        norm=config.holding.norm,
+        key=key.fold("features"),
+        storage=data.Storage.from_environment(),
+        device=device,
+    )
+
+
+def _natural(dataset: Dataset, device: torch.device | str = "cpu", first: int = 0) -> FederatedData:
+    assert dataset.natural is not None
+    return FederatedData(dataset, dataset.natural, device, first)
+
+
+def _holdings(config: Config, dataset: Dataset, honest: int, key: Key) -> data.Holdings:
+    """Divide the data among all clients, or among the honest ones with the Byzantine ones mirroring them."""
+    total = config.federation.clients
+    if config.holding.holders == "all":
+        return config.partition.options.divide(dataset, total, key)
+    if config.federation.placement != "last":
+        raise ConfigError("[data] holders = 'honest' needs [federation] placement = 'last'; else use 'all'")
+    return data.mirror(config.partition.options.divide(dataset, honest, key), total)

@@ -1,0 +1,75 @@
+"""From a task that was simulated to a federation of it: what has to be agreed on, and a rehearsal.
+
+In earnest nobody has everybody's data: the number of clients and of the poorest one's examples are agreed on.
+In a rehearsal on one machine `data(client)` can be called for all of them, and tells.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trilemma.config import Config
+from trilemma.errors import UserError
+from trilemma.federation.layout import TASK, Party
+from trilemma.federation.task import load_task
+from trilemma.task import Task
+
+
+def deployed(config: Config) -> Config:
+    """Return a simulation's configuration as a federation runs it: nobody plays the attacker.
+
+    As many liars as there were are tolerated.
+
+    >>> from trilemma.config import parse
+    >>> real = deployed(parse({}, ["federation.byzantine=2", "attack.name=sf"]))
+    >>> real.attack.name, real.federation.byzantine, real.federation.f
+    ('none', 0, 2)
+    """
+    if config.attack.name == "none" and not config.federation.byzantine:
+        return config
+    return config.with_(
+        "attack={name='none'}", "federation.byzantine=0", f"federation.tolerate={config.federation.f}"
+    )
+
+
+def poorest(task: Task, clients: int) -> int:
+    """Return how many examples the client with the fewest holds, by looking at everybody's."""
+    held = task.of(clients).dataset.natural
+    assert held is not None
+    return min(len(rows) for rows in held.train)
+
+
+def rehearsed(parties: list[Party], task: Path) -> list[str]:
+    """Let every party load its own data; where its copy of the task finds none, link what lies beside it.
+
+    What was linked is returned. Links, not copies: no party's folder carries another one's data away.
+    """
+    try:
+        for party in parties:
+            load_task(party)
+        return []
+    except UserError:
+        linked = _link_beside(parties, task.resolve())
+        if not linked:
+            raise
+    for party in parties:
+        load_task(party)
+    return linked
+
+
+def _link_beside(parties: list[Party], task: Path) -> list[str]:
+    federation = parties[0].folder.parent
+    code = {TASK, task.name, "__pycache__"}
+    beside = [
+        path
+        for path in sorted(task.parent.iterdir())
+        if path.name not in code and path.suffix != ".py" and path.resolve() != federation
+    ]
+    linked: dict[str, None] = {}
+    for party in parties:
+        for path in beside:
+            place = party.folder / path.name
+            if not place.exists() and not place.is_symlink():
+                place.symlink_to(path)
+                linked[path.name] = None
+    return list(linked)

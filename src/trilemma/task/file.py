@@ -1,0 +1,163 @@
+"""A user's own code: `task.py` and the files beside it, imported without touching anybody else's modules.
+
+`import helpers` in a `task.py` means the `helpers.py`, or the package `helpers/`, beside it, as in a script.
+Several tasks may live in one process, each with `helpers` of its own, and the process may have modules of
+that name too: so a task's modules are in `sys.modules` only while its code is called, and its folder is on
+`sys.path` only then. Names of the standard library always mean the standard library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import shutil
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from modulefinder import ModuleFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trilemma.errors import UserError, hint
+
+_ONE_AT_A_TIME = threading.RLock()
+
+NAMES = (
+    "model",
+    "data",
+    "loss",
+    "metrics",
+    "test",
+    "prepare",
+    "classes",
+    "clients",
+    "target",
+    "label",
+    "length",
+    "coupled",
+)
+"""What a `task.py` may define; anything else is its own business."""
+
+
+class TaskFile:
+    """A `task.py` that was imported, and the modules beside it.
+
+    Its `prepare`, where there is one, is called once, before the first of its other functions.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise UserError(f"there is no {path}")
+        self.path = path.resolve()
+        self._modules: dict[str, ModuleType] = {}
+        self._prepared = False
+        with self._importable():
+            try:
+                self._task = importlib.import_module(self.path.stem)
+            except Exception as error:
+                raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call one of its functions; what that imports may be beside it too."""
+        if not self._prepared:
+            self._prepared = True
+            if self.has("prepare"):
+                self.call("prepare")
+        function = self.require(name)
+        with self._importable():
+            try:
+                return function(*arguments)
+            except UserError:
+                raise
+            except Exception as error:
+                said = ", ".join(map(repr, arguments))
+                raise UserError(
+                    f"{self.path.name}: {name}({said}) failed{self._line(error)}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+
+    def require(self, name: str) -> Any:
+        """Return a function that the file must define."""
+        function = getattr(self._task, name, None)
+        if not callable(function):
+            near = hint(name, (own for own in vars(self._task) if not own.startswith("_")))
+            raise UserError(f"{self.path.name} must define a function `{name}`; {near}see docs/own-task.md")
+        return function
+
+    def has(self, name: str) -> bool:
+        """Tell whether the file defines `name`."""
+        return getattr(self._task, name, None) is not None
+
+    def value(self, name: str) -> Any:
+        """Return what the file calls `name`; None where it calls nothing so."""
+        return getattr(self._task, name, None)
+
+    def _line(self, error: Exception) -> str:
+        """Say where in the task an error came up."""
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if Path(frame.filename).parent == self.path.parent:
+                return f" in {Path(frame.filename).name}, line {frame.lineno}"
+        return ""
+
+    @contextmanager
+    def _importable(self) -> Iterator[None]:
+        """Put this task's modules in the place of others of their names, for a while."""
+        folder = str(self.path.parent)
+        with _ONE_AT_A_TIME:
+            own = _beside(self.path.parent)
+            others = _take(own)
+            sys.modules.update(self._modules)
+            sys.path.insert(0, folder)
+            importlib.invalidate_caches()
+            try:
+                yield
+            finally:
+                sys.path.remove(folder)
+                self._modules = _take(own)
+                sys.modules.update(others)
+
+
+def _beside(folder: Path) -> set[str]:
+    """Return the names that can be imported from a folder."""
+    files = {path.stem for path in folder.glob("*.py")}
+    packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+    return (files | packages) - sys.stdlib_module_names
+
+
+def _take(names: set[str]) -> dict[str, ModuleType]:
+    """Take the modules of these names, and those inside them, out of `sys.modules`."""
+    taken = [name for name in sys.modules if name.partition(".")[0] in names]
+    return {name: sys.modules.pop(name) for name in taken}
+
+
+def sources(path: Path) -> list[Path]:
+    """Return a `task.py` and, of the files beside it, those that it imports."""
+    finder = ModuleFinder([str(path.parent)])
+    try:
+        finder.run_script(str(path))
+    except SyntaxError as error:
+        raise UserError(f"{path} cannot be imported: {error}") from None
+    found = {Path(getattr(module, "__file__", None) or path) for module in finder.modules.values()}
+    own = {source for source in found if source.stem not in sys.stdlib_module_names}
+    return [path, *sorted(own - {path})]
+
+
+def copy_task(path: Path, folder: Path, name: str) -> None:
+    """Copy a `task.py` into a folder as `name`, and of the files beside it those that it imports."""
+    path = path.resolve()
+    for source in sources(path):
+        target = folder / (name if source == path else source.relative_to(path.parent))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def task_digest(path: Path) -> str:
+    """Return a digest of a `task.py` and what it imports of the files beside it; not of its data."""
+    digest = hashlib.sha256()
+    for source in sources(path.resolve()):
+        content = source.read_bytes()
+        digest.update(len(content).to_bytes(8, "big") + content)
+    return digest.hexdigest()

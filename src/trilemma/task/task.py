@@ -1,0 +1,221 @@
+"""What is trained on what, stated once: simulated, deployed and checked alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trilemma import data, models
+from trilemma.data.types import Dataset, each
+from trilemma.errors import UserError
+from trilemma.keys import Key
+from trilemma.models.types import Model
+from trilemma.task.file import TaskFile
+from trilemma.task.learner import Learner
+from trilemma.task.losses import Loss, couples, default_loss
+from trilemma.task.metrics import Metric, chosen
+
+PROBED = 128
+"""Examples on which a loss is tried: many, for what it couples may be rare (a death among survivors)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its loss and metrics, and the clients' data.
+
+    Attributes:
+        model: A `torch.nn.Module`, or a function that makes one (called anew for every seed), or a model of
+            `trilemma.models`.
+        clients: What each client holds, a list or a mapping of names: see `trilemma.data.own` for what one
+            may be. A function of the client's number where only its own party may call it.
+        test: Test examples for everyone, or for each client; or a function that returns them.
+        loss: A function `(outputs, targets)` or a loss of `torch.nn`. Default: cross entropy where there are
+            classes, else the mean squared error.
+        metrics: Names, or a mapping of names to functions `(outputs, targets) -> number`. Default: accuracy
+            where there are classes, else the mean squared error.
+        classes: Number of classes, or their names in order (public). Default: as many as the data show.
+        target: What targets are, where their type does not say it: classes, multi-label, tokens, values.
+        label: The label's column, where a client is a mapping of columns.
+        length: What columns of varying length are padded to (public).
+        coupled: Whether the loss looks at several examples of a batch at once. Default: found out by trying.
+        count: Number of clients, where `clients` is a function.
+        name: What the data are called in reports.
+
+    >>> x, y = torch.randn(8, 3), torch.tensor([0, 1] * 4)
+    >>> task = Task(model=lambda: nn.Linear(3, 2), clients=[(x, y), (x, y)], test=(x, y))
+    >>> task.clients_known, task.learner(task.dataset).model.dim, [*task.learner(task.dataset).metrics]
+    (2, 8, ['accuracy'])
+    >>> Task(model=lambda: nn.Linear(3, 2), clients=[(x, y), (x, y + 0.5)])
+    Traceback (most recent call last):
+    trilemma.errors.UserError: client 1...
+    """
+
+    model: nn.Module | Model | Callable[[], nn.Module | Model]
+    clients: Sequence[Any] | Mapping[Any, Any] | Callable[[int], Any]
+    test: Any = None
+    loss: Loss | None = None
+    metrics: Iterable[str] | Mapping[str, str | Metric] | None = None
+    classes: int | Sequence[Any] | None = None
+    target: data.Target | None = None
+    label: str | None = None
+    length: int | None = None
+    coupled: bool | None = None
+    count: int | None = None
+    name: str = "own"
+    path: Path | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module | Model) and not callable(self.model):
+            raise UserError(
+                f"model is a {type(self.model).__name__}; allowed: a torch.nn.Module, a function that makes "
+                "one, or a model of trilemma.models"
+            )
+        if self.loss is not None and not callable(self.loss):
+            raise UserError(
+                f"loss is a {type(self.loss).__name__}; allowed: a function (outputs, targets) -> mean loss, "
+                "or a loss of torch.nn, as in nn.CrossEntropyLoss()"
+            )
+        if isinstance(self.loss, type):
+            raise UserError(
+                f"loss is the class {self.loss.__name__}: give an instance, {self.loss.__name__}()"
+            )
+        chosen(self.metrics, 2)
+        if isinstance(self.clients, str | bytes | Path) or not (
+            callable(self.clients) or isinstance(self.clients, Sequence | Mapping)
+        ):
+            raise UserError(
+                f"clients is a {type(self.clients).__name__}; allowed: a list with one entry per client, a "
+                "mapping of their names to them, or a function of the client's number"
+            )
+        if not callable(self.clients):
+            _ = self.dataset  # so that what is wrong with the data is said where they are given
+
+    @classmethod
+    def from_file(cls, path: Path | str, clients: int | None = None) -> Task:
+        """Read a `task.py`: `model()`, `data(client)`, and what else it defines of `task.file.NAMES`.
+
+        `clients` is their number; default: what the file says. No data are loaded before they are asked for.
+        """
+        file = TaskFile(Path(path))
+        file.require("model")
+        said = file.value("clients")
+        if said is not None and not isinstance(said, int):
+            raise UserError(f"{file.path.name}: clients = {said!r}; it is the number of clients")
+        return cls(
+            model=lambda: file.call("model"),
+            clients=lambda client: file.call("data", client),
+            test=(lambda: file.call("test")) if file.has("test") else None,
+            loss=file.value("loss"),
+            metrics=file.value("metrics"),
+            classes=file.value("classes"),
+            target=file.value("target"),
+            label=file.value("label"),
+            length=file.value("length"),
+            coupled=file.value("coupled"),
+            count=said if clients is None else clients,
+            path=file.path,
+        )
+
+    @property
+    def clients_known(self) -> int | None:
+        """Number of clients; None where nobody said it."""
+        return self.count if callable(self.clients) else len(self.clients)
+
+    def of(self, clients: int) -> Task:
+        """Return the task for that many clients; refuse another number than the data are for."""
+        known = self.clients_known
+        if known is not None and known != clients:
+            raise UserError(
+                f"the task has {known} clients, [federation] clients says {clients}; leave it out"
+            )
+        return self if known is not None else replace(self, count=clients)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """Everybody's data, for a simulation: checked, end to end, with who holds what."""
+        if not callable(self.clients):
+            return self._read(self.clients, self._test)
+        if self.count is None:
+            raise UserError(
+                "how many clients are there? Say it with --clients, [federation] clients, or clients = … in "
+                "the task's file"
+            )
+        return self._read([self.clients(client) for client in range(self.count)], self._test)
+
+    def client_dataset(self, client: int) -> Dataset:
+        """Return one client's data alone: nobody else's are touched."""
+        given = self.clients(client) if callable(self.clients) else self._listed[client]
+        return self._read({client: given}, None)
+
+    @cached_property
+    def test_dataset(self) -> Dataset | None:
+        """The test examples for everyone, as if one client held them too; None where there are none."""
+        given = self._test
+        if given is None or isinstance(given, list):
+            return None
+        return self._read([given], given)
+
+    def learner(self, dataset: Dataset | None) -> Learner:
+        """Return the model with its loss, and how it is scored; `dataset` decides what is not said."""
+        loss = self.loss or default_loss(dataset)
+        made = self.model
+        if not isinstance(made, nn.Module | Model):
+            with torch.random.fork_rng(devices=()):
+                made = made()
+        if isinstance(made, Model):
+            if self.loss is not None:
+                raise UserError(
+                    f"{made.name!r} is a model of trilemma.models and has its own loss; leave out loss"
+                )
+            return Learner(made, self._metrics(dataset, loss))
+        if not isinstance(made, nn.Module):
+            raise UserError(
+                f"model() returned a {type(made).__name__}; allowed: a torch.nn.Module or a model of "
+                "trilemma.models"
+            )
+        module: Any = self.model  # a function is called anew for every key
+        model, metrics = models.from_module(module, loss), self._metrics(dataset, loss)
+        coupled = self.coupled
+        if coupled is None:
+            coupled = dataset is not None and _couples(model, loss, dataset)
+        if coupled:
+            return Learner(models.from_module(module, loss, coupled=True), metrics, loss)
+        return Learner(model, metrics)
+
+    @property
+    def _listed(self) -> list[Any]:
+        assert not callable(self.clients)
+        return [*self.clients.values()] if isinstance(self.clients, Mapping) else [*self.clients]
+
+    @cached_property
+    def _test(self) -> Any:
+        callable_ = callable(self.test) and not isinstance(self.test, torch.utils.data.Dataset)
+        return self.test() if callable_ else self.test
+
+    def _read(self, clients: Any, test: Any) -> Dataset:
+        return data.from_clients(
+            clients,
+            test,
+            label=self.label,
+            target=self.target,
+            classes=self.classes,
+            length=self.length,
+            name=self.name,
+        )
+
+    def _metrics(self, dataset: Dataset | None, loss: Loss) -> dict[str, Metric]:
+        yes_or_no = isinstance(loss, nn.BCEWithLogitsLoss)
+        classes = 2 if dataset is None or yes_or_no else dataset.classes
+        return chosen(self.metrics, classes)
+
+
+def _couples(model: Model, loss: Loss, dataset: Dataset) -> bool:
+    """Try the loss on a few examples of the first client."""
+    outputs = models.outputs(model, model.init(Key(0)), each(dataset.x_train, lambda part: part[:PROBED]))
+    return couples(loss, outputs, dataset.y_train[:PROBED])
