@@ -27,7 +27,7 @@ from trilemma import models
 from trilemma.keys import Key
 from trilemma.learning.local_steps import LocalStep, clients_state, initial_model, statistics_of, walk
 from trilemma.learning.messages import MessageLayout, Messages, Part
-from trilemma.learning.privatise import publish
+from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, ServerStep, Start, State
 from trilemma.learning.server import aggregate, blend
 from trilemma.learning.settings import Setup, WholeClientSettings, algorithms
@@ -79,7 +79,14 @@ class FedAvg(GlobalSettings):
             model = clients.model
             averaged = everyones(broadcast, clients)
             batches = clients.epochs(self.batch_size, self.local_steps, key.fold("batch"))
-            trained = walk(model, broadcast["params"], batches, step, averaged or statistics_of(model, state))
+            trained = walk(
+                model,
+                broadcast["params"],
+                batches,
+                step,
+                averaged or statistics_of(model, state),
+                keys=client_keys(clients, key),
+            )
             layout = message(model)
             origin = layout.join({name: part[None] for name, part in broadcast.items()})[0]
             vectors = layout.join({"params": trained.params, **trained.statistics})

@@ -10,7 +10,7 @@ normalisation belong to the client: they are part of its state under the names t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,7 +35,12 @@ class LocalStep:
     decay: float = 0.0
 
     def gradient(
-        self, model: Model, params: Tensor, batch: Batch, statistics: Mapping[str, Tensor]
+        self,
+        model: Model,
+        params: Tensor,
+        batch: Batch,
+        statistics: Mapping[str, Tensor],
+        keys: Sequence[Key] | None = None,
     ) -> models.Gradients:
         """Return clip(∇f_B(x), C) + wd · x for stacked models."""
         return models.gradients(
@@ -45,6 +50,7 @@ class LocalStep:
             clip=models.Clip.none() if self.clip is None else models.Clip.client(self.clip),
             weight_decay=self.decay,
             buffers=statistics or None,
+            keys=keys,
         )
 
 
@@ -69,8 +75,11 @@ def walk(
     step: LocalStep,
     statistics: Mapping[str, Tensor],
     force: Callable[[Tensor], Tensor] | None = None,
+    keys: Sequence[Key] | None = None,
 ) -> Walk:
     """Take one step per batch, from parameters (D,) common to all clients or (k, D).
+
+    `keys`, one per client, are what a model with dropout draws from, anew in every step.
 
     >>> from types import SimpleNamespace
     >>> model = models.build("logistic", (2,), 2)
@@ -80,8 +89,9 @@ def walk(
     """
     travelled: Tensor | None = None
     losses: list[Tensor] = []
-    for batch in batches:
-        found = step.gradient(model, params, batch, statistics)
+    for number, batch in enumerate(batches):
+        drawn = None if keys is None else [key.fold("step", number) for key in keys]
+        found = step.gradient(model, params, batch, statistics, drawn)
         direction = found.value if force is None else found.value + force(params)
         params = params - step.rate * direction
         travelled = direction if travelled is None else travelled + direction

@@ -30,6 +30,7 @@ from trilemma.learning.compressed.wire import decode_dense, encode_dense
 from trilemma.learning.local_steps import LocalStep, statistics_of, walk
 from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part, Parts
 from trilemma.learning.presets import switches
+from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
@@ -129,7 +130,12 @@ class LBGM(CompressedSettings):
             model = clients.model
             batches = clients.epochs(self.batch_size, self.local_steps, key.fold("batch"))
             trained = walk(
-                model, broadcast["params"], batches, LocalStep(self.lr), statistics_of(model, state)
+                model,
+                broadcast["params"],
+                batches,
+                LocalStep(self.lr),
+                statistics_of(model, state),
+                keys=client_keys(clients, key),
             )
             vectors, full, multiplier = look_back(trained.travelled, state["last"], self.threshold, power)
             last = torch.where(full[:, None], trained.travelled, state["last"])

@@ -18,7 +18,7 @@ from trilemma.keys import Key
 from trilemma.learning.local_steps import LocalStep, initial_model, initial_models, statistics_of, walk
 from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.personal.bilevel import personal_model
-from trilemma.learning.privatise import publish
+from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.server import blending_server
 from trilemma.learning.settings import Setup, WholeClientSettings, algorithms
@@ -57,6 +57,7 @@ class Ditto(WholeClientSettings):
                 clients.epochs(self.batch_size, self.local_steps, key.fold("global")),
                 common,
                 statistics,
+                keys=client_keys(clients, key.fold("global")),
             )
             # The global copy's running statistics are dropped: only the personal model is ever scored.
             own = walk(
@@ -66,6 +67,7 @@ class Ditto(WholeClientSettings):
                 personal,
                 statistics,
                 force=lambda x: self.lam * (x - w),
+                keys=client_keys(clients, key.fold("personal")),
             )
             messages, private = publish(setup.release, clients, w, shared.params, round_)
             # A global copy that is not finite is the end too, though the personal model may not know it yet.

@@ -27,7 +27,7 @@ from trilemma.learning.local_steps import (
     walk,
 )
 from trilemma.learning.messages import Messages, one_vector
-from trilemma.learning.privatise import publish
+from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.server import blending_server
 from trilemma.learning.settings import Setup, algorithms
@@ -58,7 +58,9 @@ class LGFedAvg(GlobalSettings):
             model = clients.model
             batches = clients.epochs(self.batch_size, self.local_steps, key.fold("batch"))
             start = joined(broadcast, state, clients, key)
-            trained = walk(model, start, batches, step, statistics_of(model, state))
+            trained = walk(
+                model, start, batches, step, statistics_of(model, state), keys=client_keys(clients, key)
+            )
             heads = trained.params[:, model.last(self.head_layers).slice]
             messages, private = publish(setup.release, clients, broadcast["head"], heads, round_)
             kept = {**state, "x": trained.params, **trained.statistics}

@@ -15,6 +15,7 @@ from trilemma.keys import Key
 from trilemma.learning.local_steps import LocalStep, initial_models, statistics_of, walk
 from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.personal.bilevel import personal_model
+from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, ServerStep, Start, State
 from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
 from trilemma.models.types import Model
@@ -44,7 +45,14 @@ class Local(AlgorithmSettings):
 
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
             batches = clients.epochs(self.batch_size, self.steps, key.fold("batch"))
-            trained = walk(clients.model, state["x"], batches, step, statistics_of(clients.model, state))
+            trained = walk(
+                clients.model,
+                state["x"],
+                batches,
+                step,
+                statistics_of(clients.model, state),
+                keys=client_keys(clients, key),
+            )
             nothing = torch.zeros(len(clients.ids), 0, device=trained.params.device)
             return ClientStep(
                 Messages(nothing), {"x": trained.params, **trained.statistics}, {"loss": trained.loss}
