@@ -236,6 +236,8 @@ def encoder(device: str, repeats: int, clients: int, size: int, sizes: tuple[int
         f"torch {torch.__version__}, {device}, {model.dim} parameters, "
         f"{clients} clients × {size} × {sizes[3]} tokens"
     )
+    paths = models.paths(model, batch)
+    print(f"way: {paths.way}, {paths.bytes / 2**20:.1f} MiB an example; {paths.note}")
     print(f"per client: error {float((ours - theirs).norm() / theirs.norm()):.1e}")
     few = Batch(batch.x[:1, :4], batch.y[:1, :4])
     theirs = loop(net, loss, few, limit)()

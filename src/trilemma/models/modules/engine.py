@@ -179,6 +179,8 @@ class ModuleEngine:
                 found = self._try(model, request, "flat", notes)
                 if found is not None and self._agrees(model, found[0], few):
                     return _structure(model, "flat", found[1], found[2], PROBED, "")
+                if found is not None:
+                    notes.append("not flat: the examples of a batch could not be told apart")
             found = self._try(model, request, "mapped", notes)
             if found is not None:
                 return _structure(model, "mapped", found[1], found[2], PROBED, "; ".join(notes))
@@ -203,6 +205,8 @@ class ModuleEngine:
         """Compare every parameter's gradients of two examples with a loop's: were the examples told apart?"""
         slow = self._take(model, few, Plan("looped"), Log())
         count = few.y.shape[1]
+        # Gradients that are zero but for rounding (a key's bias in attention) say nothing.
+        whole = float(slow.squared_norms().sum().sqrt())
         for name, parts in slow.terms.items():
             expected = parts[None][0].formed()
             blocks = found.terms.get(name, {})
@@ -211,7 +215,7 @@ class ModuleEngine:
                 target = actual if rows is None else actual[:, :, rows[0] : rows[1]]
                 for term in terms:
                     target += term.formed()[:, :count].view(target.shape)
-            if not float((actual - expected).norm()) <= 1e-3 * float(expected.norm()) + 1e-12:
+            if not float((actual - expected).norm()) <= 1e-3 * float(expected.norm()) + 1e-5 * whole:
                 return False
         return True
 

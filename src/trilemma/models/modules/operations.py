@@ -332,8 +332,8 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Attention by hand, where its weights are dropped by keys or vmap has no rule for the CPU's kernel."""
-    if enable_gqa or (dropout_p == 0.0 and (not isinstance(recorder.frame, Frame) or query.is_cuda)):
+    """Attention by hand, where its weights are dropped by keys or vmap has no rule for the kernels."""
+    if enable_gqa or (dropout_p == 0.0 and not isinstance(recorder.frame, Frame)):
         return NotImplemented
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:

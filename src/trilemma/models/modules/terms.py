@@ -135,9 +135,9 @@ class Product:
 
     @property
     def small(self) -> bool:
-        """Whether formed gradients take no more room than the factors they come from."""
+        """Whether formed gradients take little room beside the factors they come from."""
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        return m * n <= positions * (m + n)
+        return 2 * m * n <= positions * (m + n)
 
     def formed(self) -> Tensor:
         """See `Term`; kept where it is small."""
