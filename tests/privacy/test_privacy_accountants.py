@@ -78,6 +78,24 @@ def test_no_figure_is_below_the_truth_of_one_round(accountant: Accountant, one: 
         assert accountant.delta(((one, 1),), 0.4) >= true_delta(one, 0.4) * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(("accountant", "one"), IN_CLOSED_FORM)
+def test_noise_that_is_not_quite_gaussian_is_paid_for(accountant: Accountant, one: Mechanism):
+    """A sampler that gives everything away with chance τ is within τ of the Gaussian."""
+    tau = 1e-7
+    drawn = replace(one, distance=tau)
+    epsilon = accountant.epsilon(((drawn, 1),), 1e-4)
+    assert epsilon > accountant.epsilon(((one, 1),), 1e-4)
+    assert (1 - tau) * true_delta(one, epsilon) + tau <= 1e-4
+    assert accountant.epsilon(((replace(one, distance=1e-3), 1),), 1e-4) == math.inf
+    if accountant.tells_delta:
+        assert accountant.delta(((drawn, 1),), 0.4) >= (1 - tau) * true_delta(one, 0.4) + tau
+    assert accountant.curve(drawn, 3, 1e-4)[-1] == accountant.epsilon(((drawn, 3),), 1e-4)
+    z = accountant.multiplier(3.0, 1e-4, 3, drawn)
+    assert accountant.epsilon(((replace(drawn, z=z), 3),), 1e-4) <= 3.0 * (1 + 1e-8)
+    with pytest.raises(UserError, match="too far from a Gaussian"):
+        accountant.multiplier(3.0, 1e-4, 20, replace(one, distance=1e-5))
+
+
 @pytest.mark.parametrize(("accountant", "one"), EVERY)
 def test_the_curve_is_never_below_epsilon_and_ends_in_it(accountant, one, monkeypatch):
     monkeypatch.setattr(base, "_CURVE_POINTS", 3)

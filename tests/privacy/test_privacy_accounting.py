@@ -31,6 +31,7 @@ from trilemma.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian
 from trilemma.privacy.rdp import SAMPLED_ORDERS, round_rdp, theorem_c1
 
 CAFCOR = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
+PUBLISHED = Threat("secldp", 100, 10, assume="published")
 POISSON = Sampling("poisson", 100 / 6000)
 
 
@@ -42,7 +43,7 @@ class TestPrintedFigures:
     """δ = 1e-4, rdp: to the printed digit."""
 
     def test_user_level_cafcor(self):
-        cost = spent(CAFCOR, Threat("secldp", 100, 10, 0), 30, 1e-4, ("rdp", "exact"))
+        cost = spent(CAFCOR, PUBLISHED, 30, 1e-4, ("rdp", "exact"))
         assert f"{cost.epsilon['rdp']:.1f}" == "26.4"
         assert cost.epsilon["exact"] < cost.epsilon["rdp"] - 1.5
 
@@ -228,10 +229,10 @@ class TestLossDistributions:
             raise MemoryError("grid too large")
 
         monkeypatch.setattr(pld, "_distribution", fail)
-        cost = spent(CAFCOR, Threat("secldp", 100, 10), 30, 1e-4)
+        cost = spent(CAFCOR, PUBLISHED, 30, 1e-4)
         assert cost.epsilon["pld"] == cost.epsilon["rdp"]
         assert any("grid too large" in note for note in cost.notes)
-        threat = Threat("secldp", 100, 10)
+        threat = PUBLISHED
         curves = [epsilon_curve(CAFCOR, threat, 30, 1e-4, name) for name in ("pld", "rdp")]
         np.testing.assert_array_equal(*curves)
         laws = [calibrate(9.0, 1e-4, 30, 2.25, threat, accountant=name) for name in ("pld", "rdp")]
@@ -261,7 +262,7 @@ class TestAdjacency:
 
     def test_sampling_does_not_amplify_a_user(self):
         sampled = replace(CAFCOR, sampling=POISSON)
-        threat = Threat("secldp", 100, 10)
+        threat = PUBLISHED
         cost = spent(sampled, threat, 30, 1e-4, ("exact",))
         assert cost.epsilon == spent(CAFCOR, threat, 30, 1e-4, ("exact",)).epsilon
         assert any("does not amplify" in note for note in cost.notes)
@@ -278,7 +279,7 @@ class TestThreats:
 
         law = NoiseLaw(0.3, 0.8)
         sigma = covariance(SecretGraph.complete(9), law, senders=range(4, 9), known=range(1))
-        z = multiplier(Release(1.0, law), Threat("cdp", 9, 4, 1))
+        z = multiplier(Release(1.0, law), Threat("cdp", 9, 4, 1, "published"))
         assert z == pytest.approx(math.sqrt(sigma.sum()) / 2)
 
     @given(st.integers(2, 30), st.data())
@@ -313,7 +314,7 @@ class TestEdges:
         assert "no noise: no guarantee" in cost.notes
 
     def test_no_rounds_cost_nothing(self):
-        cost = spent(CAFCOR, Threat("secldp", 100, 10), 0, 1e-5)
+        cost = spent(CAFCOR, PUBLISHED, 0, 1e-5)
         assert set(cost.epsilon.values()) == {0.0}
 
     @pytest.mark.parametrize("delta", [1e-300, 1e-30, 0.5, 1 - 1e-9])
@@ -329,13 +330,13 @@ class TestEdges:
 
     @pytest.mark.parametrize("accountant", ["exact", "rdp", "pld"])
     def test_delta_is_the_third_of_the_three(self, accountant):
-        threat = Threat("secldp", 100, 10)
+        threat = PUBLISHED
         epsilon = spent(CAFCOR, threat, 30, 1e-4, (accountant,)).epsilon[accountant]
         assert spent_delta(CAFCOR, threat, 30, epsilon, accountant) == pytest.approx(1e-4, rel=1e-3)
 
     @pytest.mark.parametrize("accountant", ["exact", "rdp"])
     def test_the_curve_is_spent_after_each_round(self, accountant):
-        threat = Threat("secldp", 100, 10)
+        threat = PUBLISHED
         curve = epsilon_curve(CAFCOR, threat, 300, 1e-4, accountant)
         for t in (1, 2, 30, 300):
             assert curve[t - 1] == pytest.approx(
@@ -352,9 +353,12 @@ class TestEdges:
     @pytest.mark.parametrize(
         ("call", "reason"),
         [
-            (lambda: spent(CAFCOR, Threat("secldp", 100, 10), 30, 0.0), "strictly between 0 and 1"),
-            (lambda: spent(CAFCOR, Threat("secldp", 100, 10), 30, 1.0), "strictly between 0 and 1"),
+            (lambda: spent(CAFCOR, PUBLISHED, 30, 0.0), "strictly between 0 and 1"),
+            (lambda: spent(CAFCOR, PUBLISHED, 30, 1.0), "strictly between 0 and 1"),
             (lambda: spent(CAFCOR, Threat("byzldp", 100, 10), 30, 1e-4), "cancels in the sum"),
+            (lambda: spent(CAFCOR, Threat("secldp", 100, 10), 30, 1e-4), "when nobody lies"),
+            (lambda: Threat("secldp", 100, 10, assume="publishd"), "did you mean 'published'"),
+            (lambda: Mechanism(1.0, distance=-0.1), "total variation"),
             (lambda: spent(CAFCOR, Threat("ldp", 100, 10), 30, 1e-4), "known to the adversary"),
             (lambda: spent(CAFCOR, Threat("cdp", 100), 30, 1e-4), "cancels in the mean"),
             (lambda: Threat("secldp", 100, 10, 11), "q ≤ f"),
@@ -367,7 +371,7 @@ class TestEdges:
             (lambda: Release(1.0, NoiseLaw(1.0), adjacency="add-remove"), "replaces a user"),
             (lambda: Sampling("poisson", 1.5), "lies in"),
             (lambda: Sampling("none", 0.5), "rate is 1"),
-            (lambda: spent(CAFCOR, Threat("secldp", 100, 10), -1, 1e-4), "not negative"),
+            (lambda: spent(CAFCOR, PUBLISHED, -1, 1e-4), "not negative"),
             (lambda: composed_epsilon(times(Mechanism(1.0), 1), 1e-5, "rpd"), "did you mean 'rdp'"),
             (lambda: composed_delta(times(Mechanism(1.0), 1), -1.0, "exact"), "not negative"),
             (lambda: Mechanism(math.nan), "not negative"),

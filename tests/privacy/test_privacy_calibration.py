@@ -19,6 +19,7 @@ from trilemma.privacy import (
     Threat,
     allocate,
     calibrate,
+    complete_multiplier,
     composed_epsilon,
     multiplier,
     required_multiplier,
@@ -64,8 +65,9 @@ def test_theorem_c1_can_be_calibrated_too():
     ("n", "f", "q"), [(10, 0, 0), (10, 1, 0), (10, 3, 1), (100, 10, 10), (100, 10, 9), (7, 3, 3)]
 )
 @pytest.mark.parametrize("objective", ["honest-mean", "theorem"])
-def test_no_other_pair_is_cheaper(n, f, q, objective):
-    threat = Threat("secldp", n, f, q)
+@pytest.mark.parametrize("assume", ["guaranteed", "published"])
+def test_no_other_pair_is_cheaper(n, f, q, objective, assume):
+    threat = Threat("secldp", n, f, q, assume)
     law = allocate(1.0, threat, objectives[objective])
     release = Release(0.5, law)
     assert multiplier(release, threat) >= 1.0
@@ -78,7 +80,7 @@ def test_no_other_pair_is_cheaper(n, f, q, objective):
 
     for angle in np.linspace(0, math.pi / 2, 181):
         ind, cor = math.cos(angle), math.sin(angle)
-        if angle == math.pi / 2 and q == f:
+        if angle == math.pi / 2 and threat.hidden == 0:
             continue
         other = NoiseLaw(ind, cor)
         scale = 1.0 / multiplier(Release(0.5, other), threat)
@@ -89,9 +91,20 @@ def test_no_other_pair_is_cheaper(n, f, q, objective):
 
 
 def test_the_papers_setting_needs_pairwise_noise_only():
-    law = calibrate(26.4, 1e-4, 30, 2.25, Threat("secldp", 100, 10), accountant="rdp")
+    published = Threat("secldp", 100, 10, assume="published")
+    law = calibrate(26.4, 1e-4, 30, 2.25, published, accountant="rdp")
     assert law.sigma_ind == 0
     assert law.sigma_cor == pytest.approx(0.6, abs=2e-3)
+
+
+@pytest.mark.parametrize(("f", "epsilon", "pair"), [(5, 27.8, (1.00, 0.65)), (10, 26.4, (1.19, 0.64))])
+def test_a_guarantee_in_the_papers_setting_needs_own_noise_too(f, epsilon, pair):
+    """Whoever turns out to be honest: ε is kept for 0, 1, … f liars, with the cheapest pair."""
+    law = calibrate(epsilon, 1e-4, 30, 2.25, Threat("secldp", 100, f), accountant="rdp")
+    assert (round(law.sigma_ind, 2), round(law.sigma_cor, 2)) == pair
+    z = [complete_multiplier(law, 4.5, 100, liars, 0) for liars in range(f + 1)]
+    assert z == sorted(z)  # nobody lying is the worst case
+    assert epsilon * (1 - 1e-4) <= composed_epsilon(((Mechanism(z[0]), 30),), 1e-4, "rdp") <= epsilon
 
 
 def test_the_theorems_constants_push_everything_to_local_noise():

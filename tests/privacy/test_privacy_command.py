@@ -16,7 +16,8 @@ app = typer.Typer()
 app.command("privacy")(privacy_command)
 app.command("bounds")(bounds_command)
 
-CAFCOR = "privacy --threat secldp -n 100 -f 10 -q 0 --clip 2.25 --rounds 30 --delta 1e-4"
+SECLDP = "privacy --threat secldp -n 100 -f 10 -q 0 --clip 2.25 --rounds 30 --delta 1e-4"
+CAFCOR = f"{SECLDP} --assume published"
 EXAMPLE = (
     "privacy --threat ldp -n 7 -f 3 --unit example --batch 25 --examples 2764 --sampling poisson "
     "--rounds 400 --delta 1e-4"

@@ -19,6 +19,7 @@ from trilemma.privacy import (
     complete_multiplier,
     covariance,
     multipliers,
+    worst_multiplier,
 )
 
 
@@ -116,6 +117,28 @@ def test_bound_survives_a_graph_that_colluders_can_cut():
     assert bound_multiplier(ring, law, 2.0, 3, 3) > NoiseLaw(0.5).sigma_ind / 2.0
     with pytest.raises(PrivacyError, match="cut the graph"):
         bound_multiplier(ring, NoiseLaw(0.0, 1.0), 2.0, 3, 3)
+
+
+@pytest.mark.parametrize("graph", [SecretGraph.complete(6), SecretGraph.ring(7, 4)])
+@pytest.mark.parametrize("collusion", [0, 1, 2])
+def test_the_worst_real_number_of_liars_is_that_of_the_colluders(graph, collusion):
+    """Every set of at most three liars, every set of at most q of them colluding."""
+    law, tolerated = NoiseLaw(0.4, 0.9), 3
+    worst = {}
+    for liars in range(tolerated + 1):
+        for colluders in range(min(collusion, liars) + 1):
+            worst[liars, colluders] = min(
+                min(slow_multipliers(graph, law, 2.0, bad, known).values())
+                for bad in itertools.combinations(range(graph.clients), liars)
+                for known in itertools.combinations(bad, colluders)
+            )
+    assert min(worst.values()) == pytest.approx(worst[collusion, collusion], rel=1e-12)
+    assert worst_multiplier(graph, law, 2.0, collusion) <= worst[collusion, collusion] * (1 + 1e-12)
+    if graph.degrees.min() == graph.clients - 1:
+        n, ind, cor = graph.clients, law.sigma_ind**2, law.sigma_cor**2
+        assert worst_multiplier(graph, law, 2.0, collusion) == pytest.approx(worst[collusion, collusion])
+        nobody = 1 / (n * ind) + (1 - 1 / n) / (n * cor + ind)
+        assert worst[0, 0] == pytest.approx(1 / (2.0 * math.sqrt(nobody)))
 
 
 @pytest.mark.parametrize(("n", "degree"), [(8, 3), (9, 4), (20, 7), (6, 1), (6, 0)])

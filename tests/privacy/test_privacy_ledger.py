@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -10,12 +11,23 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trilemma.errors import PrivacyError, UserError
-from trilemma.privacy import Mechanism, NoiseLaw, Release, Sampling, Threat, composed_epsilon, mechanism
+from trilemma.privacy import (
+    Mechanism,
+    NoiseLaw,
+    Release,
+    Sampling,
+    SecretGraph,
+    Threat,
+    composed_epsilon,
+    covariance,
+    mechanism,
+)
 from trilemma.privacy import ledger as module
 from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
 
@@ -75,6 +87,23 @@ def test_over_budget_is_refused_and_leaves_no_trace(path):
 def test_no_noise_is_always_over_budget(path):
     with Ledger(path, BUDGET) as ledger, pytest.raises(BudgetExceeded):
         ledger.authorise(Release(1.0, NoiseLaw()), THREAT, "run", 0)
+
+
+def test_a_figure_that_counts_on_liars_is_not_held_against_a_budget(path):
+    published = Threat("secldp", clients=20, byzantine=3, assume="published")
+    with Ledger(path, BUDGET) as ledger, pytest.raises(PrivacyError, match="holds only if liars exist"):
+        ledger.authorise(user(3.0), published, "run", 0)
+    with pytest.raises(PrivacyError, match="convention of papers"):
+        Budget(1.0, 1e-5, "example", "published")
+
+
+def test_nobody_lying_costs_no_more_than_the_ledger_says(path):
+    """The messages' joint noise, with no liar at all: what a server that sees everything can tell."""
+    sigma = covariance(SecretGraph.complete(20), user(3.0).law, senders=range(20))
+    z = 1 / (2.0 * math.sqrt(np.linalg.inv(sigma)[0, 0]))
+    with Ledger(path, BUDGET) as ledger:
+        claimed = ledger.authorise(user(3.0), THREAT, "run", 0).epsilon["exact"]
+    assert claimed >= composed_epsilon(((Mechanism(z), 1),), BUDGET.delta, "exact") * (1 - 1e-9)
 
 
 def test_a_round_is_released_once(path):

@@ -14,7 +14,7 @@ from rich.table import Table
 from trilemma.errors import UserError
 from trilemma.learning import theory
 from trilemma.privacy import NoiseLaw, Release, Sampling, Threat, calculator, mean_noise
-from trilemma.privacy.types import Adjacency, Scheme, ThreatName, Unit
+from trilemma.privacy.types import Adjacency, Assumption, Scheme, ThreatName, Unit
 from trilemma.report.bounds import bounds_tables, lower_record, promise_record
 from trilemma.report.plain import plain_json
 from trilemma.report.privacy import calibration_record, guarantee_record, plot_privacy, privacy_tables
@@ -47,6 +47,9 @@ def privacy_command(
     ] = None,
     sampling: Annotated[str, typer.Option(help="none, poisson or without-replacement")] = "none",
     adjacency: Annotated[str, typer.Option(help="replace, add-remove or published")] = "replace",
+    assume: Annotated[
+        str, typer.Option(help="guaranteed, or published: holds only if liars exist")
+    ] = "guaranteed",
     accountant: Annotated[str | None, typer.Option(help="calibrate by it: trilemma list accountants")] = None,
     objective: Annotated[str, typer.Option(help="what to minimise: honest-mean or theorem")] = "honest-mean",
     dim: Annotated[int, typer.Option("-d", "--dim", help="parameters, to scale the predicted error")] = 1,
@@ -57,9 +60,9 @@ def privacy_command(
 
     Of ε, δ and the noise, any two give the third:
 
-    trilemma privacy --threat secldp -n 100 -f 10 --clip 2.25 --rounds 30 --sigma-cor 0.6 --delta 1e-4
+    trilemma privacy -n 100 -f 10 --clip 2.25 --rounds 30 --sigma-ind 1.2 --sigma-cor 0.65 --delta 1e-4
     """
-    model = _threat(threat, clients, byzantine, collusion)
+    model = _threat(threat, clients, byzantine, collusion, assume)
     law = _law(sigma_ind, sigma_cor)
     rate = _sampling(sampling, batch, examples)
     shape = Release(clip, NoiseLaw(), cast(Unit, unit), batch, rate, cast(Adjacency, adjacency))
@@ -139,8 +142,8 @@ def bounds_command(
     _print(record, bounds_tables(record), (), as_json)
 
 
-def _threat(name: str, clients: int, byzantine: int, collusion: int | None) -> Threat:
-    threat = Threat(cast(ThreatName, name), clients, byzantine)
+def _threat(name: str, clients: int, byzantine: int, collusion: int | None, assume: str) -> Threat:
+    threat = Threat(cast(ThreatName, name), clients, byzantine, assume=cast(Assumption, assume))
     return threat if collusion is None else replace(threat, collusion=collusion)
 
 

@@ -51,7 +51,7 @@ def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Thr
     if wanted.threat == "none":
         return shape, None, ("contributions are clipped but not noised: there is no privacy guarantee",)
 
-    by_name = privacy.Threat(wanted.threat, *_who_counts(config))
+    by_name = privacy.Threat(wanted.threat, *_who_counts(config), assume=wanted.assume)
     threat = by_name if wanted.collusion is None else replace(by_name, collusion=wanted.collusion)
     notes: list[str] = []
     if wanted.threat == "cdp" and config.aggregation.rule != "mean":

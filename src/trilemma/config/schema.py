@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from trilemma.options import Options
 from trilemma.privacy.accountants import accountants
-from trilemma.privacy.types import Adjacency, ThreatName
+from trilemma.privacy.types import Adjacency, Assumption, ThreatName
 
 
 class Table(Options):
@@ -108,6 +108,11 @@ class PrivacyTable(Table):
     )
     collusion: int | None = Field(
         default=None, ge=0, description="Byzantine clients q that collude with the server"
+    )
+    assume: Assumption = Field(
+        default="guaranteed",
+        description="guaranteed: noise for every number of liars from 0 to f; published: as CafCor's paper, "
+        "whose ε holds only if liars exist that keep their secrets",
     )
     uncertified: bool = Field(
         default=False, description="run although no privacy guarantee is known for this combination"

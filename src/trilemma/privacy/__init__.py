@@ -38,14 +38,16 @@ from trilemma.privacy.covariance import (
     covariance,
     mean_noise,
     multipliers,
+    worst_multiplier,
 )
 from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
-from trilemma.privacy.mechanism import Mechanism, history, mechanism, multiplier
+from trilemma.privacy.mechanism import Mechanism, history, leans_on_liars, mechanism, multiplier
 from trilemma.privacy.noise import SimulatedNoise
 from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import (
     Adjacency,
+    Assumption,
     NoiseLaw,
     NoiseSource,
     Release,
@@ -57,6 +59,7 @@ from trilemma.privacy.types import (
 __all__ = [
     "Accountant",
     "Adjacency",
+    "Assumption",
     "Budget",
     "BudgetExceeded",
     "Ledger",
@@ -89,6 +92,7 @@ __all__ = [
     "everyday_names",
     "history",
     "honest_mean",
+    "leans_on_liars",
     "mean_noise",
     "mechanism",
     "multiplier",
@@ -97,4 +101,5 @@ __all__ = [
     "required_multiplier",
     "spent",
     "spent_delta",
+    "worst_multiplier",
 ]

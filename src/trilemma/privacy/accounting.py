@@ -66,7 +66,7 @@ def spent(
 
     >>> from trilemma.privacy.types import NoiseLaw
     >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
-    >>> threat = Threat("secldp", clients=100, byzantine=10)
+    >>> threat = Threat("secldp", clients=100, byzantine=10, assume="published")
     >>> cost = spent(release, threat, rounds=30, delta=1e-4, accountants=("exact", "rdp"))
     >>> {name: round(epsilon, 1) for name, epsilon in cost.epsilon.items()}
     {'exact': 24.6, 'rdp': 26.4}
@@ -115,7 +115,8 @@ def epsilon_curve(
     Slow accountants are evaluated at a few dozen rounds only; in between stands the next larger one's ε.
 
     >>> from trilemma.privacy.types import NoiseLaw
-    >>> release, threat = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6)), Threat("secldp", 100, 10)
+    >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
+    >>> threat = Threat("secldp", 100, 10, assume="published")
     >>> epsilon_curve(release, threat, 30, 1e-4).round(1)[[0, 9, 29]].tolist()
     [2.9, 11.7, 24.6]
     """
@@ -128,7 +129,8 @@ def spent_delta(release: Release, threat: Threat, rounds: int, epsilon: float, a
     """Return δ at which `rounds` rounds of `release` cost `epsilon`.
 
     >>> from trilemma.privacy.types import NoiseLaw
-    >>> release, threat = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6)), Threat("secldp", 100, 10)
+    >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
+    >>> threat = Threat("secldp", 100, 10, assume="published")
     >>> round(spent_delta(release, threat, 30, 24.5, "exact"), 4)
     0.0001
     """

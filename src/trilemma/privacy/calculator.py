@@ -1,7 +1,8 @@
 """Of ε, δ and the noise, any two give the third; and what the neighbouring questions would answer.
 
 >>> from trilemma.privacy.types import NoiseLaw
->>> release, threat = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6)), Threat("secldp", 100, 10)
+>>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
+>>> threat = Threat("secldp", 100, 10, assume="published")
 >>> round(find_delta(release, threat, rounds=30, epsilon=25.0).delta["exact"], 6)
 6.8e-05
 """
@@ -114,10 +115,10 @@ def picture(release: Release, threat: Threat, rounds: int, delta: float) -> Pict
 def _collusions(threat: Threat) -> tuple[Threat, ...]:
     """Return SecLDP for a handful of q between none and all of the Byzantine clients."""
     chosen = sorted({round(share * threat.byzantine) for share in (0, 0.25, 0.5, 0.75, 1)})
-    return tuple(Threat("secldp", threat.clients, threat.byzantine, q) for q in chosen)
+    return tuple(Threat("secldp", threat.clients, threat.byzantine, q, threat.assume) for q in chosen)
 
 
 def _models(threat: Threat) -> tuple[Threat, ...]:
     """Return the four threat models of the same federation."""
     names = cast(tuple[ThreatName, ...], get_args(ThreatName))
-    return tuple(Threat(name, threat.clients, threat.byzantine) for name in names)
+    return tuple(Threat(name, threat.clients, threat.byzantine, assume=threat.assume) for name in names)

@@ -3,11 +3,11 @@
 The multiplier z depends on the accountant alone. Many pairs reach it: the variance a client's message keeps
 given all others,
 
-    V(σ_cor², σ_ind²) = ((n−q)σ_cor² + σ_ind²) / (1 + σ_cor² / ((f−q)σ_cor² + σ_ind²)) ≥ (zΔ)²   (Lemma A.4),
+    V(σ_cor², σ_ind²) = ((n−q)σ_cor² + σ_ind²) / (1 + σ_cor² / (hσ_cor² + σ_ind²)) ≥ (zΔ)²   (Lemma A.4),
 
-grows linearly when both variances do, so only their ratio is free: a one-dimensional search for the ratio
-that costs the least. What counts as cost is the objective; `honest_mean` is the usual one, and
-`trilemma.learning.theory` has another.
+with h = 0 hidden liars for a guarantee and h = f − q as published, grows linearly when both variances do, so
+only their ratio is free: a one-dimensional search for the ratio that costs the least. What counts as cost is
+the objective; `honest_mean` is the usual one, and `trilemma.learning.theory` has another.
 
 With f = 0 pairwise noise is free, and more of it is always better: σ_cor = 10 σ_ind is where that search
 ends, within about one per cent of the limit.
@@ -85,6 +85,10 @@ def calibrate(
     Without `accountant` the default one calibrates: exact where it applies, `rdp` for sampled releases.
 
     >>> law = calibrate(26.4, 1e-4, rounds=30, clip=2.25, threat=Threat("secldp", 100, 10), accountant="rdp")
+    >>> round(law.sigma_ind, 2), round(law.sigma_cor, 2)
+    (1.19, 0.64)
+    >>> threat = Threat("secldp", 100, 10, assume="published")
+    >>> law = calibrate(26.4, 1e-4, rounds=30, clip=2.25, threat=threat, accountant="rdp")
     >>> round(law.sigma_ind, 3), round(law.sigma_cor, 3)
     (0.0, 0.6)
     >>> law = calibrate(26.4, 1e-4, rounds=30, clip=2.25, threat=Threat("ldp", 100, 10))
@@ -126,7 +130,7 @@ def plan(
     >>> threats = [Threat("secldp", 100, 10, q) for q in (0, 5, 10)]
     >>> plans = plan(Release(clip=2.25, law=NoiseLaw()), threats, epsilon=26.4, delta=1e-4, rounds=30)
     >>> [round(p.variance, 4) for p in plans]
-    [0.0361, 0.0415, 0.061]
+    [0.0551, 0.0579, 0.061]
     """
     if math.isinf(shape.clip) and math.isfinite(epsilon):
         raise PrivacyError("no noise protects an unclipped release: give a finite clip")
@@ -158,29 +162,29 @@ def allocate(deviation: float, threat: Threat, objective: Objective = honest_mea
     >>> round(law.sigma_ind, 3), round(law.sigma_cor, 3)
     (0.219, 0.117)
     """
-    n, f, q = threat.clients, threat.byzantine, threat.collusion
     if threat.name == "ldp":
         return NoiseLaw(sigma_ind=deviation)
     if threat.name == "cdp":
         return NoiseLaw(sigma_ind=deviation / math.sqrt(threat.honest))
     unit = objective(threat)
+    counted = threat.clients, threat.collusion + threat.hidden, threat.collusion
 
     def price(ratio: float) -> float:
         """Cost per unit of protection at σ_cor² = ratio · σ_ind²; infinite: pairwise noise alone."""
         cor, ind = (1.0, 0.0) if math.isinf(ratio) else (ratio, 1.0)
-        return (unit.cor * cor + unit.ind * ind) / complete_multiplier(_law(cor, ind), 1.0, n, f, q) ** 2
+        return (unit.cor * cor + unit.ind * ind) / complete_multiplier(_law(cor, ind), 1.0, *counted) ** 2
 
     ratios = [0.0, *np.geomspace(1e-6, _LARGEST_RATIO, 400)]
-    if q < f:
+    if threat.hidden:
         ratios += [*np.geomspace(_LARGEST_RATIO, 1e6, 100)[1:], math.inf]
     best = min(range(len(ratios)), key=lambda k: price(ratios[k]))
     ratio = ratios[best]
     if 1 < best < len(ratios) - 2:
         ratio = _golden(price, ratios[best - 1], ratios[best + 1])
     cor, ind = (1.0, 0.0) if math.isinf(ratio) else (ratio, 1.0)
-    scale = (deviation / complete_multiplier(_law(cor, ind), 1.0, n, f, q)) ** 2
+    scale = (deviation / complete_multiplier(_law(cor, ind), 1.0, *counted)) ** 2
     law = _law(cor * scale, ind * scale)
-    while complete_multiplier(law, 1.0, n, f, q) < deviation:
+    while complete_multiplier(law, 1.0, *counted) < deviation:
         law = NoiseLaw(law.sigma_ind * _SAFE, law.sigma_cor * _SAFE)
     return law
 

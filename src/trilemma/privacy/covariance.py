@@ -207,6 +207,26 @@ def complete_multiplier(
     return _lemma(law, sensitivity, clients - collusion, byzantine - collusion, clients - collusion)
 
 
+def worst_multiplier(graph: SecretGraph, law: NoiseLaw, sensitivity: float, collusion: int) -> float:
+    """Return a proven lower bound on z whoever lies and however many: only `collusion` clients leak secrets.
+
+    The worst case is that every liar colludes and everybody else is an honest sender. Compare what the
+    adversary sees of one client j: nothing, if it is hidden; x_j + v̄_j + Σ_k v_jk, if it is a sender; all
+    v_jk, if it is known. Each can be computed from the next (add x_j + v̄_j, forget), and seeing more never
+    raises the variance of i's noise given what is seen. So turning hidden liars into senders, and senders
+    into colluders as long as there are fewer than q, only raises (Σ⁻¹)_ii: the worst real number of liars is
+    q.
+
+    On the complete graph this is `complete_multiplier` with f = q, which for q = 0 says
+    (Σ⁻¹)_ii = 1/(nσ_ind²) + (1 − 1/n)/(nσ_cor² + σ_ind²).
+
+    >>> worst_multiplier(SecretGraph.complete(9), NoiseLaw(sigma_cor=1.0), 2.0, collusion=0)
+    Traceback (most recent call last):
+    trilemma.errors.PrivacyError: no guarantee against any 0 colluders: with sigma_ind = 0 ...
+    """
+    return bound_multiplier(graph, law, sensitivity, collusion, collusion)
+
+
 def mean_noise(law: NoiseLaw, clients: int, byzantine: int) -> float:
     """Return the variance of the noise in a coordinate of the honest mean: (fσ_cor² + σ_ind²)/(n − f).
 
@@ -247,8 +267,8 @@ def bound_multiplier(
     star = ind + free * cor * ind / (cor + ind)
     if max(spectral, star) <= 0:
         raise PrivacyError(
-            f"no guarantee against any {collusion} colluders: with sigma_ind = 0 they may cut the "
-            f"graph (connectivity {graph.connectivity:.3g}). "
+            f"no guarantee against any {collusion} colluders: with sigma_ind = 0 the noise cancels where "
+            f"nobody is hidden, or they may cut the graph (connectivity {graph.connectivity:.3g}). "
             "Use sigma_ind > 0, more neighbours, or name the colluders"
         )
     return math.sqrt(max(spectral, star)) / sensitivity
@@ -260,8 +280,9 @@ def _lemma(law: NoiseLaw, sensitivity: float, connectivity: float, hidden: int, 
     variance = _lemma_variance(law, connectivity, hidden, left)
     if variance <= 0:
         raise PrivacyError(
-            "no guarantee: with sigma_ind = 0 and every Byzantine client colluding (q = f), or none at all, "
-            "the pairwise noise cancels in the sum of the honest messages. Use sigma_ind > 0, or q < f"
+            "no guarantee: with sigma_ind = 0 the pairwise noise cancels in the sum of the honest messages, "
+            "when nobody lies or every liar colludes. Use sigma_ind > 0; for a paper's figure, which counts "
+            "on liars that exist and keep their secrets, assume = 'published'"
         )
     return math.sqrt(variance) / sensitivity
 

@@ -31,7 +31,7 @@ from trilemma.errors import PrivacyError, UserError
 from trilemma.privacy.accountants import Accountant, applicable, ask, everyday
 from trilemma.privacy.accountants import accountants as registry
 from trilemma.privacy.gaussian import check_delta
-from trilemma.privacy.mechanism import Mechanism, mechanism
+from trilemma.privacy.mechanism import Mechanism, leans_on_liars, mechanism
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Adjacency, Release, Sampling, Unit, choice
 
@@ -65,6 +65,11 @@ class Budget:
         check_delta(self.delta)
         choice("privacy unit", self.unit, Unit)
         choice("adjacency", self.adjacency, Adjacency)
+        if self.adjacency == "published":
+            raise PrivacyError(
+                "a budget holds guarantees only, and adjacency 'published' is a convention of papers: "
+                "allowed are 'replace' and 'add-remove'"
+            )
         if not 0 < self.epsilon < math.inf:
             raise UserError(f"a budget is positive and finite, got epsilon = {self.epsilon}")
 
@@ -135,6 +140,11 @@ class Ledger:
             raise PrivacyError(
                 f"this ledger is about {self.budget.unit} level, {self.budget.adjacency}; the release is "
                 f"about {release.unit} level, {release.adjacency}. Use a ledger of its own"
+            )
+        if leans_on_liars(release, threat):
+            raise PrivacyError(
+                "a budget holds guarantees only, and this figure holds only if liars exist that keep their "
+                "secrets: assume = 'published' is for reproducing papers; leave it out"
             )
         if (run, round_) in self._released:
             raise PrivacyError(f"round {round_} of run {run!r} was released before; a round is released once")
@@ -291,7 +301,8 @@ def _entry_record(entry: Entry) -> dict[str, Any]:
 
 def _entry(record: dict[str, Any]) -> Entry:
     fields = _respelled(record["mechanism"])
-    one = Mechanism(fields["z"], Sampling(**fields["sampling"]), fields["adjacency"])
+    distance = fields.get("distance", 0.0)  # absent where the ledger is older than the field
+    one = Mechanism(fields["z"], Sampling(**fields["sampling"]), fields["adjacency"], distance)
     return Entry(record["run"], record["round"], one, record["epsilon"])
 
 

@@ -20,7 +20,8 @@ WHOLE = Sampling()
 class Mechanism:
     """A Gaussian mechanism, perhaps on a sample of the examples.
 
-    `z` is the noise multiplier: standard deviation over the move when a unit is replaced.
+    `z` is the noise multiplier: standard deviation over the move when a unit is replaced. `distance` bounds
+    how far the noise is from a Gaussian, in total variation (see `Release.distance`).
 
     >>> Mechanism(z=0.5, sampling=Sampling("poisson", 100 / 6000), adjacency="published").gaussian
     False
@@ -29,10 +30,13 @@ class Mechanism:
     z: float
     sampling: Sampling = WHOLE
     adjacency: Adjacency = "replace"
+    distance: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.z >= 0:
             raise PrivacyError(f"a noise multiplier is not negative, got {self.z}")
+        if not 0 <= self.distance <= 1:
+            raise PrivacyError(f"a distance in total variation lies between 0 and 1, got {self.distance}")
         check_sampling(self.sampling, self.adjacency)
 
     @property
@@ -54,7 +58,7 @@ def history(mechanisms: Iterable[Mechanism]) -> History:
     """Return the rounds `mechanisms` as counts.
 
     >>> history([Mechanism(1.0), Mechanism(2.0), Mechanism(1.0)])[0]
-    (Mechanism(z=1.0, sampling=Sampling(scheme='none', rate=1.0), adjacency='replace'), 2)
+    (Mechanism(z=1.0, sampling=Sampling(scheme='none', rate=1.0), adjacency='replace', distance=0.0), 2)
     """
     return tuple(Counter(mechanisms).items())
 
@@ -63,15 +67,16 @@ def multiplier(release: Release, threat: Threat) -> float:
     """Return the noise multiplier z of the worst honest client in one round, against a replaced unit.
 
     Under "cdp" it is that of the mean of the messages; under the others that of the client's own message
-    given everyone else's, by Lemma A.4 (see `trilemma.privacy.covariance` for the general form).
+    given everyone else's, by Lemma A.4 (see `trilemma.privacy.covariance` for the general form): in the worst
+    case over the number of liars, or with the liars that `threat` counts on as published.
 
     >>> from trilemma.privacy.types import NoiseLaw
     >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
-    >>> round(multiplier(release, Threat("secldp", clients=100, byzantine=10)), 4)
+    >>> round(multiplier(release, Threat("secldp", clients=100, byzantine=10, assume="published")), 4)
     1.2713
-    >>> multiplier(release, Threat("byzldp", clients=100, byzantine=10))
+    >>> multiplier(release, Threat("secldp", clients=100, byzantine=10))
     Traceback (most recent call last):
-    trilemma.errors.PrivacyError: no guarantee: with sigma_ind = 0 and every Byzantine client colluding ...
+    trilemma.errors.PrivacyError: no guarantee: with sigma_ind = 0 the pairwise noise cancels ...
     """
     law, move = release.law, release.sensitivity
     if law.silent:
@@ -79,11 +84,12 @@ def multiplier(release: Release, threat: Threat) -> float:
     if threat.name == "ldp":
         z = law.sigma_ind / move
     elif threat.name == "cdp":
-        # The honest messages' sum has noise 1ᵀΣ1: pairwise noise among honest clients cancels in it.
-        hidden = threat.byzantine - threat.collusion
-        z = math.sqrt(threat.honest * (law.sigma_ind**2 + hidden * law.sigma_cor**2)) / move
+        # The honest messages' sum has noise 1ᵀΣ1: pairwise noise among honest clients cancels in it, and
+        # that shared with a liar cancels too if the liar adds it and leaves its own noise out.
+        z = math.sqrt(threat.honest * (law.sigma_ind**2 + threat.hidden * law.sigma_cor**2)) / move
     else:
-        z = complete_multiplier(law, move, threat.clients, threat.byzantine, threat.collusion)
+        liars = threat.collusion + threat.hidden
+        z = complete_multiplier(law, move, threat.clients, liars, threat.collusion)
     if z == 0 and math.isfinite(move):
         raise PrivacyError(
             f"no guarantee under {threat.name}: only pairwise noise is added (sigma_ind = 0), and it "
@@ -101,7 +107,20 @@ def mechanism(release: Release, threat: Threat) -> Mechanism:
     >>> sampling = Sampling("poisson", 0.01)
     >>> release = Release(clip=1.0, law=NoiseLaw(0.08), unit="example", batch=25, sampling=sampling)
     >>> mechanism(release, Threat("ldp", clients=7, byzantine=3))
-    Mechanism(z=1.0, sampling=Sampling(scheme='poisson', rate=0.01), adjacency='replace')
+    Mechanism(z=1.0, sampling=Sampling(scheme='poisson', rate=0.01), adjacency='replace', distance=0.0)
     """
     sampling = release.sampling if release.unit == "example" else Sampling()
-    return Mechanism(multiplier(release, threat), sampling, release.adjacency)
+    return Mechanism(multiplier(release, threat), sampling, release.adjacency, release.distance)
+
+
+def leans_on_liars(release: Release, threat: Threat) -> bool:
+    """Tell whether the figure of `release` under `threat` is wrong if nobody lies, or every liar colludes.
+
+    >>> from trilemma.privacy.types import NoiseLaw
+    >>> published = Threat("secldp", clients=100, byzantine=10, assume="published")
+    >>> leans_on_liars(Release(1.0, NoiseLaw(1.0, 0.6)), published), leans_on_liars(
+    ...     Release(1.0, NoiseLaw(1.0)), Threat("ldp", clients=100, byzantine=10, assume="published")
+    ... )
+    (True, False)
+    """
+    return threat.hidden > 0 and threat.name in ("secldp", "cdp") and release.law.sigma_cor > 0

@@ -7,6 +7,12 @@
 | byzldp | nobody, and all f Byzantine clients hand their secrets to the server (q = f)  |
 | ldp    | nobody, and all secrets are known: only a client's own noise protects it      |
 
+A figure is worth having when it holds whoever turns out to be honest. The adversary learns most when every
+liar that exists colludes and everybody else sends an honest message: a liar that keeps its secrets leaves
+noise in its partners' messages that nobody can remove. So "guaranteed", the default, counts q liars, all of
+them colluding, and holds for every number of them from 0 to f (proof: `covariance.worst_multiplier`).
+CafCor's Lemma A.4 counts on f − q liars that exist and keep quiet: "published" gives its figures.
+
 Reference: Allouah, Guerraoui, Stephan (ICML 2025), "Towards Trustworthy Federated Learning with Untrusted
 Participants" (CafCor), Section 2 and Figure 1.
 """
@@ -16,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trilemma.errors import UserError
-from trilemma.privacy.types import ThreatName, choice
+from trilemma.privacy.types import Assumption, ThreatName, choice
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,8 @@ class Threat:
     """A threat model in a federation of `clients`, up to `byzantine` of them malicious.
 
     `collusion` is how many of the Byzantine clients also hand their secrets to the curious server. Left out,
-    the name decides: none for "cdp" and "secldp", all of them for "byzldp" and "ldp".
+    the name decides: none for "cdp" and "secldp", all of them for "byzldp" and "ldp". `assume` says whether
+    figures hold for every number of liars, or only if the f − q others exist, as published.
 
     >>> Threat("byzldp", clients=100, byzantine=10).collusion
     10
@@ -37,9 +44,11 @@ class Threat:
     clients: int
     byzantine: int = 0
     collusion: int = -1
+    assume: Assumption = "guaranteed"
 
     def __post_init__(self) -> None:
         choice("threat model", self.name, ThreatName)
+        choice("assumption", self.assume, Assumption)
         if self.clients < 1:
             raise UserError(f"a federation has at least one client, got n = {self.clients}")
         if not 0 <= self.byzantine < self.clients:
@@ -64,23 +73,33 @@ class Threat:
         """Number of honest clients, n − f."""
         return self.clients - self.byzantine
 
+    @property
+    def hidden(self) -> int:
+        """Number of liars that are counted on to exist and to keep their secrets.
+
+        >>> Threat("secldp", 100, 10).hidden, Threat("secldp", 100, 10, assume="published").hidden
+        (0, 10)
+        """
+        return self.byzantine - self.collusion if self.assume == "published" else 0
+
     def notes(self) -> tuple[str, ...]:
         """Return what has to be said beside every figure computed under this threat model.
 
         >>> Threat("cdp", clients=10).notes()
         ('cdp: the server is trusted; the figure holds only for the mean, not for another rule',)
         """
-        silent = self.byzantine - self.collusion
         if self.name == "cdp":
             return ("cdp: the server is trusted; the figure holds only for the mean, not for another rule",)
         if self.name == "ldp":
             return ("ldp: all secrets are taken as known; only independent noise counts",)
-        said = (
-            f"{self.name}: a curious server, and q = {self.collusion} of f = {self.byzantine} collude with it"
-        )
-        if silent == 0:
-            return (said,)
+        who = f"{self.name}: a curious server, and"
+        if self.hidden:
+            return (
+                f"{who} q = {self.collusion} of f = {self.byzantine} collude with it",
+                f"as published: holds only if {self.hidden} Byzantine clients exist that keep their secrets "
+                "and whose messages reveal none",
+            )
         return (
-            said,
-            f"counts on {silent} Byzantine clients that keep their secrets and whose messages reveal none",
+            f"{who} at most q = {self.collusion} clients whose secrets it knows; "
+            f"0 to f = {self.byzantine} clients may lie",
         )

@@ -15,6 +15,8 @@ Unit = Literal["user", "example"]
 Adjacency = Literal["replace", "add-remove", "published"]
 Scheme = Literal["none", "poisson", "without-replacement"]
 ThreatName = Literal["cdp", "secldp", "byzldp", "ldp"]
+Assumption = Literal["guaranteed", "published"]
+"""Whether a figure holds however many of the f liars exist, or is the papers', which counts on them."""
 
 
 class AccountingFailure(PrivacyError):
@@ -110,7 +112,8 @@ class Release:
 
     `clip` bounds a unit's contribution to the message; for unit "example" the contribution is averaged over
     `batch` examples, a public constant, so replacing the unit moves the message by 2·clip (user) or
-    2·clip/batch (example).
+    2·clip/batch (example). `distance` bounds how far the noise that is really drawn in a round is from the
+    Gaussian of the law, in total variation: accountants pay for it with δ.
 
     `adjacency` says which two data sets the guarantee makes indistinguishable:
 
@@ -130,6 +133,7 @@ class Release:
     batch: int = 1
     sampling: Sampling = Sampling()
     adjacency: Adjacency = "replace"
+    distance: float = 0.0
 
     def __post_init__(self) -> None:
         choice("privacy unit", self.unit, Unit)

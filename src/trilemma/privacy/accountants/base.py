@@ -2,6 +2,10 @@
 
 The questions' edges are the same for everyone and are settled here: a history that the accountant is not for
 is refused, no rounds cost nothing, no noise costs everything. An accountant's own file answers the rest.
+
+So is noise that is not quite Gaussian. If what is drawn in all rounds together is within τ of the Gaussian in
+total variation (the distances of the rounds add up), an (ε, δ) guarantee of the Gaussian is one of
+(ε, δ + (1 + e^ε) τ) of what is drawn: each of the two data sets moves by τ, one of them counted e^ε times.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from trilemma.registry import Registry
 
 Array = NDArray[np.float64]
 _CURVE_POINTS = 24
+_STEP, _STEPS = 1e-9, 100
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,10 @@ class Accountant(ABC):
         self._check(rounds)
         if sum(count for _, count in rounds) == 0:
             return 0.0
-        return math.inf if _bare(rounds) else self._epsilon(rounds, delta)
+        if _bare(rounds):
+            return math.inf
+        tau = _distance(rounds)
+        return self._epsilon(rounds, delta) if tau == 0 else self._drawn_epsilon(rounds, delta, tau)
 
     def delta(self, rounds: History, epsilon: float) -> float:
         """Return δ of all `rounds` together at ε: 0 without a round, 1 without noise."""
@@ -69,13 +77,17 @@ class Accountant(ABC):
         self._check(rounds)
         if sum(count for _, count in rounds) == 0:
             return 0.0
-        return 1.0 if _bare(rounds) else self._delta(rounds, epsilon)
+        if _bare(rounds):
+            return 1.0
+        return min(1.0, self._delta(rounds, epsilon) + _surcharge(epsilon, _distance(rounds)))
 
     def curve(self, one: Mechanism, rounds: int, delta: float) -> Array:
         """Return ε after each of the rounds 1 … `rounds` of the same mechanism."""
         check_delta(delta)
         self._check(((one, rounds),))
-        return np.full(rounds, np.inf) if one.z == 0 else self._curve(one, rounds, delta)
+        if one.z == 0:
+            return np.full(rounds, np.inf)
+        return self._curve(one, rounds, delta) if one.distance == 0 else self._few(one, rounds, delta)
 
     def multiplier(self, epsilon: float, delta: float, rounds: int, like: Mechanism) -> float:
         """Return the least noise multiplier whose `rounds` rounds cost at most `epsilon`, on the safe side.
@@ -90,7 +102,14 @@ class Accountant(ABC):
         if math.isinf(epsilon):
             return 0.0
         self._check(((like, rounds),))
-        return self._multiplier(epsilon, delta, rounds, like)
+        left = delta - _surcharge(epsilon, rounds * like.distance)
+        if left <= 0:
+            raise PrivacyError(
+                f"the noise drawn is too far from a Gaussian (total variation {like.distance:g} a "
+                f"round) to certify epsilon = {epsilon:g} at delta = {delta:g}: use fewer rounds, or a "
+                "larger delta"
+            )
+        return self._multiplier(epsilon, left, rounds, replace(like, distance=0.0))
 
     def _check(self, rounds: History) -> None:
         if not self.applies(rounds):
@@ -109,16 +128,42 @@ class Accountant(ABC):
         """Return δ of at least one round, all of them with noise."""
 
     def _curve(self, one: Mechanism, rounds: int, delta: float) -> Array:
+        """See `curve`; of noise that is Gaussian."""
+        return self._few(one, rounds, delta)
+
+    def _few(self, one: Mechanism, rounds: int, delta: float) -> Array:
         """Ask for a few dozen rounds only; in between stands the next larger one's ε."""
         chosen = np.unique(np.geomspace(1, rounds, min(rounds, _CURVE_POINTS)).round().astype(int))
-        values = np.array([self._epsilon(((one, int(count)),), delta) for count in chosen])
+        values = np.array([self.epsilon(((one, int(count)),), delta) for count in chosen])
         return values[np.searchsorted(chosen, np.arange(1, rounds + 1))]
+
+    def _drawn_epsilon(self, rounds: History, delta: float, tau: float) -> float:
+        """Return the least ε that is left with enough δ; the δ that is left falls as ε grows."""
+        epsilon = 0.0
+        for _ in range(_STEPS):
+            left = delta - _surcharge(epsilon, tau)
+            if left <= 0:
+                return math.inf
+            needed = self._epsilon(rounds, left)
+            if needed <= epsilon:
+                return epsilon
+            epsilon = needed * (1 + _STEP)  # a little too far each time, so that the steps end
+        return math.inf
 
     def _multiplier(self, epsilon: float, delta: float, rounds: int, like: Mechanism) -> float:
         """Search for it, one ε after the other."""
         return least_multiplier(
             lambda z: self._epsilon(((replace(like, z=z), rounds),), delta), epsilon, like.z
         )
+
+
+def _distance(rounds: History) -> float:
+    return math.fsum(count * one.distance for one, count in rounds)
+
+
+def _surcharge(epsilon: float, tau: float) -> float:
+    """Return the δ that noise within τ of the Gaussian costs at ε."""
+    return 0.0 if tau == 0 else tau * (1 + math.exp(min(epsilon, 700.0)))
 
 
 def _bare(rounds: History) -> bool:
