@@ -61,7 +61,9 @@ def test_clients_that_were_not_heard_do_not_count_as_distrusted() -> None:
     ]
     spread = Spread.of({1: 0.5})
     summary = Summary({"accuracy": spread}, spread, {}, None, 0.0, "dsgd", "mean", 3, 1, "nan", "none", 2)
-    result = report.Result(Path(), config.parse({}), summary, {1: records}, lambda _: torch.empty(0), dict)
+    result = report.Result(
+        Path(), config.parse({}), summary, {1: records}, lambda _: torch.empty(0), lambda *_: {}
+    )
     found = [(one.client, one.weight, one.heard, one.absent, one.rejected) for one in result.suspects()]
     assert found == [(2, 0.0, 1, 1, 1), (1, 0.5, 1, 0, 0), (0, 0.75, 2, 0, 0)]
 

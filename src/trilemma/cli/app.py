@@ -42,6 +42,16 @@ COMMANDS = {
     "run": Lazy(
         "run", "run_command", "Train a federation as CONFIG says; accuracy beside ε, f and the attack."
     ),
+    "check": Lazy(
+        "check",
+        "check_command",
+        "Look at a task.py: data, what is trained, how gradients are computed and whether they are right.",
+    ),
+    "export": Lazy(
+        "export",
+        "export_command",
+        "Write the trained model under its own names: a module's state_dict, as safetensors or .pt.",
+    ),
     "list": Lazy(
         "listing",
         "list_command",

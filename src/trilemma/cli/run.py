@@ -39,6 +39,7 @@ def run_command(
 
     from trilemma import report, simulate
     from trilemma.task import Task
+    from trilemma.task.inspection import trained
 
     console = Console(stderr=True, quiet=as_json)
     if resume is not None:
@@ -51,6 +52,10 @@ def run_command(
         own = None if task is None else Task.from_file(task)
         settings = _settings(config, set_ or [], seeds, device, own)
         directory = out or simulate.named_directory(settings)
+    if own is not None and resume is None:
+        own = own.of(settings.federation.clients)
+        for line in trained(own.learner(own.dataset)):  # what travels, before any ε is spent
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     _train(settings, own, directory, resume is not None, baseline, console)
     result = report.load(directory)
     picture = result.plot()

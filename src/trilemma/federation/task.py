@@ -146,7 +146,12 @@ def load_task(party: Party) -> PartyTask:
     if examples is None:
         raise ConfigError("federation.toml must say `examples`: how many the poorest client holds")
     found = one_party(config, key, Task.from_file(party.task), party.client, examples)
-    return PartyTask(config, key, found, _resolve(config, examples))
+    resolved = _resolve(config, examples)
+    if found.data is not None and resolved.release is not None and resolved.release.unit == "example":
+        # Before any ε is spent: what is clipped must be the gradients of single examples.
+        first = found.data.sample((0,), min(2, int(found.data.sizes[0])), key)
+        models.verify(found.model, found.model.init(key), first)
+    return PartyTask(config, key, found, resolved)
 
 
 def _resolve(config: Config, examples: int) -> Resolved:

@@ -52,9 +52,11 @@ def _simulation(folder: Path, task: Task | None = None) -> Result:
         summary = _so_far(settings, seeds, folder, liars, attack)
     baseline = _simulation(folder / BASELINE, task) if (folder / BASELINE / "config.toml").exists() else None
 
-    def named(flat: Tensor) -> dict[str, Tensor]:
+    def named(flat: Tensor, seed: int) -> dict[str, Tensor]:
         own = task or (directory.task() if directory.has_task else None)
-        return directory.tensors(flat) if own is None else models.state_dict(own.learner(None).model, flat)
+        if own is None:
+            return directory.tensors(flat)
+        return models.state_dict(own.learner(None).model, flat, directory.seed(seed).statistics())
 
     return Result(
         folder, settings, summary, seeds, lambda seed: directory.seed(seed).model(), named, baseline
@@ -93,7 +95,7 @@ def _federation(folder: Path, name: str | None) -> Result:
 
     summary = _so_far(settings, seeds, log.folder, None, "unknown")
 
-    def named(flat: Tensor) -> dict[str, Tensor]:
+    def named(flat: Tensor, _: int) -> dict[str, Tensor]:
         return models.state_dict(load_task(server).model, flat)
 
     return Result(log.folder, settings, summary, seeds, model, named)

@@ -44,7 +44,7 @@ class Result:
     summary: Summary
     seeds: Mapping[int, Sequence[Record]] = field(repr=False)
     read_model: Callable[[int], Tensor] = field(repr=False, compare=False)
-    name_tensors: Callable[[Tensor], dict[str, Tensor]] = field(repr=False, compare=False)
+    name_tensors: Callable[[Tensor, int], dict[str, Tensor]] = field(repr=False, compare=False)
     baseline: Result | None = field(default=None, repr=False)
 
     @property
@@ -79,7 +79,7 @@ class Result:
                     f"{len(flat)} clients keep models of their own; say whose: client = 0 to {len(flat) - 1}"
                 )
             flat = flat[client]
-        return self.name_tensors(flat)
+        return self.name_tensors(flat, next(iter(self.seeds)) if seed is None else seed)
 
     def table(self) -> Table:
         """Return the scores beside ε, f, the attack and the run without liars."""

@@ -6,6 +6,7 @@
     seed-1/metrics.jsonl     one line per round, flushed as it happens
     seed-1/checkpoint.pt     the latest checkpoint, replaced atomically
     seed-1/model.npy         the returned model, written when the seed is finished
+    seed-1/statistics.npz    its running statistics, the honest clients' mean, where it normalises batches
     summary.json             accuracy, loss, ε by accountant, seconds
     curves.png               accuracy over rounds
 
@@ -21,10 +22,11 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,8 +106,21 @@ class SeedDirectory:
             raise UserError(f"{str(self.path)!r} has no model yet: this seed is not finished, or it diverged")
         return torch.from_numpy(np.load(self.model_path))
 
-    def finish(self, chosen: Tensor) -> None:
-        """Write the returned model; the seed is finished."""
+    def statistics(self) -> dict[str, Tensor] | None:
+        """Return the running statistics of the returned model, where it has any."""
+        path = self.path / "statistics.npz"
+        if not path.exists():
+            return None
+        with np.load(path) as found:
+            return {name: torch.from_numpy(found[name]) for name in found.files}
+
+    def finish(self, chosen: Tensor, statistics: Mapping[str, Tensor] | None = None) -> None:
+        """Write the returned model, and running statistics that go with it; the seed is finished."""
+        if statistics:
+            buffer = io.BytesIO()
+            arrays: Any = {name: part.detach().cpu().numpy() for name, part in statistics.items()}
+            np.savez(buffer, **arrays)
+            files.write_atomically(self.path / "statistics.npz", buffer.getvalue())
         buffer = io.BytesIO()
         np.save(buffer, chosen.detach().cpu().numpy())
         files.write_atomically(self.model_path, buffer.getvalue())

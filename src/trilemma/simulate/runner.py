@@ -19,6 +19,7 @@ from trilemma.simulate.directory import RunDirectory, SeedDirectory, check_free
 from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import Evaluation, evaluate
 from trilemma.simulate.experiment import Experiment, assemble
+from trilemma.simulate.rehearsal import verify
 from trilemma.task import Task
 
 
@@ -49,8 +50,8 @@ def run(config: Config, out: Path, observer: Observer | None = None, task: Task 
     """
     check_free(out)
     task = None if task is None else task.of(config.federation.clients)
-    for seed in config.run.seeds:
-        assemble(config, seed, task)
+    experiments = [assemble(config, seed, task) for seed in config.run.seeds]
+    verify(experiments[0])
     directory = RunDirectory.create(out, config, task)
     try:
         return _run(directory, observer or Silent(), task)
@@ -161,7 +162,9 @@ def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer)
         raise
     if not folder.finished:
         folder.save(progress)
-        folder.finish(progress.chosen)
+        honest = [row for row, i in enumerate(experiment.clients.ids) if i not in experiment.byzantine]
+        statistics = _statistics(experiment, progress)
+        folder.finish(progress.chosen, {name: part[honest].mean(0) for name, part in statistics.items()})
     return evaluate(experiment, progress.chosen, _statistics(experiment, progress))
 
 

@@ -2,8 +2,9 @@
 
 * `task`: `Task`, in Python or from a `task.py`.
 * `file`: a `task.py` and the files beside it, imported and copied.
-* `losses`: what is taken where no loss is given; whether a loss couples the examples of a batch.
+* `losses`: what is taken where no loss is given.
 * `learner`: the model, ready to be trained and scored.
+* `inspection`: what is worth knowing of a task before anything is trained.
 * `metrics`: how good outputs are, by name.
 """
 

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trilemma import data, models
-from trilemma.data.types import Dataset, each
+from trilemma.data.types import Batch, Dataset, columns_of, each
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.models.types import Model
 from trilemma.task.file import TaskFile
 from trilemma.task.learner import Learner
-from trilemma.task.losses import Loss, couples, default_loss
+from trilemma.task.losses import Loss, default_loss
 from trilemma.task.metrics import Metric, chosen
 
 PROBED = 128
-"""Examples on which a loss is tried: many, for what it couples may be rare (a death among survivors)."""
+"""Examples on which model and loss are tried."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,10 @@ class Task:
             )
         module: Any = self.model  # a function is called anew for every key
         model, metrics = models.from_module(module, loss), self._metrics(dataset, loss)
-        coupled = self.coupled
-        if coupled is None:
-            coupled = dataset is not None and _couples(model, loss, dataset)
+        coupled = bool(self.coupled)
+        if dataset is not None:
+            found = _couples(model, loss, dataset)
+            coupled = found if self.coupled is None else self.coupled
         if coupled:
             return Learner(models.from_module(module, loss, coupled=True), metrics, loss)
         return Learner(model, metrics)
@@ -216,6 +218,27 @@ class Task:
 
 
 def _couples(model: Model, loss: Loss, dataset: Dataset) -> bool:
-    """Try the loss on a few examples of the first client."""
-    outputs = models.outputs(model, model.init(Key(0)), each(dataset.x_train, lambda part: part[:PROBED]))
-    return couples(loss, outputs, dataset.y_train[:PROBED])
+    """Try model and loss on the first examples; tell whether they couple the examples of a batch."""
+    x, y = each(dataset.x_train, lambda part: part[:PROBED]), dataset.y_train[:PROBED]
+    shapes = ", ".join(f"{name} {tuple(part.shape)}".strip() for name, part in columns_of(x).items())
+    params = model.init(Key(0))
+    with _blamed(f"{model.name} cannot be called on examples {shapes}"):
+        outputs = models.outputs(model, params, x, buffers=model.initial_buffers(1))
+    with _blamed(f"the loss cannot compare outputs {tuple(outputs.shape)} with targets {tuple(y.shape)}"):
+        loss(outputs, y)
+    return not model.buffers and bool(models.couples(model, params, Batch(each(x, _stacked), y[None])))
+
+
+def _stacked(part: Tensor) -> Tensor:
+    return part[None]
+
+
+@contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    """Turn what a user's own code raises into a message that says where."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {type(error).__name__}: {error}") from error

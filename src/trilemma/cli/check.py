@@ -1,0 +1,39 @@
+"""`trilemma check`: look at a task before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trilemma.errors import UserError
+
+
+def check_command(
+    task: Annotated[Path, typer.Argument(help="a task.py with your own model and data")],
+    clients: Annotated[int | None, typer.Option(help="number of clients; default: the task's")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="also look at a run of this TOML file: batches, clipping, ε")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+) -> None:
+    """Look at a task.py: data, what is trained, how gradients are computed and whether they are right.
+
+    Exit code 2, with the cure, if something is wrong.
+    """
+    from rich.console import Console
+
+    from trilemma.simulate.experiment import choose_device
+    from trilemma.simulate.rehearsal import look
+    from trilemma.task import Task
+
+    found = look(Task.from_file(task, clients), config, choose_device(device).type)
+    screen = Console()
+    for heading, lines in found.facts.items():
+        screen.print(f"[bold]{heading}[/]", highlight=False)
+        for line in lines:
+            screen.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+    if found.problems:
+        raise UserError("\n".join(found.problems))
+    screen.print(f"nothing is wrong with {task}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,27 @@
+"""`trilemma export`: the trained model as a file other programs read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export_command(
+    source: Annotated[Path, typer.Argument(help="the folder of a run, or of a federation")],
+    target: Annotated[Path, typer.Argument(help="a new file: model.safetensors, or model.pt")],
+    seed: Annotated[int | None, typer.Option(help="which seed's model; default: the first")] = None,
+    run: Annotated[str | None, typer.Option(help="which of a federation's runs, if it has several")] = None,
+    client: Annotated[int | None, typer.Option(help="whose model, where clients keep their own")] = None,
+) -> None:
+    """Write the trained model under its own names: a module's state_dict, as safetensors or .pt."""
+    from rich.console import Console
+
+    from trilemma import report
+    from trilemma.report.export import export
+
+    state = report.load(source, run).state_dict(seed, client)
+    export(state, target)
+    count = sum(tensor.numel() for tensor in state.values())
+    Console().print(f"{target}: {len(state)} tensors, {count:,} numbers", highlight=False, soft_wrap=True)

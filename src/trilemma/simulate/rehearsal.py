@@ -1,0 +1,70 @@
+"""A task looked at as a configuration would run it, without running it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trilemma import config as configuration
+from trilemma import models, privacy
+from trilemma.errors import ConfigError, UserError
+from trilemma.keys import Key
+from trilemma.simulate.experiment import Experiment, assemble
+from trilemma.task import Task
+from trilemma.task.inspection import Inspection, inspect
+
+
+def look(task: Task, path: str | None = None, device: str = "cpu") -> Inspection:
+    """Inspect a task; with a configuration also what that makes of it: batches, clipping, ε."""
+    if path is None:
+        return inspect(task, device=device)
+    settings = configuration.load(path, own=configuration.Own(task.clients_known))
+    task = task.of(settings.federation.clients)
+    options = settings.algorithm.options
+    by_example = settings.privacy.clip is not None and getattr(options, "unit", "user") == "example"
+    found = inspect(task, getattr(options, "batch_size", 32), by_example, device)
+    try:
+        experiment = assemble(settings, settings.run.seeds[0], task)
+    except UserError as error:
+        return replace(found, problems=(*found.problems, str(error)))
+    return replace(found, facts={**found.facts, "the run": _run(experiment)})
+
+
+def _run(experiment: Experiment) -> list[str]:
+    settings, resolved = experiment.config, experiment.resolved
+    lines = [
+        f"{settings.algorithm.name} with {settings.aggregation.rule}, {settings.run.rounds} rounds, "
+        f"{len(experiment.honest)} honest clients of {settings.federation.clients}"
+    ]
+    release, threat = resolved.release, resolved.threat
+    if release is None or threat is None:
+        return [*lines, "no privacy: nothing is clipped and noised", *resolved.notes]
+    spent = privacy.spent(release, threat, settings.run.rounds, settings.privacy.delta)
+    name, epsilon = spent.tightest
+    lines.append(
+        f"{release.unit} level: clipped at {release.clip:g}, ε = {epsilon:.3g} at "
+        f"δ = {settings.privacy.delta:g} by {name} under {settings.privacy.threat}"
+    )
+    return [*lines, *resolved.notes]
+
+
+def verify(experiment: Experiment) -> None:
+    """Before any ε is spent: compare the gradients to be clipped with those of single examples.
+
+    For a task's model whose examples are clipped one by one; others need no telling apart. Batch
+    normalisation needs an algorithm that keeps its running statistics.
+    """
+    release, clients = experiment.resolved.release, experiment.clients
+    if clients.model.buffers:
+        algorithm = experiment.resolved.algorithm
+        kept = algorithm.init(clients.model, clients.ids[:1], experiment.key.fold("init")).clients
+        if any(name not in kept for name, _ in clients.model.buffers):
+            raise ConfigError(
+                f"{algorithm.name} keeps no running statistics, which the batch normalisation of "
+                f"{clients.model.name!r} needs: use nn.GroupNorm instead, put these layers in eval mode, or "
+                "choose another algorithm, as fedavg"
+            )
+    if experiment.learner is None or release is None or release.unit != "example":
+        return
+    first = clients.only(clients.ids[0])
+    params = clients.model.init(Key(experiment.seed)).to(experiment.device)
+    models.verify(clients.model, params, first.sample(min(2, int(clients.data.sizes.min())), Key(1)))

@@ -1,0 +1,200 @@
+"""What is worth knowing of a task before anything is trained or any ε spent: `trilemma check`.
+
+Data are checked where they are read, and the first mistake is raised with its client, row and column. What
+passes is described here: shapes, labels, what is trained, how gradients are computed and whether that way
+agrees with single examples one after the other, what the loss couples, time and memory of a step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trilemma import models
+from trilemma.data import FederatedData
+from trilemma.data.types import IGNORED, Batch, Dataset, columns_of, each
+from trilemma.errors import UserError
+from trilemma.keys import Key
+from trilemma.models.types import Model
+from trilemma.task.learner import Learner
+from trilemma.task.task import Task
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found: `facts` in words, in order; `problems` are what keeps a run from being right."""
+
+    facts: Mapping[str, list[str]]
+    problems: tuple[str, ...] = ()
+
+
+def inspect(
+    task: Task, batch_size: int = 32, by_example: bool | None = None, device: str = "cpu"
+) -> Inspection:
+    """Look at a task whose number of clients is known.
+
+    Args:
+        task: The task.
+        batch_size: Examples per client in the step that is timed; fewer where clients hold fewer.
+        by_example: Whether examples are to be clipped one by one; None: where they can be.
+        device: Where the step is computed.
+    """
+    dataset = task.dataset
+    learner = task.learner(dataset)
+    assert dataset.natural is not None
+    federated = FederatedData(dataset, dataset.natural, device)
+    size = min(batch_size, int(federated.sizes.min()))
+    params = learner.model.init(Key(1)).to(device)
+    batch = federated.sample(range(federated.clients), size, Key(1))
+    facts = {
+        "data": [*_data(dataset, federated)],
+        "model": trained(learner),
+        "loss": [*_loss(task, learner, params, batch, federated.dataset)],
+    }
+    problems: list[str] = []
+    facts["gradients"] = [*_gradients(learner, params, batch, bool(by_example), problems)]
+    if not problems:
+        facts["a step"] = [
+            *_step(learner.model, params, batch, by_example is not False and learner.coupled is None)
+        ]
+    return Inspection(facts, tuple(problems))
+
+
+def trained(learner: Learner) -> list[str]:
+    """Say what of a model is trained and what is frozen: the names, and how many numbers."""
+    model = learner.model
+    everything = models.state_dict(model, torch.zeros(model.dim))
+    names = {name for name, _ in model.shapes}
+    frozen = {name: tensor for name, tensor in everything.items() if name not in names}
+    lines = [f"{model.name}: {model.dim:,} parameters are trained and travel"]
+    lines += [f"  {name} {_shape(shape)}" for name, shape in model.shapes]
+    if frozen:
+        count = sum(tensor.numel() for tensor in frozen.values())
+        lines.append(f"{count:,} numbers stay as they are (frozen, buffers, or tied): {_few([*frozen])}")
+    return lines
+
+
+def _data(dataset: Dataset, federated: FederatedData) -> Iterator[str]:
+    for name, column in columns_of(dataset.x_train).items():
+        kind = str(column.dtype).removeprefix("torch.")
+        yield f"features{f' {name}' if name else ''}: {_shape(column.shape[1:])} {kind}, all finite"
+    kind = str(dataset.y_train.dtype).removeprefix("torch.")
+    what = "other numbers" if dataset.classes is None else f"{dataset.classes} classes"
+    yield f"targets: {_shape(dataset.y_train.shape[1:])} {kind}, {what}"
+    for client in range(federated.clients):
+        own = federated.everything((client,)).y[0]
+        yield f"client {client}: {len(own):,} examples, {_targets(own, dataset.classes)}"
+    tests = len(dataset.y_test)
+    own_tests = " of the clients' own" if federated.holdings.test else ""
+    yield f"test: {tests:,} examples{own_tests}" if tests else "test: none, so nothing will be scored"
+
+
+def _targets(y: Tensor, classes: int | None) -> str:
+    if classes is None:
+        return f"targets from {float(y.min()):.4g} to {float(y.max()):.4g}, mean {float(y.mean()):.4g}"
+    counts = torch.bincount(y[y != IGNORED].flatten(), minlength=classes).tolist()
+    shown = ", ".join(f"{label}: {count}" for label, count in enumerate(counts[:10]))
+    return f"labels {shown}{', …' if classes > 10 else ''}"
+
+
+def _loss(task: Task, learner: Learner, params: Tensor, batch: Batch, dataset: Dataset) -> Iterator[str]:
+    own = task.loss
+    name = "the default" if own is None else getattr(own, "__name__", type(own).__name__)
+    statistics = learner.model.initial_buffers(1, params.device) or None
+    scores = learner.score(params, each(batch.x, lambda column: column[0]), batch.y[0], statistics)
+    yield f"{name}: {scores['loss']:.4g} on client 0 before training"
+    if not math.isfinite(scores["loss"]):
+        yield "  not finite: nothing can be learned from here"
+    if learner.coupled is None:
+        yield "a mean over examples: may be clipped per client and per example"
+    else:
+        yield "couples the examples of a batch: may be clipped per client only"
+    if len(dataset.y_test) and not (dataset.natural and dataset.natural.test):
+        found = learner.score(params, dataset.x_test, dataset.y_test, statistics)
+        yield "on the test data before training: " + ", ".join(f"{k} {v:.4g}" for k, v in found.items())
+
+
+def _gradients(
+    learner: Learner, params: Tensor, batch: Batch, by_example: bool, problems: list[str]
+) -> Iterator[str]:
+    model = learner.model
+    try:
+        ways = models.paths(model, batch)
+    except UserError as error:
+        problems.append(str(error))
+        return
+    way = "a client's batch at a time" if learner.coupled is not None else WAYS[ways.way]
+    yield f"{way}{f' ({ways.note})' if ways.note else ''}"
+    yield from (f"  {name}: {used}" for name, used in ways.layers.items())
+    unused = [name for name, used in ways.layers.items() if used == "not used"]
+    if unused:
+        problems.append(
+            f"{_few(unused)} of {model.name} is trained but not used by forward: it would receive noise and "
+            "nothing else; set requires_grad_(False), or use it"
+        )
+    if learner.coupled is not None or model.buffers:
+        what = "the loss couples examples" if learner.coupled is not None else "batch normalisation"
+        yield f"single examples have no gradient of their own ({what}): clip per client"
+        if by_example:
+            problems += _refusal(model, batch)
+        return
+    try:
+        difference = models.verify(model, params, batch)
+    except UserError as refusal:
+        problems.append(str(refusal))
+        return
+    yield f"two examples compared with autograd, one after the other: they differ by {difference:.1e} at most"
+
+
+WAYS = {
+    "tape": "by the tape, layer by layer, all clients at once",
+    "flat": "all examples of all clients as one batch",
+    "mapped": "one example at a time under vmap",
+    "looped": "one after the other: slow",
+}
+"""How gradients are computed (`models.Paths.way`), in words."""
+
+
+def _refusal(model: Model, batch: Batch) -> list[str]:
+    try:
+        models.gradients(model, model.init(Key(1)).to(batch.y.device), batch, clip=models.Clip.example(1.0))
+    except UserError as error:
+        return [str(error)]
+    return []
+
+
+def _step(model: Model, params: Tensor, batch: Batch, by_example: bool) -> Iterator[str]:
+    clip = models.Clip.example(1.0) if by_example and not model.buffers else models.Clip.client(1.0)
+    keys = [Key(1).fold("client", i) for i in range(len(batch.y))]
+    cuda = params.is_cuda
+    seconds = math.inf
+    for _ in range(3):
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        found = models.gradients(model, params, batch, clip=clip, keys=keys)
+        if cuda:
+            torch.cuda.synchronize()
+        seconds = min(seconds, time.perf_counter() - begin)
+    clients, size = batch.y.shape[:2]
+    where = f"{1e3 * seconds:.3g} ms on {params.device.type}"
+    yield f"{clients} clients × {size} examples, clipped per {clip.unit}: {where}"
+    if cuda:
+        yield f"memory: {torch.cuda.max_memory_allocated() / 2**20:,.0f} MiB at its peak"
+    else:
+        bytes_ = 4 * found.value.numel() + models.paths(model, batch).bytes * clients * size
+        yield f"memory: about {max(1, round(bytes_ / 2**20)):,} MiB"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "one number"
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
