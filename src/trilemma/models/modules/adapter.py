@@ -19,7 +19,7 @@ from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.passes import Source
 from trilemma.models.modules.randomness import Draws
-from trilemma.models.modules.recorder import Log, Recorder
+from trilemma.models.modules.recorder import Log, Recorder, functions_seen
 from trilemma.models.modules.statistics import Statistics
 from trilemma.models.tape import Tape
 from trilemma.models.types import Buffers, Inputs, Model, Params
@@ -217,7 +217,7 @@ def _forward(engine: ModuleEngine, params: Params, x: Inputs, tape: Tape | None 
 def outputs_of(source: Source, params: Params, x: Inputs, statistics: Statistics | None = None) -> Any:
     """Run a module on a batch (n, …) with parameters of one model, every part in eval mode."""
     recorder = Recorder(source.slots(params, params), None, Log(), Draws(None), statistics)
-    with torch.no_grad(), scoring(source.module), recorder:
+    with torch.no_grad(), scoring(source.module), functions_seen(), recorder:
         return source.call(x)
 
 

@@ -17,7 +17,7 @@ from trilemma.models.modules.flat import FlatFrame, Layout
 from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.passed import ModulePass, Rows, collect
 from trilemma.models.modules.randomness import Draws, seeds_of
-from trilemma.models.modules.recorder import Log, Part, Recorder, Slot
+from trilemma.models.modules.recorder import Log, Part, Recorder, Slot, functions_seen
 from trilemma.models.modules.statistics import Statistics
 from trilemma.models.modules.terms import Term, Whole
 from trilemma.models.types import Inputs, each_column
@@ -80,7 +80,7 @@ def take(source: Source, params: Mapping[str, Tensor], request: Request, plan: P
     if request.keys is not None:
         seeds = seeds_of(request.keys, request.first, request.y.shape[1], request.y.device)
     through = {"flat": _flat, "mapped": _mapped, "looped": _looped}[plan.way]
-    with torch.enable_grad(), plainly(source, log):
+    with torch.enable_grad(), plainly(), functions_seen():
         return through(source, params, request, plan, seeds, log)
 
 
@@ -175,7 +175,7 @@ def _flat(
     }
     with Recorder(source.slots(values, {**values, **own}), frame, log, draws):
         outputs = source.call(each_column(request.x, lambda column: column.flatten(0, 1)))
-        found = losses(source, outputs, request.y.flatten(0, 1), request.share.flatten()).view(shape)
+    found = losses(source, outputs, request.y.flatten(0, 1), request.share.flatten()).view(shape)
     _, *grads = torch.autograd.grad(found.sum(), [anchor, *own.values()], allow_unused=True)
     log.layouts = tuple(frame.layouts)
     parts: list[Part] = [part for record in log.records for part in record.parts()]
@@ -205,20 +205,15 @@ def _looped(
     total = request.share.new_zeros(clients)
     each: dict[str, list[Tensor]] = {name: [] for name in params}
     updated: dict[str, list[Tensor]] = {}
-    units = [
-        (row, slice(column, column + 1))
-        for row in range(clients)
-        for column in (range(size) if request.by_example else [0])
-    ]
-    if not request.by_example:
-        units = [(row, slice(0, size)) for row in range(clients)]
+    width = 1 if request.by_example else size
+    units = [(row, slice(start, start + width)) for row in range(clients) for start in range(0, size, width)]
     for row, columns in units:
         values = {name: value[row if len(value) > 1 else 0] for name, value in params.items()}
-        own = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
+        own = {name: value.detach().requires_grad_() for name, value in values.items()}
         share = request.share[row, columns]
         present = share > 0
-        everyone = bool(present.all())
-        keep = slice(None) if everyone or not bool(present.any()) else present
+        some = not request.padded or bool(present.any())
+        keep = present if request.padded and some else slice(None)
         x = {"": request.x} if isinstance(request.x, Tensor) else request.x
         mine = {name: column[row, columns][keep] for name, column in x.items()}
         statistics = Statistics(
@@ -227,12 +222,12 @@ def _looped(
         draws = Draws(None if seeds is None else seeds[row, columns][keep], not request.dropout)
         with Recorder(source.slots(values, own), None, log, draws, statistics):
             outputs = source.call(mine[""] if isinstance(request.x, Tensor) else mine)
-            targets = request.y[row, columns][keep]
-            if request.by_example:
-                loss = source.loss(outputs, targets) * share.sum()
-            else:
-                loss = losses(source, outputs, targets, share[keep]).sum()
-        if not bool(present.any()):
+        targets = request.y[row, columns][keep]
+        if request.by_example:
+            loss = source.loss(outputs, targets) * share.sum()
+        else:
+            loss = losses(source, outputs, targets, share[keep]).sum()
+        if not some:
             loss = loss * 0.0
         total[row] += loss.detach()
         grads = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
@@ -260,7 +255,7 @@ def losses(source: Source, outputs: Any, y: Tensor, share: Tensor) -> Tensor:
 
 
 @contextmanager
-def plainly(source: Source, log: Log) -> Iterator[None]:
+def plainly() -> Iterator[None]:
     """Let checkpointed parts run as they are: what they would compute twice is kept anyway."""
     module = torch.utils.checkpoint
     names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")

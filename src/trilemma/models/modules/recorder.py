@@ -12,7 +12,8 @@ Whichever it is, every use of every parameter is accounted for: layers used twic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,23 +107,16 @@ class Recorder(TorchFunctionMode):
         self.draws = draws
         self.statistics = statistics
         self.kept: list[Tensor] = []
-        self._before: list[Any] = []
 
     def __enter__(self) -> Recorder:
-        """Stand in the way of autograd functions too, which are no torch functions."""
+        """Stand between the module and torch."""
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._before.append(Function.__dict__["apply"])
-
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            name = cls.__name__
-            return self._before[0].__get__(None, cls)(*self.own(args, name), **self.own(kwargs, name))
-
-        type.__setattr__(Function, "apply", classmethod(apply))
+        _STANDING.append(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
         """Step aside."""
-        type.__setattr__(Function, "apply", self._before.pop())
+        _STANDING.pop()
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
@@ -138,7 +132,7 @@ class Recorder(TorchFunctionMode):
             done = operation(self, func, *args, **kwargs)
             if done is not NotImplemented:
                 return done
-        if not any(id(each) in self.slots for each in _tensors((args, kwargs))):
+        if not self._touched(args) and not (kwargs and self._touched(kwargs.values())):
             return func(*args, **kwargs)
         if _asks_shape(func):
             return func(*args, **kwargs)
@@ -147,6 +141,13 @@ class Recorder(TorchFunctionMode):
             return view
         name = getattr(func, "__name__", str(func))
         return func(*self.own(args, name), **self.own(kwargs, name))
+
+    def _touched(self, values: Iterable[Any]) -> bool:
+        """Tell whether trained parameters are among some arguments, or in lists among them."""
+        return any(
+            id(each) in self.slots or (isinstance(each, list | tuple) and self._touched(each))
+            for each in values
+        )
 
     def slot(self, tensor: Any) -> Slot | None:
         """Return what stands for a tensor, if it is a trained parameter."""
@@ -216,6 +217,28 @@ class Recorder(TorchFunctionMode):
         return None
 
 
+_STANDING: list[Recorder] = []
+"""The recorders in charge, the innermost last."""
+
+
+@contextmanager
+def functions_seen() -> Iterator[None]:
+    """Let recorders stand in the way of autograd functions too, which are no torch functions."""
+    before = Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if _STANDING:
+            own, name = _STANDING[-1].own, cls.__name__
+            args, kwargs = own(args, name), own(kwargs, name)
+        return before.__get__(None, cls)(*args, **kwargs)
+
+    type.__setattr__(Function, "apply", classmethod(apply))
+    try:
+        yield
+    finally:
+        type.__setattr__(Function, "apply", before)
+
+
 _SWAPS = {torch.Tensor.transpose, torch.transpose}
 _TURNS = {getattr(torch.Tensor, name).__get__ for name in ("T", "mT")} | {torch.Tensor.t, torch.t} | _SWAPS
 _CUTS = {torch.Tensor.chunk, torch.chunk, torch.Tensor.split, torch.split}
@@ -246,6 +269,8 @@ _SHAPES |= {
 def _in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Tell whether an operation changes a tensor that the backward pass may go through."""
     name = getattr(func, "__name__", "")
+    if not (kwargs or name.endswith("_") or func in _RECTIFIERS):
+        return False
     changes = (
         kwargs.get("inplace", False)
         or (name.endswith("_") and not name.endswith("__"))
