@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from trilemma import config, simulate
 from trilemma.keys import Key
-from trilemma.learning.personal import projection
+from trilemma.models import projection
 from trilemma.simulate import Experiment
 from turns import alone, timed
 

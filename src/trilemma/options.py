@@ -146,6 +146,8 @@ def _kinds(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[str]:
     elif origin in (tuple, list):
         (inside,) = dict.fromkeys(_kinds(arguments[0]))
         yield f"list of {inside.replace('number', 'numbers', 1)}"
+    elif _table(annotation) is not None:
+        yield f"{{{', '.join(annotation.model_fields)}}}"
     elif names := [name for part in metadata for name in _registered(part)]:
         yield from (json.dumps(name) for name in names)
     else:

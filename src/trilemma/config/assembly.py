@@ -5,7 +5,7 @@ The one place where they come together: the simulator asks for everybody, a part
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -43,7 +43,7 @@ def everybody(
     """Return the model and all clients' data; `honest` of the clients do not lie, and come first."""
     if task is not None:
         dataset = _features(config, task.of(config.federation.clients).dataset, key, device)
-        learner = task.learner(dataset)
+        learner = _learner(config, key, task, dataset)
         return Assembled(learner.model, _natural(dataset, device), learner)
     dataset = config.data.options.load(key.fold("data"), data.Storage.from_environment())
     dataset = _features(config, dataset, key, device)
@@ -54,7 +54,14 @@ def everybody(
         dataset.needs_classes(f"model {config.model.name!r}"),
         **config.model.options.model_dump(),
     )
-    return Assembled(model, FederatedData(dataset, holdings, device))
+    chosen = models.choose(model, config.coordinates.train, key)
+    return Assembled(chosen, FederatedData(dataset, holdings, device))
+
+
+def _learner(config: Config, key: Key, task: Task, dataset: data.Dataset | None) -> Learner:
+    """Return a task's learner, of whose model what `[model] train` says is trained."""
+    learner = task.learner(dataset)
+    return replace(learner, model=models.choose(learner.model, config.coordinates.train, key))
 
 
 def one_party(config: Config, key: Key, task: Task, client: int | None, examples: int) -> Assembled:
@@ -62,7 +69,7 @@ def one_party(config: Config, key: Key, task: Task, client: int | None, examples
     if client is None:
         tests = task.test_dataset
         tests = None if tests is None else _features(config, tests, key)
-        learner = task.learner(tests)
+        learner = _learner(config, key, task, tests)
         return Assembled(learner.model, None, learner, tests)
     dataset = task.client_dataset(client)
     if len(dataset.y_train) < examples:
@@ -71,7 +78,7 @@ def one_party(config: Config, key: Key, task: Task, client: int | None, examples
             f"{examples}"
         )
     dataset = _features(config, dataset, key)
-    learner = task.learner(dataset)
+    learner = _learner(config, key, task, dataset)
     return Assembled(learner.model, _natural(dataset, first=client), learner)
 
 

@@ -19,6 +19,7 @@ from trilemma.config.schema import (
     AggregationTable,
     DataTable,
     FederationTable,
+    ModelTable,
     PrivacyTable,
     RunTable,
     Table,
@@ -56,6 +57,7 @@ class Config:
     partition: Choice[PartitionOptions]
     features: Choice[FeatureOptions]
     model: Choice[models.ModelOptions]
+    coordinates: ModelTable
     federation: FederationTable
     algorithm: Choice[learning.AlgorithmSettings]
     aggregation: AggregationTable
@@ -74,7 +76,7 @@ class Config:
                 "partition": self.partition.dump(),
                 "features": self.features.dump(),
             },
-            "model": self.model.dump(),
+            "model": {**self.model.dump(), **_plain(self.coordinates)},
             "federation": _plain(self.federation),
             "algorithm": self.algorithm.dump(),
             "aggregation": _plain(self.aggregation),
@@ -145,14 +147,14 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[str] = (), own: Own | No
     if problems:
         raise ConfigError("\n".join(problems))
 
-    chosen = _choose(problems, tables, "data", data.datasets, USUAL_DATA, beside=DataTable)
-    holding = {key: value for key, value in tables.part("data").items() if key in DataTable.model_fields}
+    chosen = _choose(problems, tables, "data", data.datasets, USUAL_DATA)
     usual = DatasetOptions.usual_partition if chosen is None else chosen.options.usual_partition
     parts: dict[str, Any] = {
         "data": chosen,
-        "holding": _check(problems, "data", DataTable, holding),
+        "holding": _beside(problems, tables, "data"),
         "partition": _choose(problems, tables, "data.partition", data.partitions, usual),
         "features": _choose(problems, tables, "data.features", data.feature_maps, "none"),
+        "coordinates": _beside(problems, tables, "model"),
     }
     for name, (default, registry) in CHOSEN.items():
         parts[name] = _choose(problems, tables, name, registry, default)
@@ -173,6 +175,9 @@ CHOSEN: dict[str, tuple[str, Registry[Any]]] = {
 }
 """Tables that choose something by name: what is chosen where nothing is said, and among what."""
 
+BESIDE: dict[str, type[Table]] = {"data": DataTable, "model": ModelTable}
+"""Keys that stand in the table of something chosen by name, whatever is chosen."""
+
 PLAIN: dict[str, type[Table]] = {
     "federation": FederationTable,
     "aggregation": AggregationTable,
@@ -188,12 +193,8 @@ def _choose(
     where: str,
     registry: Registry[Any],
     default: str,
-    beside: type[BaseModel] | None = None,
 ) -> Choice[Any] | None:
-    """Look up the name at `where` and validate the rest of the table as its options.
-
-    `beside` holds keys that stand in the same table and are not options.
-    """
+    """Look up the name at `where` and validate the rest of the table, but for keys beside, as its options."""
     name = tables.part(*where.split(".")).get("name", default)
     if not isinstance(name, str):
         problems.append(f"[{where}] needs a name. Allowed: {', '.join(sorted(registry))}")
@@ -206,11 +207,19 @@ def _choose(
     before = tables.name_before(where, default)
     if before in registry:
         tables.shed(where, default, registry[before].model_fields, registry[name].model_fields)
+    beside = BESIDE.get(where)
     inside = {"partition", "features"} if where == "data" else set()
     others = {"name", *(beside.model_fields if beside else ()), *inside}
     given = {key: value for key, value in tables.part(*where.split(".")).items() if key not in others}
     options = _check(problems, where, registry[name], given, beside)
     return None if options is None else Choice(name, options)
+
+
+def _beside(problems: list[str], tables: Tables, where: str) -> Table | None:
+    """Validate the keys that stand beside the options of the thing chosen at `where`."""
+    table = BESIDE[where]
+    given = {key: value for key, value in tables.part(where).items() if key in table.model_fields}
+    return _check(problems, where, table, given)
 
 
 def _check(

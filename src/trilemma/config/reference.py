@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trilemma.config.load import CHOSEN, PLAIN, USUAL_DATA
+from trilemma.config.load import BESIDE, CHOSEN, PLAIN, USUAL_DATA
 from trilemma.config.rooms import Described, described, rooms
-from trilemma.config.schema import DataTable
 from trilemma.options import Option, describe
 
 HEAD = """# Configuration
@@ -58,9 +57,9 @@ def _lines() -> Iterator[str]:
         yield f"## `[{where}]`\n"
         usual = f'`"{default}"`' if default else '`"homogeneous"`, or what the data set says'
         yield f"`name` chooses one of those below; default: {usual}. Its options stand in the same table.\n"
-        if where == "data":
-            yield "Whatever the data set, the table may also say:\n"
-            yield from _keys(describe(DataTable))
+        if where in BESIDE:
+            yield "Whatever is chosen, the table may also say:\n"
+            yield from _keys(describe(BESIDE[where]))
         yield from _things(kind)
     yield "## Configurations that come with the package\n"
     yield from (f"* `{name}`: {rooms()['configs'].summary(name)}" for name in sorted(rooms()["configs"]))

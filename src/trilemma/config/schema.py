@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from trilemma.options import Options
+from trilemma.errors import hint
+from trilemma.models import Lora, Subspace, Train
+from trilemma.options import Options, mistakes
 from trilemma.privacy.accountants import accountants
 from trilemma.privacy.types import Adjacency, Assumption, ThreatName
 
@@ -34,6 +36,42 @@ class DataTable(Table):
     norm: float | None = Field(
         default=None, gt=0, description="shorten features that are longer than this public constant to it"
     )
+
+
+class ModelTable(Table):
+    """`[model]`: what of the model is trained. Options of the model stand beside these keys."""
+
+    train: Train = Field(
+        default="all",
+        description='what is trained and travels: "all", "head" (the last layer), names or patterns of '
+        "tensors, {subspace = 1024} (θ0 + Pz, P random) or {lora = 8} (low-rank adapters, and the head "
+        "unless head = false; on = [names of layers], alpha)",
+    )
+
+    @field_validator("train", mode="before")
+    @classmethod
+    def _one_kind(cls, value: object) -> object:
+        """Say once what is wrong: pydantic alone would try every kind and name them all."""
+        if isinstance(value, str) and value not in ("all", "head"):
+            raise ValueError(
+                f"{hint(value, ('all', 'head'))}names stand in a list, as in [{value!r}]; {_TRAIN}"
+            )
+        if isinstance(value, list | tuple) and all(isinstance(name, str) and name for name in value):
+            return tuple(value)
+        if isinstance(value, str | Subspace | Lora):
+            return value
+        if not isinstance(value, dict):
+            raise ValueError(_TRAIN)
+        for kind in (Subspace, Lora):
+            if next(iter(kind.model_fields)) in value:
+                try:
+                    return kind.model_validate(value)
+                except ValidationError as error:
+                    raise ValueError("; ".join(mistakes(error, kind.model_fields))) from None
+        raise ValueError(_TRAIN)
+
+
+_TRAIN = 'allowed: "all", "head", a list of names, {subspace = …} or {lora = …}'
 
 
 class FederationTable(Table):

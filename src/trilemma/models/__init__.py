@@ -1,14 +1,15 @@
 """The models room: classifiers as pure functions of one flat parameter vector, for k clients at once.
 
 `build` makes a model by name, `from_module` one of any `torch.nn.Module`; `gradients` gives the stacked
-gradients of k clients, plain or clipped; `evaluate` scores parameters. Parameters are flat
-vectors: (d,) shared by all clients or (k, d), one model each.
+gradients of k clients, plain or clipped; `choose` says what of a model is trained; `evaluate` scores
+parameters. Parameters are flat vectors: (d,) shared by all clients or (k, d), one model each.
 
 A new model is one file here with a `ModelOptions` class, entered in `models`.
 """
 
 from trilemma.models.catalogue import ModelOptions, build, models
 from trilemma.models.clipping import Clip
+from trilemma.models.coordinates import Lora, Subspace, Train, choose
 from trilemma.models.flat import flatten, unflatten
 from trilemma.models.modules import (
     Paths,
@@ -30,13 +31,17 @@ __all__ = [
     "Examples",
     "Gradients",
     "Inputs",
+    "Lora",
     "Model",
     "ModelOptions",
     "Params",
     "Paths",
     "Score",
     "Segment",
+    "Subspace",
+    "Train",
     "build",
+    "choose",
     "couples",
     "evaluate",
     "flatten",

@@ -65,8 +65,9 @@ def footprint(model: Model, shape: tuple[int, ...]) -> int:
     600
     """
     # Clipping by example must not change the groups, so it counts wherever it is possible.
-    floats = sum(tap.floats(by_example=not model.buffers) for tap in _trace(model, shape).taps)
-    return 4 * (floats + math.prod(shape))
+    tape = _trace(model, shape)
+    floats = sum(tap.floats(by_example=not model.buffers) for tap in tape.taps)
+    return 4 * (floats + tape.passed + math.prod(shape))
 
 
 @lru_cache(maxsize=64)

@@ -86,7 +86,7 @@ def gradients(
     # An infinite threshold clips nothing, so inside is outside, and the plain gradient stays bit for bit.
     inside = weight_decay if weight_decay_inside and not math.isinf(clip.threshold) else 0.0
     outside = weight_decay - inside
-    sums = _sums(model, theta, batch, weight, _Work(clip, inside, buffers or {}, keys, memory))
+    sums = sums_of(model, theta, batch, weight, Work(clip, inside, buffers or {}, keys, memory))
     value, norms, clipped = sums.value, sums.norms, torch.zeros_like(sums.loss)
     if clip.unit == "example":
         present = weight > 0
@@ -105,7 +105,7 @@ def gradients(
 
 
 @dataclass(frozen=True)
-class _Work:
+class Work:
     """What is asked of a pass over the clients."""
 
     clip: Clip
@@ -113,10 +113,14 @@ class _Work:
     buffers: Buffers
     keys: Sequence[Key] | None
     memory: int
+    first: int = 0
+    """Number of the first example within its client's batch."""
+    dropout: bool = True
+    """Whether the model drops what it would drop in training."""
 
 
 @dataclass(frozen=True)
-class _Sums:
+class Sums:
     """Each client's Σ_i w_i s_i ∇ℓ_i, with s_i the clipping factors of examples (else 1).
 
     `norms` (k, b) are the examples' and `kept` (k,) is Σ_i w_i s_i, both filled when examples are clipped.
@@ -129,7 +133,7 @@ class _Sums:
     buffers: Buffers
 
 
-def _sums(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: _Work) -> _Sums:
+def sums_of(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: Work) -> Sums:
     """Go through the clients group by group."""
     clients, size = batch.y.shape[:2]
     value, loss = theta.new_empty((clients, model.dim)), theta.new_zeros(clients)
@@ -149,7 +153,8 @@ def _sums(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: _W
             inner=work.inside != 0.0,
             buffers={name: part[rows] for name, part in work.buffers.items()},
             keys=None if work.keys is None else work.keys[rows],
-            first=columns.start,
+            dropout=work.dropout,
+            first=work.first + columns.start,
         )
         with reproducible():
             done = engine.run(model, request)
@@ -167,7 +172,7 @@ def _sums(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: _W
             value[rows] += target
         for name, fresh in done.updated.items():
             statistics[name].append(fresh)
-    return _Sums(value, loss, norms, kept, {name: torch.cat(parts) for name, parts in statistics.items()})
+    return Sums(value, loss, norms, kept, {name: torch.cat(parts) for name, parts in statistics.items()})
 
 
 def _norms(done: Pass, theta: Tensor, share: Tensor, inside: float) -> Tensor:

@@ -49,6 +49,9 @@ class Tap(Protocol):
     def examples(self, grad: Tensor) -> ByExample:
         """Return what is needed to clip each example's gradient, given ∂loss/∂z."""
 
+    def inner(self, grad: Tensor) -> Tensor:
+        """Return ⟨G_i, θ⟩ of the layer's parameters (k, b), given ∂loss/∂z."""
+
 
 @dataclass(frozen=True)
 class ByExample:
@@ -65,19 +68,29 @@ class Tape:
     """What a forward pass reads and writes besides parameters and examples.
 
     `train` decides whether batch normalisation uses the batch's statistics or the running ones in `buffers`;
-    `present` (k, b) in {0, 1} marks the examples that are not padding (None: all). After the pass, `taps`
-    holds the parametrised layers, where `record` asked for them, and `updated` the new running statistics.
+    `present` (k, b) in {0, 1} marks the examples that are not padding (None: all). `narrow` says what of a
+    layer is trained: another tap in the place of its own, or None for nothing (without it: everything). After
+    the pass, `taps` holds the parametrised layers, where `record` asked for them, `passed` how many numbers
+    layers of which nothing is trained needed, and `updated` the new running statistics.
     """
 
     record: bool = False
     train: bool = False
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     present: Tensor | None = None
+    narrow: Callable[[Tap], Tap | None] | None = None
+    passed: int = 0
     taps: list[Tap] = field(default_factory=list)
     updated: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, tap: Tap) -> Tensor:
         """Write down `tap` and return its output, which from here on is part of the backward pass."""
+        if self.narrow is not None:
+            kept = self.narrow(tap)
+            if kept is None:
+                self.passed += tap.floats(by_example=False)
+                return tap.output
+            tap = kept
         if not tap.output.requires_grad:
             tap.output.requires_grad_()
         self.taps.append(tap)
@@ -109,6 +122,10 @@ class LinearTap:
         """‖G_i‖² = ‖∂ℓ_i/∂z‖² (‖a_i‖² + 1): an outer product's norm is the product of the norms."""
         squares = grad.square().sum(-1) * (self.input.square().sum(-1) + 1.0)
         return ByExample(squares, lambda factor, out: self.write(grad * factor[..., None], out))
+
+    def inner(self, grad: Tensor) -> Tensor:
+        """See `Tap`."""
+        return along(grad, self.output)
 
 
 @dataclass(frozen=True)
@@ -147,6 +164,10 @@ class ConvTap:
 
         return ByExample(squares, combine)
 
+    def inner(self, grad: Tensor) -> Tensor:
+        """See `Tap`."""
+        return along(grad, self.output)
+
 
 @dataclass(frozen=True)
 class NormTap:
@@ -171,9 +192,11 @@ class NormTap:
         """Refuse: with batch normalisation an example's loss depends on the whole batch."""
         raise UserError(f"layer {self.name!r} mixes the examples of a batch: none has a gradient of its own")
 
+    def inner(self, grad: Tensor) -> Tensor:
+        """See `Tap`."""
+        return along(grad, self.output)
 
-def inner_products(taps: list[Tap], grads: tuple[Tensor, ...]) -> Tensor:
-    """Return ⟨∇ℓ_i, θ⟩ (k, b): for z = W ∗ a + β a layer's share is ⟨∂ℓ_i/∂z, z_i⟩."""
-    return torch.stack(
-        [(grad * tap.output.detach()).flatten(2).sum(-1) for tap, grad in zip(taps, grads, strict=True)]
-    ).sum(0)
+
+def along(grad: Tensor, output: Tensor) -> Tensor:
+    """Return ⟨∇ℓ_i, θ⟩ (k, b) of a layer: for z = W ∗ a + β it is ⟨∂ℓ_i/∂z, z_i⟩."""
+    return (grad * output.detach()).flatten(2).sum(-1)

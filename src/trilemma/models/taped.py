@@ -13,7 +13,7 @@ from trilemma.errors import UserError
 from trilemma.models import groups
 from trilemma.models.engine import Request
 from trilemma.models.flat import unflatten
-from trilemma.models.tape import ByExample, Tape, inner_products
+from trilemma.models.tape import ByExample, Tape
 from trilemma.models.types import Buffers, Examples, Inputs, Model
 
 
@@ -41,7 +41,8 @@ class TapePass:
 
     def inner_products(self) -> Tensor:
         """See `Pass`."""
-        return inner_products(self.tape.taps, self.grads)
+        pairs = zip(self.tape.taps, self.grads, strict=True)
+        return torch.stack([tap.inner(grad) for tap, grad in pairs]).sum(0)
 
     def write(self, out: Mapping[str, Tensor], factor: Tensor | None) -> None:
         """See `Pass`."""

@@ -102,6 +102,9 @@ class Model:
     """Running statistics (…) to start from, by name; without them mean 0, variance 1."""
     engine: Engine | None = None
     """What computes the gradients; None: the tape (`trilemma.models.taped`)."""
+    export: Callable[[Tensor, Buffers | None], dict[str, Tensor]] | None = None
+    """(parameters, running statistics) -> every tensor of the model by name, where those that are trained are
+    not all of it (`trilemma.models.coordinates`); None: they are."""
 
     @cached_property
     def dim(self) -> int:

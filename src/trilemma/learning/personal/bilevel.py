@@ -35,12 +35,12 @@ from trilemma.data.types import Batch
 from trilemma.keys import Key
 from trilemma.learning.local_steps import LocalStep, initial_model, initial_models, statistics_of
 from trilemma.learning.messages import Messages, one_vector
-from trilemma.learning.personal.projection import Identity, Projection
 from trilemma.learning.presets import Preset
 from trilemma.learning.privatise import publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.server import blending_server
 from trilemma.learning.settings import Setup, WholeClientSettings
+from trilemma.models.projection import Identity, Projection
 from trilemma.models.types import Model
 
 Penalty = Callable[[Tensor], Tensor]

@@ -6,7 +6,7 @@
 Clients exchange w only: d numbers instead of D, in both directions. Under p = 1 a message enters a client's
 model through a sign, so however large a liar's message is, it pulls no harder than an honest one.
 
-The loop is in `trilemma.learning.personal.bilevel`, P in `trilemma.learning.personal.projection`.
+The loop is in `trilemma.learning.personal.bilevel`, P in `trilemma.models.projection`.
 
 Reference: Lin, Han, Li, Zhang, "Personalized federated learning towards communication efficiency, robustness
 and fairness", NeurIPS 2022.
@@ -29,10 +29,10 @@ from trilemma.learning.personal.bilevel import (
     norm,
     squared,
 )
-from trilemma.learning.personal.projection import Kind, Projection, projection
 from trilemma.learning.presets import switches
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup, algorithms
+from trilemma.models.projection import Kind, Projection, projection
 from trilemma.models.types import Model
 
 

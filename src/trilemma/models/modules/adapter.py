@@ -94,7 +94,7 @@ def from_module(
     return Model(
         name=name or type(given).__name__,
         shapes=shapes,
-        forward=partial(_forward, engine),
+        forward=partial(forward, engine),
         init=init,
         loss=lambda outputs, y: vmap(vmap(one))(outputs.unsqueeze(2), y.unsqueeze(2)),
         predict=predict or predictor(loss),
@@ -191,7 +191,7 @@ def _placed(source: Source, device: torch.device) -> Source:
     )
 
 
-def _forward(engine: ModuleEngine, params: Params, x: Inputs, tape: Tape | None = None) -> Tensor:
+def forward(engine: ModuleEngine, params: Params, x: Inputs, tape: Tape | None = None) -> Tensor:
     """Map examples (k, b, …) to outputs (k, b, …) for scoring: every part in eval mode."""
     columns = {"": x} if isinstance(x, Tensor) else dict(x)
     first = next(iter(columns.values()))
@@ -243,6 +243,8 @@ def state_dict(model: Model, flat: Tensor, buffers: Buffers | None = None) -> di
     >>> state_dict(model, torch.tensor([1.0, 2.0, 3.0]))
     {'weight': tensor([[1., 2.]]), 'bias': tensor([3.])}
     """
+    if model.export is not None:
+        return model.export(flat, buffers)
     engine = model.engine
     if not isinstance(engine, ModuleEngine):
         return {name: part.clone() for name, part in unflatten(model, flat.detach()).items()}

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,9 +33,10 @@ LOSSES = 128
 class Paths:
     """How a model's gradients are computed.
 
-    `way` is "tape", "flat" (all examples as one batch), "mapped" (one example under vmap) or "looped" (one
-    after the other); `note` says why it is not a better one. `layers` names the operations that use every
-    trained parameter; `formed` are the parameters whose gradients autograd forms for every example.
+    `way` is "tape", "flat" (all examples as one batch), "mapped" (one example under vmap), "looped" (one
+    after the other) or "formed" (every example's whole gradient, as in a random subspace); `note` says why it
+    is not a better one. `layers` names the operations that use every trained parameter; `formed` are the
+    parameters whose gradients are formed for every example.
     """
 
     way: str
@@ -49,8 +50,9 @@ def paths(model: Model, batch: Examples) -> Paths:
     """Return the path of every parameter, for examples like those of `batch`."""
     engine = model.engine
     if not isinstance(engine, ModuleEngine):
-        each = TAPE.footprint(model, batch.x, 2)
-        return Paths("tape", {segment.name: "tape" for segment in model.tensors}, frozenset(), each)
+        each, way = (engine or TAPE).footprint(model, batch.x, 2), "formed" if engine else "tape"
+        names = [segment.name for segment in model.tensors]
+        return Paths(way, dict.fromkeys(names, way), frozenset(names if engine else ()), each)
     found = engine.structure(model, batch)
     used = {
         segment.name: ", ".join(found.operations.get(segment.name, ("not used",)))
@@ -105,8 +107,26 @@ def verify(model: Model, params: Tensor, batch: Examples, tolerance: float = 1e-
     return worst
 
 
+@runtime_checkable
+class Projecting(Protocol):
+    """An engine whose parameters are coordinates of another model's, as a random subspace's are."""
+
+    @property
+    def whole(self) -> Model:
+        """The other model."""
+
+    def expand(self, params: Tensor) -> Tensor:
+        """Return the other model's parameters (D,) for coordinates (d,)."""
+
+    def project(self, gradient: Tensor) -> Tensor:
+        """Return the gradient in the coordinates (d,) for one of the other model (D,)."""
+
+
 def _slow(model: Model, theta: Tensor, x: Inputs, y: Tensor) -> Tensor:
     """Return the gradient of one example's loss by autograd alone."""
+    engine: object = model.engine
+    if isinstance(engine, Projecting):
+        return engine.project(_slow(engine.whole, engine.expand(theta), x, y))
     flat = theta.clone().requires_grad_()
     with torch.enable_grad():
         if isinstance(model.engine, ModuleEngine):

@@ -9,8 +9,8 @@ import torch
 
 from trilemma.errors import UserError
 from trilemma.keys import Key
-from trilemma.learning.personal import projection as module
-from trilemma.learning.personal.projection import Identity, Seeded, gaussian, orthonormal, projection
+from trilemma.models import projection as module
+from trilemma.models.projection import Identity, Seeded, gaussian, orthonormal, projection
 
 MAKERS = {"gaussian": gaussian, "orthonormal": orthonormal}
 

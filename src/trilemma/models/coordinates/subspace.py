@@ -1,0 +1,197 @@
+"""A random subspace: θ = θ0 + P z, with P (D × d) random, of columns of norm 1, and drawn from the key.
+
+P is the transpose of `trilemma.models.projection`: kept where it is small, drawn anew in blocks where it is
+not. The gradient in z is Pᵀ∇_θ, and what is clipped is its norm: a client's gradient is projected after its
+sum, an example's for itself. For that every example's ∇_θ is formed, so many at a time as the memory allows.
+Any engine below does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from trilemma.keys import Key
+from trilemma.models import projection
+from trilemma.models.clipping import NO_CLIP
+from trilemma.models.coordinates.parts import Placed
+from trilemma.models.engine import Engine, Request
+from trilemma.models.flat import unflatten
+from trilemma.models.groups import even
+from trilemma.models.modules import state_dict
+from trilemma.models.projection import Seeded
+from trilemma.models.stacked import Sums, Work, sums_of
+from trilemma.models.tape import Tape
+from trilemma.models.taped import TAPE
+from trilemma.models.types import Buffers, Examples, Inputs, Model, Params, each_column
+
+COORDINATES = "subspace.z"
+"""What the coordinates are called."""
+
+WORKSPACE = 512 << 20
+"""Bytes of gradients that are gathered before a P that is not kept is gone through."""
+
+
+@dataclass(eq=False)
+class Lift:
+    """z (d,) or (k, d) to θ = θ0 + P z; the latest is remembered, since a model is used many times over."""
+
+    start: Placed
+    size: int
+    key: Key
+    memory: int
+    drawn: dict[torch.device, Seeded] = field(default_factory=dict, repr=False)
+    latest: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    def at(self, device: torch.device) -> Seeded:
+        """Return Pᵀ on a device."""
+        if device not in self.drawn:
+            full = len(self.start.value)
+            self.drawn[device] = projection.gaussian(
+                self.size, full, self.key, memory=self.memory, device=device
+            )
+        return self.drawn[device]
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Return θ."""
+        if z.is_meta:
+            return z.new_empty(*z.shape[:-1], len(self.start.value))
+        latest = self.latest
+        if latest is None or latest[0].device != z.device or not torch.equal(latest[0], z):
+            found = self.start.at(z.device) + self.at(z.device).lift(z if z.dim() == 2 else z[None])
+            latest = self.latest = z.clone(), found if z.dim() == 2 else found[0]
+        return latest[1]
+
+
+def in_subspace(model: Model, start: Tensor, size: int, key: Key, memory: int = projection.MEMORY) -> Model:
+    """Return the model of `size` coordinates through `start`; P is kept up to `memory` bytes.
+
+    >>> from trilemma import models
+    >>> model = models.build("mnist-mlp", (784,), 10)
+    >>> small = in_subspace(model, model.init(Key(1)), 16, Key(2))
+    >>> small.dim, small.init(Key(3)).norm()
+    (16, tensor(0.))
+    """
+    lift = Lift(Placed(start.detach()), size, key, memory)
+
+    def forward(params: Params, x: Inputs, tape: Tape | None = None) -> Tensor:
+        return model.forward(unflatten(model, lift(params[COORDINATES])), x, tape)
+
+    def export(flat: Tensor, buffers: Buffers | None) -> dict[str, Tensor]:
+        return state_dict(model, lift(flat.detach()), buffers)
+
+    return replace(
+        model,
+        shapes=((COORDINATES, (size,)),),
+        forward=forward,
+        init=lambda _: torch.zeros(size),
+        engine=SubspaceEngine(model, lift),
+        export=export,
+    )
+
+
+@dataclass(frozen=True)
+class SubspacePass:
+    """Gradients in z: of clients (k, 1, d), or of examples (k, b, d)."""
+
+    loss: Tensor
+    updated: Buffers
+    each: Tensor
+    z: Tensor
+
+    def squared_norms(self) -> Tensor:
+        """See `Pass`."""
+        return self.each.square().sum(-1)
+
+    def inner_products(self) -> Tensor:
+        """See `Pass`."""
+        return (self.each * (self.z if self.z.dim() == 1 else self.z[:, None])).sum(-1)
+
+    def write(self, out: Mapping[str, Tensor], factor: Tensor | None) -> None:
+        """See `Pass`."""
+        if factor is None:
+            torch.sum(self.each, 1, out=out[COORDINATES])
+        else:
+            out[COORDINATES].copy_(torch.bmm(factor[:, None], self.each)[:, 0])
+
+
+@dataclass(frozen=True, eq=False)
+class SubspaceEngine:
+    """See `trilemma.models.engine.Engine`; `whole` is the model whose parameters are θ."""
+
+    whole: Model
+    lift: Lift
+
+    @property
+    def below(self) -> Engine:
+        """What computes ∇_θ."""
+        return self.whole.engine or TAPE
+
+    def expand(self, params: Tensor) -> Tensor:
+        """Return θ of z."""
+        return self.lift(params)
+
+    def project(self, gradient: Tensor) -> Tensor:
+        """Return Pᵀ g, (d,) for (D,)."""
+        return self.lift.at(gradient.device).apply(gradient[None])[0]
+
+    def require(self, model: Model, batch: Examples, by_example: bool) -> None:
+        """See `Engine`."""
+        self.below.require(self.whole, batch, by_example)
+
+    def groups(
+        self, model: Model, batch: Examples, memory: int, personal: bool
+    ) -> Iterator[tuple[slice, slice]]:
+        """Take whole clients: of each there is a model, a gradient, and its examples' gradients in z."""
+        clients, size = batch.y.shape[:2]
+        each = 8 * self.whole.dim + 4 * size * model.dim
+        for rows in even(clients, max(1, memory // each)):
+            yield rows, slice(0, size)
+
+    def footprint(self, model: Model, x: Inputs, lead: int) -> int:
+        """See `Engine`."""
+        return self.below.footprint(self.whole, x, lead)
+
+    def run(self, model: Model, request: Request) -> SubspacePass:
+        """See `Engine`."""
+        theta, pulled = self.lift(request.params), self.lift.at(request.params.device)
+        size = request.y.shape[1]
+        if not request.by_example:
+            found = self._through(theta, request, slice(0, size))
+            return SubspacePass(found.loss, found.buffers, pulled.apply(found.value)[:, None], request.params)
+        bytes_each = 4 * len(request.y) * self.whole.dim
+        together = 1 if pulled.stored is not None else max(1, WORKSPACE // bytes_each)
+        loss = request.params.new_zeros(len(request.y))
+        each = []
+        for columns in even(size, together):
+            grads = []
+            for column in range(columns.start, columns.stop):
+                found = self._through(theta, request, slice(column, column + 1))
+                loss += found.loss
+                grads.append(found.value)
+            each.append(pulled.apply(torch.cat(grads)).view(len(grads), len(loss), -1))
+        return SubspacePass(loss, {}, torch.cat(each).movedim(0, 1).contiguous(), request.params)
+
+    def _through(self, theta: Tensor, request: Request, columns: slice) -> Sums:
+        """Return each client's ∇_θ of some of its examples, together."""
+        share = request.share[:, columns]
+        batch = _Batch(
+            each_column(request.x, lambda column: column[:, columns]),
+            request.y[:, columns],
+            share if request.padded else None,
+        )
+        first = request.first + columns.start
+        work = Work(NO_CLIP, 0.0, request.buffers, request.keys, WORKSPACE, first, request.dropout)
+        return sums_of(self.whole, theta, batch, share, work)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """See `Examples`."""
+
+    x: Inputs
+    y: Tensor
+    weight: Tensor | None
