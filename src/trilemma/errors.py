@@ -26,6 +26,17 @@ class PrivacyError(UserError):
     """A privacy guarantee was asked for that does not hold."""
 
 
+def printable(text: str) -> str:
+    r"""Return `text` with characters that would steer a terminal written out; ends of lines stay.
+
+    >>> print(printable("red \x1b[31m and a bell \a"))
+    red \x1b[31m and a bell \x07
+    """
+    return "".join(
+        c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """Say which allowed name `name` was probably meant to be, and list all of them.
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from trilemma.errors import ConfigError, hint, nearest
+from trilemma.errors import ConfigError, hint, nearest, printable
 from trilemma.registry import Registry
 
 
@@ -120,7 +120,7 @@ def reference(thing: object) -> str:
         last = inspect.cleandoc(text or "").split("\n\n")[-1]
         head, colon, rest = last.partition(":")
         if colon and head in ("Reference", "References"):
-            return " ".join(rest.split())
+            return printable(" ".join(rest.split()))
     return ""
 
 
@@ -184,4 +184,4 @@ def _table(annotation: Any) -> type[BaseModel] | None:
 
 
 def _sentence(field: FieldInfo) -> str:
-    return " ".join((field.description or "").split()).removesuffix(".")
+    return printable(" ".join((field.description or "").split())).removesuffix(".")

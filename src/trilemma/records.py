@@ -22,9 +22,10 @@ class Record:
 
     `metrics` is empty where the model was not scored. `weights` is every heard client's share in the
     aggregate; `absent` are those who were asked and did not answer, `rejected` those whose answer was turned
-    away, with the reason (None: nobody knows whose answer it was). `epsilon` is what is certified so far:
-    infinite where nothing is, and in the records of a federation's server, whose clients keep their own
-    ledgers. `facts` are the algorithm's own figures and what was sent, `seconds` the time by stage.
+    away, with the reason (None: nobody knows whose answer it was). `epsilon` is what is certified so far, and
+    `accountant` by whom: infinite where nothing is, and in the records of a federation's server, whose
+    clients keep their own ledgers. `facts` are the algorithm's own figures and what was sent, `seconds` the
+    time by stage.
 
     >>> record = Record(3, weights={0: 0.5, 2: 0.5}, metrics={"accuracy": 0.9}, absent=(1,))
     >>> Record.read(record.plain()) == record
@@ -33,6 +34,7 @@ class Record:
 
     round: int
     epsilon: float = math.inf
+    accountant: str = ""
     train_loss: float | None = None
     metrics: Scores = field(default_factory=dict)
     weights: Mapping[int, float] = field(default_factory=dict)
@@ -49,6 +51,7 @@ class Record:
             "round": self.round,
             "epoch": self.epoch,
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "accountant": self.accountant or None,
             "train_loss": self.train_loss,
             "metrics": dict(self.metrics),
             "weights": {str(client): weight for client, weight in self.weights.items()},
@@ -96,9 +99,9 @@ class Summary:
     """The result of a run, never one number without the others.
 
     `metrics` are scores by name, the one that counts first; `epsilon` is ε by accountant, empty where nothing
-    is certified; `byzantine` is None where nobody knows it, in a federation; `diverged` is the
-    round in which a seed's training was not finite any more, by seed; `notes` are the reservations a reader
-    must see.
+    is certified, and `accountant` names the one whose figure the records hold, "" where no run chose one;
+    `byzantine` is None where nobody knows it, in a federation; `diverged` is the round in which a seed's
+    training was not finite any more, by seed; `notes` are the reservations a reader must see.
     """
 
     metrics: Mapping[str, Spread]
@@ -113,6 +116,7 @@ class Summary:
     attack: str
     threat: str
     rounds: int
+    accountant: str = ""
     diverged: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     directory: str = ""

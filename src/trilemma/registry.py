@@ -7,11 +7,15 @@ the error messages read the registry and pick it up from there.
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
+import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Generic, TypeVar
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
-from trilemma.errors import ConfigError, nearest
+from trilemma.errors import ConfigError, nearest, printable
 
 T = TypeVar("T")
 
@@ -41,13 +45,27 @@ class Registry(Mapping[str, T], Generic[T]):
         """Return a decorator that enters a thing under `name`."""
 
         def enter(thing: T) -> T:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(f"{self.kind} {name!r}: allowed in a name are letters, digits, . _ + -")
+            if inspect.isabstract(thing):
+                missing = ", ".join(sorted(getattr(thing, "__abstractmethods__", ())))
+                raise ConfigError(f"{self.kind} {name!r} does not define {missing}")
             if name in self._things:
-                raise RuntimeError(f"{self.kind} {name!r} is registered twice")
+                raise ConfigError(
+                    f"{self.kind} {name!r} is registered twice: by {_origin(self._things[name])} and by "
+                    f"{_origin(thing)}; give one of them another name"
+                )
             self._things[name] = thing
-            self._summaries[name] = summary or (thing.__doc__ or "").strip().split("\n")[0]
+            self._summaries[name] = printable(summary or (thing.__doc__ or "").strip().split("\n")[0])
+            for entered in _watched:
+                entered.append((self, name))
             return thing
 
         return enter
+
+    def withdraw(self, name: str) -> None:
+        """Forget what is registered under `name`."""
+        del self._things[name], self._summaries[name]
 
     def summary(self, name: str) -> str:
         """Return the one line that describes `name`."""
@@ -74,6 +92,39 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self._things)
+
+
+_NAME = re.compile(r"[\w.+-]+")
+_watched: list[list[tuple[Registry[Any], str]]] = []
+
+
+@contextmanager
+def all_or_nothing() -> Iterator[list[tuple[Registry[Any], str]]]:
+    """Collect what is registered inside; withdraw all of it where an error leaves the block.
+
+    >>> shapes: Registry[str] = Registry("shape")
+    >>> with all_or_nothing() as entered:
+    ...     _ = shapes.register("square")("four equal sides")
+    >>> [(registry.kind, name) for registry, name in entered]
+    [('shape', 'square')]
+    """
+    entered: list[tuple[Registry[Any], str]] = []
+    _watched.append(entered)
+    try:
+        yield entered
+    except BaseException:
+        for registry, name in entered:
+            registry.withdraw(name)
+        raise
+    finally:
+        _watched.pop()
+
+
+def _origin(thing: object) -> str:
+    """Say where a thing was defined: a module of the package, or else a file."""
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module if file is None or module.split(".")[0] == "trilemma" else str(file)
 
 
 def discover(package: str, but: Collection[str] = ()) -> None:

@@ -35,7 +35,7 @@ from trilemma.aggregation.registry import mixings, rules
 from trilemma.aggregation.rule import Coordinate, Geometric, Rule
 from trilemma.aggregation.smea import Smea as smea
 from trilemma.aggregation.stream import stream
-from trilemma.aggregation.types import Aggregate, Info
+from trilemma.aggregation.types import Aggregate, Info, Weighing
 from trilemma.registry import discover
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "Info",
     "Mixing",
     "Rule",
+    "Weighing",
     "arc",
     "bucketing",
     "bulyan",

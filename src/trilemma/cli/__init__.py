@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from trilemma.cli.app import app
-from trilemma.errors import UserError
+from trilemma.errors import UserError, printable
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
         from rich.console import Console
         from rich.markup import escape
 
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(printable(str(error)))}", highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

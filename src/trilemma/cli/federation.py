@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from trilemma.cli.options import PluginOption
 from trilemma.errors import UserError
 from trilemma.records import Record
 
@@ -73,6 +74,7 @@ def init_command(
     durable: Annotated[
         bool, typer.Option(help="clients reconnect after a restart of the SuperLink; rounds take longer")
     ] = True,
+    plugin: PluginOption = None,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
     from trilemma.federation import layout, pilot
@@ -81,7 +83,7 @@ def init_command(
     from trilemma.task import Task
 
     own = None if task is None else Task.from_file(task, clients)
-    settings = _settings(config, clients, own)
+    settings = _settings(config, clients, own, plugin or [])
     count = settings.federation.clients
     looked_up = own is not None and examples is None
     if own is not None and examples is None:
@@ -97,7 +99,7 @@ def init_command(
         durable=durable,
         timing=layout.Timing(round_limit=round_limit, join_limit=join_limit),
     )
-    made = layout.init(folder, facts, settings.toml(), task=task)
+    made = layout.init(folder, facts, settings.toml(), task=task, plugins=settings.plugins)
     try:
         linked = pilot.rehearsed(made, task) if task is not None and looked_up else []
         limit = write_budgets(made[1:], load_task(made[0]), budget)
@@ -122,16 +124,17 @@ def init_command(
     )
 
 
-def _settings(config: str | None, clients: int | None, task: Task | None) -> Config:
+def _settings(config: str | None, clients: int | None, task: Task | None, plugins: list[str]) -> Config:
     """Read the configuration for a federation, and say what is left out of a simulation's."""
     from trilemma import config as configurations
     from trilemma.federation import pilot
 
     assignments = [] if clients is None else [f"federation.clients={clients}"]
     if task is not None:
-        settings = configurations.load(config, assignments, configurations.Own(task.clients_known))
+        own = configurations.Own(task.clients_known)
+        settings = configurations.load(config, assignments, own, plugins)
     else:
-        settings = configurations.load(config, assignments)
+        settings = configurations.load(config, assignments, plugins=plugins)
         if "clients" not in settings.source.get("federation", {}):
             settings = settings.with_("federation.clients=5")
     real = pilot.deployed(settings)

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trilemma import plugins
+from trilemma.cli.options import PluginOption
 from trilemma.config.ready import ReadyConfig
 from trilemma.config.rooms import Described, find, rooms
 
@@ -19,9 +21,11 @@ def list_command(
     name: Annotated[
         str | None, typer.Argument(help="a kind (rules, attacks, models, configs, …), or the name of a thing")
     ] = None,
+    plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Show everything that has a name, one line each, or one thing with its options and its reference."""
+    plugins.load(plugin or ())
     known = rooms()
     if name is not None and name not in known:
         _details(find(name), as_json)

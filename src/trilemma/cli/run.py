@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trilemma.cli.options import PluginOption
 from trilemma.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def run_command(
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
     task: Annotated[Path | None, typer.Option(help="a task.py with your own model and data")] = None,
     baseline: Annotated[bool, typer.Option(help="also run with nobody lying, plain mean")] = False,
+    plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Train a federation as CONFIG says; accuracy beside ε, f and the attack.
@@ -43,14 +45,14 @@ def run_command(
 
     console = Console(stderr=True, quiet=as_json)
     if resume is not None:
-        if config is not None or set_ or seeds or out or device or task:
+        if config is not None or set_ or seeds or out or device or task or plugin:
             raise ConfigError("--resume continues a run as it was configured; it takes no other settings")
         directory = resume
         opened = simulate.RunDirectory.open(resume)
         settings, own = opened.config, opened.task()
     else:
         own = None if task is None else Task.from_file(task)
-        settings = _settings(config, set_ or [], seeds, device, own)
+        settings = _settings(config, set_ or [], seeds, device, own, plugin or [])
         directory = out or simulate.named_directory(settings)
     if own is not None and resume is None:
         own = own.of(settings.federation.clients)
@@ -104,7 +106,12 @@ def _show(result: Result, picture: Path) -> None:
 
 
 def _settings(
-    path: str | None, assignments: list[str], seeds: str | None, device: str | None, task: Task | None
+    path: str | None,
+    assignments: list[str],
+    seeds: str | None,
+    device: str | None,
+    task: Task | None,
+    plugins: list[str],
 ) -> Config:
     from rich.console import Console
 
@@ -116,7 +123,7 @@ def _settings(
     if device is not None:
         extra.append(f"run.device='{device}'")
     own = None if task is None else configuration.Own(task.clients_known)
-    settings = configuration.load(path, extra, own)
+    settings = configuration.load(path, extra, own, plugins)
     for note in settings.notes:  # on standard error: what assignments made of the file
         Console(stderr=True).print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
     return settings

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from trilemma import attacks, data, learning, models
+from trilemma import aggregation, attacks, data, learning, models
 from trilemma.config.assign import Tables
 from trilemma.config.own import OWN, OWNED, Own
 from trilemma.config.ready import ready
@@ -27,6 +27,9 @@ from trilemma.config.schema import (
 from trilemma.data import DatasetOptions, FeatureOptions, PartitionOptions
 from trilemma.errors import ConfigError, nearest
 from trilemma.options import describe, mistakes
+from trilemma.plugins import Plugin, installed
+from trilemma.plugins import load as load_plugins
+from trilemma.privacy.accountants import accountants
 from trilemma.registry import Registry
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -64,12 +67,13 @@ class Config:
     attack: Choice[attacks.AttackSettings]
     privacy: PrivacyTable
     run: RunTable
+    plugins: tuple[Plugin, ...] = ()
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     notes: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def dump(self) -> dict[str, Any]:
         """Return the whole configuration, defaults included, as nested plain values."""
-        return {
+        tables: dict[str, Any] = {
             "data": {
                 **self.data.dump(),
                 **_plain(self.holding),
@@ -84,6 +88,8 @@ class Config:
             "privacy": _plain(self.privacy),
             "run": _plain(self.run),
         }
+        # A file is named by its name and digest alone: a copy of it lies beside the configuration.
+        return {"plugins": [one.reference for one in self.plugins], **tables} if self.plugins else tables
 
     def toml(self) -> str:
         """Return the configuration as TOML text that `parse` reads back."""
@@ -95,13 +101,23 @@ class Config:
         return replace(changed, notes=(*self.notes, *changed.notes))
 
 
-def load(path: Path | str | None, assignments: Iterable[str] = (), own: Own | None = None) -> Config:
+def load(
+    path: Path | str | None,
+    assignments: Iterable[str] = (),
+    own: Own | None = None,
+    plugins: Iterable[str] = (),
+) -> Config:
     """Read a TOML file, or a configuration that comes with the package, by name; None: all defaults.
+
+    Files of plugins that the TOML file names are found beside it; `plugins` names further ones.
 
     >>> load("cafcor-mnist", ["federation.byzantine=10"]).federation.f
     10
     """
-    return parse({} if path is None else _read(Path(path)), assignments, own)
+    raw = {} if path is None else _read(Path(path))
+    named = load_plugins(_named_plugins(raw), None if path is None else Path(path).parent)
+    further = load_plugins(plugins)
+    return parse({**raw, "plugins": [one.located for one in (*named, *further)]}, assignments, own)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -134,8 +150,10 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[str] = (), own: Own | No
     Traceback (most recent call last):
     trilemma.errors.ConfigError: [federation] unknown key 'clents': did you mean 'clients'? Allowed: ...
     """
-    tables = Tables.read(raw, assignments)
+    plugins = load_plugins(_named_plugins(raw))
+    tables = Tables.read({key: value for key, value in raw.items() if key != "plugins"}, assignments)
     problems: list[str] = []
+    from_packages = installed()
     known = ("data", *CHOSEN, *PLAIN)
     for name, value in tables.values.items():
         if name not in known:
@@ -162,7 +180,33 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[str] = (), own: Own | No
         parts[name] = _check(problems, name, schema, tables.part(name))
     if problems:
         raise ConfigError("\n".join(problems))
-    return Config(**parts, source=tables.values, notes=tuple(tables.notes))
+    config = Config(**parts, notes=tuple(tables.notes))
+    used = [one for one in from_packages if one.entries & _names(config) and one not in plugins]
+    source = {**tables.values, "plugins": [plugin.located for plugin in plugins]}
+    return replace(config, plugins=(*plugins, *used), source=source)
+
+
+def _named_plugins(raw: Mapping[str, Any]) -> list[str]:
+    named = raw.get("plugins", [])
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+        raise ConfigError(f"plugins = {named!r}: allowed is a list of files and modules")
+    return named
+
+
+def _names(config: Config) -> set[tuple[str, str]]:
+    """Return the kinds and names of everything a configuration uses."""
+    chosen: list[tuple[Registry[Any], str]] = [
+        (data.datasets, config.data.name),
+        (data.partitions, config.partition.name),
+        (data.feature_maps, config.features.name),
+        (models.models, config.model.name),
+        (learning.algorithms, config.algorithm.name),
+        (attacks.attacks, config.attack.name),
+        (accountants, config.privacy.accountant or ""),
+    ]
+    steps = [step.partition("(")[0].strip() for step in config.aggregation.rule.split("+")]
+    chosen += [(registry, step) for registry in (aggregation.rules, aggregation.mixings) for step in steps]
+    return {(registry.kind, name) for registry, name in chosen}
 
 
 USUAL_DATA = "phishing"

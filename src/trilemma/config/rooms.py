@@ -12,16 +12,18 @@ from trilemma.aggregation.rule import Step
 from trilemma.config.ready import ready
 from trilemma.errors import ConfigError, nearest
 from trilemma.options import Option, describe, reference
+from trilemma.plugins import installed
 from trilemma.privacy.accountants import accountants
 from trilemma.registry import Registry
 
 
 def rooms() -> dict[str, Registry[Any]]:
-    """Return every registry by its word.
+    """Return every registry by its word, with what installed packages brought.
 
     >>> sorted(rooms()["mixing"])
     ['arc', 'bucketing', 'clip', 'nnm']
     """
+    installed()
     return {
         "rules": aggregation.rules,
         "mixing": aggregation.mixings,

@@ -159,7 +159,8 @@ class PrivacyTable(Table):
         default=None, description="replace (default), add-remove, or published: the papers' convention"
     )
     accountant: Annotated[str, AfterValidator(accountants.known)] | None = Field(
-        default=None, description="accountant used to calibrate; default: exact without sampling, else rdp"
+        default=None,
+        description="accountant used to calibrate; default: the tightest, exact without sampling, else pld",
     )
 
     @field_validator("clip", "epsilon", "sigma_ind", "sigma_cor", "noise_multiplier")

@@ -19,6 +19,7 @@ import re
 import secrets
 import stat
 import tomllib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ import tomli_w
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import certificates
+from trilemma.plugins import Plugin
 from trilemma.privacy.secrets import Identity, Roster
 from trilemma.task.file import copy_task
 
@@ -266,8 +268,12 @@ def init(
     config: str,
     hosts: tuple[str, ...] = ("localhost",),
     task: Path | None = None,
+    plugins: Iterable[Plugin] = (),
 ) -> list[Party]:
-    """Make everything a federation needs; refuse to touch one that is there."""
+    """Make everything a federation needs; refuse to touch one that is there.
+
+    Plugins are copied to every party; `config` holds their digests, so that the terms do.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
     if task is not None and not task.is_file():
@@ -284,6 +290,8 @@ def init(
         (home / CONFIG).write_text(config)
         if task is not None:
             copy_task(task.resolve(), home, TASK)
+        for plugin in plugins:
+            plugin.copy_into(home)
     found = parties(folder)
     server, clients = found[0], found[1:]
 

@@ -28,15 +28,15 @@ RESERVE = 0.1
 
 
 def planned_epsilon(task: PartyTask) -> float | None:
-    """Return ε of the configured run, a tenth of its rounds repeated; None where nothing is promised."""
+    """Return ε of the configured run, a tenth of its rounds repeated; None where nothing is promised.
+
+    It is the tightest accountant's: before a ledger refuses a round, it asks that one too.
+    """
     release, threat = task.resolved.release, task.resolved.threat
     if release is None or threat is None or release.law.silent:
         return None
     rounds = math.ceil((1 + RESERVE) * task.config.run.rounds)
-    _, epsilon = privacy.spent(
-        release, threat, rounds, task.config.privacy.delta, privacy.everyday_names(release, threat)
-    ).tightest
-    return epsilon
+    return privacy.certified(release, threat, rounds, task.config.privacy.delta).figure
 
 
 def write_budgets(clients: list[Party], task: PartyTask, epsilon: float | None = None) -> float | None:

@@ -13,6 +13,8 @@ accountant, `calibrate` the least noise for an ε, `SimulatedNoise` draws it.
 from trilemma.privacy.accountants import Accountant
 from trilemma.privacy.accounting import (
     Spending,
+    certified,
+    certified_curve,
     composed_delta,
     composed_epsilon,
     epsilon_curve,
@@ -83,6 +85,8 @@ __all__ = [
     "allocate",
     "bound_multiplier",
     "calibrate",
+    "certified",
+    "certified_curve",
     "complete_multiplier",
     "composed_delta",
     "composed_epsilon",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trilemma.errors import UserError
-from trilemma.privacy.accountants import accountants, applicable, ask, default, everyday
+from trilemma.privacy.accountants import Answer, accountants, applicable, ask, default, everyday
 from trilemma.privacy.gaussian import check_delta
-from trilemma.privacy.mechanism import History, mechanism
+from trilemma.privacy.mechanism import History, Mechanism, mechanism
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Release
 
@@ -110,19 +111,46 @@ def _release_notes(release: Release) -> tuple[str, ...]:
 def epsilon_curve(
     release: Release, threat: Threat, rounds: int, delta: float, accountant: str | None = None
 ) -> NDArray[np.float64]:
-    """Return ε after each of the rounds 1 … `rounds`, by `accountant` or, without one, by the default.
+    """Return ε after each of the rounds 1 … `rounds`, by `accountant` or, without one, by the default."""
+    return certified_curve(release, threat, rounds, delta, accountant).figure
 
-    Slow accountants are evaluated at a few dozen rounds only; in between stands the next larger one's ε.
 
-    >>> from trilemma.privacy.types import NoiseLaw
-    >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
+def certified_curve(
+    release: Release, threat: Threat, rounds: int, delta: float, accountant: str | None = None
+) -> Answer[NDArray[np.float64]]:
+    """Return ε after each of the rounds 1 … `rounds`, and the name of the accountant it is by.
+
+        Slow accountants are evaluated at a few dozen rounds only; in between stands the next larger one's ε.
+
+        >>> from trilemma.privacy.types import NoiseLaw
+        >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
     >>> threat = Threat("secldp", 100, 10, assume="published")
-    >>> epsilon_curve(release, threat, 30, 1e-4).round(1)[[0, 9, 29]].tolist()
-    [2.9, 11.7, 24.6]
+    >>> curve = certified_curve(release, threat, 30, 1e-4)
+    >>> curve.by, curve.figure.round(1)[[0, 9, 29]].tolist()
+    ('exact', [2.9, 11.7, 24.6])
     """
     one = mechanism(release, threat)
-    name = accountant or default(((one, rounds),)).name
-    return ask(name, lambda asked: asked.curve(one, rounds, delta)).figure
+    return _curve(one, rounds, delta, accountant or default(((one, rounds),)).name)
+
+
+@lru_cache(maxsize=16)
+def _curve(one: Mechanism, rounds: int, delta: float, name: str) -> Answer[NDArray[np.float64]]:
+    """Every seed of a run asks for the same curve."""
+    answer = ask(name, lambda asked: asked.curve(one, rounds, delta))
+    answer.figure.flags.writeable = False
+    return answer
+
+
+def certified(release: Release, threat: Threat, rounds: int, delta: float) -> Answer[float]:
+    """Return ε of `rounds` rounds by the tightest accountant that applies, and that accountant's name.
+
+    >>> from trilemma.privacy.types import NoiseLaw
+    >>> answer = certified(Release(clip=2.25, law=NoiseLaw(9.0)), Threat("ldp", 7), rounds=30, delta=1e-4)
+    >>> answer.by, round(answer.figure, 1)
+    ('exact', 13.5)
+    """
+    past: History = ((mechanism(release, threat), rounds),)
+    return ask(default(past).name, lambda asked: asked.epsilon(past, delta))
 
 
 def spent_delta(release: Release, threat: Threat, rounds: int, epsilon: float, accountant: str) -> float:

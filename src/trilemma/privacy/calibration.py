@@ -82,7 +82,7 @@ def calibrate(
 ) -> NoiseLaw:
     """Return the least noise for which no honest client spends more than `epsilon` in `rounds` rounds.
 
-    Without `accountant` the default one calibrates: exact where it applies, `rdp` for sampled releases.
+    Without `accountant` the tightest calibrates: exact where it applies, `pld` for sampled releases.
 
     >>> law = calibrate(26.4, 1e-4, rounds=30, clip=2.25, threat=Threat("secldp", 100, 10), accountant="rdp")
     >>> round(law.sigma_ind, 2), round(law.sigma_cor, 2)

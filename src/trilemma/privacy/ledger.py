@@ -8,7 +8,8 @@ ledger cuts it off and says so.
 
 Costs compose over rounds with different noise: precisions 1/z² add up for the exact accountant, divergences
 for the Rényi one, loss distributions convolve. Every accountant's ε is an upper bound, so the smallest one
-is held against the budget.
+is held against the budget. The quick accountants are asked in every round; before a round is refused, the
+tightest is asked too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 from trilemma import files
 from trilemma.errors import PrivacyError, UserError
-from trilemma.privacy.accountants import Accountant, applicable, ask, everyday
+from trilemma.privacy.accountants import Accountant, applicable, ask, default, everyday
 from trilemma.privacy.accountants import accountants as registry
 from trilemma.privacy.gaussian import check_delta
 from trilemma.privacy.mechanism import Mechanism, leans_on_liars, mechanism
@@ -96,7 +97,8 @@ class Remark:
 class Ledger:
     """A client's account of its releases. One process at a time may hold it open.
 
-    `accountants` names those held against the budget; without it, the quick ones that apply are.
+    `accountants` names those held against the budget; without it, the quick ones that apply are, and the
+    tightest where theirs is over it.
 
     >>> import tempfile
     >>> from trilemma.privacy.types import NoiseLaw
@@ -149,7 +151,7 @@ class Ledger:
         if (run, round_) in self._released:
             raise PrivacyError(f"round {round_} of run {run!r} was released before; a round is released once")
         one = mechanism(release, threat)
-        epsilon = self._cost(self._past + Counter([one]))
+        epsilon = self._least_cost(self._past + Counter([one]))
         least = min(epsilon.values())
         if not least <= self.budget.epsilon:
             raise BudgetExceeded(
@@ -180,7 +182,7 @@ class Ledger:
 
         def allowed(rounds: int) -> bool:
             past = self._past + Counter({one: rounds})
-            return min(self._cost(past).values()) <= self.budget.epsilon
+            return min(self._least_cost(past).values()) <= self.budget.epsilon
 
         low, high = 0, 1
         while allowed(high):
@@ -215,6 +217,15 @@ class Ledger:
             for name in named or _names(everyday(rounds))
         ]
         return {answer.by: answer.figure for answer in answers}
+
+    def _least_cost(self, past: Counter[Mechanism]) -> dict[str, float]:
+        """Return the cost; where the quick accountants' is over the budget, with the tightest's."""
+        epsilon = self._cost(past)
+        if self.accountants or min(epsilon.values()) <= self.budget.epsilon:
+            return epsilon
+        rounds = tuple(past.items())
+        answer = ask(default(rounds).name, lambda asked: asked.epsilon(rounds, self.budget.delta))
+        return {**epsilon, answer.by: answer.figure}
 
     def _enter(self, entry: Entry) -> None:
         self.entries.append(entry)

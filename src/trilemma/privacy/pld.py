@@ -17,7 +17,9 @@ multiplier against a replacement's move 2C/b:
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ _TAIL = -50.0  # log of the probability that may be cut off, counted as certain 
 _POINTS = 300_000
 
 
+@functools.lru_cache(maxsize=64)
 def pld_epsilon(rounds: History, delta: float, coarser: float = 1.0) -> float:
     """Return ε of the mechanisms `rounds`, each as often as its count says.
 
@@ -44,6 +47,26 @@ def pld_epsilon(rounds: History, delta: float, coarser: float = 1.0) -> float:
     return _read(rounds, lambda pld: pld.get_epsilon_for_delta(delta), coarser)
 
 
+def pld_curve(
+    one: Mechanism, counts: Sequence[int], delta: float, coarser: float = 1.0
+) -> NDArray[np.float64]:
+    """Return ε after each of `counts` rounds of the same mechanism, whose losses are laid out once.
+
+    >>> from trilemma.privacy.types import Sampling
+    >>> one = Mechanism(0.5, Sampling("poisson", 100 / 6000), "published")
+    >>> pld_curve(one, (1, 400), 1e-4).round(1).tolist()
+    [2.4, 11.5]
+    """
+    first: list[Any] = []
+
+    def epsilon(count: int) -> float:
+        if not first:
+            first.append(_composed(((one, 1),), coarser))
+        return float(first[0].self_compose(count).get_epsilon_for_delta(delta))
+
+    return np.array([_figure(functools.partial(epsilon, count)) for count in counts])
+
+
 def pld_delta(rounds: History, epsilon: float) -> float:
     """Return δ of the mechanisms `rounds` at ε.
 
@@ -55,19 +78,25 @@ def pld_delta(rounds: History, epsilon: float) -> float:
     return min(1.0, _read(rounds, lambda pld: pld.get_delta_for_epsilon(epsilon)))
 
 
-def _read(rounds: History, figure: Any, coarser: float = 1.0) -> float:
+def _read(rounds: History, figure: Callable[[Any], float], coarser: float = 1.0) -> float:
+    return _figure(lambda: figure(_composed(rounds, coarser)))
+
+
+def _figure(question: Callable[[], float]) -> float:
+    """Return what dp-accounting answers; where it fails, or answers nonsense, that is a failure of ours."""
     try:
-        interval = coarser * min(_interval(m) for m, _ in rounds)
-        composed = None
-        for mechanism, count in rounds:
-            part = _distribution(mechanism, count, interval)
-            composed = part if composed is None else composed.compose(part)
-        value = float(figure(composed))
+        value = float(question())
     except (ImportError, ArithmeticError, MemoryError, ValueError, IndexError) as error:
         raise AccountingFailure(f"{type(error).__name__}: {error}") from error
     if not value >= 0:
         raise AccountingFailure(f"got {value}")
     return value
+
+
+def _composed(rounds: History, coarser: float) -> Any:
+    interval = coarser * min(_interval(m) for m, _ in rounds)
+    parts = [_distribution(mechanism, count, interval) for mechanism, count in rounds]
+    return functools.reduce(lambda all_, part: all_.compose(part), parts)
 
 
 def _interval(m: Mechanism) -> float:

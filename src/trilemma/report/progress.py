@@ -47,7 +47,8 @@ class ProgressBar:
         name, score = next(((n, s) for n, s in record.metrics.items() if n != "loss"), ("", None))
         if score is not None:
             self._score = f"accuracy {score:.1%}  " if name == "accuracy" else f"{name} {score:.3g}  "
-        epsilon = "∞" if record.epsilon == math.inf else f"{record.epsilon:.3g}"
+        by = f" by {record.accountant}" if record.accountant else ""
+        epsilon = "∞" if record.epsilon == math.inf else f"{record.epsilon:.3g}{by}"
         facts = f"{self._score}ε {epsilon}"
         assert self._task is not None
         self._bar.update(self._task, completed=record.round, facts=facts)

@@ -142,11 +142,14 @@ def percent(spread: Spread) -> str:
 
 
 def tightest_epsilon(summary: Summary) -> tuple[str, str]:
-    """Return the smallest ε and what it means; ∞ when nothing is guaranteed."""
+    """Return the ε of a run, the one its records hold, and what it means; ∞ when nothing is guaranteed.
+
+    Where no run chose an accountant, it is the smallest ε.
+    """
     known = {name: value for name, value in summary.epsilon.items() if value is not None}
     if not known:
         return "∞", ""
-    best = min(known, key=lambda name: known[name])
+    best = summary.accountant if summary.accountant in known else min(known, key=lambda name: known[name])
     others = "".join(f", {value:.3g} by {name}" for name, value in known.items() if name != best)
     meaning = f"by {best} under {summary.threat} at δ = {summary.delta:g}{others}"
     return f"{known[best]:.3g}", f"ε = {known[best]:.3g} {meaning}"

@@ -3,6 +3,7 @@
     config.toml              the resolved configuration, defaults included; runs again as it is
     task/, task.json         a task's own files as they were, and where they came from
     model.json               names and shapes of what is trained, in the order of model.npy
+    my_rules.py              a copy of each plugin's file, whose digest config.toml holds
     seed-1/metrics.jsonl     one line per round, flushed as it happens
     seed-1/checkpoint.pt     the latest checkpoint, replaced atomically
     seed-1/model.npy         the returned model, written when the seed is finished
@@ -148,6 +149,8 @@ class RunDirectory:
             copy_task(task.path, path / "task", TASK)
             origin = {"file": str(task.path), "sha256": task_digest(task.path)}
             files.write_atomically(path / "task.json", json.dumps(origin, indent=2).encode())
+        for plugin in config.plugins:
+            plugin.copy_into(path)
         files.write_atomically(path / "config.toml", config.toml().encode())
         return cls(path, config)
 

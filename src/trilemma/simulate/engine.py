@@ -94,7 +94,8 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     weights = zip(heard, done.report["weights"].tolist(), strict=True)
     record = Record(
         round=following.round,
-        epsilon=float(experiment.epsilon_curve[progress.round]),
+        epsilon=float(experiment.spending.figure[progress.round]),
+        accountant=experiment.spending.by,
         train_loss=float(sent.report["loss"][honest].mean()) if honest else None,
         weights={i: round(weight, 6) for i, weight in weights},
         attack_strength=received.strength,

@@ -20,6 +20,7 @@ from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.rounds import sampled_clients
 from trilemma.models.types import Model
+from trilemma.privacy.accountants import Answer
 from trilemma.privacy.types import NoiseSource
 from trilemma.task import Learner, Task
 
@@ -83,13 +84,13 @@ class Experiment:
         return tuple(i for i in range(self.config.federation.clients) if i not in self.byzantine)
 
     @cached_property
-    def epsilon_curve(self) -> np.ndarray:
-        """ε after each round by the default accountant; infinite without a guarantee."""
+    def spending(self) -> Answer[np.ndarray]:
+        """ε after each round, and the accountant it is by; infinite and by nobody without a guarantee."""
         rounds = self.config.run.rounds
         release, threat = self.resolved.release, self.resolved.threat
         if release is None or threat is None:
-            return np.full(rounds, np.inf)
-        return privacy.epsilon_curve(release, threat, rounds, self.config.privacy.delta)
+            return Answer(np.full(rounds, np.inf), "")
+        return privacy.certified_curve(release, threat, rounds, self.config.privacy.delta)
 
     @contextmanager
     def precision(self) -> Iterator[None]:

@@ -221,6 +221,7 @@ def _summary(
         attack=config.attack.name if config.federation.byzantine else "none",
         threat=config.privacy.threat,
         rounds=config.run.rounds,
+        accountant=experiment.spending.by,
         diverged=diverged,
         notes=tuple(dict.fromkeys(notes)),
         directory=str(directory.path),

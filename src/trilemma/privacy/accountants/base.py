@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
@@ -37,7 +37,7 @@ class Accountant(ABC):
     The class says what it assumes and when to prefer it:
 
     * `assumes`: which releases it is for, in words that follow "is for";
-    * `rank`: its place in listings, and in the choice when none is named;
+    * `rank`: its place in listings and in the choice when none is named, the tightest first;
     * `quick`: whether it can be asked in every round of a run;
     * `tight`: whether its figure is the true one, so that no other can be smaller;
     * `repeatable`: whether its figure is the same, to six digits, wherever it is computed;
@@ -133,9 +133,7 @@ class Accountant(ABC):
 
     def _few(self, one: Mechanism, rounds: int, delta: float) -> Array:
         """Ask for a few dozen rounds only; in between stands the next larger one's ε."""
-        chosen = np.unique(np.geomspace(1, rounds, min(rounds, _CURVE_POINTS)).round().astype(int))
-        values = np.array([self.epsilon(((one, int(count)),), delta) for count in chosen])
-        return values[np.searchsorted(chosen, np.arange(1, rounds + 1))]
+        return at_few(rounds, lambda counts: np.array([self.epsilon(((one, n),), delta) for n in counts]))
 
     def _drawn_epsilon(self, rounds: History, delta: float, tau: float) -> float:
         """Return the least ε that is left with enough δ; the δ that is left falls as ε grows."""
@@ -166,6 +164,16 @@ def _surcharge(epsilon: float, tau: float) -> float:
     return 0.0 if tau == 0 else tau * (1 + math.exp(min(epsilon, 700.0)))
 
 
+def at_few(rounds: int, epsilons: Callable[[Sequence[int]], Array]) -> Array:
+    """Return a curve over `rounds` rounds from ε at a few dozen of them, in rising order, the last included.
+
+    >>> at_few(100, lambda counts: np.array(counts, float))[[0, 89, 99]].tolist()
+    [1.0, 100.0, 100.0]
+    """
+    chosen = np.unique(np.geomspace(1, rounds, min(rounds, _CURVE_POINTS)).round().astype(int))
+    return epsilons(chosen.tolist())[np.searchsorted(chosen, np.arange(1, rounds + 1))]
+
+
 def _bare(rounds: History) -> bool:
     return any(one.z == 0 and count for one, count in rounds)
 
@@ -178,7 +186,7 @@ def applicable(rounds: History) -> tuple[Accountant, ...]:
     """Return the accountants that are for `rounds`, in the order of their ranks.
 
     >>> [able.name for able in applicable(((Mechanism(1.0), 30),))]
-    ['exact', 'rdp', 'pld']
+    ['exact', 'pld', 'rdp']
     """
     return tuple(sorted((a for a in accountants.values() if a.applies(rounds)), key=lambda a: a.rank))
 

@@ -16,10 +16,13 @@ Figure = TypeVar("Figure")
 def default(rounds: History) -> Accountant:
     """Return the accountant that is asked when none is named: the first in rank that is for `rounds`.
 
+    That is the tightest that applies, whether noise is calibrated or its cost is told: who asks for an ε gets
+    as little noise as can be certified, and reads the same figure in every place.
+
     >>> from trilemma.privacy.mechanism import Mechanism
     >>> from trilemma.privacy.types import Sampling
     >>> default(((Mechanism(1.0), 30),)).name, default(((Mechanism(1.0, Sampling("poisson", 0.1)), 30),)).name
-    ('exact', 'rdp')
+    ('exact', 'pld')
     """
     return applicable(rounds)[0]
 

@@ -5,15 +5,18 @@ Formulas: `trilemma.privacy.pld`; distributions are composed by dp-accounting.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from trilemma.privacy.accountants.base import Accountant, accountant, accountants
+import numpy as np
+
+from trilemma.privacy.accountants.base import Accountant, Array, accountant, accountants, at_few
 from trilemma.privacy.accountants.search import least_multiplier
 from trilemma.privacy.mechanism import History, Mechanism
-from trilemma.privacy.pld import pld_delta, pld_epsilon
+from trilemma.privacy.pld import pld_curve, pld_delta, pld_epsilon
 
-_COARSER = 8.0  # a search's grid
+_COARSER = 8.0  # the grid of a search, and of a curve before its end
 
 
 @accountant("pld")
@@ -29,7 +32,7 @@ class Pld(Accountant):
     """
 
     assumes: ClassVar[str] = "every release whose losses fit on a grid"
-    rank: ClassVar[int] = 2
+    rank: ClassVar[int] = 1
     repeatable: ClassVar[bool] = False
     instead: ClassVar[str] = "rdp"
 
@@ -42,6 +45,15 @@ class Pld(Accountant):
 
     def _delta(self, rounds: History, epsilon: float) -> float:
         return pld_delta(rounds, epsilon)
+
+    def _curve(self, one: Mechanism, rounds: int, delta: float) -> Array:
+        """Lay the losses out once, on a coarse grid; the last figure, the run's, is the fine one's."""
+        last = self._epsilon(((one, rounds),), delta)
+
+        def epsilons(counts: Sequence[int]) -> Array:
+            return np.minimum([*pld_curve(one, counts[:-1], delta, _COARSER), last], last)
+
+        return at_few(rounds, epsilons)
 
     def _multiplier(self, epsilon: float, delta: float, rounds: int, like: Mechanism) -> float:
         """Return it up to a thousandth too large."""

@@ -30,7 +30,7 @@ class Rdp(Accountant):
     """
 
     assumes: ClassVar[str] = "every release"
-    rank: ClassVar[int] = 1
+    rank: ClassVar[int] = 2
     quick: ClassVar[bool] = True
 
     def applies(self, rounds: History) -> bool:

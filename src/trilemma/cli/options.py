@@ -1,0 +1,12 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+PluginOption = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", help="a .py file or a module that brings things of your own, repeatable"),
+]
