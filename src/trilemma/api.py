@@ -69,6 +69,7 @@ def run(
     out: Path | str | None = None,
     baseline: bool = False,
     progress: bool = False,
+    observer: simulate.Observer | None = None,
     **more: Any,
 ) -> report.Result:
     """Train a federation and return its result.
@@ -90,6 +91,7 @@ def run(
         out: The directory of the run; default: a new one below `runs/`.
         baseline: Also run with nobody lying and the plain mean.
         progress: Draw a progress bar.
+        observer: Is told about every round (`simulate.Observer`): for a tracker of experiments.
         more: Other keys of the configuration.
     """
     own = Task.from_file(task) if isinstance(task, str | Path) else task
@@ -105,10 +107,11 @@ def run(
         **more,
     )
     directory = simulate.named_directory(settings) if out is None else Path(out)
-    with _observer(progress) as observer:
-        simulate.run(settings, directory, observer, own)
+    with _bar(progress) as bar:
+        everyone = simulate.Everyone([one for one in (bar, observer) if one is not None])
+        simulate.run(settings, directory, everyone, own)
         if baseline and settings.federation.byzantine:
-            simulate.run(simulate.without_liars(settings), directory / BASELINE, observer, own)
+            simulate.run(simulate.without_liars(settings), directory / BASELINE, bar, own)
     return report.load(directory, task=own)
 
 
@@ -155,7 +158,7 @@ def _meant(key: str, known: Sequence[str]) -> str:
     return nearest(key, known)
 
 
-def _observer(progress: bool) -> Any:
+def _bar(progress: bool) -> Any:
     import contextlib
 
     if not progress:

@@ -60,12 +60,12 @@ def run_command(
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     _train(settings, own, directory, resume is not None, baseline, console)
     result = report.load(directory)
-    picture = result.plot()
+    pictures = [result.plot(), result.plot(kind="suspects")]
     if as_json:
         free = {} if result.baseline is None else {"adversary_free": result.baseline.summary.plain()}
         print(json.dumps(result.summary.plain() | free))
     else:
-        _show(result, picture)
+        _show(result, pictures)
     if result.summary.failed:
         typer.echo(
             "error: every seed diverged: there is no result; allowed: a smaller lr, or a clip", err=True
@@ -94,15 +94,16 @@ def _train(
             simulate.run_or_resume(simulate.without_liars(settings), directory / BASELINE, bar, task)
 
 
-def _show(result: Result, picture: Path) -> None:
+def _show(result: Result, pictures: list[Path]) -> None:
     from rich.console import Console
 
     screen = Console()
     screen.print(result)
     for note in result.summary.notes:
         screen.print(f"note: {note}", highlight=False, markup=False)
-    files = "metrics per round, model, summary.json; curve"
-    screen.print(f"{result.directory}: {files}: {picture}", soft_wrap=True, markup=False)
+    drawn = ", ".join(picture.name for picture in pictures)
+    files = f"metrics per round, model, summary.json; pictures: {drawn}"
+    screen.print(f"{result.directory}: {files}", soft_wrap=True, markup=False)
 
 
 def _settings(

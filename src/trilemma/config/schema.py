@@ -210,6 +210,10 @@ class RunTable(Table):
         description="the model a run returns: last, a uniformly sampled iterate, or their mean",
     )
 
+    log: tuple[Literal["tensorboard"], ...] = Field(
+        default=(), description="also write TensorBoard's event files into the run's directory"
+    )
+
     @field_validator("seeds", mode="before")
     @classmethod
     def _seed_ranges(cls, value: object) -> object:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from trilemma.errors import UserError
 from trilemma.records import Record, Summary
 from trilemma.report.curves import Curve, plot_curves
 from trilemma.report.tables import Table, results_table, tightest_epsilon
+from trilemma.report.trust import plot_shares, shares
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,24 @@ class Result:
     def table(self) -> Table:
         """Return the scores beside ε, f, the attack and the run without liars."""
         free = self.baseline.summary if self.baseline is not None else None
-        return results_table([(self.summary.algorithm, self.summary)], free, self.title)
+        rows = [(self.summary.algorithm, self.summary)]
+        return results_table(rows, free, self.title, self._least_trusted())
+
+    def _least_trusted(self) -> list[str]:
+        """Say whom the rule trusted least: as many clients as it was told may lie."""
+        told = self.config.federation.f
+        seed = None if self._liars_stay else next(iter(self.seeds))
+        everyone = [one for one in self.suspects(seed) if one.heard]
+        if not told or not everyone or everyone[0].weight == everyone[-1].weight:
+            return []
+        worst = ", ".join(f"{one.client} ({one.weight:.3f})" for one in everyone[:told][:10])
+        where = "" if seed is None else f" in seed {seed}"
+        return [f"least trusted clients{where}: {worst}; an equal share is {1 / self.summary.clients:.3f}"]
+
+    @property
+    def _liars_stay(self) -> bool:
+        """Whether the same clients lie in every seed."""
+        return len(self.seeds) == 1 or self.config.federation.placement == "last"
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
@@ -148,12 +166,36 @@ class Result:
         quantity = quantity or self.summary.score
         return Curve.from_records(label or self.summary.rule, list(self.seeds.values()), quantity, dashed)
 
-    def plot(self, path: Path | None = None, quantity: str | None = None) -> Path:
-        """Draw a score over rounds, the run without liars dashed; by default into the run's own folder."""
-        target = self.directory / "curves.png" if path is None else path
-        facts = f"ε = {tightest_epsilon(self.summary)[0]}, f = {self.config.federation.f}"
-        attack = "" if self.summary.attack == "none" else f", attack: {self.summary.attack}"
-        title = f"{self.title}\n{facts}{attack}"
+    def plot(
+        self,
+        path: Path | None = None,
+        quantity: str | None = None,
+        kind: Literal["curves", "suspects"] = "curves",
+    ) -> Path:
+        """Draw a score over rounds, the run without liars dashed; by default into the run's own folder.
+
+        `kind="suspects"` draws each client's share in the aggregate instead, clients × rounds, the mean over
+        seeds; of the first seed alone, where other clients lie in the others.
+        """
+        if kind not in ("curves", "suspects"):
+            raise UserError(f"kind = {kind!r}; allowed: 'curves', 'suspects'")
+        target = self.directory / f"{kind}.png" if path is None else path
+        epsilon, meaning = tightest_epsilon(self.summary)
+        by = f" by {meaning.split(' by ')[1].split(',')[0]}" if meaning else ""
+        attack = "nobody lies" if self.summary.attack == "none" else f"attack: {self.summary.attack}"
+        title = f"{self.title}\nε = {epsilon}{by}, f = {self.config.federation.f}, {attack}"
+        if kind == "suspects":
+            count = self.summary.clients
+            first = next(iter(self.seeds))
+            chosen = self.seeds if self._liars_stay else {first: self.seeds[first]}
+            last = self.config.federation.placement == "last"
+            liars = range(count - (self.summary.byzantine or 0), count) if last else ()
+            whose = (
+                f"rule: {self.summary.rule}"
+                if self._liars_stay
+                else f"rule: {self.summary.rule}, seed {first}"
+            )
+            return plot_shares(shares(count, chosen), target, f"{title}, {whose}", liars)
         return plot_results([(self.summary.rule, self)], self.baseline, target, title, quantity)
 
     def __rich__(self) -> Any:

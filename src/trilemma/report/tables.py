@@ -75,8 +75,13 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*")
 
 
-def results_table(rows: Sequence[tuple[str, Summary]], without_liars: Summary | None, title: str) -> Table:
-    """Lay out summaries, one per row; what an ε means stands below the table.
+def results_table(
+    rows: Sequence[tuple[str, Summary]],
+    without_liars: Summary | None,
+    title: str,
+    further: Sequence[str] = (),
+) -> Table:
+    """Lay out summaries, one per row; what an ε means stands below the table, and `further` remarks.
 
     The metrics are the first summary's; the run without liars is shown by the first of them.
     """
@@ -98,6 +103,7 @@ def results_table(rows: Sequence[tuple[str, Summary]], without_liars: Summary | 
         for label, summary in rows
     )
     remarks = dict.fromkeys(remark for _, summary in rows for remark in _remarks(summary))
+    remarks |= dict.fromkeys(further)
     if without_liars is None and any(summary.byzantine for _, summary in rows):
         remarks["no liars: run with --baseline to see it"] = None
     return Table(title, headings, lines, tuple(remarks))

@@ -13,11 +13,13 @@ from trilemma.simulate.directory import RunDirectory, fresh_directory, named_dir
 from trilemma.simulate.engine import Diverged, Progress, latest_model, start, step
 from trilemma.simulate.evaluation import Evaluation, Fairness, evaluate
 from trilemma.simulate.experiment import Experiment, SimulatedClients, assemble
-from trilemma.simulate.runner import Observer, Silent, resume, run, run_or_resume, without_liars
+from trilemma.simulate.observers import Everyone, Observer, Silent, figures
+from trilemma.simulate.runner import resume, run, run_or_resume, without_liars
 
 __all__ = [
     "Diverged",
     "Evaluation",
+    "Everyone",
     "Experiment",
     "Fairness",
     "Observer",
@@ -30,6 +32,7 @@ __all__ = [
     "Summary",
     "assemble",
     "evaluate",
+    "figures",
     "fresh_directory",
     "latest_model",
     "named_directory",

@@ -10,6 +10,8 @@
     seed-1/statistics.npz    its running statistics, the honest clients' mean, where it normalises batches
     summary.json             accuracy, loss, ε by accountant, seconds
     curves.png               accuracy over rounds
+    tensorboard/seed-1/      event files, where [run] log asks for them
+    suspects.png             every client's share in the aggregate over rounds
 
 A killed run loses the rounds since its last checkpoint and nothing else: on resumption metrics written after
 that checkpoint are cut off and computed again, to the same values.

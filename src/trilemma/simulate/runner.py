@@ -6,7 +6,6 @@ import json
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
@@ -19,28 +18,9 @@ from trilemma.simulate.directory import RunDirectory, SeedDirectory, check_free
 from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import Evaluation, evaluate
 from trilemma.simulate.experiment import Experiment, assemble
+from trilemma.simulate.observers import Observer, Silent, with_logs
 from trilemma.simulate.rehearsal import verify
 from trilemma.task import Task
-
-
-class Observer(Protocol):
-    """Told about a run as it goes, to draw a progress bar for instance."""
-
-    def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
-        """A seed starts, or continues after `first_round` rounds."""
-
-    def round_finished(self, record: Record) -> None:
-        """A round is finished and written down."""
-
-
-class Silent:
-    """An observer that does nothing."""
-
-    def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
-        """Do nothing."""
-
-    def round_finished(self, record: Record) -> None:
-        """Do nothing."""
 
 
 def run(config: Config, out: Path, observer: Observer | None = None, task: Task | None = None) -> Summary:
@@ -96,6 +76,7 @@ def without_liars(config: Config) -> Config:
 
 def _run(directory: RunDirectory, observer: Observer, task: Task | None) -> Summary:
     with directory.locked():
+        observer = with_logs(observer, directory.config.run.log, directory.path)
         results: dict[int, Evaluation | None] = {}
         diverged: dict[str, int] = {}
         experiment = None

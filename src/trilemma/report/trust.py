@@ -1,0 +1,59 @@
+"""A picture of whom the rule trusted: every client's share in the aggregate, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trilemma.records import Record
+
+
+def shares(clients: int, seeds: Mapping[int, Sequence[Record]]) -> np.ndarray:
+    """Return the clients' shares in the aggregate (clients, rounds), the mean over seeds; NaN: not heard.
+
+    >>> shares(2, {1: [Record(1, weights={0: 0.9, 1: 0.1}), Record(2, weights={0: 1.0})]}).tolist()
+    [[0.9, 1.0], [0.1, nan]]
+    """
+    rounds = max((record.round for records in seeds.values() for record in records), default=0)
+    total, heard = np.zeros((clients, rounds)), np.zeros((clients, rounds))
+    for records in seeds.values():
+        for record in records:
+            for client, weight in record.weights.items():
+                total[client, record.round - 1] += weight
+                heard[client, record.round - 1] += 1
+    return np.divide(total, heard, out=np.full_like(total, np.nan), where=heard > 0)
+
+
+def plot_shares(table: np.ndarray, path: Path, title: str = "", liars: Collection[int] = ()) -> Path:
+    """Draw shares (clients, rounds) as a map into a PNG file and return its path.
+
+    Grey: not heard in that round. Known `liars` are named as such.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
+
+    clients, rounds = table.shape
+    figure = Figure(figsize=(7.5, min(12, 2.2 + 0.22 * clients)), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    colours = colormaps["viridis"].with_extremes(bad="lightgrey")
+    edges = (0.5, rounds + 0.5, clients - 0.5, -0.5)
+    image = axes.imshow(
+        table, aspect="auto", interpolation="nearest", cmap=colours, vmin=0.0, vmax=_most(table), extent=edges
+    )
+    step = max(1, clients // 40)
+    rows = range(0, clients, step)
+    axes.set_yticks(list(rows), [f"{row} lies" if row in liars else str(row) for row in rows])
+    axes.tick_params(axis="y", labelsize="small")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel="round", ylabel="client", title=title)
+    figure.colorbar(image, ax=axes, label="share in the aggregate")
+    figure.savefig(path)
+    return path
+
+
+def _most(table: np.ndarray) -> float:
+    """Return where the colours end: the largest share, at least twice an equal one."""
+    heard = table[np.isfinite(table)]
+    return float(max(heard.max(initial=0.0), 2 / len(table)))
