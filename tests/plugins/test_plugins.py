@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -205,3 +207,26 @@ def test_every_party_of_a_federation_holds_the_plugin_they_agreed_on(tmp_path: P
         file.write("print('other')\n")
     with pytest.raises(ConfigError, match="has changed"):
         config.load(theirs.config)
+
+
+def blocks(language: str) -> list[str]:
+    """The pieces of code in docs/plugins.md."""
+    text = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_documented_rule_runs_and_the_documented_observer_is_told(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rule, tracker = blocks("python")
+    (tmp_path / "my_rules.py").write_text(rule)
+    (tmp_path / "run.toml").write_text('plugins = ["my_rules.py"]\naggregation.rule = "nnm+closest-pair"\n')
+    settings = config.load("run.toml", ["federation.byzantine=2", "attack.name=sf", "run.rounds=2"])
+    assert simulate.run(settings, tmp_path / "run").rule == "nnm+closest-pair"
+    logged: dict[int, dict[str, float]] = {}
+    mlflow = types.ModuleType("mlflow")
+    mlflow.end_run = mlflow.start_run = lambda **_: None  # type: ignore[attr-defined]
+    mlflow.log_metrics = lambda metrics, step: logged.update({step: metrics})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    exec(tracker.replace("observer=", "rounds=2, observer="), {})
+    assert list(logged) == [1, 2]
+    assert logged[2]["test/accuracy"] > 0

@@ -20,7 +20,9 @@ unless it is marked as required. `--set table.key=value` changes a key on the co
 'table={…}'` a whole table. Where `--set attack.name=sf` replaces the file's attack, options that the new one
 does not have are left out, with a note; the same holds for data sets, partitions, models and algorithms.
 `trilemma run NAME` runs one of the configurations that come with the package (`trilemma list configs`);
-`trilemma list NAME` shows what stands here about one thing.
+`trilemma list NAME` shows what stands here about one thing. At the top of the file, before any table,
+`plugins = ["my_rules.py", "package.module"]` names files and modules that bring things of your own
+([plugins.md](plugins.md)).
 """
 
 CHOICES = (
