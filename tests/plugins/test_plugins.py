@@ -110,7 +110,7 @@ def test_a_name_that_is_taken_names_both_and_leaves_nothing_behind(tmp_path: Pat
         ("\n\ndef broken(:\n", 3, "SyntaxError"),
         (
             RULE.format(name="mine", summary="A.").replace("def kappa", "def other"),
-            7,
+            6,
             "aggregation rule 'mine' does",
         ),
         ("def f():\n    raise SystemExit('bye')\nf()\n", 2, "SystemExit: bye"),

@@ -33,6 +33,7 @@ def plot_shares(table: np.ndarray, path: Path, title: str = "", liars: Collectio
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
+    from matplotlib.ticker import MaxNLocator
 
     clients, rounds = table.shape
     figure = Figure(figsize=(7.5, min(12, 2.2 + 0.22 * clients)), dpi=120, layout="constrained")
@@ -46,7 +47,7 @@ def plot_shares(table: np.ndarray, path: Path, title: str = "", liars: Collectio
     rows = range(0, clients, step)
     axes.set_yticks(list(rows), [f"{row} lies" if row in liars else str(row) for row in rows])
     axes.tick_params(axis="y", labelsize="small")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="round", ylabel="client", title=title)
     figure.colorbar(image, ax=axes, label="share in the aggregate")
     figure.savefig(path)
