@@ -72,7 +72,9 @@ def test_tables_show_accuracy_beside_the_rest(run: Path) -> None:
     result = report.load(run)
     assert result.baseline is not None
     free = report.percent(result.baseline.summary.accuracy)
-    cells = result.markdown().splitlines()[-1].split(" | ")
+    *_, row, _, remark = result.markdown().splitlines()
+    assert remark == "least trusted clients: 5 (0.000), 6 (0.000); an equal share is 0.143"
+    cells = row.split(" | ")
     assert cells[:5] == ["| dsgd", "caf", "2 of 7", "ipm", "∞"]
     assert cells[6] == f"{free} |"
     for word in ("2 of 7", "ipm", "no liars %", free):
@@ -103,6 +105,10 @@ def test_the_picture_is_drawn_where_asked(run: Path, tmp_path: Path) -> None:
     result = report.load(run)
     assert result.plot(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert result.plot(quantity="up_bytes") == run / "curves.png"
+    assert result.plot(kind="suspects") == run / "suspects.png"
+    assert (run / "suspects.png").stat().st_size > 5000
+    with pytest.raises(UserError, match="allowed: 'curves', 'suspects'"):
+        result.plot(kind="heat")  # type: ignore[arg-type]
     assert list(result.curve().rounds) == [3, 6]
     assert result.curve().values.shape == (2, 2)
 
