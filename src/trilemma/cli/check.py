@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from trilemma.cli.options import PluginOption
 from trilemma.errors import UserError
 
 
@@ -17,6 +18,7 @@ def check_command(
         str | None, typer.Option(help="also look at a run of this TOML file: batches, clipping, ε")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    plugin: PluginOption = None,
 ) -> None:
     """Look at a task.py: data, what is trained, how gradients are computed and whether they are right.
 
@@ -24,10 +26,12 @@ def check_command(
     """
     from rich.console import Console
 
+    from trilemma import plugins
     from trilemma.simulate.experiment import choose_device
     from trilemma.simulate.rehearsal import look
     from trilemma.task import Task
 
+    plugins.load(plugin or ())
     found = look(Task.from_file(task, clients), config, choose_device(device).type)
     screen = Console()
     for heading, lines in found.facts.items():
