@@ -219,9 +219,9 @@ def test_the_documented_rule_runs_and_the_documented_observer_is_told(tmp_path: 
     monkeypatch.chdir(tmp_path)
     rule, tracker = blocks("python")
     (tmp_path / "my_rules.py").write_text(rule)
-    (tmp_path / "run.toml").write_text('plugins = ["my_rules.py"]\naggregation.rule = "nnm+closest-pair"\n')
+    (tmp_path / "run.toml").write_text('plugins = ["my_rules.py"]\naggregation.rule = "nnm+closestpair"\n')
     settings = config.load("run.toml", ["federation.byzantine=2", "attack.name=sf", "run.rounds=2"])
-    assert simulate.run(settings, tmp_path / "run").rule == "nnm+closest-pair"
+    assert simulate.run(settings, tmp_path / "run").rule == "nnm+closestpair"
     logged: dict[int, dict[str, float]] = {}
     mlflow = types.ModuleType("mlflow")
     mlflow.end_run = mlflow.start_run = lambda **_: None  # type: ignore[attr-defined]

@@ -147,7 +147,7 @@ def certified(release: Release, threat: Threat, rounds: int, delta: float) -> An
     >>> from trilemma.privacy.types import NoiseLaw
     >>> answer = certified(Release(clip=2.25, law=NoiseLaw(9.0)), Threat("ldp", 7), rounds=30, delta=1e-4)
     >>> answer.by, round(answer.figure, 1)
-    ('exact', 13.5)
+    ('exact', 13.3)
     """
     past: History = ((mechanism(release, threat), rounds),)
     return ask(default(past).name, lambda asked: asked.epsilon(past, delta))
