@@ -31,7 +31,7 @@ test: $(VENV)/.dev lint types imports  ## everything CI runs
 	$(BIN)/pytest -n 2 --dist worksteal
 
 check: $(VENV)/.dev lint types imports  ## the inner loop: everything but the slow tests
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not federation"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not federation" --hypothesis-profile quick
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks

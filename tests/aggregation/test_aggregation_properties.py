@@ -575,13 +575,7 @@ def check_finite(subject: str, f: int, X: np.ndarray) -> None:
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_finite_rows_never_give_nan(subject: str):
-    @settings(
-        max_examples=40,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(finite_inputs())
     def run(case: tuple[int, Array]) -> None:
         check_finite(subject, *case)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trilemma import data
@@ -67,7 +67,6 @@ def test_alone_equals_stacked(
             assert not together.weight[row, width:].any()
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(0, 2**32))
 def test_samples_are_own_and_distinct(sizes: list[int], seed: int) -> None:
     fed = numbered(tuple(sizes))
@@ -188,7 +187,6 @@ def test_without_own_test_examples_everyone_gets_the_test_set_in_shared_memory()
         fed.everything((0,), "valid")
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(1, 15), min_size=1, max_size=4),
     st.integers(1, 18),

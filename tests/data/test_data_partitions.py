@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trilemma import data
@@ -54,7 +54,6 @@ def test_every_partition_is_under_test() -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_every_partition_divides(name: str, options: dict[str, Any], given_data: st.DataObject) -> None:
     draw = given_data.draw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from personal_clients import setup
 
@@ -34,7 +34,6 @@ def test_dense_round_trip() -> None:
     assert len(encode_dense(vector)) == 4 * 33
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     dim=st.integers(1, 700), bucket=st.integers(1, 300), levels=st.integers(2, 40), seed=st.integers(0, 99)
 )
@@ -67,7 +66,6 @@ def test_wrong_lengths_are_refused() -> None:
         QuantisedFormat(610, 500, 1)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     dim=st.integers(1, 40_000),
     density=st.sampled_from([0.0, 0.0001, 0.001, 0.02, 0.3, 1.0]),
@@ -127,7 +125,6 @@ LAYOUTS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=90), layout=st.sampled_from(LAYOUTS), form=st.integers(0, 2))
 def test_hostile_bytes_are_read_or_refused(data: bytes, layout: MessageLayout, form: int) -> None:
     """Whatever comes, the outcome is a message of the declared shape or a `UserError`."""
@@ -142,7 +139,6 @@ def test_hostile_bytes_are_read_or_refused(data: bytes, layout: MessageLayout, f
     assert len(again[ENCODED]) <= layout.longest.bytes
 
 
-@settings(max_examples=60, deadline=None)
 @given(place=st.integers(0, 10_000), bit=st.integers(0, 7), layout=st.sampled_from(LAYOUTS[:3]))
 def test_one_flipped_bit_is_read_or_refused(place: int, bit: int, layout: MessageLayout) -> None:
     dim = layout.dim

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linear_oracles as oracle
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
@@ -118,7 +118,6 @@ def _means(f: oracle.Federation) -> tuple[float, float, float, float]:
     return tuple(float(np.mean(x)) for x in (found.local, found.fedavg, found.pfedme, found.lp_proj))
 
 
-@settings(max_examples=200, deadline=None)
 @given(federations)
 def test_orderings_at_the_best_lambda(drawn: tuple[oracle.Federation, float]) -> None:
     f, level = drawn
@@ -133,7 +132,6 @@ def test_orderings_at_the_best_lambda(drawn: tuple[oracle.Federation, float]) ->
     _implies(best <= f.b * np.sqrt(f.full / (f.full - f.sub)), l2 <= avg, l2, avg)
 
 
-@settings(max_examples=200, deadline=None)
 @given(federations)
 def test_orderings_at_any_lambda(drawn: tuple[oracle.Federation, float]) -> None:
     f, level = drawn

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from model_oracles import CASES, Stack, at, gradient, losses, module, reference
 
@@ -107,7 +107,6 @@ def test_memory_bounds_groups_but_not_results(name, unit):
         torch.testing.assert_close(tight.clipped, ample.clipped)
 
 
-@settings(deadline=None)
 @given(clients=st.integers(1, 40), size=st.integers(1, 90), memory=st.integers(1, 1 << 22))
 def test_groups_cover_every_example_once_within_memory(clients, size, memory):
     model = models.build("mnist-mlp", (784,), 10)

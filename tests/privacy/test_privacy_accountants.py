@@ -101,6 +101,7 @@ def test_the_curve_is_never_below_epsilon_and_ends_in_it(accountant, one, monkey
     monkeypatch.setattr(base, "_CURVE_POINTS", 3)
     curve = accountant.curve(one, 9, 1e-4)
     assert len(curve) == 9
+    assert (curve[1:] >= curve[:-1]).all()
     for count in (1, 5):
         assert curve[count - 1] >= accountant.epsilon(((one, count),), 1e-4) * (1 - 1e-12)
     assert curve[-1] == pytest.approx(accountant.epsilon(((one, 9),), 1e-4), rel=1e-12)

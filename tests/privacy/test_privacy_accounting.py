@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -76,7 +76,6 @@ class TestExact:
             assert float(gaussian_delta(mu, epsilon)) == pytest.approx(slow, rel=1e-8)
 
     @given(st.floats(1e-4, 300), st.floats(1e-300, 0.999))
-    @settings(deadline=None)
     def test_epsilon_is_tight_and_safe(self, mu, delta):
         epsilon = float(gaussian_epsilon(mu, delta))
         assert epsilon >= 0
@@ -85,7 +84,6 @@ class TestExact:
             assert float(gaussian_delta(mu, epsilon * (1 - 1e-6))) > delta * (1 - 1e-9)
 
     @given(st.floats(1e-3, 1e6), st.floats(1e-100, 0.9))
-    @settings(deadline=None)
     def test_mu_is_the_inverse_on_the_safe_side(self, epsilon, delta):
         mu = gaussian_mu(epsilon, delta)
         assert float(gaussian_epsilon(mu, delta)) <= epsilon
@@ -134,7 +132,6 @@ class TestRenyi:
         assert fast == pytest.approx(min(slow, order / (2 * z**2)), rel=1e-6)
 
     @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, math.pi), st.floats(1.0, 8.0))
-    @settings(deadline=None, max_examples=25)
     def test_no_pair_of_shares_is_worse_than_the_opposite_one(self, norm, other, angle, alpha):
         """Kahane's inequality, checked by quadrature in the plane of the two shares."""
         rate, width = 0.2, 1.3
@@ -283,7 +280,6 @@ class TestThreats:
         assert z == pytest.approx(math.sqrt(sigma.sum()) / 2)
 
     @given(st.integers(2, 30), st.data())
-    @settings(deadline=None)
     def test_monotone_in_noise_rounds_and_colluders(self, n, data):
         f = data.draw(st.integers(0, n - 1))
         q = data.draw(st.integers(0, f))
@@ -342,13 +338,6 @@ class TestEdges:
             assert curve[t - 1] == pytest.approx(
                 spent(CAFCOR, threat, t, 1e-4, (accountant,)).epsilon[accountant]
             )
-
-    def test_the_sampled_curve_is_never_below_the_truth(self):
-        release = Release(1.0, NoiseLaw(0.08), "example", 25, POISSON)
-        threat = Threat("ldp", 7, 3)
-        curve = epsilon_curve(release, threat, 60, 1e-4, "pld")
-        assert (np.diff(curve) >= 0).all()
-        assert curve[36] >= spent(release, threat, 37, 1e-4, ("pld",)).epsilon["pld"]
 
     @pytest.mark.parametrize(
         ("call", "reason"),

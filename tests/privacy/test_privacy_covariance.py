@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trilemma.errors import PrivacyError, UserError
@@ -67,7 +67,6 @@ def test_lemma_a4_as_printed():
 
 
 @given(st.integers(4, 12), st.integers(2, 6), st.integers(0, 10**6), st.floats(0.05, 2), st.floats(0, 3))
-@settings(deadline=None)
 def test_any_graph_against_the_edge_by_edge_covariance(n, degree, seed, ind, cor):
     if degree >= n or n * degree % 2:
         return

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trilemma.errors import PrivacyError, UserError
@@ -123,7 +123,6 @@ class Crash(BaseException):
     crash_at=st.integers(0, 3000),
     lose_sync=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
 def test_crashes_at_every_byte_never_hide_a_release(sigmas, crash_at, lose_sync):
     """Kill the process once `crash_at` bytes are written, or at the fsync that follows; then carry on.
 

@@ -7,13 +7,16 @@ its `craft` turns a `View` of this round's honest messages into the Byzantine on
 >>> from trilemma.keys import Key
 >>> ", ".join(sorted(attacks))
 'alie, data-poison, foe, gaussian, inf, ipm, lf, mimic, min-max, min-sum, nan, none, random-labels, ...'
->>> flip = attacks["sf"]().build()
 >>> view = View(
 ...     honest=torch.tensor([[1.0, 0.0], [3.0, 2.0]]), own=None, byzantine=1,
 ...     target=lambda x, key=None: x, round=0, key=Key(0),
 ... )
->>> flip.craft(view).messages.tolist()
+>>> attacks["sf"]().build().craft(view).messages.tolist()
 [[-2.0, -1.0]]
+>>> attacks["ipm"](strength=10.0).build().craft(view).messages.tolist()
+[[-20.0, -10.0]]
+>>> attacks["mimic"](victim=0).build().craft(view).messages.tolist()
+[[1.0, 0.0]]
 """
 
 from trilemma.attacks.settings import AttackSettings, attacks

@@ -54,11 +54,7 @@ def _has_zmax(clients: int, byzantine: int) -> bool:
 
 @attacks.register("alie")
 class Alie(AttackSettings):
-    """A Little Is Enough: honest mean plus τ honest standard deviations.
-
-    >>> Alie(strength=1.5).build().name
-    'alie'
-    """
+    """A Little Is Enough: honest mean plus τ honest standard deviations."""
 
     strength: float | Literal["zmax", "search"] = "search"
     """τ: a number, the bound z_max, or searched in every round."""

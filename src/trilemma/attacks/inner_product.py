@@ -31,11 +31,7 @@ KNOWN = (1.1, 2.0, 11.0)
 
 @attacks.register("sf")
 class SignFlip(AttackSettings):
-    """Sign flip: minus the honest mean.
-
-    >>> SignFlip().build().name
-    'sf'
-    """
+    """Sign flip: minus the honest mean."""
 
     def build(self) -> Attack:
         """Return the attack."""
@@ -44,11 +40,7 @@ class SignFlip(AttackSettings):
 
 @attacks.register("foe")
 class FallOfEmpires(AttackSettings):
-    """Fall of Empires: (1 − τ) × the honest mean.
-
-    >>> FallOfEmpires(strength=1.1).build().name
-    'foe'
-    """
+    """Fall of Empires: (1 − τ) × the honest mean."""
 
     strength: float | Literal["search"] = "search"
     """τ: a number, or searched in every round."""
@@ -67,11 +59,7 @@ class FallOfEmpires(AttackSettings):
 
 @attacks.register("ipm")
 class InnerProduct(AttackSettings):
-    """Inner product manipulation: −ε × the honest mean.
-
-    >>> InnerProduct(strength=10.0).build().name
-    'ipm'
-    """
+    """Inner product manipulation: −ε × the honest mean."""
 
     strength: float | Literal["search"] = 10.0
     """ε: a number, or searched in every round."""

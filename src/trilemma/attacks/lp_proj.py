@@ -49,11 +49,7 @@ class Magnitudes(AttackSettings):
 
 @attacks.register("same-value")
 class SameValue(Magnitudes):
-    """Same value: every coordinate the same random number, fresh for every client and round.
-
-    >>> SameValue().strength
-    100.0
-    """
+    """Same value: every coordinate the same random number, fresh for every client and round."""
 
     strength: float = Field(default=100.0, ge=0.0)
     """Standard deviation τ of the magnitude."""
@@ -68,11 +64,7 @@ class SameValue(Magnitudes):
 
 @attacks.register("scaled-flip")
 class ScaledFlip(Magnitudes):
-    """Scaled flip: each client's own message, its sign flipped, times a random magnitude.
-
-    >>> ScaledFlip().build().reads_own
-    True
-    """
+    """Scaled flip: each client's own message, its sign flipped, times a random magnitude."""
 
     strength: float = Field(default=10.0, ge=0.0)
     """Standard deviation τ of the magnitude."""
@@ -87,11 +79,7 @@ class ScaledFlip(Magnitudes):
 
 @attacks.register("gaussian")
 class Gaussian(AttackSettings):
-    """Gaussian: pure noise of standard deviation τ, fresh for every client and round.
-
-    >>> Gaussian().strength
-    100.0
-    """
+    """Gaussian: pure noise of standard deviation τ, fresh for every client and round."""
 
     strength: float = Field(default=100.0, ge=0.0)
     """Standard deviation τ of the noise."""
@@ -109,11 +97,7 @@ class Gaussian(AttackSettings):
 
 @attacks.register("data-poison")
 class DataPoison(Magnitudes):
-    """Data poisoning: random labels, and the message times a random factor.
-
-    >>> DataPoison().build().poison is scramble
-    True
-    """
+    """Data poisoning: random labels, and the message times a random factor."""
 
     strength: float = Field(default=20.0, ge=0.0)
     """Standard deviation τ of the magnitude."""

@@ -33,9 +33,6 @@ class Mimic(AttackSettings):
     """Mimic: every Byzantine client copies one honest client.
 
     `victim` is a row of the honest messages, or "variance": the paper's choice.
-
-    >>> Mimic(victim=0).build().name
-    'mimic'
     """
 
     victim: Annotated[int, Field(ge=0)] | Literal["variance"] = "variance"

@@ -33,11 +33,7 @@ DIRECTIONS = {"unit": minus_mean, "std": minus_deviation, "sign": minus_sign}
 
 @attacks.register("min-max")
 class MinMax(AttackSettings):
-    """Min-max: no honest message is further from it than two honest ones are from each other.
-
-    >>> MinMax(perturbation="std").build().name
-    'min-max'
-    """
+    """Min-max: no honest message is further from it than two honest ones are from each other."""
 
     perturbation: Perturbation = "unit"
     """The direction p: against the honest mean, its deviations, or its signs."""
@@ -53,11 +49,7 @@ class MinMax(AttackSettings):
 
 @attacks.register("min-sum")
 class MinSum(AttackSettings):
-    """Min-sum: its squared distances to the honest messages sum to no more than an honest message's.
-
-    >>> MinSum(perturbation="sign").build().name
-    'min-sum'
-    """
+    """Min-sum: its squared distances to the honest messages sum to no more than an honest message's."""
 
     perturbation: Perturbation = "unit"
     """The direction p: against the honest mean, its deviations, or its signs."""

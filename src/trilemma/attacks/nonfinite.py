@@ -16,11 +16,7 @@ from trilemma.attacks.types import Attack, Crafted, View
 
 @attacks.register("inf")
 class Infinite(AttackSettings):
-    """Infinity in every coordinate.
-
-    >>> Infinite().build().name
-    'inf'
-    """
+    """Infinity in every coordinate."""
 
     def build(self) -> Attack:
         """Return the attack."""
@@ -29,11 +25,7 @@ class Infinite(AttackSettings):
 
 @attacks.register("nan")
 class NotANumber(AttackSettings):
-    """NaN in every coordinate.
-
-    >>> NotANumber().build().name
-    'nan'
-    """
+    """NaN in every coordinate."""
 
     def build(self) -> Attack:
         """Return the attack."""
