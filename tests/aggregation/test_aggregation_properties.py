@@ -293,6 +293,7 @@ def test_minimum_diameter_whatever_the_tie(seed: int):
     assert chosen in ref.minimum_diameter_subsets(float64(X), 3)
 
 
+@pytest.mark.slow
 def test_smea_past_its_budget_says_so_and_bounds_the_optimum():
     X = torch.from_numpy(np.random.default_rng(0).standard_normal((20, 3)))
     subsets, means, _, tops = ref.subset_moments(float64(X), 8)  # 125,970 of them
@@ -762,12 +763,12 @@ def test_filter_with_a_known_bound(n: int, f: int):
             assert error.max() <= published_kappa("filter", n, f) * bound
 
 
-def proven(subjects: list[str]) -> Iterator[tuple[str, int, int]]:
-    """The rules and sizes for which a coefficient is stated."""
+def proven(subjects: list[str]) -> Iterator[Any]:
+    """The rules and sizes for which a coefficient is stated; with many subsets S, the search takes its time."""
     for subject, (n, f) in itertools.product(subjects, SIZES):
         with contextlib.suppress(UserError):
             if build(subject, f).kappa(n=n) is not None:
-                yield subject, n, f
+                yield pytest.param(subject, n, f, marks=[pytest.mark.slow] if n > 6 else [])
 
 
 @pytest.mark.parametrize(("subject", "n", "f"), list(proven(SUBJECTS)))
