@@ -764,7 +764,7 @@ def test_filter_with_a_known_bound(n: int, f: int):
 
 
 def proven(subjects: list[str]) -> Iterator[Any]:
-    """The rules and sizes for which a coefficient is stated; with many subsets S, the search takes its time."""
+    """The rules and sizes for which a coefficient is stated; with many S the search is slow."""
     for subject, (n, f) in itertools.product(subjects, SIZES):
         with contextlib.suppress(UserError):
             if build(subject, f).kappa(n=n) is not None:
