@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +33,12 @@ def test_the_rest_of_the_room_uses_what_flower_calls_public():
     for path in ROOM.glob("*.py"):
         used = {name for name in imported(path) if name.split(".")[0] == "flwr"}
         assert used <= PUBLIC or path.name in PRIVATE, f"{path.name}: {used - PUBLIC}"
+
+
+def test_a_supernode_hands_blocks_on_without_torch():
+    program = "import sys, trilemma.flower.supernode; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 class SuperNode:

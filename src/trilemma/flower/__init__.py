@@ -8,3 +8,9 @@
 Flower is an optional extra (`pip install trilemma[flower]`); nothing outside this room imports it.
 `deployment` and `files` do without: a federation can be looked at, and taken down, where Flower is missing.
 """
+
+POLL = "TRILEMMA_POLL"
+"""Environment variable of a party's processes: seconds between two looks.
+
+It is here because a SuperNode reads it, which hands blocks on and need not import torch to do so.
+"""

@@ -19,13 +19,11 @@ from pathlib import Path
 from trilemma.federation import processes
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.processes import Command, ProcessFailed, Running
+from trilemma.flower import POLL
 from trilemma.flower.files import write_flower_files
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 START_LIMIT = 60.0
-
-POLL = "TRILEMMA_POLL"
-"""Environment variable of a party's processes: seconds between two looks."""
 
 
 def commands(party: Party) -> list[Command]:

@@ -67,7 +67,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
-from trilemma.flower.deployment import POLL
+from trilemma.flower import POLL
 
 ACTIVATION = "TRILEMMA_ACTIVATION"
 """Environment variable: seconds for which a SuperNode that is refused tries again."""
