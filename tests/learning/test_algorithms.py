@@ -27,8 +27,17 @@ def make_clients(ids: tuple[int, ...] = tuple(range(CLIENTS))) -> SimulatedClien
 SMOOTH = {"lp-proj": {"p": 2}, "rsa": {"p": 2}}
 
 
+# Two local steps show what twenty show.
+LOCAL_STEPS = ("local_rounds", "local_steps", "inner_steps")
+
+
+def settings_of(name: str, **options: object) -> learning.AlgorithmSettings:
+    kind = learning.algorithms[name]
+    return kind(**{steps: 2 for steps in LOCAL_STEPS if steps in kind.model_fields}, **options)
+
+
 def build(name: str, private: bool = False, smooth: bool = False) -> Algorithm:
-    settings = learning.algorithms[name](**SMOOTH.get(name, {}) if smooth else {})
+    settings = settings_of(name, **SMOOTH.get(name, {}) if smooth else {})
     release = None
     if private:
         shape = settings.exposure(clip=1.0, examples=2100)
@@ -110,7 +119,7 @@ def test_one_by_one_equals_stacked(name: str, private: bool) -> None:
 
 @pytest.mark.parametrize("name", [n for n in learning.algorithms if is_private(n)])
 def test_no_noise_and_no_clip_is_the_plain_run_bit_for_bit(name: str) -> None:
-    settings = learning.algorithms[name]()
+    settings = settings_of(name)
     shape = settings.exposure(clip=float("inf"), examples=2100)
     rule = aggregation.parse("mean", f=0)
     loose = settings.build(learning.Setup(CLIENTS, 0, rounds=5, rule=rule, release=shape))

@@ -77,6 +77,7 @@ def test_lp_proj_2_finds_the_exact_solution(kind: str) -> None:
     np.testing.assert_allclose(done.state["x"], oracle.personal(a, what, w, 0.8, matrix), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_one_round_of_many_local_steps_is_exact_for_equal_designs() -> None:
     """w_k → P ŵ_k at rate 1 − η λ b/(b+λ), so the mean of one round is already the solution."""
     clients, a, what = _regression(equal=True)

@@ -55,9 +55,9 @@ def test_worked_attacks(attack: oracle.Attack, values: list[float], lambdas: lis
 
 @pytest.mark.parametrize("attack", [None, "same-value", "gaussian", "sign_flip"])
 def test_losses_agree_with_simulation(attack: oracle.Attack | None) -> None:
-    """Means of 20,000 draws within five standard errors: a false alarm once in 10⁵ runs of the whole test."""
+    """Means of 4,000 draws within five standard errors: a false alarm once in 10⁵ runs of the whole test."""
     rng, liars = np.random.default_rng(1), (3,) if attack else ()
-    draws = [oracle.simulate(WORKED, rng, attack, 2.0, liars) for _ in range(20_000)]
+    draws = [oracle.simulate(WORKED, rng, attack, 2.0, liars) for _ in range(4_000)]
     if attack is None:
         expected = oracle.losses(WORKED)
     else:
@@ -75,7 +75,7 @@ def test_expected_fairness_agrees_with_simulation() -> None:
     root = np.linalg.cholesky(spread)
     p = np.array([[0.6, 0.8, 0], [0, 0, 1.0]])
     draws = []
-    for _ in range(20_000):
+    for _ in range(5_000):
         w = rng.standard_normal((5, 3)) @ root.T
         f = oracle.Federation(w, n=10, b=1.5, sigma=1.0, lam=0.7, p=p)
         found = oracle.fairness(f)

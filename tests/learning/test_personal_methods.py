@@ -75,6 +75,7 @@ def test_fedavg_is_gradient_descent_on_the_mean_for_one_step() -> None:
     torch.testing.assert_close(done.broadcast["params"], w - 0.3 * mean, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fedavg_with_one_step_finds_the_average_solution() -> None:
     """Least squares in double precision, to 1e-8."""
     rng = np.random.default_rng(3)
