@@ -57,6 +57,7 @@ def test_only_narrows_the_grid_and_unknown_names_are_refused() -> None:
         papers.cells("byz-clip", "1")
 
 
+@pytest.mark.slow
 def test_a_grid_is_run_resumed_and_laid_out(tmp_path: Path) -> None:
     """Two cells of one table: the published figure beside ours, a cell that was not run empty."""
     found = papers.cells("safe-dshb", "1", "SF")[:2]
