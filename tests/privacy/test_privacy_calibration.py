@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from trilemma.errors import UserError
 from trilemma.learning.theory import objectives
 from trilemma.privacy import (
+    Mechanism,
     NoiseLaw,
     Release,
     Sampling,
