@@ -16,7 +16,7 @@ from trilemma.models.engine import Request
 from trilemma.models.flat import unflatten
 from trilemma.models.groups import cut
 from trilemma.models.modules.flat import Layout
-from trilemma.models.modules.operations import MixesExamples
+from trilemma.models.modules.normalisations import MixesExamples
 from trilemma.models.modules.passed import ModulePass
 from trilemma.models.modules.passes import Plan, Source, Way, take
 from trilemma.models.modules.recorder import Log

@@ -16,9 +16,10 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.models.modules.convolutions import Convolved, Window
 from trilemma.models.modules.frame import Frame
-from trilemma.models.modules.recorder import Part, Recorder, Slot
+from trilemma.models.modules.normalisations import batch_norm, group_norm, layer_norm, rms_norm
+from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
 from trilemma.models.modules.sequences import gru, lstm, multi_head_attention
-from trilemma.models.modules.terms import Lookup, Product, Scale, Shift
+from trilemma.models.modules.terms import Lookup, Product, Shift
 
 Operation = Callable[..., Any]
 
@@ -62,7 +63,7 @@ def _matrix(
     turned: bool,
 ) -> Tensor:
     assert recorder.frame is not None
-    inputs = None if matrix is None else _floats(recorder.frame.plain(input))
+    inputs = None if matrix is None else at_least_single(recorder.frame.plain(input))
 
     def terms(grad: Tensor) -> list[Part]:
         right = positions(grad)
@@ -148,7 +149,7 @@ def _convolution(axes: int) -> Operation:
             input, recorder.value(weight), recorder.value(bias), stride, padding, dilation, groups
         )
         lone = input.dim() == axes + 1
-        inputs = None if kernel is None else _floats(recorder.frame.plain(input))
+        inputs = None if kernel is None else at_least_single(recorder.frame.plain(input))
 
         def terms(grad: Tensor) -> list[Part]:
             grad = grad.unsqueeze(2) if lone else grad
@@ -163,142 +164,6 @@ def _convolution(axes: int) -> Operation:
         return recorder.write(f"conv{axes}d", slots, output, terms)
 
     return convolution
-
-
-def layer_norm(
-    recorder: Recorder,
-    func: Any,
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Any:
-    """Z = γ (x − μ)/σ + β over the last axes."""
-    gain, shift = recorder.slot(weight), recorder.slot(bias)
-    if not recorder.recording(gain, shift):
-        return NotImplemented
-    shape = tuple(normalized_shape)
-    output = F.layer_norm(input, shape, recorder.value(weight), recorder.value(bias), eps)
-    return _affine(
-        recorder, "layer_norm", input, output, gain, shift, lambda x: F.layer_norm(x, shape, eps=eps)
-    )
-
-
-def rms_norm(
-    recorder: Recorder,
-    func: Any,
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Any:
-    """Z = γ x/√(mean x²) over the last axes."""
-    gain = recorder.slot(weight)
-    if not recorder.recording(gain):
-        return NotImplemented
-    shape = tuple(normalized_shape)
-    output = F.rms_norm(input, shape, recorder.value(weight), eps)
-    return _affine(recorder, "rms_norm", input, output, gain, None, lambda x: F.rms_norm(x, shape, eps=eps))
-
-
-def _affine(
-    recorder: Recorder,
-    name: str,
-    input: Tensor,
-    output: Tensor,
-    gain: Slot | None,
-    shift: Slot | None,
-    normalise: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Write down z = γ x̂ + β whose γ and β have the last axes of z."""
-    assert recorder.frame is not None
-    inputs = None if gain is None else _floats(recorder.frame.plain(input))
-    slot = gain or shift
-    assert slot is not None
-    axes = slot.value.dim()
-
-    def rows(values: Tensor) -> Tensor:
-        return values.flatten(2, -axes - 1) if values.dim() > 2 + axes else values.unsqueeze(2)
-
-    def terms(grad: Tensor) -> list[Part]:
-        parts: list[Part] = []
-        if gain is not None and inputs is not None:
-            parts.append((gain.block, Scale(rows(grad), lambda: rows(normalise(inputs)))))
-        if shift is not None:
-            parts.append((shift.block, Shift(rows(grad))))
-        return parts
-
-    return recorder.write(name, [each for each in (gain, shift) if each is not None], output, terms)
-
-
-def group_norm(
-    recorder: Recorder,
-    func: Any,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Any:
-    """Z = γ (x − μ)/σ + β per channel, statistics per group of channels of an example."""
-    gain, shift = recorder.slot(weight), recorder.slot(bias)
-    if not recorder.recording(gain, shift):
-        return NotImplemented
-    assert recorder.frame is not None
-    output = F.group_norm(input, num_groups, recorder.value(weight), recorder.value(bias), eps)
-    inputs = None if gain is None else _floats(recorder.frame.plain(input))
-
-    def channels(values: Tensor) -> Tensor:
-        return values.flatten(4).sum(4) if values.dim() > 4 else values  # (k, b, n, c, …) -> (k, b, n, c)
-
-    def terms(grad: Tensor) -> list[Part]:
-        parts: list[Part] = []
-        if gain is not None and inputs is not None:
-
-            def scaled() -> Tensor:
-                normal = F.group_norm(inputs.flatten(0, 2), num_groups, eps=eps).view(inputs.shape)
-                return channels(grad * normal)
-
-            one = torch.ones((), dtype=grad.dtype, device=grad.device)
-            parts.append((gain.block, Scale(one, scaled)))
-        if shift is not None:
-            parts.append((shift.block, Shift(channels(grad))))
-        return parts
-
-    return recorder.write("group_norm", [each for each in (gain, shift) if each is not None], output, terms)
-
-
-def batch_norm(
-    recorder: Recorder,
-    func: Any,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    """Within a client's batch in training, by running statistics else."""
-    affine: tuple[Tensor | None, Tensor | None] = recorder.own((weight, bias), "batch_norm")
-    options: dict[str, Any] = {"weight": affine[0], "bias": affine[1], "eps": eps}
-    if recorder.statistics is None:
-        if training:
-            raise MixesExamples(
-                "batch normalisation mixes the examples of a batch, so no example has a gradient of its own: "
-                "clip per client (Clip.client), or use nn.GroupNorm"
-            )
-        return F.batch_norm(input, running_mean, running_var, **options)
-    if training:
-        return recorder.statistics.normalise(input, (running_mean, running_var), affine, momentum, eps)
-    mean, variance = (recorder.statistics.running(each) for each in (running_mean, running_var))
-    return F.batch_norm(input, mean, variance, **options)
-
-
-class MixesExamples(UserError):
-    """No example has a gradient of its own."""
 
 
 def dropout(
@@ -361,10 +226,6 @@ def random(recorder: Recorder, func: Any, *args: Any, **kwargs: Any) -> Any:
 def positions(values: Tensor) -> Tensor:
     """Return (k, b, P, c) of values (k, b, …, c)."""
     return values.unsqueeze(2) if values.dim() == 3 else values.flatten(2, -2)
-
-
-def _floats(values: Tensor) -> Tensor:
-    return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
 def _each(setting: Any, axes: int) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ class Record:
 
     def receive(self, grad: Tensor) -> None:
         """Take the output's gradient, in float32 at least: norms are never summed in less."""
-        self.grad = grad if grad.dtype in (torch.float32, torch.float64) else grad.float()
+        self.grad = at_least_single(grad)
 
     def parts(self) -> list[Part]:
         """Return the terms; none where the loss does not depend on the output."""
@@ -297,6 +297,11 @@ _RECTIFIERS = {
     F.hardsigmoid,
     F.mish,
 }
+
+
+def at_least_single(values: Tensor) -> Tensor:
+    """Return numbers in float32, or in float64 if they are."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
 def _asks_shape(func: Any) -> bool:
