@@ -14,6 +14,9 @@ from trilemma.federation.layout import TASK, Party
 from trilemma.federation.task import load_task
 from trilemma.task import Task
 
+TEXTS = (".py", ".toml", ".md")
+"""Endings of files beside a task that are not its data."""
+
 
 def deployed(config: Config) -> Config:
     """Return a simulation's configuration as a federation runs it: nobody plays the attacker.
@@ -63,7 +66,7 @@ def _link_beside(parties: list[Party], task: Path) -> list[str]:
     beside = [
         path
         for path in sorted(task.parent.iterdir())
-        if path.name not in code and path.suffix != ".py" and path.resolve() != federation
+        if path.name not in code and path.suffix not in TEXTS and path.resolve() != federation
     ]
     linked: dict[str, None] = {}
     for party in parties:
