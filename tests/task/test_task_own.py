@@ -265,3 +265,20 @@ def test_importing_takes_no_torch():
         "import sys, trilemma as tl; dir(tl); assert 'torch' not in sys.modules; tl.Task, tl.run, tl.Privacy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("train", ["head", {"subspace": 10}, {"lora": 1}])
+def test_the_whole_module_comes_back_where_little_is_trained(tmp_path, train):
+    task = classifier(clients=3)
+    result = tl.run(task, model={"train": train}, algorithm=DSGD, rounds=3, seeds=2, out=tmp_path / "run")
+    module = net()
+    module.load_state_dict(result.state_dict(seed=2))
+    x, y = examples(99, 200)
+    said = module(torch.tensor(x, dtype=torch.float32)).argmax(1).numpy()
+    assert result.summary.accuracy.per_seed["2"] == pytest.approx((said == y).mean(), abs=1e-6)
+
+
+def test_a_catalogue_model_of_which_little_was_trained_comes_back(tmp_path):
+    result = tl.run(model={"name": "mlp", "hidden": [4], "train": "head"}, rounds=2, out=tmp_path / "run")
+    whole = tl.models.build("mlp", (68,), 2, hidden=(4,))
+    assert {name: tuple(part.shape) for name, part in result.state_dict().items()} == dict(whole.shapes)

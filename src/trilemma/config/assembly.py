@@ -43,7 +43,7 @@ def everybody(
     """Return the model and all clients' data; `honest` of the clients do not lie, and come first."""
     if task is not None:
         dataset = _features(config, task.of(config.federation.clients).dataset, key, device)
-        learner = _learner(config, key, task, dataset)
+        learner = learner_of(config, key, task, dataset)
         return Assembled(learner.model, _natural(dataset, device), learner)
     dataset = config.data.options.load(key.fold("data"), data.Storage.from_environment())
     dataset = _features(config, dataset, key, device)
@@ -58,7 +58,7 @@ def everybody(
     return Assembled(chosen, FederatedData(dataset, holdings, device))
 
 
-def _learner(config: Config, key: Key, task: Task, dataset: data.Dataset | None) -> Learner:
+def learner_of(config: Config, key: Key, task: Task, dataset: data.Dataset | None) -> Learner:
     """Return a task's learner, of whose model what `[model] train` says is trained."""
     learner = task.learner(dataset)
     return replace(learner, model=models.choose(learner.model, config.coordinates.train, key))
@@ -69,7 +69,7 @@ def one_party(config: Config, key: Key, task: Task, client: int | None, examples
     if client is None:
         tests = task.test_dataset
         tests = None if tests is None else _features(config, tests, key)
-        learner = _learner(config, key, task, tests)
+        learner = learner_of(config, key, task, tests)
         return Assembled(learner.model, None, learner, tests)
     dataset = task.client_dataset(client)
     if len(dataset.y_train) < examples:
@@ -78,7 +78,7 @@ def one_party(config: Config, key: Key, task: Task, client: int | None, examples
             f"{examples}"
         )
     dataset = _features(config, dataset, key)
-    learner = _learner(config, key, task, dataset)
+    learner = learner_of(config, key, task, dataset)
     return Assembled(learner.model, _natural(dataset, first=client), learner)
 
 

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from trilemma import config as configuration
 from trilemma import models
-from trilemma.config import Config
+from trilemma.config import OWN, Config
+from trilemma.config.assembly import learner_of
 from trilemma.errors import UserError, nearest
+from trilemma.keys import Key
 from trilemma.records import Record, Spread, Summary
 from trilemma.report.result import Result
-from trilemma.simulate import RunDirectory
+from trilemma.simulate import RunDirectory, assemble
 from trilemma.task import Task
 
 BESIDE = ("loss", "variance", "worst_tenth")
@@ -54,9 +56,13 @@ def _simulation(folder: Path, task: Task | None = None) -> Result:
 
     def named(flat: Tensor, seed: int) -> dict[str, Tensor]:
         own = task or (directory.task() if directory.has_task else None)
-        if own is None:
+        if own is not None:
+            model = learner_of(settings, Key(seed), own, None).model
+        elif settings.data.name != OWN and settings.coordinates.train != "all":
+            model = assemble(settings, seed).clients.model  # the rest of it comes from the seed
+        else:
             return directory.tensors(flat)
-        return models.state_dict(own.learner(None).model, flat, directory.seed(seed).statistics())
+        return models.state_dict(model, flat, directory.seed(seed).statistics())
 
     return Result(
         folder, settings, summary, seeds, lambda seed: directory.seed(seed).model(), named, baseline
