@@ -78,7 +78,13 @@ def test_no_figure_is_below_the_truth_of_one_round(accountant: Accountant, one: 
         assert accountant.delta(((one, 1),), 0.4) >= true_delta(one, 0.4) * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(("accountant", "one"), IN_CLOSED_FORM)
+@pytest.mark.parametrize(
+    ("accountant", "one"),
+    [
+        pytest.param(*case.values, id=case.id, marks=[] if case.values[1].gaussian else [pytest.mark.slow])
+        for case in IN_CLOSED_FORM
+    ],
+)
 def test_noise_that_is_not_quite_gaussian_is_paid_for(accountant: Accountant, one: Mechanism):
     """A sampler that gives everything away with chance τ is within τ of the Gaussian."""
     tau = 1e-7
