@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import Experiment, assemble
 from trilemma.task import Task
+
+os.environ[layout.REPRODUCIBLE] = "1"  # clients whose noise is in a file work here, and nowhere else
 
 INSTANT = Timing(round_limit=1.0, join_limit=0.3, poll=0.05)
 
@@ -136,14 +139,14 @@ def share_seeds(parties: list[Party], config: str) -> None:
     """Give every client the simulation's seed for sampling, and noise that can be drawn again."""
     seed = configurations.parse(tomllib.loads(config)).run.seeds[0]
     for party in parties[1:]:
-        party.seed.write_text(f"{seed:x}")
+        (party.folder / "secrets" / "reproducible-batches").write_text(f"{seed:x}")
         (party.folder / "secrets" / "reproducible-noise").write_text(bytes([7 + party.client] * 32).hex())
 
 
 def secrets_of(parties: list[Party], run: str) -> list[SecretNoise]:
     """Every client's noise source, rebuilt from its own folder."""
     return [
-        SecretNoise(party.client, Session(party, run).secrets.pairs, party.reproducible_noise)
+        SecretNoise(party.client, Session(party, run).secrets.pairs, party.reproducible.noise)
         for party in parties[1:]
     ]
 

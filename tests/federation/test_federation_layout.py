@@ -36,7 +36,7 @@ def test_no_secret_is_in_two_folders(made):
     """Not as a file, and not inside another file."""
     secrets = {path: path.read_bytes() for path in made.rglob("secrets/*")}
     secrets[made / "authority" / "ca.key"] = (made / "authority" / "ca.key").read_bytes()
-    assert len(secrets) == 2 + 4 * 4 + 1
+    assert len(secrets) == 2 + 4 * 3 + 1
     assert len(set(secrets.values())) == len(secrets)
     everything = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
     for owner, secret in secrets.items():
@@ -63,7 +63,7 @@ def test_secrets_that_others_can_read_are_refused(tmp_path):
         client.check()
 
 
-@pytest.mark.parametrize("name", ["secrets/identity.key", "secrets/seed", "roster.json", "tls/ca.crt"])
+@pytest.mark.parametrize("name", ["secrets/identity.key", "secrets/node.key", "roster.json", "tls/ca.crt"])
 def test_a_folder_that_is_not_complete_is_named(tmp_path, name):
     client = layout.init(tmp_path / "federation", Federation("pilot", 1), "# config\n")[1]
     (client.folder / name).unlink()

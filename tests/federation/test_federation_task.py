@@ -7,7 +7,6 @@ import types
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from federation_harness import INSTANT, Direct, coordinator, small_config
@@ -155,21 +154,6 @@ def test_what_a_federation_cannot_do_is_refused(tmp_path, option, complaint):
     made = layout.init(tmp_path / "federation", Federation("x", 3), config)
     with pytest.raises(ConfigError, match=complaint):
         load_task(made[0])
-
-
-def test_batches_are_drawn_from_a_secret_seed(tmp_path):
-    """Two clients with the same data and the same public key draw different batches."""
-    from trilemma.federation.task import OneClient
-    from trilemma.keys import Key
-
-    made = layout.init(tmp_path / "federation", Federation("x", 3), small_config(3, tolerate=0))
-    task = load_task(made[1])
-    draws = [
-        OneClient(0, task, None, int(party.seed.read_text(), 16)).sample(5, Key(1)).x for party in made[1:]
-    ]
-    assert not torch.equal(draws[0], draws[1])
-    public = task.data.sample((0,), 5, Key(1)).x
-    assert not any(torch.equal(draw, public) for draw in draws)
 
 
 def test_the_command_line_makes_a_federation(tmp_path):

@@ -16,16 +16,14 @@ import torch
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import wire
-from trilemma.federation.admission import Rejection, Reply
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.epochs import Epoch, Policy, check_progress, open_epoch
-from trilemma.federation.exchange import Clock, Correspondence, Patience
+from trilemma.federation.exchange import Clock, Correspondence
 from trilemma.federation.hearing import Heard, Hearing
+from trilemma.federation.joining import Joining
 from trilemma.federation.layout import Party, Timing
-from trilemma.federation.sessions import check_offer
 from trilemma.federation.task import PartyTask
 from trilemma.learning.rounds import returned_model, sampled_clients
-from trilemma.privacy.secrets import Roster
 from trilemma.records import Record, Scores
 from trilemma.stopwatch import Stopwatch
 
@@ -99,81 +97,39 @@ class Coordinator:
         """Open epoch `number`, or reopen it after a restart; return the commit and who sits at which node."""
         self.say(Event(f"epoch {number}: calling"))
         epoch = commit.epoch
-        new = epoch is None or epoch.number != number
-        if new:
-            commit = self._in_epoch(commit, Epoch(number))
-        joined, keys = self._call(number)
-        if epoch is None or new:
-            epoch = open_epoch(self.policy, number, joined.values())
-            self._relay(epoch, joined, keys)
-            commit = self._in_epoch(commit, epoch)
+        if epoch is not None and epoch.number == number:
+            joined, _ = self._joining.call(number)
+        else:
+            commit, epoch, joined = self._open(commit, number)
         clients = {node: client for node, client in joined.items() if client in epoch.members}
-        self.say(Event(f"epoch {number}: clients {sorted(clients.values())} of {self.policy.clients}"))
+        self.say(Event(f"epoch {epoch.number}: clients {sorted(clients.values())} of {self.policy.clients}"))
         return commit, clients
+
+    def _open(self, commit: Commit, number: int) -> tuple[Commit, Epoch, dict[int, int]]:
+        """Open a new epoch, `number` or a later one: without those who joined and did not sign."""
+        left_out: frozenset[int] = frozenset()
+        while True:
+            commit = self._in_epoch(commit, Epoch(number))
+            joined, keys = self._joining.call(number, left_out)
+            opened = self._joining.open(number, joined, keys)
+            if isinstance(opened, Epoch):
+                return self._in_epoch(commit, opened), opened, joined
+            left_out |= opened
+            number += 1
+            open_epoch(self.policy, number, set(joined.values()) - left_out)  # stops where too few are left
+            self.say(Event(f"epoch {number}: without clients {sorted(left_out)}, who did not sign"))
+
+    @property
+    def _joining(self) -> Joining:
+        """How epochs begin."""
+        say = lambda text: self.say(Event(text))  # noqa: E731
+        return Joining(self.run, self.party, self.policy, self.exchange, self.clock, say)
 
     def _in_epoch(self, commit: Commit, epoch: Epoch) -> Commit:
         commit = replace(commit, epoch=epoch)
         with self.watch.stage("commit"):
             self.log.update_epoch(commit)
         return commit
-
-    def _call(self, number: int) -> tuple[dict[int, int], dict[int, str]]:
-        """Say hello to every node until everybody answered or time is up.
-
-        It looks again and again who is there, so that one that is gone does not keep the server from calling
-        those that appear meanwhile. A hello stays open all the time.
-        """
-        hello = wire.dumps(wire.Hello(run=self.run, epoch=number, terms=self.party.terms))
-        poll = self.timing.poll
-        deadline = self.clock.now() + self.timing.join_limit
-        joined: dict[int, int] = {}
-        keys: dict[int, str] = {}
-        refused: set[int] = set()
-        while len(joined) + len(refused) < self.policy.clients and (left := deadline - self.clock.now()) > 0:
-            known = self.exchange.nodes()
-            called = {node: hello for node in known if node not in joined and node not in refused}
-            patience = Patience(min(left, 10 * poll), welcome=left)
-            replies = self.exchange.ask(called, patience) if called else []
-            answers = [reply for reply in replies if reply.block is not None or reply.refused]
-            if not answers:  # nobody is there, or Flower did not reach them: perhaps they just start
-                self.clock.sleep(poll)
-            for reply in answers:
-                if reply.node in joined:
-                    continue  # it was asked twice
-                try:
-                    client = known[reply.node]
-                    keys[client] = self._joined(reply, client, number)
-                    joined[reply.node] = client
-                except wire.WireError as error:
-                    refused.add(reply.node)
-                    self._note_rejections([Rejection(reply.node, known.get(reply.node), str(error))])
-        return joined, keys
-
-    def _joined(self, reply: Reply, client: int, number: int) -> str:
-        if reply.block is None:
-            raise wire.WireError(reply.error)
-        header, _ = wire.loads(reply.block, wire.Joined, limit=1 << 16)
-        if (header.run, header.epoch, header.client) != (self.run, number, client):
-            raise wire.WireError(f"the node of client {client} joined as {header!r}")
-        check_offer(Roster.load(self.party.roster), self.run, number, client, header.key)
-        return header.key
-
-    def _relay(self, epoch: Epoch, joined: Mapping[int, int], keys: Mapping[int, str]) -> None:
-        """Pass everybody's signed keys to everybody. Clients check the signatures: the server cannot."""
-        members = {str(client): keys[client] for client in epoch.members}
-        block = wire.dumps(wire.Keys(run=self.run, epoch=epoch.number, keys=members))
-        asked = {node: block for node, client in joined.items() if client in epoch.members}
-        ready: set[int] = set()
-        for reply in self.exchange.ask(asked, Patience(self.timing.join_limit)):
-            try:
-                if reply.block is None:
-                    raise wire.WireError(reply.error)
-                wire.loads(reply.block, wire.Ready, limit=1 << 16)
-                ready.add(joined[reply.node])
-            except (wire.WireError, KeyError) as error:
-                client = joined.get(reply.node)
-                self._note_rejections([Rejection(reply.node, client, f"keys refused: {error}")])
-        open_epoch(self.policy, epoch.number, ready)  # stops the run where too many refuse
 
     # --- rounds -----------------------------------------------------------------------------------------
 
@@ -284,10 +240,6 @@ class Coordinator:
                 header = wire.Answer(client=client, run=self.run, epoch=epoch.number, round=round_)
                 block = wire.dumps(header, {"vector": vector})
                 files.write_atomically(folder / f"{round_}-{client}{suffix}", block)
-
-    def _note_rejections(self, rejected: list[Rejection] | tuple[Rejection, ...]) -> None:
-        for one in rejected:
-            self.say(Event(one.said))
 
     def _finish(self, commit: Commit) -> None:
         """Hand the result to everybody who is there."""

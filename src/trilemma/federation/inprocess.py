@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from trilemma.errors import UserError
 from trilemma.federation.admission import Reply
 from trilemma.federation.layout import Party
 from trilemma.federation.node import Node
+from trilemma.federation.reasons import Refused
 
 FIRST_NODE = 100
 """Nodes have numbers of their own: who takes one for a client finds nobody."""
@@ -53,5 +53,5 @@ class InProcess:
         """Return what a node says; None where nothing arrives."""
         try:
             return Reply(node, self.clients[node - FIRST_NODE].answer(block))
-        except UserError as error:
-            return Reply(node, error=f"{type(error).__name__}: {error}", refused=True)
+        except Refused as refusal:
+            return Reply(node, error=str(refusal), refused=True)

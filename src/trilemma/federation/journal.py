@@ -12,13 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trilemma import files
-from trilemma.errors import UserError
 from trilemma.federation import wire
 from trilemma.federation.commits import part_of
-
-
-class Refused(UserError):
-    """A request this client does not answer; the reason travels back to the server."""
+from trilemma.federation.reasons import Reason, Refused
 
 
 class _EntryHeader(wire.Header):
@@ -76,21 +72,25 @@ def what_to_do(entry: Entry | None, client: int, ask: wire.Ask, asked: str) -> F
     {'vector': tensor([1.])}
     >>> what_to_do(entry, 2, following.model_copy(update={"round": 4}), "other")
     Traceback (most recent call last):
-    trilemma.federation.journal.Refused: round 4 was asked before, with other numbers
+    trilemma.federation.reasons.Refused: repeated: the round was asked before, with other numbers
     """
     if entry is None:
         return Fresh(None)
     if ask.epoch < entry.epoch:
-        raise Refused(f"epoch {ask.epoch} is over, this client has answered in epoch {entry.epoch}")
+        raise Refused(
+            Reason.EPOCH, f"epoch {ask.epoch} is over, this client has answered in epoch {entry.epoch}"
+        )
     if ask.round < entry.round:
-        raise Refused(f"round {ask.round} is over, this client has answered round {entry.round}")
+        raise Refused(
+            Reason.ROUND, f"round {ask.round} is over, this client has answered round {entry.round}"
+        )
     if ask.round > entry.round:
         unheard = ask.heard.get(str(client), -1) < entry.round
         return Fresh(entry.before if unheard else entry.after)
     if ask.epoch > entry.epoch:
         return Fresh(entry.before)  # the round was given up; what was sent under the old keys is spent
     if asked != entry.asked:
-        raise Refused(f"round {ask.round} was asked before, with other numbers")
+        raise Refused(Reason.REPEATED, f"round {ask.round}")
     return Again(entry.sent)
 
 
@@ -100,23 +100,32 @@ def what_to_tell(entry: Entry | None, inquire: wire.Inquire, asked: str) -> Entr
     Only the last answer's round can be asked about, and only one thing.
     """
     if entry is None or (inquire.epoch, inquire.round) != (entry.epoch, entry.round):
-        raise Refused(f"round {inquire.round} was not answered last, there is nothing to add to it")
+        raise Refused(
+            Reason.ROUND, f"round {inquire.round} was not answered last, nothing can be added to it"
+        )
     if entry.inquired not in ("", asked):
-        raise Refused(f"round {inquire.round} was asked about before, with another question")
+        raise Refused(Reason.REPEATED, f"round {inquire.round} was asked about before")
     return replace(entry, inquired=asked)
 
 
 class Journal:
-    """The journal of one run, one file in the run's folder."""
+    """The journal of one run, one file in the run's folder.
+
+    The file is what counts, another process may have written it: memory only saves reading it twice.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "journal"
         self._last: Entry | None = None
+        self._version: tuple[int, ...] = ()
 
     def last(self) -> Entry | None:
         """Return the last entry."""
-        if self._last is not None or not self._file.is_file():
+        if not self._file.is_file():
+            return None
+        if self._version == self._on_disk():
             return self._last
+        version = self._on_disk()
         header, tensors = wire.loads(self._file.read_bytes(), _EntryHeader)
         self._last = Entry(
             header.run,
@@ -128,6 +137,7 @@ class Journal:
             part_of("after", tensors),
             header.inquired,
         )
+        self._version = version
         return self._last
 
     def write(self, entry: Entry) -> None:
@@ -143,4 +153,9 @@ class Journal:
         tensors |= {f"before/{name}": tensor for name, tensor in entry.before.items()}
         tensors |= {f"after/{name}": tensor for name, tensor in entry.after.items()}
         files.write_atomically(self._file, wire.dumps(header, tensors), secret=True)
-        self._last = entry
+        self._last, self._version = entry, self._on_disk()
+
+    def _on_disk(self) -> tuple[int, ...]:
+        """Return what tells one version of the file from another: each is a new file."""
+        facts = self._file.stat()
+        return (facts.st_ino, facts.st_mtime_ns, facts.st_size)

@@ -3,7 +3,7 @@
     federation/
       authority/      the CA's private key: off-line after `init`
       server/         TLS certificate and key, the public halves of all node keys, the run configuration
-      client-0/ …     CA certificate, node key, identity key, sampling seed, roster, the run configuration
+      client-0/ …     CA certificate, node key, identity key, roster, budget, the run configuration
 
 A party's folder holds its own secrets only, so handing `client-3/` to party 3 hands over exactly what that
 party needs. `federation.toml` is the same everywhere and public. Every party reads its own copy of
@@ -20,7 +20,7 @@ import secrets
 import stat
 import tomllib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import tomli_w
@@ -35,6 +35,8 @@ from trilemma.task.file import copy_task
 PUBLIC = "federation.toml"
 CONFIG = "config.toml"
 TASK = "task.py"
+REPRODUCIBLE = "TRILEMMA_REPRODUCIBLE"
+"""Environment variable without which a client whose noise is no secret refuses to work."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -116,6 +118,14 @@ class Federation:
 
 
 @dataclass(frozen=True)
+class Reproducible:
+    """Seeds of a client whose noise and batches can be drawn again: for tests."""
+
+    noise: bytes = field(repr=False)
+    batches: int = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Party:
     """One party's folder. `client` is None for the server."""
 
@@ -180,15 +190,18 @@ class Party:
         return self.folder / "secrets" / "node.key"
 
     @property
-    def seed(self) -> Path:
-        """A client's private seed: which examples it samples is nobody else's business."""
-        return self.folder / "secrets" / "seed"
-
-    @property
-    def reproducible_noise(self) -> bytes | None:
-        """A seed in place of the system's generator: to reproduce a run in a test, and only there."""
+    def reproducible(self) -> Reproducible | None:
+        """Seeds in place of the system's generator: to compare a run with a simulation, and only there."""
         path = self.folder / "secrets" / "reproducible-noise"
-        return bytes.fromhex(path.read_text()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        if os.environ.get(REPRODUCIBLE) != "1":
+            raise UserError(
+                f"{path}: noise and batches from a file are no secret, and no real run may have them; delete "
+                f"it. (A test that must reproduce a run sets {REPRODUCIBLE}=1 too.)"
+            )
+        noise, batches = bytes.fromhex(path.read_text()), self.folder / "secrets" / "reproducible-batches"
+        return Reproducible(noise, int(batches.read_text() if batches.is_file() else noise.hex(), 16))
 
     @property
     def executor_secret(self) -> Path:
@@ -197,7 +210,7 @@ class Party:
 
     def check(self) -> None:
         """Refuse to work in a folder that is not complete, or whose secrets others here can read."""
-        own = (self.executor_secret,) if self.client is None else (self.identity, self.node_key, self.seed)
+        own = (self.executor_secret,) if self.client is None else (self.identity, self.node_key)
         for path in (self.config, self.roster, self.authority, *own):
             if not path.is_file():
                 raise UserError(f"{path} is missing: {self.name}'s folder is not complete; copy it once more")
@@ -207,6 +220,7 @@ class Party:
                 raise UserError(
                     f"{path} can be read by others (mode {mode:o}); only its owner may: chmod 600 {path}"
                 )
+        _ = self.reproducible  # refused in a real run
 
     @property
     def budget(self) -> Path:
@@ -224,6 +238,26 @@ class Party:
         """What must survive a crash."""
         return self.folder / "state"
 
+    @property
+    def ledger(self) -> Path:
+        """What a client has released and what it has cost."""
+        return self.state / "ledger"
+
+    @property
+    def ledger_head(self) -> Path:
+        """How far the ledger had come, a second time: `state/` may be deleted, or an old copy put back."""
+        return self.folder / "memory" / "ledger-head"
+
+    @property
+    def ledgers_seen(self) -> Path:
+        """How far everybody else's ledger had come when this party last saw it."""
+        return self.folder / "memory" / "ledgers-seen"
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever answers for this party: one at a time, whatever processes there are."""
+        return self.folder / "lock"
+
     def run_folder(self, run: str) -> Path:
         """Return where the memory of a run is kept. The name may come from a stranger: it stays a name.
 
@@ -239,6 +273,11 @@ class Party:
     def running(self) -> Path:
         """Records and logs of this party's processes."""
         return self.folder / "run"
+
+    @property
+    def log(self) -> Path:
+        """What a client does not tell the server: why it refused, in full."""
+        return self.running / "node.log"
 
     @property
     def flower_home(self) -> Path:
@@ -306,7 +345,6 @@ def init(
         files.write_atomically(client.node_key, private, secret=True)
         (server.folder / "nodes").mkdir(exist_ok=True)
         (server.folder / "nodes" / f"{client.name}.pub").write_bytes(public)
-        files.write_atomically(client.seed, secrets.token_hex(16).encode(), secret=True)
         identity = Identity.generate()
         identity.save(client.identity)
         public_keys.append(identity.public)

@@ -3,11 +3,18 @@
 What a client believes is on its own disk: its configuration, its roster, its identity, its budget. The
 server proposes a run, relays keys and sends numbers; it cannot change how much is clipped and noised, with
 whom noise is shared, or how much privacy is spent.
+
+One answer at a time leaves a folder, however many processes work in it: each holds the folder's lock from
+reading the journal to writing it. What a client draws for a release (its batch, its dropout, its own noise)
+comes from the operating system, once: the release is replayed from the journal and never drawn again. A
+process that dies between drawing and journal has let nothing out; in that epoch the round is over for it.
 """
 
 from __future__ import annotations
 
 import math
+import secrets as system
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,12 +23,15 @@ from typing import Any
 import torch
 
 from trilemma import files
+from trilemma.errors import UserError
 from trilemma.federation import wire
-from trilemma.federation.journal import Again, Entry, Journal, Refused, what_to_do, what_to_tell
+from trilemma.federation.journal import Again, Entry, Journal, what_to_do, what_to_tell
 from trilemma.federation.layout import Party
+from trilemma.federation.reasons import Reason, Refused, write_down
 from trilemma.federation.sessions import Session
-from trilemma.federation.spending import pay
+from trilemma.federation.spending import least_members, ledger_position, pay
 from trilemma.federation.task import OneClient, PartyTask, load_task
+from trilemma.keys import Key
 from trilemma.learning.protocol import ClientStep, Start, State
 from trilemma.privacy.types import NoiseLaw, NoiseSource
 from trilemma.stopwatch import Stopwatch
@@ -47,18 +57,37 @@ class Node:
         return load_task(self.party)
 
     def answer(self, block: bytes) -> bytes:
-        """Answer a block from the server; raise a `UserError`, whose reason travels back, to refuse."""
-        kind = wire.kind_of(block)
-        handlers: dict[str, Callable[[bytes], bytes]] = {
+        """Answer a block from the server, or raise `Refused`, whose text may travel back.
+
+        Whatever goes wrong, that text is from a fixed catalogue; the rest is in this client's own log.
+        """
+        kind, failure = "block", Exception()
+        try:
+            kind = wire.kind_of(block)
+            with files.locked(self.party.lock):
+                return self._handlers.get(kind, self._unknown)(block)
+        except wire.WireError as error:
+            failure, reason = error, Reason.BLOCK
+        except Refused as error:
+            failure, reason = error, error.reason
+        except Exception as error:
+            failure, reason = error, Reason.FAILED
+        write_down(self.party.log, kind, failure)
+        raise Refused(reason)
+
+    @property
+    def _handlers(self) -> dict[str, Callable[[bytes], bytes]]:
+        return {
             wire.Hello.kind: self._hello,
             wire.Keys.kind: self._keys,
+            wire.Confirm.kind: self._confirm,
             wire.Ask.kind: self._ask,
             wire.Inquire.kind: self._inquire,
             wire.Finished.kind: self._finished,
         }
-        if kind not in handlers:
-            raise Refused(f"a client does not answer {kind!r}")
-        return handlers[kind](block)
+
+    def _unknown(self, block: bytes) -> bytes:
+        raise Refused(Reason.BLOCK, "a client does not answer this kind")
 
     def _session(self, run: str) -> Session:
         return self.sessions.setdefault(run, Session(self.party, run))
@@ -69,17 +98,29 @@ class Node:
     def _hello(self, block: bytes) -> bytes:
         hello, _ = wire.loads(block, wire.Hello)
         if hello.terms != self.party.terms:
-            raise Refused(
-                "the server's configuration or roster is not this client's; all parties must hold the same "
-                "config.toml and roster.json, and the same `examples` in federation.toml"
-            )
+            raise Refused(Reason.TERMS, f"the server's are {hello.terms}, this client's {self.party.terms}")
+        self._check_folder()
+        ledger_position(self.party, self.task)  # a ledger that was set back: better now than among others
         key = self._session(hello.run).open(hello.epoch)
         return wire.dumps(wire.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
 
     def _keys(self, block: bytes) -> bytes:
         keys, _ = wire.loads(block, wire.Keys)
-        self._session(keys.run).agree(keys.epoch, {int(client): key for client, key in keys.keys.items()})
-        return wire.dumps(wire.Ready(client=self.client, run=keys.run, epoch=keys.epoch))
+        offers = {int(client): key for client, key in keys.keys.items()}
+        least = least_members(self.party, self.task)
+        if len(offers) < least:
+            raise Refused(Reason.MEMBERS, f"{len(offers)} members where this client wants {least}")
+        ledger = ledger_position(self.party, self.task)
+        confirmation = self._session(keys.run).agree(keys.epoch, offers, ledger)
+        return wire.dumps(
+            wire.Ready(client=self.client, run=keys.run, epoch=keys.epoch, confirmation=confirmation)
+        )
+
+    def _confirm(self, block: bytes) -> bytes:
+        confirm, _ = wire.loads(block, wire.Confirm)
+        confirmations = {int(client): text for client, text in confirm.confirmations.items()}
+        self._session(confirm.run).confirm(confirm.epoch, confirmations)
+        return wire.dumps(wire.Confirmed(client=self.client, run=confirm.run, epoch=confirm.epoch))
 
     def _ask(self, block: bytes) -> bytes:
         watch = Stopwatch()
@@ -93,11 +134,11 @@ class Node:
         if isinstance(todo, Again):
             return wire.dumps(header, todo.sent)
         if not 0 <= ask.round < self.task.config.run.rounds:
-            raise Refused(f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
+            raise Refused(Reason.ROUND, f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
         self._check_broadcast(broadcast)
         # Order matters: pay, compute, remember, and only then speak.
         session = self._session(ask.run)
-        secrets = session.require(ask.epoch, self.task.counts_on_others)
+        secrets = session.require(ask.epoch)
         with watch.stage("ledger"):
             epsilon = pay(self.party, self.task, secrets, ask.run, ask.round, ask.unused)
         before = self._start.clients if todo.state is None else todo.state
@@ -127,7 +168,7 @@ class Node:
         inquire, question = wire.loads(block, wire.Inquire)
         inquiry = self.task.resolved.algorithm.inquiry
         if inquiry is None:
-            raise Refused(f"{self.task.resolved.algorithm.name} has no second exchange")
+            raise Refused(Reason.BLOCK, f"{self.task.resolved.algorithm.name} has no second exchange")
         journal = self._journal(inquire.run)
         entry = what_to_tell(journal.last(), inquire, wire.digest(block))
         told = inquiry.message(self.task.model).encode(inquiry.answer(question, entry.after))
@@ -136,11 +177,22 @@ class Node:
         return wire.dumps(header, told)
 
     def _step(self, ask: wire.Ask, broadcast: State, state: State, noise: NoiseSource) -> ClientStep:
-        """Take a step of the algorithm."""
-        task = self.task
-        me = OneClient(self.client, task, noise, int(self.party.seed.read_text(), 16))
-        key = task.key.fold("round", ask.round)
-        return task.resolved.algorithm.client(broadcast, state, me, ask.round, key)
+        """Take a step of the algorithm, with randomness that nobody else knows and no other step had."""
+        reproducible = self.party.reproducible
+        seed = system.randbits(256) if reproducible is None else reproducible.batches
+        me = OneClient(self.client, self.task, noise, seed)
+        key = Key(seed).fold("round", ask.round)
+        return self.task.resolved.algorithm.client(broadcast, state, me, ask.round, key)
+
+    def _check_folder(self) -> None:
+        """Refuse a folder whose noise anybody can draw again, or say loudly that a test wants it so."""
+        try:
+            known = self.party.reproducible
+        except UserError as error:
+            raise Refused(Reason.UNSAFE, str(error)) from None
+        if known is not None:
+            said = f"{self.party.name}: noise and batches are REPRODUCIBLE, NOT SECRET: for tests only"
+            print(said, file=sys.stderr, flush=True)
 
     @cached_property
     def _start(self) -> Start:
@@ -153,9 +205,9 @@ class Node:
         described = {name: (tensor.shape, tensor.dtype) for name, tensor in broadcast.items()}
         expected = {name: (tensor.shape, tensor.dtype) for name, tensor in self._start.broadcast.items()}
         if described != expected:
-            raise Refused("the broadcast does not have the shape of this configuration's")
+            raise Refused(Reason.BROADCAST, "it does not have the shape of this configuration's")
         if not all(bool(torch.isfinite(tensor).all()) for tensor in broadcast.values()):
-            raise Refused("the broadcast is not finite")
+            raise Refused(Reason.BROADCAST, "it is not finite")
 
     def _finished(self, block: bytes) -> bytes:
         finished, _ = wire.loads(block, wire.Finished)

@@ -1,23 +1,26 @@
 """A client's secrets in one run: agreed on through the server, which can neither read nor forge them.
 
 Per epoch a client makes one signed offer (`trilemma.privacy.secrets`), gets everybody's from the server,
-checks every signature against ITS roster, and keeps the pair keys on its own disk. The ephemeral key lives in
-the memory of the client's worker only, from the hello to the keys. A server that puts its own keys in the
-middle, leaves out the signature, mixes runs or epochs, or changes its mind about the keys is refused.
+checks every signature against ITS roster, and keeps the pair keys on its own disk. Then it signs the list of
+members and offers it has, gets everybody's signature, and answers in the epoch only if all signed that same
+list (`confirmation`). The ephemeral key lives in the memory of the client's worker only, from the hello to
+the keys. A server that puts its own keys in the middle, leaves out a signature, mixes runs or epochs, changes
+its mind about the keys or tells two clients of two epochs is refused.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trilemma import files
 from trilemma.errors import PrivacyError
 from trilemma.federation import wire
-from trilemma.federation.journal import Refused
+from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
 from trilemma.federation.layout import Party
+from trilemma.federation.reasons import Reason, Refused
 from trilemma.privacy.secrets import (
     Handshake,
     Identity,
@@ -63,16 +66,23 @@ class _SessionHeader(wire.Header):
     offer: str
     offers: dict[str, str]
     pairs: dict[str, str]
+    confirmation: str = ""
+    confirmed: bool = False
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """What a client knows in an epoch: its offer, and after the agreement everybody's and the pair keys."""
+    """What a client knows in an epoch: its offer, and after the agreement everybody's and the pair keys.
+
+    `confirmation` is its own signature under the list of members, `confirmed` whether it saw everybody's.
+    """
 
     epoch: int
     offer: str
     offers: Mapping[int, str]
     pairs: Mapping[int, bytes]
+    confirmation: str = ""
+    confirmed: bool = False
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -99,6 +109,8 @@ class Session:
             header.offer,
             {int(client): offer for client, offer in header.offers.items()},
             {int(client): bytes.fromhex(key) for client, key in header.pairs.items()},
+            header.confirmation,
+            header.confirmed,
         )
 
     def _write(self, secrets: Secrets) -> None:
@@ -107,6 +119,8 @@ class Session:
             offer=secrets.offer,
             offers={str(client): offer for client, offer in secrets.offers.items()},
             pairs={str(client): key.hex() for client, key in secrets.pairs.items()},
+            confirmation=secrets.confirmation,
+            confirmed=secrets.confirmed,
         )
         files.write_atomically(self._file, wire.dumps(header), secret=True)
 
@@ -118,56 +132,103 @@ class Session:
         known = self.secrets
         if known is not None and epoch <= known.epoch:
             if epoch < known.epoch:
-                raise Refused(f"epoch {epoch} is over, this client is in epoch {known.epoch}")
+                raise Refused(Reason.EPOCH, f"epoch {epoch} is over, this client is in epoch {known.epoch}")
             return known.offer
         if epoch < 0:
-            raise Refused(f"there is no epoch {epoch}")
+            raise Refused(Reason.EPOCH, f"there is no epoch {epoch}")
         self.party.state.mkdir(exist_ok=True)
-        identity, roster = Identity.load(self.party.identity), Roster.load(self.party.roster)
         log = RunLog(self.party.state / "joined")
-        self._handshake = Handshake(identity, roster, epoch_name(self.run, epoch), log)
+        try:
+            identity, roster = Identity.load(self.party.identity), Roster.load(self.party.roster)
+            self._handshake = Handshake(identity, roster, epoch_name(self.run, epoch), log)
+        except PrivacyError as error:
+            raise Refused(Reason.KEYS, str(error)) from None
         if self._handshake.index != self.party.client:
-            raise Refused(f"this identity is client {self._handshake.index} on the roster")
+            raise Refused(Reason.KEYS, f"this identity is client {self._handshake.index} on the roster")
         offer = self._handshake.offer.encode().hex()
         self._write(Secrets(epoch, offer, {}, {}))
         return offer
 
-    def agree(self, epoch: int, offers: Mapping[int, str]) -> None:
-        """Check everybody's offers and derive the pair keys; refuse a second, different set."""
+    def agree(self, epoch: int, offers: Mapping[int, str], ledger: Position) -> str:
+        """Check everybody's offers and derive the pair keys; refuse a second, different set.
+
+        Return this client's confirmation of the list, with its ledger's position as it is now: the same one
+        however often the server asks.
+        """
         known = self.secrets
         if known is None or known.epoch != epoch:
-            raise Refused(f"keys for epoch {epoch}, of which this client knows nothing")
+            raise Refused(Reason.EPOCH, f"keys for epoch {epoch}, of which this client knows nothing")
         if known.offers:
             if dict(offers) != dict(known.offers):
-                raise Refused(f"other keys for epoch {epoch} than those this client agreed to")
-            return
+                raise Refused(Reason.KEYS, f"other keys for epoch {epoch} than those this client agreed to")
+            return known.confirmation
         if self._handshake is None:
-            raise Refused(f"this client was restarted while epoch {epoch} began; it can join the next one")
-        if offers.get(self.party.client if self.party.client is not None else -1) != known.offer:
-            raise Refused("the keys do not contain the one this client offered")
+            raise Refused(
+                Reason.EPOCH, f"this client was restarted while epoch {epoch} began; it can join the next one"
+            )
+        if offers.get(self._client) != known.offer:
+            raise Refused(Reason.KEYS, "the keys do not contain the one this client offered")
         try:
             decoded = [Offer.decode(bytes.fromhex(offer)) for offer in offers.values()]
             if [offer.index for offer in decoded] != list(offers):
                 raise PrivacyError("offers are filed under the wrong clients")
             pairs = self._handshake.agree(decoded, partners=offers)
         except (PrivacyError, ValueError) as error:
-            raise Refused(f"a key was not accepted: {error}") from None
+            raise Refused(Reason.KEYS, f"a key was not accepted: {error}") from None
         self._handshake = None
-        self._write(Secrets(epoch, known.offer, offers, pairs))
+        identity, roster = Identity.load(self.party.identity), Roster.load(self.party.roster)
+        confirmation = Confirmation.sign(
+            self._list(epoch, offers), roster, self._client, ledger.covered(identity), identity
+        )
+        self._write(Secrets(epoch, known.offer, offers, pairs, confirmation.encode()))
+        return confirmation.encode()
 
-    def require(self, epoch: int, agreed: bool) -> Secrets:
-        """Return the secrets of an epoch that is ready to run, where need be with its keys `agreed` on."""
+    def confirm(self, epoch: int, confirmations: Mapping[int, str]) -> None:
+        """Check that every member signed the list this client has, and that nobody's ledger went back."""
+        known = self.secrets
+        if known is None or known.epoch != epoch or not known.offers:
+            raise Refused(Reason.EPOCH, f"confirmations for epoch {epoch}, whose keys this client lacks")
+        if known.confirmed:
+            return
+        if set(confirmations) != set(known.members):
+            raise Refused(Reason.UNCONFIRMED, f"of {known.members}, {sorted(confirmations)} confirmed")
+        roster, members = Roster.load(self.party.roster), self._list(epoch, known.offers)
+        ledgers: dict[int, Position] = {}
+        try:
+            for client, text in sorted(confirmations.items()):
+                confirmation = Confirmation.decode(text)
+                confirmation.check(members, roster, client)
+                ledgers[client] = confirmation.ledger
+        except PrivacyError as error:
+            raise Refused(Reason.UNCONFIRMED, str(error)) from None
+        del ledgers[self._client]  # of its own it knows more than what it once signed
+        try:
+            Witness(self.party.ledgers_seen).see(ledgers)
+        except PrivacyError as error:
+            raise Refused(Reason.ROLLBACK, str(error)) from None
+        self._write(replace(known, confirmed=True))
+
+    def require(self, epoch: int) -> Secrets:
+        """Return the secrets of an epoch that is ready to run: its members have confirmed each other."""
         known = self.secrets
         if known is None or known.epoch != epoch:
-            raise Refused(f"a question in epoch {epoch}, which this client has not joined")
-        if agreed and not known.offers:
-            raise Refused(f"a question in epoch {epoch} before its keys were agreed on")
+            raise Refused(Reason.EPOCH, f"a question in epoch {epoch}, which this client has not joined")
+        if not known.confirmed:
+            raise Refused(Reason.UNCONFIRMED, f"a question in epoch {epoch} before it was confirmed")
         return known
+
+    @property
+    def _client(self) -> int:
+        assert self.party.client is not None
+        return self.party.client
+
+    def _list(self, epoch: int, offers: Mapping[int, str]) -> MemberList:
+        return MemberList(self.run, epoch, self.party.terms, offers)
 
     def noise(self, secrets: Secrets) -> SecretNoise:
         """Return this client's source of noise."""
-        assert self.party.client is not None
-        return SecretNoise(self.party.client, secrets.pairs, self.party.reproducible_noise)
+        reproducible = self.party.reproducible
+        return SecretNoise(self._client, secrets.pairs, None if reproducible is None else reproducible.noise)
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Write down what this client saw of a round, for itself."""

@@ -2,26 +2,33 @@
 
 The budget is in the client's folder (`budget.toml`) and holds over all runs; the ledger
 (`trilemma.privacy.ledger`) is beside its other state. Each release is accounted for with the clients that
-really share noise in the epoch: a server that opens an epoch of few clients makes the round more expensive,
-not less private.
+really share noise in the epoch, all of whom confirmed it to each other: a server that opens an epoch of few
+clients makes the round more expensive, not less private. Below `least_members` a client does not join.
+
+What the ledger says is what was released, so it must not be forgotten. Its position is written down a second
+time, outside `state/`, after every release: a ledger that is shorter than that, or another one, is refused.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from typing import Any
 
 import tomli_w
 
-from trilemma import privacy
+from trilemma import files, privacy
 from trilemma.errors import PrivacyError, UserError
-from trilemma.federation.journal import Refused
+from trilemma.federation.confirmation import Position
 from trilemma.federation.layout import Party
+from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.sessions import Secrets, epoch_name
 from trilemma.federation.task import PartyTask
-from trilemma.privacy.ledger import Budget, Ledger
+from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
 
 RESERVE = 0.1
 """Share of rounds a default budget allows to be repeated."""
@@ -54,18 +61,66 @@ def write_budgets(clients: list[Party], task: PartyTask, epsilon: float | None =
     budget = Budget(limit, task.config.privacy.delta, release.unit, release.adjacency)
     for client in clients:
         client.budget.write_text(
-            "# This client's own limit, over all runs: it refuses a round that would exceed it.\n"
-            + tomli_w.dumps(asdict(budget))
+            "# This client's own limit, over all runs: it refuses a round that would exceed it. It does not\n"
+            "# join an epoch of fewer than least_members either; without that line it takes what the\n"
+            f"# configuration demands, here {_demanded(task)}.\n" + tomli_w.dumps(asdict(budget))
         )
     return limit
 
 
 def read_budget(party: Party) -> Budget:
     """Return a client's budget."""
+    facts = _budget_file(party)
+    facts.pop("least_members", None)
     try:
-        return Budget(**tomllib.loads(party.budget.read_text()))
-    except (OSError, tomllib.TOMLDecodeError, TypeError) as error:
+        return Budget(**facts)
+    except TypeError as error:
         raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
+
+
+def least_members(party: Party, task: PartyTask) -> int:
+    """Return how many members an epoch must have for this client to join it."""
+    if not _is_paid_for(task):
+        return 1
+    own = _budget_file(party).get("least_members", _demanded(task))
+    if type(own) is not int or own < 1:
+        raise UserError(f"least_members = {own!r} in {party.budget}: allowed is a number, 1 or more")
+    return own
+
+
+def _demanded(task: PartyTask) -> int:
+    """Return how many members n and f demand.
+
+    More honest ones than liars; and where noise is shared, a partner that does not hand its secrets over.
+    """
+    threat = task.resolved.threat
+    assert threat is not None
+    partnered = threat.collusion + 2 if task.counts_on_others else 1
+    return min(max(2 * task.tolerated + 1, partnered), task.config.federation.clients)
+
+
+def _budget_file(party: Party) -> dict[str, Any]:
+    try:
+        return tomllib.loads(party.budget.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
+
+
+def _is_paid_for(task: PartyTask) -> bool:
+    """Tell whether releases are noised, and so have a price."""
+    release, threat = task.resolved.release, task.resolved.threat
+    return release is not None and threat is not None and not release.law.silent
+
+
+def ledger_position(party: Party, task: PartyTask) -> Position:
+    """Return how far a client's ledger has come; refuse one that has been further before."""
+    if not _is_paid_for(task):
+        return Position()
+    _check_remembered(party)
+    if not party.ledger.is_file():
+        return Position()
+    with _opened(party):
+        return _position(party)
 
 
 def pay(
@@ -74,29 +129,75 @@ def pay(
     """Enter a round into the ledger, or refuse; return ε so far. On disk when this returns.
 
     `unheard` are the clients whose answers were not used when they were last asked: noise shared with them
-    stayed in the sum, which costs accuracy and no privacy; the ledger is told. A round that was
-    paid for and then not sent (the process died in between) is paid for again.
+    stayed in the sum, which costs accuracy and no privacy; the ledger is told.
+
+    A round is paid for once in an epoch. One that was paid for and is not in the journal may have left (the
+    journal was lost) or not (the process died in between); its shared noise may be known, so only another
+    epoch can have the round.
     """
     release, threat = task.resolved.release, task.resolved.threat
-    if release is None or threat is None or release.law.silent:
+    if release is None or threat is None or not _is_paid_for(task):
         return {}
     clients = len(secrets.members) if task.counts_on_others else threat.clients
     name = epoch_name(run, secrets.epoch)
-    try:
-        with Ledger(party.state / "ledger", read_budget(party)) as ledger:
-            before = sum(
-                entry.round == round_ and entry.run.split("~")[0] == name for entry in ledger.entries
+    with _opened(party) as ledger:
+        if any(entry.round >= round_ and entry.run.split("~")[0] == name for entry in ledger.entries):
+            raise Refused(Reason.LOST, f"round {round_} of {name} is in the ledger and not in the journal")
+        if unheard:
+            absent = ", ".join(str(client) for client in unheard)
+            ledger.remark(
+                name,
+                round_ - 1,
+                f"not heard last time: clients {absent}; noise shared with them stayed in",
             )
-            if unheard:
-                absent = ", ".join(str(client) for client in unheard)
-                ledger.remark(
-                    name,
-                    round_ - 1,
-                    f"not heard last time: clients {absent}; noise shared with them stayed in",
-                )
-            entry = ledger.authorise(
-                release, replace(threat, clients=clients), f"{name}~{before}" if before else name, round_
-            )
-    except PrivacyError as error:
-        raise Refused(str(error)) from None
+        entry = ledger.authorise(release, replace(threat, clients=clients), name, round_)
+        _remember(party)
     return entry.epsilon
+
+
+@contextmanager
+def _opened(party: Party) -> Iterator[Ledger]:
+    """Open a client's ledger, the one it had before; what is wrong with it, or over budget, is a refusal."""
+    _check_remembered(party)
+    try:
+        with Ledger(party.ledger, read_budget(party)) as ledger:
+            yield ledger
+    except BudgetExceeded as error:
+        raise Refused(Reason.BUDGET, str(error)) from None
+    except LedgerError as error:
+        raise Refused(Reason.LEDGER, str(error)) from None
+    except PrivacyError as error:
+        raise Refused(Reason.BUDGET, str(error)) from None
+
+
+def _lines(party: Party) -> list[bytes]:
+    return party.ledger.read_bytes().split(b"\n")[:-1] if party.ledger.is_file() else []
+
+
+def _position(party: Party) -> Position:
+    """Return where the ledger on disk is; each of its lines begins with its digest."""
+    lines = _lines(party)
+    return Position(len(lines), lines[-1][:64].decode() if lines else "")
+
+
+def _remember(party: Party) -> None:
+    content = json.dumps(asdict(_position(party))).encode()
+    files.write_atomically(party.ledger_head, content, secret=True)
+
+
+def _check_remembered(party: Party) -> None:
+    """Refuse a ledger that does not continue the one remembered outside `state/`.
+
+    It may be longer: the process died between the two writes.
+    """
+    if not party.ledger_head.is_file():
+        return
+    before = Position(**json.loads(party.ledger_head.read_text()))
+    lines = _lines(party)[: before.length]
+    if len(lines) < before.length or (lines and lines[-1][:64].decode() != before.digest):
+        raise Refused(
+            Reason.ROLLBACK,
+            f"{party.ledger} does not continue the ledger of {before.length} lines that {party.ledger_head} "
+            "remembers: it was deleted or set back. Bring the newest copy back; without it this client "
+            "cannot know what it has released, and needs a new identity and a new roster",
+        )

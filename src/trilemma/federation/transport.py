@@ -6,7 +6,7 @@ key that node authenticated with, never by what it says. `inprocess` is one in a
 another.
 
 At the other end a transport hands every block to `Node.answer` and carries back what that returns, or the
-text of the `UserError` it raises.
+text of the `Refused` it raises; of its own failures it tells what `reasons.what_travels` allows.
 """
 
 from __future__ import annotations

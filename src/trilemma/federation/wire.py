@@ -73,9 +73,28 @@ class Keys(Header):
 
 
 class Ready(Header):
-    """Client → server: every key was signed by who it should be."""
+    """Client → server: every key was signed by who it should be; my signature under the list of members."""
 
     kind = "ready"
+    client: int
+    run: str
+    epoch: int
+    confirmation: str
+
+
+class Confirm(Header):
+    """Server → client: the signatures of everybody in the epoch under its list, relayed."""
+
+    kind = "confirm"
+    run: str
+    epoch: int
+    confirmations: dict[str, str]
+
+
+class Confirmed(Header):
+    """Client → server: every member signed the list I have; I will answer in this epoch."""
+
+    kind = "confirmed"
     client: int
     run: str
     epoch: int

@@ -25,6 +25,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from trilemma.federation.layout import Party
+from trilemma.federation.reasons import what_travels
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.client_app import app as client_app
 from trilemma.flower.internals import BROKEN_OFF, Tasks, bound_pulls
@@ -80,7 +81,8 @@ class Worker:
             try:
                 reply = app(message=task.message, context=task.context)
             except Exception as error:
-                failure = _failure("client", error)
+                log.error("the client app failed", exc_info=error)
+                failure = what_travels(error)  # the log is this party's own, the reason travels
                 task.push_failure(failure)
             else:
                 task.push(reply)
@@ -93,13 +95,9 @@ class Worker:
             try:
                 app(grid=task.grid, context=task.context)
             except Exception as error:
-                failure = _failure("server", error)
+                log.error("the server app failed", exc_info=error)
+                failure = f"{type(error).__name__}: {error}"
             task.finish(failure)
-
-
-def _failure(whose: str, error: Exception) -> str:
-    log.error("the %s app failed", whose, exc_info=error)
-    return f"{type(error).__name__}: {error}"
 
 
 def work(folder: str, client_app: ClientApp = client_app, server_app: ServerApp = server_app) -> None:

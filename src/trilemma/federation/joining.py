@@ -1,0 +1,142 @@
+"""How an epoch begins: everybody is called, keys are passed around, and members confirm each other.
+
+    hello → offer        who is there, with a signed key for this epoch
+    keys → signature     everybody gets all offers, checks them and signs the list of members
+    confirm → confirmed  everybody gets all signatures and checks that all are on the one list
+
+Clients believe none of it to the server, which only carries; what the server checks here spares the others an
+epoch that one bad key or signature would spoil. Who joined and then did not sign is left out of the next try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from trilemma.errors import PrivacyError
+from trilemma.federation import wire
+from trilemma.federation.admission import Rejection, Reply
+from trilemma.federation.confirmation import Confirmation, MemberList, Witness
+from trilemma.federation.epochs import Epoch, Policy, open_epoch
+from trilemma.federation.exchange import Clock, Correspondence, Patience
+from trilemma.federation.layout import Party
+from trilemma.federation.sessions import check_offer
+from trilemma.privacy.secrets import Roster
+
+SMALL = 1 << 16
+"""Bytes that a reply in this phase may have."""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Opens the epochs of the run `run`."""
+
+    run: str
+    party: Party
+    policy: Policy
+    exchange: Correspondence
+    clock: Clock
+    say: Callable[[str], None]
+
+    def call(
+        self, number: int, left_out: frozenset[int] = frozenset()
+    ) -> tuple[dict[int, int], dict[int, str]]:
+        """Say hello to every node until everybody answered or time is up; `left_out` are not called.
+
+        It looks again and again who is there, so that one that is gone does not keep the server from calling
+        those that appear meanwhile. A hello stays open all the time. Return who sits at which node, and their
+        offers.
+        """
+        timing = self.party.federation.timing
+        hello = wire.dumps(wire.Hello(run=self.run, epoch=number, terms=self.party.terms))
+        deadline = self.clock.now() + timing.join_limit
+        joined: dict[int, int] = {}
+        keys: dict[int, str] = {}
+        refused: set[int] = set()
+        expected = self.policy.clients - len(left_out)
+        while len(joined) + len(refused) < expected and (left := deadline - self.clock.now()) > 0:
+            known = {node: one for node, one in self.exchange.nodes().items() if one not in left_out}
+            called = {node: hello for node in known if node not in joined and node not in refused}
+            patience = Patience(min(left, 10 * timing.poll), welcome=left)
+            replies = self.exchange.ask(called, patience) if called else []
+            answers = [reply for reply in replies if reply.block is not None or reply.refused]
+            if not answers:  # nobody is there, or the carrier did not reach them: perhaps they just start
+                self.clock.sleep(timing.poll)
+            for reply in answers:
+                if reply.node in joined:
+                    continue  # it was asked twice
+                try:
+                    client = known[reply.node]
+                    keys[client] = self._offer(reply, client, number)
+                    joined[reply.node] = client
+                except wire.WireError as error:
+                    refused.add(reply.node)
+                    self._reject(reply, known, str(error))
+        return joined, keys
+
+    def _offer(self, reply: Reply, client: int, number: int) -> str:
+        if reply.block is None:
+            raise wire.WireError(reply.error)
+        header, _ = wire.loads(reply.block, wire.Joined, limit=SMALL)
+        if (header.run, header.epoch, header.client) != (self.run, number, client):
+            raise wire.WireError(f"the node of client {client} joined as {header!r}")
+        check_offer(Roster.load(self.party.roster), self.run, number, client, header.key)
+        return header.key
+
+    def open(self, number: int, joined: Mapping[int, int], keys: Mapping[int, str]) -> Epoch | frozenset[int]:
+        """Let those who joined agree on epoch `number`; or return who did not sign, and is in the way."""
+        epoch = open_epoch(self.policy, number, joined.values())
+        signed = self._relay(epoch, joined, keys)
+        if missing := frozenset(epoch.members) - signed.keys():
+            return missing
+        confirmed = self._confirm(epoch, joined, signed)
+        open_epoch(self.policy, number, confirmed)  # stops the run where too many refuse
+        return epoch
+
+    def _relay(
+        self, epoch: Epoch, joined: Mapping[int, int], keys: Mapping[int, str]
+    ) -> dict[int, Confirmation]:
+        """Pass everybody's signed keys to everybody; return who signed the list, and what."""
+        roster, witness = Roster.load(self.party.roster), Witness(self.party.ledgers_seen)
+        offers = {client: keys[client] for client in epoch.members}
+        members = MemberList(self.run, epoch.number, self.party.terms, offers)
+        relayed = {str(client): offer for client, offer in offers.items()}
+        block = wire.dumps(wire.Keys(run=self.run, epoch=epoch.number, keys=relayed))
+        signed: dict[int, Confirmation] = {}
+        for reply in self._ask(block, joined):
+            try:
+                if reply.block is None:
+                    raise wire.WireError(reply.error)
+                header, _ = wire.loads(reply.block, wire.Ready, limit=SMALL)
+                client, confirmation = joined[reply.node], Confirmation.decode(header.confirmation)
+                confirmation.check(members, roster, client)
+                witness.check(client, confirmation.ledger)
+                signed[client] = confirmation
+            except (wire.WireError, PrivacyError) as error:
+                self._reject(reply, joined, f"keys refused: {error}")
+        witness.see({client: confirmation.ledger for client, confirmation in signed.items()})
+        return signed
+
+    def _confirm(
+        self, epoch: Epoch, joined: Mapping[int, int], signed: Mapping[int, Confirmation]
+    ) -> set[int]:
+        """Pass everybody's signature to everybody; return who accepted them all."""
+        texts = {str(client): one.encode() for client, one in sorted(signed.items())}
+        block = wire.dumps(wire.Confirm(run=self.run, epoch=epoch.number, confirmations=texts))
+        confirmed: set[int] = set()
+        for reply in self._ask(block, joined):
+            try:
+                if reply.block is None:
+                    raise wire.WireError(reply.error)
+                wire.loads(reply.block, wire.Confirmed, limit=SMALL)
+                confirmed.add(joined[reply.node])
+            except wire.WireError as error:
+                self._reject(reply, joined, f"not confirmed: {error}")
+        return confirmed
+
+    def _ask(self, block: bytes, joined: Mapping[int, int]) -> list[Reply]:
+        patience = Patience(self.party.federation.timing.join_limit)
+        return self.exchange.ask(dict.fromkeys(joined, block), patience)
+
+    def _reject(self, reply: Reply, clients: Mapping[int, int], reason: str) -> None:
+        self.say(Rejection(reply.node, clients.get(reply.node), reason).said)

@@ -1,0 +1,84 @@
+"""Why a client refuses: what travels is a code and a fixed sentence, the details stay at home.
+
+An exception's text may contain what nobody else should read: a loss, a path, a number of examples. So the
+server is told one entry of a fixed catalogue, whatever went wrong; the rest is a line in the client's own
+`run/node.log`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+
+from trilemma.errors import UserError
+
+LARGEST_LOG = 1 << 20
+"""Bytes after which a log is put aside and a new one begun: a server may ask for refusals without end."""
+
+
+class Reason(Enum):
+    """The catalogue. A reason says nothing that depends on a client's data.
+
+    >>> Reason.BUDGET.told
+    "budget: the client's own budget does not allow it"
+    """
+
+    TERMS = "config.toml, roster.json or `examples` differ: all parties must hold the same"
+    EPOCH = "the client is not in this epoch"
+    KEYS = "the epoch's keys were not accepted"
+    MEMBERS = "the epoch has fewer members than the client accepts"
+    UNCONFIRMED = "not every member of the epoch signed the same list of members and keys"
+    ROLLBACK = "a ledger is older than one that was seen before"
+    ROUND = "the round is over, or not one of this run"
+    REPEATED = "the round was asked before, with other numbers"
+    LOST = "the round was paid for and its answer is gone: the client needs a new epoch"
+    BROADCAST = "the broadcast is not one of this configuration"
+    BUDGET = "the client's own budget does not allow it"
+    LEDGER = "the client's ledger cannot be trusted or opened"
+    BLOCK = "the client does not read such a block"
+    UNSAFE = "the client's folder is not fit for a real run"
+    FAILED = "the client failed; its own log says why"
+
+    @property
+    def code(self) -> str:
+        """One word."""
+        return self.name.lower()
+
+    @property
+    def told(self) -> str:
+        """What travels: the code and its sentence."""
+        return f"{self.code}: {self.value}"
+
+
+class Refused(UserError):
+    """A request this client does not answer. Its text is the catalogue's; `detail` never travels.
+
+    >>> str(Refused(Reason.BUDGET, "ε would be 3.71")), Refused(Reason.BUDGET, "ε would be 3.71").detail
+    ("budget: the client's own budget does not allow it", 'ε would be 3.71')
+    """
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(reason.told)
+        self.reason, self.detail = reason, detail
+
+
+def what_travels(error: BaseException) -> str:
+    """Return what a carrier may tell the server about any failure of a client.
+
+    >>> what_travels(ValueError("patient 4711 has no label"))
+    'failed: the client failed; its own log says why'
+    """
+    return (error.reason if isinstance(error, Refused) else Reason.FAILED).told
+
+
+def write_down(log: Path, kind: str, error: BaseException) -> None:
+    """Add a failure, with all that is known about it, to a client's own log."""
+    detail = error.detail if isinstance(error, Refused) else "".join(traceback.format_exception(error))
+    moment = datetime.now(UTC).isoformat(timespec="seconds")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists() and log.stat().st_size > LARGEST_LOG:
+        log.replace(log.with_name(log.name + ".1"))
+    with log.open("a") as file:
+        file.write(f"{moment} {kind[:40]!r} refused, {what_travels(error)}. {detail}\n")

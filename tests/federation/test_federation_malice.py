@@ -1,0 +1,434 @@
+"""A malicious server against real nodes, block by block: what it may try and what it gets.
+
+Nobody coordinates here. `Server` says to each node whatever it likes, as an attacker with the server's
+network position would.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from federation_harness import PRIVATE, Direct, coordinator, make, small_config
+from trilemma.errors import UserError
+from trilemma.federation import spending, wire
+from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
+from trilemma.federation.epochs import Stopped
+from trilemma.federation.layout import REPRODUCIBLE
+from trilemma.federation.node import Node
+from trilemma.federation.reasons import Reason, Refused
+from trilemma.privacy.covariance import SecretGraph, covariance
+from trilemma.privacy.ledger import Ledger
+from trilemma.privacy.secrets import Identity, Roster
+
+CLIENTS, DIM = 5, 69
+
+
+class Server:
+    """Speaks to the nodes of `parties` as it pleases."""
+
+    def __init__(self, parties, run="run"):
+        self.parties, self.run = parties, run
+        self.nodes = {party.client: Node(party) for party in parties[1:]}
+
+    def hello(self, epoch, members):
+        block = wire.dumps(wire.Hello(run=self.run, epoch=epoch, terms=self.parties[0].terms))
+        replies = {client: self.nodes[client].answer(block) for client in members}
+        return {client: wire.loads(reply, wire.Joined)[0].key for client, reply in replies.items()}
+
+    def keys(self, client, epoch, offers):
+        keys = {str(member): offer for member, offer in offers.items()}
+        block = wire.dumps(wire.Keys(run=self.run, epoch=epoch, keys=keys))
+        return wire.loads(self.nodes[client].answer(block), wire.Ready)[0].confirmation
+
+    def confirm(self, client, epoch, confirmations):
+        texts = {str(member): text for member, text in confirmations.items()}
+        block = wire.dumps(wire.Confirm(run=self.run, epoch=epoch, confirmations=texts))
+        wire.loads(self.nodes[client].answer(block), wire.Confirmed)
+
+    def open(self, epoch, members):
+        """Open an epoch as an honest server would."""
+        offers = self.hello(epoch, members)
+        confirmations = {client: self.keys(client, epoch, offers) for client in members}
+        for client in members:
+            self.confirm(client, epoch, confirmations)
+
+    def ask(self, client, epoch, round_, number=0.0):
+        """Ask for a step from a broadcast of `number`s; return what was sent."""
+        block = wire.dumps(
+            wire.Ask(run=self.run, epoch=epoch, round=round_, heard={}, unused=[]),
+            {"params": torch.full((DIM,), number)},
+        )
+        return wire.loads(self.nodes[client].answer(block), wire.Answer)[1]["vector"]
+
+
+def refusal(reason, call, *arguments):
+    """Check that a node refuses with this reason, and says nothing but the catalogue's text."""
+    with pytest.raises(Refused) as caught:
+        call(*arguments)
+    assert str(caught.value) == reason.told
+    assert (caught.value.reason, caught.value.detail) == (reason, "")
+
+
+def entries(party):
+    with Ledger(party.ledger, spending.read_budget(party)) as ledger:
+        return list(ledger.entries)
+
+
+@pytest.fixture
+def parties(tmp_path):
+    return make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6)
+
+
+# --- batches (defect 1) -----------------------------------------------------------------------------------
+
+
+def test_every_release_has_a_batch_of_its_own(tmp_path):
+    """Without noise a message shows its batch: the same round in other epochs and runs shows another one."""
+    parties = make(tmp_path / "federation", 2, small_config(2, "algorithm.batch_size=10", tolerate=0))
+    sent = []
+    for run in ("monday", "tuesday"):
+        server = Server(parties, run)
+        for epoch in range(3):
+            server.open(epoch, (0, 1))
+            sent.append(server.ask(0, epoch, 0))
+    assert all(not torch.equal(a, b) for place, a in enumerate(sent) for b in sent[:place])
+
+
+def test_a_release_is_replayed_and_never_drawn_again(tmp_path):
+    parties = make(tmp_path / "federation", 2, small_config(2, "algorithm.batch_size=10", tolerate=0))
+    server = Server(parties)
+    server.open(0, (0, 1))
+    first = server.ask(0, 0, 0)
+    assert torch.equal(server.ask(0, 0, 0), first)
+    server.nodes[0] = Node(parties[1])
+    assert torch.equal(server.ask(0, 0, 0), first), "after a restart too"
+
+
+def test_all_of_a_clients_randomness_is_its_own(tmp_path):
+    """Dropout and coins are drawn from the key an algorithm is given: nobody else can know it."""
+    parties = make(tmp_path / "federation", 2, small_config(2, tolerate=0))
+    server = Server(parties)
+    node, keys = server.nodes[0], []
+    algorithm = node.task.resolved.algorithm
+
+    def spy(broadcast, state, clients, round_, key):
+        keys.append(key.integer())
+        return algorithm.client(broadcast, state, clients, round_, key)
+
+    resolved = replace(node.task.resolved, algorithm=replace(algorithm, client=spy))
+    public = node.task.key.fold("round", 0).integer()
+    node.__dict__["task"] = replace(node.task, resolved=resolved)
+    for epoch in range(2):
+        server.open(epoch, (0, 1))
+        server.ask(0, epoch, 0)
+    assert len({public, *keys}) == 3
+
+
+def test_a_client_whose_noise_is_no_secret_refuses_real_runs(parties, monkeypatch, capsys):
+    (parties[1].folder / "secrets" / "reproducible-noise").write_text("07" * 32)
+    (parties[1].folder / "secrets" / "reproducible-noise").chmod(0o600)
+    server = Server(parties)
+    server.hello(0, (0,))
+    assert "NOT SECRET" in capsys.readouterr().err
+    monkeypatch.delenv(REPRODUCIBLE)
+    refusal(Reason.UNSAFE, server.hello, 1, (0,))
+    with pytest.raises(UserError, match="no real run may have them"):
+        parties[1].check()
+
+
+# --- who is in an epoch (defect 4) ------------------------------------------------------------------------
+
+
+def test_the_ledger_is_right_about_three_honest_clients(tmp_path):
+    """Nobody lies, and shared noise cancels between the three: what is left of it is σ_ind = 1e-6.
+
+    The oracle is the covariance of the three messages: a client's noise given both others.
+    """
+    options = (*PRIVATE[:4], "privacy.sigma_cor=0.5", "privacy.sigma_ind=1e-6")
+    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *options), budget=1e13)
+    server, members = Server(parties), (0, 2, 4)
+    server.open(0, members)
+    sent = torch.stack([server.ask(client, 0, 0) for client in members])
+    release = server.nodes[0].task.resolved.release
+    noise = covariance(SecretGraph.complete(3), release.law, senders=range(3))
+    true = 1 / (release.sensitivity * math.sqrt(np.linalg.inv(noise)[0, 0]))
+    assert sent.std() > 0.3, "each message alone looks noisy"
+    for client in members:
+        (entry,) = entries(parties[1 + client])
+        assert entry.mechanism.z <= true * (1 + 1e-6)
+
+
+def test_two_lists_of_members_are_refused(parties):
+    """Half is told of an epoch of four, half of one of five. Keys are genuine; the lists differ."""
+    server = Server(parties)
+    offers = server.hello(0, range(CLIENTS))
+    four = {client: offers[client] for client in range(4)}
+    signed = {client: server.keys(client, 0, four if client < 2 else offers) for client in range(CLIENTS)}
+    for client in range(CLIENTS):
+        told = range(4) if client < 2 else range(CLIENTS)
+        refusal(Reason.UNCONFIRMED, server.confirm, client, 0, {member: signed[member] for member in told})
+        refusal(Reason.UNCONFIRMED, server.ask, client, 0, 0)
+        assert not parties[1 + client].ledger.exists()
+
+
+def test_nothing_is_released_before_the_epoch_is_confirmed(parties):
+    server = Server(parties)
+    offers = server.hello(0, range(CLIENTS))
+    refusal(Reason.UNCONFIRMED, server.ask, 0, 0, 0)
+    server.keys(0, 0, offers)
+    refusal(Reason.UNCONFIRMED, server.ask, 0, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["missing", "another's", "of another epoch", "gibberish", "another ledger"])
+def test_a_confirmation_is_everybodys_own(parties, how):
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    old = json.loads(server.keys(3, 0, server.hello(0, range(CLIENTS))))
+    offers = server.hello(1, range(CLIENTS))
+    signed = {client: server.keys(client, 1, offers) for client in range(CLIENTS)}
+    length, digest, signature = json.loads(signed[3])
+    forged = {
+        "missing": None,
+        "another's": signed[2],
+        "of another epoch": json.dumps(old),
+        "gibberish": "[",
+        "another ledger": json.dumps([length + 7, digest, signature]),
+    }[how]
+    told = {**signed, 3: forged} if forged else {c: text for c, text in signed.items() if c != 3}
+    refusal(Reason.UNCONFIRMED, server.confirm, 0, 1, told)
+    refusal(Reason.UNCONFIRMED, server.ask, 0, 1, 0)
+    server.confirm(0, 1, signed)
+    server.ask(0, 1, 0)
+
+
+def test_an_epoch_is_confirmed_across_restarts(parties):
+    server = Server(parties)
+    offers = server.hello(0, range(CLIENTS))
+    signed = {client: server.keys(client, 0, offers) for client in range(CLIENTS)}
+    server.nodes = {party.client: Node(party) for party in parties[1:]}
+    assert signed == {client: server.keys(client, 0, offers) for client in range(CLIENTS)}
+    for client in range(CLIENTS):
+        server.confirm(client, 0, signed)
+    server.nodes = {party.client: Node(party) for party in parties[1:]}
+    server.confirm(0, 0, signed)
+    server.ask(0, 0, 0)
+
+
+def test_a_client_has_its_own_minimum(parties):
+    """f = 1 demands three members; one client wants all five."""
+    with parties[1].budget.open("a") as file:
+        file.write("least_members = 5\n")
+    server = Server(parties)
+    offers = server.hello(0, range(4))
+    refusal(Reason.MEMBERS, server.keys, 0, 0, offers)
+    server.keys(1, 0, offers)
+    pair = server.hello(1, range(2))
+    refusal(Reason.MEMBERS, server.keys, 1, 1, pair)
+    server.open(2, range(CLIENTS))
+    server.ask(0, 2, 0)
+
+
+def test_one_that_joins_and_does_not_sign_costs_an_epoch_and_not_the_run(parties):
+    transport = Direct(
+        parties, tamper=lambda client, asked, answer: None if (client, kind(asked)) == (3, "keys") else answer
+    )
+    runner, said = coordinator(parties, transport)
+    assert runner.go().rounds == 3
+    assert [(record["epoch"], record["absent"]) for record in runner.log.records()] == [(1, [3])] * 3
+    assert "epoch 1: without clients [3], who did not sign" in said
+
+
+def kind(block):
+    return wire.kind_of(block)
+
+
+# --- two workers, lost and old memories, texts (defect 9) -------------------------------------------------
+
+
+def test_two_workers_on_one_folder_give_one_answer(parties):
+    """Both know of round 0; one answers round 1, and the other is asked it with other numbers."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    server.ask(0, 0, 0)
+    second = Server(parties)
+    second.ask(0, 0, 0)
+    server.ask(0, 0, 1, number=0.0)
+    refusal(Reason.REPEATED, second.ask, 0, 0, 1, 1.0)
+    assert len(entries(parties[1])) == 2
+
+
+def test_two_workers_at_the_same_moment_give_one_answer(parties, monkeypatch):
+    server, second = Server(parties), Server(parties)
+    server.open(0, range(CLIENTS))
+    together, outcomes = threading.Barrier(2), []
+    honest = Node._step
+
+    def step(self, *arguments):
+        together.wait(timeout=0.5) if not together.broken else None
+        return honest(self, *arguments)
+
+    def slow(self, *arguments):
+        try:
+            return step(self, *arguments)
+        except threading.BrokenBarrierError:  # the other one does not compute at the same time
+            return honest(self, *arguments)
+
+    monkeypatch.setattr(Node, "_step", slow)
+
+    def ask(who, number):
+        try:
+            outcomes.append(who.ask(0, 0, 0, number))
+        except Refused as error:
+            outcomes.append(error.reason)
+
+    threads = [threading.Thread(target=ask, args=pair) for pair in ((server, 0.0), (second, 1.0))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(isinstance(outcome, torch.Tensor) for outcome in outcomes) == 1
+    assert Reason.REPEATED in outcomes
+
+
+def test_a_deleted_state_is_not_a_fresh_budget(parties):
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    server.ask(0, 0, 0)
+    shutil.rmtree(parties[1].state)
+    server.nodes[0] = Node(parties[1])
+    refusal(Reason.ROLLBACK, server.hello, 1, (0,))
+    refusal(Reason.ROLLBACK, Server(parties, "new").hello, 0, (0,))
+    assert "deleted or set back" in parties[1].log.read_text()
+
+
+def test_a_restored_state_is_refused(parties, tmp_path):
+    """The copy is whole and was genuine once: its ledger's chain is in order, only too short."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    server.ask(0, 0, 0)
+    shutil.copytree(parties[1].state, tmp_path / "copy")
+    server.ask(0, 0, 1)
+    shutil.rmtree(parties[1].state)
+    shutil.copytree(tmp_path / "copy", parties[1].state)
+    server.nodes[0] = Node(parties[1])
+    refusal(Reason.ROLLBACK, server.ask, 0, 0, 1, 1.0)
+    refusal(Reason.ROLLBACK, server.hello, 1, (0,))
+
+
+def test_a_ledger_may_be_ahead_of_what_is_remembered_of_it(parties):
+    """The process died between the two writes."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    server.ask(0, 0, 0)
+    behind = parties[1].ledger_head.read_bytes()
+    server.ask(0, 0, 1)
+    parties[1].ledger_head.write_bytes(behind)
+    server.ask(0, 0, 2)
+    assert len(entries(parties[1])) == 3
+
+
+def test_a_client_set_back_as_a_whole_is_refused_by_the_others(parties, tmp_path):
+    """A machine restored from an image remembers nothing of what it forgot; those it spoke to do."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    server.ask(0, 0, 0)
+    shutil.copytree(parties[1].folder, tmp_path / "image")
+    server.ask(0, 0, 1)
+    server.open(1, range(CLIENTS))
+    shutil.rmtree(parties[1].folder)
+    shutil.copytree(tmp_path / "image", parties[1].folder)
+    server.nodes[0] = Node(parties[1])
+    offers = server.hello(2, range(CLIENTS))
+    signed = {client: server.keys(client, 2, offers) for client in range(CLIENTS)}
+    for client in range(1, CLIENTS):
+        refusal(Reason.ROLLBACK, server.confirm, client, 2, signed)
+        refusal(Reason.UNCONFIRMED, server.ask, client, 2, 2)
+    assert "the ledger of client 0 has" in parties[2].log.read_text()
+
+
+def test_an_honest_server_goes_on_without_a_client_that_was_set_back(parties, tmp_path):
+    """It has seen the ledgers too: it leaves out whose went back, and the others run."""
+    coordinator(parties, Direct(parties), "before")[0].go()
+    shutil.copytree(parties[1].folder, tmp_path / "image")
+    coordinator(parties, Direct(parties), "after")[0].go()
+    coordinator(parties, Direct(parties), "later")[0].go()
+    shutil.rmtree(parties[1].folder)
+    shutil.copytree(tmp_path / "image", parties[1].folder)
+    runner, said = coordinator(parties, Direct(parties), "last")
+    assert runner.go().rounds == 3
+    assert [record["absent"] for record in runner.log.records()] == [[0]] * 3
+    assert any("the ledger of client 0 has" in line for line in said)
+
+
+def test_a_lost_journal_means_a_new_epoch(parties):
+    """Without it a client cannot tell what it answered: the same noise must not be asked for again."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    server.ask(0, 0, 0)
+    server.ask(0, 0, 1)
+    (parties[1].run_folder("run") / "journal").unlink()
+    for node in (server.nodes[0], Node(parties[1])):
+        server.nodes[0] = node
+        for round_ in (0, 1):
+            refusal(Reason.LOST, server.ask, 0, 0, round_, 1.0)
+    server.open(1, range(CLIENTS))
+    server.ask(0, 1, 1)
+    assert [(entry.run, entry.round) for entry in entries(parties[1])] == [
+        ("run/0", 0),
+        ("run/0", 1),
+        ("run/1", 1),
+    ]
+
+
+@pytest.mark.parametrize("error", [ValueError, UserError, MemoryError, wire.WireError])
+def test_what_goes_wrong_inside_stays_inside(parties, monkeypatch, error):
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+
+    def fails(self, *_):
+        raise error("patient 4711 has a loss of 3.5")
+
+    monkeypatch.setattr(Node, "_step", fails)
+    refusal(Reason.BLOCK if error is wire.WireError else Reason.FAILED, server.ask, 0, 0, 0)
+    assert "patient 4711" in parties[1].log.read_text()
+
+
+def test_the_servers_records_have_codes_and_no_private_numbers(tmp_path):
+    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=150.0)
+    runner, said = coordinator(parties, Direct(parties))
+    with pytest.raises(Stopped, match="budget: the client's own budget does not allow it"):
+        runner.go()
+    assert not any("150" in line or "epsilon" in line for line in said)
+    assert "over the budget of 150" in parties[1].log.read_text()
+
+
+def test_what_nobody_can_read_in_a_confirmation():
+    """A ledger's digest is keyed: equal ledgers of two clients look different, and its lines stay hidden."""
+    people = [Identity.generate() for _ in range(2)]
+    roster = Roster(tuple(one.public for one in people))
+    members = MemberList("run", 0, "terms", {0: "a", 1: "b"})
+    shown = [
+        Confirmation.sign(members, roster, client, Position(3, "ab").covered(one), one)
+        for client, one in enumerate(people)
+    ]
+    assert shown[0].ledger.digest != shown[1].ledger.digest
+    assert "ab" not in (one.ledger.digest for one in shown)
+    for client, one in enumerate(shown):
+        Confirmation.decode(one.encode()).check(members, roster, client)
+
+
+def test_a_witness_remembers(tmp_path):
+    Witness(tmp_path / "seen").see({0: Position(2, "b"), 1: Position(5, "e")})
+    Witness(tmp_path / "seen").see({0: Position(4, "d")})
+    assert Witness(tmp_path / "seen").seen() == {0: Position(4, "d"), 1: Position(5, "e")}
+    for older in (Position(3, "c"), Position(4, "x")):
+        with pytest.raises(UserError, match="set back"):
+            Witness(tmp_path / "seen").see({0: older})
