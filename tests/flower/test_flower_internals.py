@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,9 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from trilemma import flower
+from trilemma.federation.reasons import Reason
 from trilemma.flower import internals
+from trilemma.flower.worker import Worker
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
 PRIVATE = {"internals.py", "control.py"}
@@ -110,3 +113,24 @@ def test_one_message_has_one_reply(supernode, monkeypatch):
     meanwhile(monkeypatch, lambda: supernode.answered(message, "the answer"))
     supernode.push()
     assert supernode.sent == ["the answer"]
+
+
+def test_what_a_client_app_raises_does_not_travel():
+    """Whatever breaks, Flower's error path carries one entry of the catalogue and no private number."""
+    pushed: list[str] = []
+
+    class Task(SimpleNamespace):
+        message = context = None
+
+        def push_failure(self, reason):
+            pushed.append(reason)
+
+        finish = push_failure
+
+    tasks = SimpleNamespace(message=lambda token: nullcontext(Task()))
+
+    def breaks(message, context):
+        raise ValueError("patient 4711 has a loss of 3.5")
+
+    Worker(tasks, poll=0.1).client_task(breaks, "token")
+    assert pushed == [Reason.FAILED.told] * 2
