@@ -22,8 +22,8 @@ class Record:
 
     `metrics` is empty where the model was not scored. `weights` is every heard client's share in the
     aggregate; `absent` are those who were asked and did not answer, `rejected` those whose answer was turned
-    away, with the reason (None: nobody knows whose answer it was). `epsilon` is what is certified so far, and
-    `accountant` by whom: infinite where nothing is, and in the records of a federation's server, whose
+    away, with the reason (None: nobody knows whose answer it was). `epsilon` is what is guaranteed so far,
+    and `accountant` by whom: infinite where nothing is, and in the records of a federation's server, whose
     clients keep their own ledgers. `facts` are the algorithm's own figures and what was sent, `seconds` the
     time by stage.
 
@@ -99,7 +99,9 @@ class Summary:
     """The result of a run, never one number without the others.
 
     `metrics` are scores by name, the one that counts first; `epsilon` is ε by accountant, empty where nothing
-    is certified, and `accountant` names the one whose figure the records hold, "" where no run chose one;
+    is guaranteed, and `accountant` names the one whose figure the records hold, "" where no run chose one;
+    `printed` are the figures of papers and formulas that are no guarantee; `verdict` is the guarantee with
+    all it rests on, or the reason why there is none, as plain values (typed: `trilemma.report.verdict_of`);
     `byzantine` is None where nobody knows it, in a federation; `diverged` is the round in which a seed's
     training was not finite any more, by seed; `notes` are the reservations a reader must see.
     """
@@ -120,6 +122,8 @@ class Summary:
     diverged: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     directory: str = ""
+    printed: Mapping[str, float | None] = field(default_factory=dict)
+    verdict: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:

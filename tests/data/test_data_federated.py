@@ -42,7 +42,7 @@ def held(fed: FederatedData, client: int) -> set[float]:
 
 DRAWS: dict[str, Callable[[FederatedData, tuple[int, ...], Key], Batch]] = {
     "sample": lambda fed, ids, key: fed.sample(ids, 4, key),
-    "poisson": lambda fed, ids, key: fed.poisson(ids, 0.4, key),
+    "poisson": lambda fed, ids, key: fed.poisson(ids, 0.4, 3, key),
     "epoch": lambda fed, ids, key: fed.epoch_batches(ids, 4, 6, key)[5],
     "everything": lambda fed, ids, key: fed.everything(ids),
 }
@@ -107,7 +107,7 @@ def test_bad_requests_are_refused() -> None:
     with pytest.raises(UserError, match="at least 1"):
         fed.sample((0,), 0, Key(1))
     with pytest.raises(UserError, match="0 < rate"):
-        fed.poisson((0,), 1.5, Key(1))
+        fed.poisson((0,), 1.5, 3, Key(1))
     with pytest.raises(UserError, match="at least 0"):
         fed.epoch_batches((0,), 4, -1, Key(1))
 
@@ -130,7 +130,7 @@ def test_poisson_has_the_law_of_independent_coins() -> None:
     inclusion, pairs, sizes = torch.zeros(36), 0, []
     own = fed.holdings.train[0]
     for number in range(rounds):
-        batch = fed.poisson((0, 1), rate, Key(number))
+        batch = fed.poisson((0, 1), rate, 9, Key(number))
         assert batch.weight is not None
         present = batch.weight > 0
         drawn = batch.x[..., 0].long()[present]
@@ -139,17 +139,28 @@ def test_poisson_has_the_law_of_independent_coins() -> None:
         mine = set(drawn.tolist())
         pairs += own[0] in mine and own[1] in mine
         sizes.append(int(present[1].sum()))
-        assert torch.allclose(batch.weight[1][present[1]], torch.tensor(1 / (rate * 30)))
+        assert torch.allclose(batch.weight[1][present[1]], torch.tensor(1 / 9))
     assert float((inclusion - rounds * rate).abs().max()) < 4.5 * (rounds * rate * (1 - rate)) ** 0.5
     assert pairs == pytest.approx(rounds * rate**2, abs=4.5 * (rounds * rate**2) ** 0.5)
     assert np.mean(sizes) == pytest.approx(30 * rate, rel=0.05)
     assert np.var(sizes) == pytest.approx(30 * rate * (1 - rate), rel=0.15)
 
 
+def test_an_example_that_comes_or_goes_moves_a_poisson_sum_by_its_own_share() -> None:
+    """The weights of the others are the same whoever is there: they are public constants."""
+    for rate in (1.0, 0.5):
+        few, many = (numbered((held, 4)).poisson((0,), rate, 2, Key(3)).weight for held in (5, 6))
+        assert few is not None
+        assert many is not None
+        assert set(few.unique().tolist()) | set(many.unique().tolist()) <= {0.0, 0.5}
+
+
 def test_an_empty_poisson_draw_is_padding_only() -> None:
     fed = numbered((2, 2))
-    empty = next(key for key in map(Key, range(200)) if float(fed.poisson((0,), 0.1, key).weight.sum()) == 0)  # type: ignore[union-attr]
-    batch = fed.poisson((0,), 0.1, empty)
+    empty = next(
+        key for key in map(Key, range(200)) if float(fed.poisson((0,), 0.1, 1, key).weight.sum()) == 0
+    )  # type: ignore[union-attr]
+    batch = fed.poisson((0,), 0.1, 1, empty)
     assert batch.x.shape == (1, 1, 1)
     assert float(batch.x) in held(fed, 0)
 

@@ -212,7 +212,7 @@ def test_every_draw_gathers_all_columns_alike() -> None:
     fed = texts()
     draws = [
         fed.sample((0, 1), 4, Key(1)),
-        fed.poisson((0, 1), 0.5, Key(1)),
+        fed.poisson((0, 1), 0.5, 2, Key(1)),
         fed.epoch_batches((0, 1), 3, 4, Key(1))[2],
         fed.everything((0, 1)),
     ]

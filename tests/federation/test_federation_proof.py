@@ -32,7 +32,13 @@ LDP = ("privacy.threat=ldp", "privacy.clip=1.0", "privacy.sigma_ind=0.5")
 
 ALGORITHMS = {
     "dsgd": ("algorithm.name=dsgd", "aggregation.rule=cwtm"),
-    "dp-dsgd": ("algorithm.name=dsgd", "aggregation.rule=mean", "privacy.threat=cdp", *LDP[1:]),
+    "dp-dsgd": (
+        "algorithm.name=dsgd",
+        "algorithm.momentum=0",
+        "aggregation.rule=mean",
+        "privacy.threat=cdp",
+        *LDP[1:],
+    ),
     "safe-dshb": (
         "algorithm.name=safe-dshb",
         "aggregation.rule=nnm+cwmed",
@@ -45,9 +51,9 @@ ALGORITHMS = {
     "cafcor-ldp": ("algorithm.name=cafcor", "aggregation.rule=caf", *LDP),
     "cafcor-cdp": (
         "algorithm.name=cafcor",
-        "aggregation.rule=caf",
+        "algorithm.momentum=0",
+        "aggregation.rule=mean",
         "privacy.threat=cdp",
-        "privacy.uncertified=true",
         *LDP[1:],
     ),
     "byz-clip21": ("algorithm.name=byz-clip21-sgd2m", "aggregation.rule=nnm+cwmed", *LDP),

@@ -236,7 +236,7 @@ def test_a_small_epoch_costs_more(tmp_path):
 def test_under_cdp_a_small_epoch_costs_more(tmp_path):
     """The server is trusted and the sum is what is seen: it hides less when fewer add their noise."""
     options = ("algorithm.name=dsgd", "aggregation.rule=mean", "privacy.threat=cdp", "privacy.clip=1.0")
-    config = small_config(CLIENTS, *options, "privacy.sigma_ind=0.5")
+    config = small_config(CLIENTS, *options, "privacy.sigma_ind=0.5", "algorithm.momentum=0")
     parties = make(tmp_path / "federation", CLIENTS, config, budget=1e6)
     coordinator(parties, Direct(parties), "all")[0].go()
     coordinator(parties, Direct(parties, gone={0, 1}), "three")[0].go()

@@ -76,6 +76,14 @@ def test_a_task_that_does_not_fit_is_named(tmp_path, task, complaint):
         load_task(made[1])
 
 
+def test_a_batch_larger_than_what_everybody_promised_to_hold_is_refused(tmp_path):
+    config = small_config(3, "algorithm.batch_size=31", tolerate=0)
+    made = federation(tmp_path, TASK.format(rows=40), config)
+    for party in made[:2]:
+        with pytest.raises(ConfigError, match="allowed: 1 to 30"):
+            load_task(party)
+
+
 HELPED = """
 from helpers import SIZE, labels
 
@@ -142,9 +150,10 @@ def test_the_number_of_examples_is_public(tmp_path):
         ("federation.clients=4", "this federation has 3"),
         ("federation.sampled=2 algorithm.name=ditto", "clients that are not sampled train too"),
         (
-            "federation.sampled=2 privacy.threat=cdp privacy.clip=1 privacy.sigma_ind=1",
+            "federation.sampled=2 privacy.threat=cdp privacy.clip=1 privacy.sigma_ind=1 algorithm.momentum=0",
             "noise of all the others",
         ),
+        ("privacy.threat=cdp privacy.clip=1 privacy.sigma_ind=1", "carry noise of earlier rounds"),
         ("run.returned=average algorithm.name=ditto", "the clients' own"),
     ],
 )

@@ -42,15 +42,17 @@ def refusal(text: str) -> str:
 
 def test_epsilon_of_given_noise():
     found = answer(f"{CAFCOR} --sigma-cor 0.6")
-    assert f"{found['epsilon']['rdp']:.1f}" == "26.4"
-    assert found["epsilon"]["exact"] == pytest.approx(24.587, abs=1e-3)
+    assert f"{found['printed']['rdp']:.1f}" == "26.4"
+    assert found["printed"]["exact"] == pytest.approx(24.587, abs=1e-3)
+    assert found["epsilon"] == {}, "a figure that counts on liars is not in a column of guarantees"
+    assert "only if 10 liars exist" in found["no_guarantee"]
     assert found["multiplier"] == pytest.approx(1.2713, abs=1e-4)
     assert found["notes"]
 
 
 def test_the_printed_figure_by_its_noise_multiplier():
     found = answer(f"{EXAMPLE} --adjacency published --noise-multiplier 1")
-    assert f"{found['epsilon']['rdp']:.2f}" == "1.14"
+    assert f"{found['printed']['rdp']:.2f}" == "1.14"
     strict = answer(f"{EXAMPLE} --noise-multiplier 1")
     assert strict["epsilon"]["pld"] < strict["epsilon"]["rdp"] < 1.14
 
@@ -59,7 +61,7 @@ def test_noise_for_a_given_epsilon():
     found = answer(f"{CAFCOR} --epsilon 26.4 --accountant rdp -d 10")
     assert found["calibrated"]["sigma_cor"] == pytest.approx(0.6, abs=2e-3)
     assert found["calibrated"]["predicted_error"] == pytest.approx(0.4, abs=2e-3)
-    assert found["epsilon"]["rdp"] <= 26.4
+    assert found["printed"]["rdp"] <= 26.4
     errors = [row["predicted_error"] for row in found["collusion"]]
     assert [row["collusion"] for row in found["collusion"]] == [0, 2, 5, 8, 10]
     assert errors == sorted(errors)
@@ -69,18 +71,29 @@ def test_noise_for_a_given_epsilon():
 def test_delta_of_given_noise_and_epsilon():
     text = CAFCOR.replace(" --delta 1e-4", "")
     found = answer(f"{text} --sigma-cor 0.6 --epsilon 25")
-    assert found["delta"]["exact"] < found["delta"]["rdp"] < 1e-3
+    assert found["printed"]["exact"] < found["printed"]["rdp"] < 1e-3
 
 
 def test_no_noise_is_null_in_json_and_said():
     found = answer(f"{CAFCOR} --sigma-ind 0")
-    assert set(found["epsilon"].values()) == {None}
+    assert set(found["printed"].values()) == {None}
+    assert found["epsilon"] == {}
     assert "no noise: no guarantee" in found["notes"]
+
+
+def test_a_guarantee_needs_no_liars():
+    found = answer(f"{SECLDP} --epsilon 26.4 --accountant rdp")
+    pair = [round(found["calibrated"][name], 2) for name in ("sigma_ind", "sigma_cor")]
+    assert pair == [1.19, 0.64]
+    assert found["epsilon"]["rdp"] <= 26.4
+    assert "no_guarantee" not in found
+    assert "when nobody lies" in refusal(f"{SECLDP} --sigma-cor 0.6")
 
 
 def test_tables_name_accountant_and_threat():
     text = run(f"{CAFCOR} --sigma-cor 0.6").stdout
     assert "26.37" in text
+    assert "printed, no guarantee" in text
     assert "secldp" in text
     assert "exact" in text
     text = run(f"{CAFCOR} --epsilon 26.4").stdout

@@ -49,6 +49,8 @@ def test_costs_of_mixed_rounds_are_recomputed_from_the_file(path):
     with Ledger(path, BUDGET) as ledger:
         for t, sigma in enumerate(sigmas):
             last = ledger.authorise(user(sigma), THREAT, "run", t)
+        held = ledger.verdict
+    assert (held.epsilon, held.delta, held.threat) == (min(last.epsilon.values()), 1e-5, "secldp")
     past = tuple(Counter(mechanism(user(sigma), THREAT) for sigma in sigmas).items())
     with Ledger(path, BUDGET) as again:
         assert again.epsilon == last.epsilon

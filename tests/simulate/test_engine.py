@@ -112,6 +112,42 @@ def test_epsilon_in_the_record_is_the_accountants() -> None:
         assert math.isfinite(record.epsilon)
 
 
+@pytest.mark.parametrize("attack", ["none", "lf", "sf"])
+def test_epsilon_holds_whether_the_liars_lie_or_not(attack: str) -> None:
+    """Liars that follow the protocol leave no noise behind: only the noise of everybody's own is left."""
+    chosen = experiment(
+        f"attack.name={attack}",
+        "algorithm.name=cafcor",
+        "privacy.threat=secldp",
+        "privacy.clip=1.0",
+        "privacy.epsilon=5.0",
+    )
+    release, federation = chosen.resolved.release, chosen.config.federation
+    assert release is not None
+    everybody = privacy.multipliers(
+        privacy.SecretGraph.complete(federation.clients), release.law, release.sensitivity
+    )
+    past = ((privacy.Mechanism(min(everybody.values())), chosen.config.run.rounds),)
+    true = privacy.composed_epsilon(past, 1e-5, "exact")
+    assert chosen.spending.figure[-1] >= true * (1 - 1e-9)
+    assert chosen.spending.figure[-1] <= 5.0
+
+
+def test_a_figure_that_is_no_guarantee_is_in_no_record() -> None:
+    chosen = experiment(
+        "algorithm.name=cafcor",
+        "privacy.threat=secldp",
+        "privacy.assume=published",
+        "privacy.clip=1.0",
+        "privacy.sigma_cor=2.0",
+    )
+    _, record = simulate.step(chosen, simulate.start(chosen))
+    assert record.epsilon == math.inf
+    verdict = chosen.resolved.verdict(chosen.config.run.rounds, 1e-5)
+    assert isinstance(verdict, privacy.NoGuarantee)
+    assert verdict.figure is not None
+
+
 def test_batch_larger_than_a_client_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"allowed: 1 to 2100"):
         experiment("algorithm.batch_size=3000")

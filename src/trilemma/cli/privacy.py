@@ -17,7 +17,7 @@ from trilemma.privacy import NoiseLaw, Release, Sampling, Threat, calculator, me
 from trilemma.privacy.types import Adjacency, Assumption, Scheme, ThreatName, Unit
 from trilemma.report.bounds import bounds_tables, lower_record, promise_record
 from trilemma.report.plain import plain_json
-from trilemma.report.privacy import calibration_record, guarantee_record, plot_privacy, privacy_tables
+from trilemma.report.privacy import calibration_record, finding_record, plot_privacy, privacy_tables
 
 Clients = Annotated[int, typer.Option("-n", "--clients", help="number of clients")]
 Byzantine = Annotated[int, typer.Option("-f", "--byzantine", help="how many may be Byzantine")]
@@ -84,8 +84,10 @@ def privacy_command(
         calibrated = calibration_record(least, dim)
     else:
         raise UserError("give either the noise (--sigma-ind, --sigma-cor, --noise-multiplier) or --epsilon")
-    record = guarantee_record(found) | calibrated
+    record = finding_record(found) | calibrated
     remarks = [f"note: {note}" for note in found.notes]
+    if "no_guarantee" in record:
+        remarks.insert(0, f"no guarantee: {record['no_guarantee']}")
     if plot is not None:
         if delta is None:
             raise UserError("--plot draws epsilon over the rounds: give --delta")

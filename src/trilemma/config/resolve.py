@@ -6,6 +6,7 @@ noise a client adds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trilemma import aggregation, privacy
@@ -20,7 +21,8 @@ from trilemma.privacy.types import NoiseLaw, Release
 class Resolved:
     """What a configuration means once the amount of data is known.
 
-    `notes` are the reservations a reader of the results must see.
+    `doubts` say why no guarantee holds although there is noise; `notes` are all the reservations a reader of
+    the results must see. `printed` is the ε the paper claims for its own noise.
     """
 
     rule: Rule
@@ -28,45 +30,60 @@ class Resolved:
     threat: privacy.Threat | None
     algorithm: Algorithm
     notes: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    printed: float | None = None
+
+    def verdict(self, rounds: int, delta: float) -> privacy.Verdict:
+        """Return what `rounds` rounds guarantee, or why they guarantee nothing."""
+        return privacy.judge(self.release, self.threat, rounds, delta, self.doubts, self.printed)
+
+    @property
+    def certified(self) -> bool:
+        """Whether an ε of this configuration is a guarantee."""
+        if self.release is None or self.threat is None:
+            return False
+        return not privacy.objections(self.release, self.threat, self.doubts)
 
 
 def resolve(config: Config, examples: int) -> Resolved:
-    """Resolve `config` for clients of whom the poorest honest one holds `examples` training examples."""
+    """Resolve `config` for clients who all hold at least `examples` training examples, a public number."""
     federation = config.federation
+    needed = config.algorithm.options.least_examples
+    if needed > examples:
+        raise ConfigError(
+            f"[algorithm] batch_size = {needed}: the poorest client holds {examples} examples; "
+            f"allowed: 1 to {examples}"
+        )
     rule = aggregation.parse(config.aggregation.rule, f=federation.f)
-    release, threat, notes = _release(config, examples)
+    release, threat, notes, doubts = _release(config, examples)
     algorithm = config.algorithm.options.build(
         Setup(federation.clients, federation.f, config.run.rounds, rule, release)
     )
-    return Resolved(rule, release, threat, algorithm, notes)
+    paper = config.privacy.noise == "paper"
+    printed = config.privacy.epsilon if paper else None
+    return Resolved(rule, release, threat, algorithm, (*notes, *doubts), doubts, printed)
 
 
-def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Threat | None, tuple[str, ...]]:
+_Words = tuple[str, ...]
+
+
+def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Threat | None, _Words, _Words]:
+    """Return the release, the threat model, what must be said, and why there is no guarantee."""
     wanted = config.privacy
     if wanted.clip is None:
-        return None, None, ()
+        return None, None, (), ()
     shape = config.algorithm.options.exposure(wanted.clip, examples)
     if wanted.adjacency is not None:
         shape = replace(shape, adjacency=wanted.adjacency)
     if wanted.threat == "none":
-        return shape, None, ("contributions are clipped but not noised: there is no privacy guarantee",)
+        return shape, None, ("contributions are clipped but not noised: there is no privacy guarantee",), ()
 
     by_name = privacy.Threat(wanted.threat, *_who_counts(config), assume=wanted.assume)
     threat = by_name if wanted.collusion is None else replace(by_name, collusion=wanted.collusion)
-    notes: list[str] = []
-    if wanted.threat == "cdp" and config.aggregation.rule != "mean":
-        gap = (
-            f"central privacy is certified for the mean only: the ε of {config.aggregation.rule} under cdp "
-            "is not a guarantee, it is what the mean would have"
-        )
-        if not wanted.uncertified:
-            raise PrivacyError(
-                f"{gap}; allowed: rule = 'mean', another threat model, or [privacy] uncertified = true"
-            )
-        notes.append(gap)
+    doubts = [_gap(config, gap, cure) for gap, cure in _central_gaps(config)]
     if wanted.epsilon is not None and wanted.noise == "paper":
         law = config.algorithm.options.paper_noise(shape, wanted.epsilon, wanted.delta, config.run.rounds)
-        notes.append("noise as the paper sets it is not calibrated to the target: read the certified ε")
+        doubts.append("noise as the paper sets it is not calibrated to the ε it claims")
     elif wanted.epsilon is not None:
         law = privacy.calibrate(
             wanted.epsilon,
@@ -91,7 +108,32 @@ def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Thr
             f"[privacy] threat = {wanted.threat!r} but no noise; give epsilon, sigma_ind and sigma_cor, or "
             "noise_multiplier, or threat = 'none' to clip without a guarantee"
         )
-    return replace(shape, law=law), threat, tuple(notes)
+    return replace(shape, law=law), threat, (), tuple(doubts)
+
+
+def _central_gaps(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield where the mean's noise is not what an outsider under cdp is left with, and what would help."""
+    rule, federation = config.aggregation.rule, config.federation
+    if config.privacy.threat != "cdp":
+        return
+    if rule != "mean":
+        yield (
+            f"central privacy is certified for the mean only: the ε of {rule} under cdp is not a guarantee, "
+            "it is what the mean would have",
+            "rule = 'mean'",
+        )
+    if federation.heard < federation.clients and not config.algorithm.options.fresh_noise:
+        yield (
+            f"messages carry noise of earlier rounds, and {federation.heard} of {federation.clients} clients "
+            "are heard in a round: who compares the means of rounds takes that noise out again",
+            "all clients heard in every round, algorithm.momentum = 0",
+        )
+
+
+def _gap(config: Config, gap: str, cure: str) -> str:
+    if not config.privacy.uncertified:
+        raise PrivacyError(f"{gap}; allowed: {cure}, another threat model, or [privacy] uncertified = true")
+    return gap
 
 
 def _who_counts(config: Config) -> tuple[int, int]:

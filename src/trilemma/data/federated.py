@@ -119,16 +119,17 @@ class FederatedData:
         x, y = held.gather(held.offsets[list(ids), None] + np.stack(drawn))
         return Batch(self._augmented(x, ids, key), y)
 
-    def poisson(self, ids: Sequence[int], rate: float, key: Key) -> Batch:
+    def poisson(self, ids: Sequence[int], rate: float, size: int, key: Key) -> Batch:
         """Draw each training example of each client independently with probability `rate`.
 
-        The batch is as wide as the largest draw, others are padded with weight 0. Weights are 1/(rate·m_i):
-        dividing by the expected size, which is public, instead of the drawn one keeps the sensitivity of the
-        weighted sum at clip/(rate·m_i), as the Poisson accountants assume.
+        The batch is as wide as the largest draw, others are padded with weight 0. Weights are 1/`size`, a
+        public constant. Neither the size that was drawn nor the number m_i of examples held may be in them:
+        both are private, and an example that comes or goes would move the share of every other one. So the
+        sensitivity of the weighted sum is clip/`size`, as the Poisson accountants assume.
         """
         if not 0 < rate <= 1:
             raise UserError(f"sampling rate {rate:g}: allowed are 0 < rate ≤ 1")
-        held = self._training(ids, 1)
+        held = self._training(ids, size)
         draws = []
         for i, rng in zip(ids, each_stream(key.fold("client", self.first + i) for i in ids), strict=True):
             # The number of successes, then which: the same law as one coin per example, in O(batch).
@@ -136,7 +137,7 @@ class FederatedData:
         width = max(1, *(len(drawn) for drawn in draws))
         slots, present = _pack(held.offsets[list(ids)], draws, width)
         x, y = held.gather(slots)
-        weight = self._tensor(present / (rate * held.sizes[list(ids)])[:, None])
+        weight = self._tensor(present / size)
         return Batch(self._augmented(x, ids, key), y, weight)
 
     def epoch_batches(

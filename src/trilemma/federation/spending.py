@@ -40,7 +40,7 @@ def planned_epsilon(task: PartyTask) -> float | None:
     It is the tightest accountant's: before a ledger refuses a round, it asks that one too.
     """
     release, threat = task.resolved.release, task.resolved.threat
-    if release is None or threat is None or release.law.silent:
+    if release is None or threat is None or not task.resolved.certified:
         return None
     rounds = math.ceil((1 + RESERVE) * task.config.run.rounds)
     return privacy.certified(release, threat, rounds, task.config.privacy.delta).figure
@@ -51,7 +51,7 @@ def write_budgets(clients: list[Party], task: PartyTask, epsilon: float | None =
     planned = planned_epsilon(task)
     if planned is None:
         if epsilon is not None:
-            raise PrivacyError("a budget limits noised releases; this configuration adds no noise")
+            raise PrivacyError("a budget limits guarantees; this configuration adds no noise, or gives none")
         return None
     limit = planned if epsilon is None else epsilon
     if not math.isfinite(limit):
@@ -137,6 +137,10 @@ def pay(
     """
     release, threat = task.resolved.release, task.resolved.threat
     if release is None or threat is None or not _is_paid_for(task):
+        return {}
+    if not task.resolved.certified:
+        if party.budget.exists():
+            raise Refused(Reason.BUDGET, "this configuration gives no guarantee to hold against it")
         return {}
     clients = len(secrets.members) if task.counts_on_others else threat.clients
     name = epoch_name(run, secrets.epoch)

@@ -66,10 +66,10 @@ class OneClient:
         held, place = self._held
         return held.sample(place, size, self._own(key))
 
-    def poisson(self, rate: float, key: Key) -> Batch:
-        """Draw each example independently with probability `rate`."""
+    def poisson(self, rate: float, size: int, key: Key) -> Batch:
+        """Draw each example independently with probability `rate`; each weighs 1/`size`."""
         held, place = self._held
-        return held.poisson(place, rate, self._own(key))
+        return held.poisson(place, rate, size, self._own(key))
 
     def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
         """Yield `steps` batches of a shuffled loader."""
@@ -181,6 +181,13 @@ def _check_resolved(config: Config, resolved: Resolved) -> None:
         raise ConfigError(
             f"[federation] sampled = {sampled}: under cdp a client counts on the noise of all the others, "
             "and here only some add theirs; leave it out or choose another threat model"
+        )
+    central = resolved.threat is not None and resolved.threat.name == "cdp"
+    if central and resolved.certified and not config.algorithm.options.fresh_noise:
+        raise ConfigError(
+            f"under cdp messages of {algorithm.name} carry noise of earlier rounds, and who compares rounds "
+            "with different absentees takes it out again; allowed: algorithm.momentum = 0, or another threat "
+            "model"
         )
     if config.run.returned != "last" and algorithm.evaluated is not global_model:
         raise ConfigError(

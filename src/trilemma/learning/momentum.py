@@ -54,6 +54,11 @@ class MomentumSettings(AlgorithmSettings):
         """A whole batch."""
         return self.batch_size
 
+    @property
+    def fresh_noise(self) -> bool:
+        """Without momentum, which carries the noise of earlier rounds along."""
+        return self.momentum == 0 and self.schedule is None
+
     def exposure(self, clip: float, examples: int) -> Release:
         """See `AlgorithmSettings.exposure`. A whole user's change is not amplified by sampling."""
         if self.unit == "user":

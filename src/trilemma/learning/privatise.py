@@ -26,7 +26,7 @@ from trilemma.privacy.types import NoiseLaw, Release
 def draw_batch(clients: Clients, size: int, release: Release | None, key: Key) -> Batch:
     """Draw a batch as the accountant assumes: Poisson where the release says so, else without replacement."""
     if release is not None and release.sampling.scheme == "poisson":
-        return clients.poisson(release.sampling.rate, key)
+        return clients.poisson(release.sampling.rate, size, key)
     return clients.sample(size, key)
 
 

@@ -50,8 +50,8 @@ class Clients(Protocol):
     def sample(self, size: int, key: Key) -> Batch:
         """Draw `size` examples without replacement for each client, each from its own key."""
 
-    def poisson(self, rate: float, key: Key) -> Batch:
-        """Draw each example independently with probability `rate`; weights stay 1/(rate·m)."""
+    def poisson(self, rate: float, size: int, key: Key) -> Batch:
+        """Draw each example independently with probability `rate`; each weighs 1/`size`, which is public."""
 
     def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
         """Yield `steps` stacked batches of a shuffled loader: reshuffled when exhausted, last one partial."""

@@ -43,11 +43,21 @@ class AlgorithmSettings(Options):
         """How many examples every client must hold: more than one where batches have a fixed size."""
         return 1
 
+    @property
+    def fresh_noise(self) -> bool:
+        """Whether a message carries the noise of its own round only; unless an algorithm says so, it may not.
+
+        Where old noise is in a message again, who compares the means of rounds with different senders can
+        take it out.
+        """
+        return False
+
     def exposure(self, clip: float, examples: int) -> Release:
         """Say what one client lets out in one round when its contribution is clipped at `clip`.
 
-        `examples` is the smallest number of training examples any honest client holds. The noise of the
-        returned release is zero: calibration fills it in. An algorithm that does not say has no mechanism.
+        `examples` is the public number of training examples that every client holds at least. The noise of
+        the returned release is zero: calibration fills it in. An algorithm that does not say has no
+        mechanism.
         """
         raise PrivacyError(
             f"[privacy] {self.without_release(type(self).__name__)}: leave [privacy] out, or choose an "
@@ -83,6 +93,11 @@ def private_algorithms() -> list[str]:
 
 class WholeClientSettings(AlgorithmSettings):
     """Methods whose clients send one vector a round; privacy protects the whole client."""
+
+    @property
+    def fresh_noise(self) -> bool:
+        """The move from the broadcast is clipped and noised anew in every round."""
+        return True
 
     def exposure(self, clip: float, examples: int) -> Release:
         """See `AlgorithmSettings.exposure`. A client's whole move is clipped, whatever data made it."""

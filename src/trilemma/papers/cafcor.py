@@ -26,7 +26,7 @@ RULES = {"CafCor-SecLDP": ("secldp", "caf"), "CafCor-ByzLDP": ("byzldp", "caf"),
 def cells(seeds: str, name: str = "mnist") -> list[Cell]:
     """Return the grid of one data set, "mnist" or "fashion", for f = 5."""
     base = load(f"cafcor-{name}", [f"run.seeds='{seeds}'"])
-    table = f"{base.data.name}, n = 100, f = {base.federation.byzantine}, ε = {base.privacy.epsilon} (RDP)"
+    table = f"{base.data.name}, n = 100, f = {base.federation.byzantine}, printed ε = {base.privacy.epsilon}"
     grid = []
     for threat in ("cdp", "ldp"):
         row = f"DSGD-{threat.upper()}"

@@ -57,6 +57,7 @@ from trilemma.privacy.types import (
     ThreatName,
     Unit,
 )
+from trilemma.privacy.verdict import Guarantee, NoGuarantee, Verdict, judge, objections, read_verdict
 
 __all__ = [
     "Accountant",
@@ -64,9 +65,11 @@ __all__ = [
     "Assumption",
     "Budget",
     "BudgetExceeded",
+    "Guarantee",
     "Ledger",
     "LedgerError",
     "Mechanism",
+    "NoGuarantee",
     "NoiseLaw",
     "NoiseSource",
     "Objective",
@@ -82,6 +85,7 @@ __all__ = [
     "Threat",
     "ThreatName",
     "Unit",
+    "Verdict",
     "allocate",
     "bound_multiplier",
     "calibrate",
@@ -96,12 +100,15 @@ __all__ = [
     "everyday_names",
     "history",
     "honest_mean",
+    "judge",
     "leans_on_liars",
     "mean_noise",
     "mechanism",
     "multiplier",
     "multipliers",
+    "objections",
     "plan",
+    "read_verdict",
     "required_multiplier",
     "spent",
     "spent_delta",

@@ -22,11 +22,12 @@ from trilemma.privacy.calibration import Objective, Plan, default_accountant, ho
 from trilemma.privacy.mechanism import History, mechanism
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Release, ThreatName
+from trilemma.privacy.verdict import objections
 
 
 @dataclass(frozen=True)
-class Guarantee:
-    """What `rounds` rounds of `release` guarantee under `threat`, by each accountant that can tell.
+class Finding:
+    """What `rounds` rounds of `release` cost under `threat`, by each accountant that can tell.
 
     Of `epsilon` and `delta` one was given, the other has a figure per accountant.
     """
@@ -39,20 +40,20 @@ class Guarantee:
     notes: tuple[str, ...]
 
 
-def find_epsilon(release: Release, threat: Threat, rounds: int, delta: float) -> Guarantee:
+def find_epsilon(release: Release, threat: Threat, rounds: int, delta: float) -> Finding:
     """Return ε of given noise at δ."""
     cost = spent(release, threat, rounds, delta)
-    return Guarantee(release, threat, rounds, cost.epsilon, delta, cost.notes)
+    return Finding(release, threat, rounds, cost.epsilon, delta, cost.notes)
 
 
-def find_delta(release: Release, threat: Threat, rounds: int, epsilon: float) -> Guarantee:
+def find_delta(release: Release, threat: Threat, rounds: int, epsilon: float) -> Finding:
     """Return δ of given noise at ε."""
     past: History = ((mechanism(release, threat), rounds),)
     able = [accountant.name for accountant in applicable(past) if accountant.tells_delta]
     answers = {name: ask(name, lambda asked: asked.delta(past, epsilon)) for name in able}
     notes = [*threat.notes(), *(note for answer in answers.values() for note in answer.notes)]
     figures = {name: answer.figure for name, answer in answers.items()}
-    return Guarantee(release, threat, rounds, epsilon, figures, tuple(notes))
+    return Finding(release, threat, rounds, epsilon, figures, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Picture:
     curves: Mapping[str, NDArray[np.float64]]
     spent: float
     plans: tuple[Plan, ...]
+    certified: bool
 
     @property
     def rounds(self) -> int:
@@ -109,7 +111,8 @@ def picture(release: Release, threat: Threat, rounds: int, delta: float) -> Pict
     able = worthwhile(((mechanism(release, threat), rounds),))
     curves = {one.name: epsilon_curve(release, threat, rounds, delta, one.name) for one in able}
     last = min(float(curve[-1]) for curve in curves.values())
-    return Picture(threat, delta, curves, last, plan(release, _models(threat), last, delta, rounds))
+    plans = plan(release, _models(threat), last, delta, rounds)
+    return Picture(threat, delta, curves, last, plans, not objections(release, threat))
 
 
 def _collusions(threat: Threat) -> tuple[Threat, ...]:

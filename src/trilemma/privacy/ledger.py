@@ -35,6 +35,7 @@ from trilemma.privacy.gaussian import check_delta
 from trilemma.privacy.mechanism import Mechanism, leans_on_liars, mechanism
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Adjacency, Release, Sampling, Unit, choice
+from trilemma.privacy.verdict import Guarantee
 
 _VERSION = 1
 _START = "0" * 64
@@ -83,6 +84,7 @@ class Entry:
     round: int
     mechanism: Mechanism
     epsilon: dict[str, float]
+    threat: str
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class Ledger:
                 f"round {round_} of run {run!r} would bring the cost to epsilon = {least:.3g} (delta = "
                 f"{self.budget.delta:g}), over the budget of {self.budget.epsilon:g}; nothing was released"
             )
-        entry = Entry(run, round_, one, epsilon)
+        entry = Entry(run, round_, one, epsilon, threat.name)
         self._append({"release": asdict(release), "threat": asdict(threat), **_entry_record(entry)})
         self._enter(entry)
         return entry
@@ -175,6 +177,19 @@ class Ledger:
     def epsilon(self) -> dict[str, float]:
         """The cost so far by each accountant, recomputed from the entries."""
         return self._cost(self._past)
+
+    @property
+    def verdict(self) -> Guarantee:
+        """What this client is guaranteed after all its releases: nothing else is ever entered."""
+        costs, budget = self.epsilon, self.budget
+        best = min(costs, key=lambda name: costs[name])
+        threats = dict.fromkeys(entry.threat for entry in self.entries)
+        return Guarantee(
+            *(costs[best], budget.delta, budget.unit, budget.adjacency),
+            threat=", ".join(threats),
+            accountant=best,
+            assumptions=(f"{len(self.entries)} releases, each with the clients that took part in it",),
+        )
 
     def remaining(self, release: Release, threat: Threat) -> int:
         """Return how many more rounds of `release` the budget allows."""
@@ -314,7 +329,7 @@ def _entry(record: dict[str, Any]) -> Entry:
     fields = _respelled(record["mechanism"])
     distance = fields.get("distance", 0.0)  # absent where the ledger is older than the field
     one = Mechanism(fields["z"], Sampling(**fields["sampling"]), fields["adjacency"], distance)
-    return Entry(record["run"], record["round"], one, record["epsilon"])
+    return Entry(record["run"], record["round"], one, record["epsilon"], record["threat"]["name"])
 
 
 def _names(chosen: Sequence[Accountant]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@
 
 from trilemma.report.curves import Curve, plot_curves
 from trilemma.report.loading import load
+from trilemma.report.privacy import verdict_of
 from trilemma.report.result import Result, Suspect, plot_results
 from trilemma.report.tables import Table, percent, results_table, tightest_epsilon
 
@@ -25,4 +26,5 @@ __all__ = [
     "plot_results",
     "results_table",
     "tightest_epsilon",
+    "verdict_of",
 ]

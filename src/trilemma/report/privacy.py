@@ -11,21 +11,36 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from trilemma.privacy import Plan, multiplier
-from trilemma.privacy.calculator import Calibration, Guarantee, Picture
+from trilemma.privacy import NoGuarantee, Plan, Verdict, multiplier, objections, read_verdict
+from trilemma.privacy.calculator import Calibration, Finding, Picture
+from trilemma.records import Summary
 
 
-def guarantee_record(guarantee: Guarantee) -> dict[str, Any]:
-    """Return a guarantee as plain values, what was given before what was found."""
-    figures = {"epsilon": guarantee.epsilon, "delta": guarantee.delta}
-    given = sorted(figures, key=lambda name: isinstance(figures[name], Mapping))
+def verdict_of(summary: Summary) -> Verdict:
+    """Return what a run guarantees, or why it guarantees nothing."""
+    if not summary.verdict:
+        return NoGuarantee("nothing was certified when the run was summed up")
+    return read_verdict(summary.verdict)
+
+
+def finding_record(finding: Finding) -> dict[str, Any]:
+    """Return what was found as plain values, what was given before it.
+
+    Figures that are no guarantee stand under `printed`, with the reasons, and nothing under their own name.
+    """
+    figures = {"epsilon": finding.epsilon, "delta": finding.delta}
+    given, found = sorted(figures, key=lambda name: isinstance(figures[name], Mapping))
+    reasons = objections(finding.release, finding.threat)
+    printed = {"printed": figures[found], "no_guarantee": "; ".join(reasons)} if reasons else {}
     return {
-        "threat": asdict(guarantee.threat),
-        "release": asdict(guarantee.release),
-        "multiplier": multiplier(guarantee.release, guarantee.threat),
-        "rounds": guarantee.rounds,
-        **{name: figures[name] for name in given},
-        "notes": list(guarantee.notes),
+        "threat": asdict(finding.threat),
+        "release": asdict(finding.release),
+        "multiplier": multiplier(finding.release, finding.threat),
+        "rounds": finding.rounds,
+        given: figures[given],
+        found: {} if reasons else figures[found],
+        **printed,
+        "notes": list(finding.notes),
     }
 
 
@@ -50,15 +65,18 @@ def _plan_record(plan: Plan, dim: int) -> dict[str, Any]:
 
 
 def privacy_tables(record: Mapping[str, Any]) -> Iterator[Table]:
-    """Lay out a guarantee's record, and a calibration's where it holds one."""
+    """Lay out what was found, and a calibration where the record holds one."""
     if "calibrated" in record:
         by = record["calibrated"]["accountant"]
         yield _plan_table(f"least noise, calibrated by {by}", [record["calibrated"]])
     after = f"after {record['rounds']} rounds"
+    printed = "printed, no guarantee: " if "printed" in record else ""
     if isinstance(record["epsilon"], Mapping):
-        yield _figures(f"ε at δ = {record['delta']:g} {after}", record["epsilon"])
+        found = record.get("printed", record["epsilon"])
+        yield _figures(f"{printed}ε at δ = {record['delta']:g} {after}", found)
     else:
-        yield _figures(f"δ at ε = {record['epsilon']:g} {after}", record["delta"])
+        found = record.get("printed", record["delta"])
+        yield _figures(f"{printed}δ at ε = {record['epsilon']:g} {after}", found)
     if record.get("collusion"):
         yield _plan_table("what each number q of colluders would cost", record["collusion"])
     if "models" in record:
@@ -101,7 +119,7 @@ def plot_privacy(shown: Picture, path: Path) -> Path:
         left.step(np.arange(1, len(values) + 1), values, where="pre", label=name, linewidth=1.8)
     who = shown.threat
     title = f"{who.name}, n = {who.clients}, f = {who.byzantine}, q = {who.collusion}, δ = {shown.delta:g}"
-    left.set(xlabel="round", ylabel="ε spent", title=title)
+    left.set(xlabel="round", ylabel="ε spent" if shown.certified else "printed ε, no guarantee", title=title)
     left.grid(alpha=0.3)
     left.legend(frameon=False, title="accountant")
 

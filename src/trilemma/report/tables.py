@@ -89,7 +89,13 @@ def results_table(
     reference = shown(names[0], without_liars) if without_liars else "–"
     unit = " %" if names[0] in SHARES else ""
     scores = (f"{name} %" if name in SHARES else name for name in names)
-    headings = ("run", "rule", "liars", "attack", "ε", *scores, f"no liars{unit}")
+    claims = any(_claim(summary) for _, summary in rows)  # figures that are printed, and no guarantee
+    headings = (
+        *("run", "rule", "liars", "attack", "ε"),
+        *(("printed ε",) if claims else ()),
+        *scores,
+        f"no liars{unit}",
+    )
     lines = tuple(
         (
             label,
@@ -97,6 +103,7 @@ def results_table(
             f"{'?' if summary.byzantine is None else summary.byzantine} of {summary.clients}",
             summary.attack,
             tightest_epsilon(summary)[0],
+            *((_claim(summary) or "–",) if claims else ()),
             *(shown(name, summary) for name in names),
             "itself" if summary.byzantine == 0 else reference,
         )
@@ -148,17 +155,26 @@ def percent(spread: Spread) -> str:
 
 
 def tightest_epsilon(summary: Summary) -> tuple[str, str]:
-    """Return the ε of a run, the one its records hold, and what it means; ∞ when nothing is guaranteed.
+    """Return the guaranteed ε of a run, the one its records hold, and what it means; ∞ and why without one.
 
     Where no run chose an accountant, it is the smallest ε.
     """
     known = {name: value for name, value in summary.epsilon.items() if value is not None}
+    if not known and _claim(summary):
+        reason = summary.verdict.get("no_guarantee", {}).get("reason", "not certified")
+        return "∞", f"ε = {_claim(summary)} is printed, and no guarantee: {reason}"
     if not known:
         return "∞", ""
     best = summary.accountant if summary.accountant in known else min(known, key=lambda name: known[name])
     others = "".join(f", {value:.3g} by {name}" for name, value in known.items() if name != best)
     meaning = f"by {best} under {summary.threat} at δ = {summary.delta:g}{others}"
     return f"{known[best]:.3g}", f"ε = {known[best]:.3g} {meaning}"
+
+
+def _claim(summary: Summary) -> str:
+    """Return the printed figure of a run without a guarantee; empty where there is none."""
+    figure = summary.verdict.get("no_guarantee", {}).get("figure")
+    return "" if figure is None else f"{figure:.3g}"
 
 
 def _remarks(summary: Summary) -> list[str]:

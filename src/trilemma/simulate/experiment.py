@@ -38,9 +38,9 @@ class SimulatedClients:
         """Draw `size` examples without replacement for each client."""
         return self.data.sample(self.ids, size, key)
 
-    def poisson(self, rate: float, key: Key) -> Batch:
-        """Draw each example independently with probability `rate`."""
-        return self.data.poisson(self.ids, rate, key)
+    def poisson(self, rate: float, size: int, key: Key) -> Batch:
+        """Draw each example independently with probability `rate`; each weighs 1/`size`."""
+        return self.data.poisson(self.ids, rate, size, key)
 
     def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
         """Yield `steps` batches of a shuffled loader."""
@@ -88,7 +88,7 @@ class Experiment:
         """ε after each round, and the accountant it is by; infinite and by nobody without a guarantee."""
         rounds = self.config.run.rounds
         release, threat = self.resolved.release, self.resolved.threat
-        if release is None or threat is None:
+        if release is None or threat is None or not self.resolved.certified:
             return Answer(np.full(rounds, np.inf), "")
         return privacy.certified_curve(release, threat, rounds, self.config.privacy.delta)
 
@@ -134,12 +134,6 @@ def assemble(config: Config, seed: int, task: Task | None = None) -> Experiment:
         )
 
     poorest = int(min(federated.sizes[i] for i in honest))
-    needed = config.algorithm.options.least_examples
-    if needed > poorest:
-        raise ConfigError(
-            f"[algorithm] batch_size = {needed}: the poorest client holds {poorest} examples; "
-            f"allowed: 1 to {poorest}"
-        )
     # Where clients are sampled a round may hear liars only; somebody has to have computed something then.
     computes = (
         attack.reads_own

@@ -180,20 +180,22 @@ def _summary(
     diverged: dict[str, int],
 ) -> Summary:
     config, resolved = directory.config, experiment.resolved
-    epsilon: dict[str, float | None] = {}
+    delta = config.privacy.delta
+    figures: dict[str, float | None] = {}
     notes = list(resolved.notes)
     if resolved.release is not None and resolved.threat is not None:
-        spent = privacy.spent(resolved.release, resolved.threat, config.run.rounds, config.privacy.delta)
-        epsilon = {name: value if value != float("inf") else None for name, value in spent.epsilon.items()}
+        spent = privacy.spent(resolved.release, resolved.threat, config.run.rounds, delta)
+        figures = {name: value if value != float("inf") else None for name, value in spent.epsilon.items()}
         notes.extend(spent.notes)
+    held = resolved.certified
     seconds = sum(
         sum(record.seconds.values()) for seed in config.run.seeds for record in directory.seed(seed).records()
     )
     return Summary(
         metrics={name: _over_seeds(results, name) for name in _names(experiment)},
         loss=_over_seeds(results, "loss"),
-        epsilon=epsilon,
-        delta=config.privacy.delta if epsilon else None,
+        epsilon=figures if held else {},
+        delta=delta if figures else None,
         seconds=round(seconds, 3),
         algorithm=config.algorithm.name,
         rule=config.aggregation.rule,
@@ -206,4 +208,6 @@ def _summary(
         diverged=diverged,
         notes=tuple(dict.fromkeys(notes)),
         directory=str(directory.path),
+        printed={} if held else figures,
+        verdict=resolved.verdict(config.run.rounds, delta).plain(),
     )

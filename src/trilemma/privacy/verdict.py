@@ -1,0 +1,129 @@
+"""The verdict on a run's privacy: a guarantee with everything it rests on, or the reason why there is none.
+
+Nothing else fills a column called ε. A figure that is not a guarantee, a paper's for instance, stands beside
+the reason and is called printed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trilemma.errors import UserError
+from trilemma.privacy.accounting import spent
+from trilemma.privacy.mechanism import leans_on_liars
+from trilemma.privacy.threats import Threat
+from trilemma.privacy.types import Adjacency, Release, Unit
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(ε, δ)-differential privacy of every honest client, or example: in which sense, against whom.
+
+    >>> held = Guarantee(2.5, 1e-5, "user", "replace", "ldp", "exact", ("all secrets are taken as known",))
+    >>> read_verdict(held.plain()) == held
+    True
+    """
+
+    epsilon: float
+    delta: float
+    unit: Unit
+    adjacency: Adjacency
+    threat: str
+    accountant: str
+    assumptions: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {"guarantee": {**asdict(self), "assumptions": list(self.assumptions)}}
+
+
+@dataclass(frozen=True)
+class NoGuarantee:
+    """Why nothing is guaranteed. `figure` is the ε that is printed all the same, in a paper or by a formula.
+
+    >>> read_verdict(NoGuarantee("counts on liars", 26.4).plain())
+    NoGuarantee(reason='counts on liars', figure=26.4)
+    """
+
+    reason: str
+    figure: float | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {"no_guarantee": asdict(self)}
+
+
+Verdict = Guarantee | NoGuarantee
+
+
+def read_verdict(plain: Mapping[str, Any]) -> Verdict:
+    """Return the verdict that `plain` was written from.
+
+    >>> read_verdict({})
+    Traceback (most recent call last):
+    trilemma.errors.UserError: not a verdict: {}
+    """
+    match dict(plain):
+        case {"guarantee": dict(fields)}:
+            return Guarantee(**{**fields, "assumptions": tuple(fields["assumptions"])})
+        case {"no_guarantee": dict(fields)}:
+            return NoGuarantee(**fields)
+    raise UserError(f"not a verdict: {plain}")
+
+
+def objections(release: Release, threat: Threat, doubts: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return every reason why a figure of `release` under `threat` is not a guarantee; none: it is one.
+
+    `doubts` are those that are not about noise: a rule that is not the mean, for instance.
+    """
+    found = list(doubts)
+    if release.law.silent:
+        found.append("no noise is added")
+    if leans_on_liars(release, threat):
+        found.append(
+            f"as published: the figure holds only if {threat.hidden} liars exist that keep their secrets"
+        )
+    if release.adjacency == "published":
+        found.append("adjacency 'published' is the papers' convention, not a pair of data sets")
+    return tuple(found)
+
+
+def judge(
+    release: Release | None,
+    threat: Threat | None,
+    rounds: int,
+    delta: float,
+    doubts: tuple[str, ...] = (),
+    printed: float | None = None,
+) -> Verdict:
+    """Return what `rounds` rounds of `release` guarantee every honest client under `threat`.
+
+    `printed` is the figure that goes with a refusal, where it is not the accountants'.
+
+    >>> from trilemma.privacy.types import NoiseLaw
+    >>> published = Threat("secldp", clients=100, byzantine=10, assume="published")
+    >>> judge(Release(2.25, NoiseLaw(sigma_cor=0.6)), published, 30, 1e-4).reason
+    'as published: the figure holds only if 10 liars exist that keep their secrets'
+    >>> held = judge(Release(2.25, NoiseLaw(1.19, 0.64)), Threat("secldp", 100, 10), 30, 1e-4)
+    >>> round(held.epsilon, 1), held.accountant, held.threat
+    (24.5, 'exact', 'secldp')
+    """
+    if release is None or threat is None:
+        return NoGuarantee("; ".join(doubts) or "nothing is clipped and noised")
+    reasons = objections(release, threat, doubts)
+    if release.law.silent:
+        return NoGuarantee("; ".join(reasons), printed)
+    cost = spent(release, threat, rounds, delta)
+    accountant, epsilon = cost.tightest
+    if reasons:
+        # What papers print is the Rényi figure.
+        figure = cost.epsilon.get("rdp", epsilon) if printed is None else printed
+        return NoGuarantee("; ".join(reasons), figure if math.isfinite(figure) else None)
+    if not math.isfinite(epsilon):
+        return NoGuarantee("no finite ε is certified")
+    return Guarantee(
+        epsilon, delta, release.unit, release.adjacency, threat.name, accountant, tuple(cost.notes)
+    )
