@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import trilemma
 
 FILES = {
@@ -90,6 +92,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_one_file_is_enough_in_every_room(tmp_path: Path) -> None:
     _mirror(Path(trilemma.__file__).parent, tmp_path / "trilemma")
     for name, text in FILES.items():

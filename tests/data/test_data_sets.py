@@ -217,7 +217,7 @@ def test_broken_and_incomplete_npz_files_are_refused(tmp_path: Path) -> None:
     ("name", "shape", "mean", "std"),
     [
         ("mnist", (60_000, 1, 28, 28), 0.1307, 0.3081),
-        ("fashion-mnist", (60_000, 1, 28, 28), 0.2860, 0.3530),
+        pytest.param("fashion-mnist", (60_000, 1, 28, 28), 0.2860, 0.3530, marks=pytest.mark.slow),
         pytest.param("emnist", (100_000, 1, 28, 28), 0.1736, 0.3317, marks=pytest.mark.slow),
         pytest.param("cifar10", (20_000, 3, 32, 32), 0.4734, 0.2516, marks=pytest.mark.slow),
     ],

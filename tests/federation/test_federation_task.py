@@ -201,6 +201,7 @@ def test_a_command_that_is_refused_leaves_nothing_behind(tmp_path, options, comp
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_the_example_is_a_valid_task(tmp_path):
     pytest.importorskip("sklearn", reason="the example reads a data set of scikit-learn")
     facts = Federation("example", 5, examples=80, timing=INSTANT)
