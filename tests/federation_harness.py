@@ -168,8 +168,9 @@ def result_of(parties: list[Party], run: str) -> wire.Tensors:
 
 
 def simulation(parties: list[Party], config: str, run: str, task: Task | None = None) -> Experiment:
-    """The experiment of `config`, with the noise of the federation's secrets."""
-    experiment = assemble(configurations.parse(tomllib.loads(config)), seed=1, task=task)
+    """The experiment of `config`, with a federation's arithmetic and the noise of its secrets."""
+    assigned = configurations.parse(tomllib.loads(config), ["privacy.arithmetic=grid"])
+    experiment = assemble(assigned, seed=1, task=task)
     noise = StackedSecretNoise.of(secrets_of(parties, run))
     return replace(experiment, clients=replace(experiment.clients, noise=noise))
 

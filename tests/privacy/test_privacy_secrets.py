@@ -15,6 +15,7 @@ from test_privacy_noise import check_covariance
 
 from trilemma.errors import PrivacyError, UserError
 from trilemma.privacy import NoiseLaw, SecretGraph, covariance
+from trilemma.privacy.grid import in_steps, step_for
 from trilemma.privacy.secrets import (
     ChaChaStream,
     Handshake,
@@ -33,6 +34,7 @@ from trilemma.privacy.secrets import (
 from trilemma.privacy.secrets.agreement import exchange
 
 CPU = torch.device("cpu")
+SCALE = 2.0**40  # steps so fine that a stream is as good as Gaussian
 PINNED = "60011779ccf3143a51d048fb9f4428d913c72c32c50fab37e64a2b893c8e0d79"
 
 
@@ -290,33 +292,55 @@ class TestAgreement:
 
 
 class TestStreams:
-    def gaussians(self, count: int, key: bytes = b"k" * 32) -> np.ndarray:
+    def gaussians(self, count: int, key: bytes = b"k" * 32, scale: float = SCALE) -> np.ndarray:
         total = np.zeros(count)
-        add_gaussians(ChaChaStream(key).fill, total)
-        return total
+        add_gaussians(ChaChaStream(key).fill, total, scale)
+        return total / scale
 
     def test_the_transform_against_numpys_functions(self):
-        """The polynomials agree with log, cos and sin to the grid, word by word."""
+        """The polynomials agree with log, cos and sin, word by word."""
         pairs = 5000
         raw = bytearray(16 * pairs)
         ChaChaStream(b"k" * 32).fill(memoryview(raw))
         words = np.frombuffer(bytes(raw), "<u8")
-        radius = np.sqrt(-2 * np.log(((words[:pairs] >> 12) + 0.5) / 2**52))
+        radius = np.sqrt(-2 * np.log((words[:pairs] + 0.5) / 2**64))
         angle = (words[pairs:] >> 12) / 2**52 * np.pi / 2
         flip_y, flip_x = (1 - 2.0 * ((words[pairs:] >> bit) & 1).astype(float) for bit in (0, 1))
         slow = np.concatenate((flip_x * radius * np.cos(angle), flip_y * radius * np.sin(angle)))
-        assert np.abs(self.gaussians(2 * pairs) - slow).max() < 2**-32
+        assert np.abs(self.gaussians(2 * pairs) - slow).max() < 2**-40 + 0.5 / SCALE
 
     def test_extreme_words(self):
         for byte in (0x00, 0xFF):
             total = np.zeros(64)
-            add_gaussians(lambda out, b=byte: out.__setitem__(slice(None), bytes([b]) * len(out)), total)
+            same = lambda out, b=byte: out.__setitem__(slice(None), bytes([b]) * len(out))  # noqa: E731
+            add_gaussians(same, total, SCALE)
             assert np.isfinite(total).all()
-            assert np.abs(total).max() < 8.6
+            assert np.abs(total).max() < 13.4 * SCALE
 
-    def test_every_number_lies_on_the_grid(self):
-        x = self.gaussians(20_001) * 2.0**32
-        assert (x == np.round(x)).all()
+    def test_every_number_is_whole(self):
+        x = self.gaussians(20_001, scale=1000.0) * 1000.0
+        assert np.abs(x - np.round(x)).max() < 1e-9
+
+    def test_a_further_word_refines_the_tail(self):
+        """Where the first word is below 2⁴⁰ a third one is drawn, and decides about the lower bits."""
+        third = []
+
+        def fill(out):
+            if len(out) == 16:
+                out[:] = (5).to_bytes(8, "little") + bytes(8)
+            else:
+                assert len(out) == 8
+                out[:] = third[-1].to_bytes(8, "little")
+
+        found = []
+        for word in (0, 2**63, 2**64 - 1):
+            third.append(word)
+            total = np.zeros(2)
+            add_gaussians(fill, total, SCALE)
+            found.append(total[0] / SCALE)
+            u = (5 + word / 2**64) / 2**64
+            assert abs(found[-1] - np.sqrt(-2 * np.log(u))) < 2**-40
+        assert found == sorted(found, reverse=True)
 
     @pytest.mark.parametrize("count", [1, 2, 3, 16_383, 16_384, 16_385, 40_001])
     def test_any_length(self, count):
@@ -338,14 +362,14 @@ class TestStreams:
         import hashlib
 
         total = np.zeros(100_001)
-        add_gaussians(pair_stream(bytes(range(32)), 7, len(total)).fill, total)
+        add_gaussians(pair_stream(bytes(range(32)), 7, len(total)).fill, total, 1024.0)
         assert hashlib.sha256(total.astype("<f8").tobytes()).hexdigest() == PINNED
 
     def test_streams_differ_by_round_dim_and_key(self):
         found = []
         for key, round_, dim in ((b"a" * 32, 1, 9), (b"b" * 32, 1, 9), (b"a" * 32, 2, 9), (b"a" * 32, 1, 10)):
             total = np.zeros(dim)
-            add_gaussians(pair_stream(key, round_, dim).fill, total)
+            add_gaussians(pair_stream(key, round_, dim).fill, total, SCALE)
             found.append(float(total[0]))
         assert len(set(found)) == 4
 
@@ -363,7 +387,7 @@ class TestSecretNoise:
         for node in nodes:
             for partner, key in node.pairs.items():
                 sign = 1.0 if node.index < partner else -1.0
-                add_gaussians(pair_stream(key, 1, 1000).fill, total, sign)
+                add_gaussians(pair_stream(key, 1, 1000).fill, total, 1024.0, sign)
         assert not total.any()
 
     @pytest.mark.parametrize("graph", [SecretGraph.complete(8), SecretGraph.ring(8, 4)])
@@ -386,8 +410,9 @@ class TestSecretNoise:
             residual[row] = nodes[i].draw(law, (i,), dim, 1, CPU)[0].double().numpy()
             for colluder in (0, 1):
                 stream = np.zeros(dim)
-                add_gaussians(pair_stream(nodes[colluder].pairs[i], 1, dim).fill, stream)
-                residual[row] += law.sigma_cor * stream  # the larger index had subtracted it
+                scale = in_steps(law.sigma_cor, step_for(law))
+                add_gaussians(pair_stream(nodes[colluder].pairs[i], 1, dim).fill, stream, scale)
+                residual[row] += stream * step_for(law)  # the larger index had subtracted it
         check_covariance(residual, covariance(SecretGraph.complete(9), law, senders=honest, known=(0, 1)))
 
     def test_stacked_reproduces_every_node_bit_for_bit(self):

@@ -14,7 +14,7 @@ from trilemma.aggregation import Rule
 from trilemma.config.load import Config
 from trilemma.errors import ConfigError, PrivacyError
 from trilemma.learning import Algorithm, Setup
-from trilemma.privacy.types import NoiseLaw, Release
+from trilemma.privacy.types import Arithmetic, NoiseLaw, Release
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,11 @@ class Resolved:
         return not privacy.objections(self.release, self.threat, self.doubts)
 
 
-def resolve(config: Config, examples: int) -> Resolved:
-    """Resolve `config` for clients who all hold at least `examples` training examples, a public number."""
+def resolve(config: Config, examples: int, arithmetic: Arithmetic | None = None) -> Resolved:
+    """Resolve `config` for clients who all hold at least `examples` training examples, a public number.
+
+    `arithmetic` is that of the configuration, unless given.
+    """
     federation = config.federation
     needed = config.algorithm.options.least_examples
     if needed > examples:
@@ -57,7 +60,14 @@ def resolve(config: Config, examples: int) -> Resolved:
     rule = aggregation.parse(config.aggregation.rule, f=federation.f)
     release, threat, notes, doubts = _release(config, examples)
     algorithm = config.algorithm.options.build(
-        Setup(federation.clients, federation.f, config.run.rounds, rule, release)
+        Setup(
+            federation.clients,
+            federation.f,
+            config.run.rounds,
+            rule,
+            release,
+            arithmetic or config.privacy.arithmetic,
+        )
     )
     paper = config.privacy.noise == "paper"
     printed = config.privacy.epsilon if paper else None

@@ -16,7 +16,7 @@ from trilemma.errors import hint
 from trilemma.models import Lora, Subspace, Train
 from trilemma.options import Options, mistakes
 from trilemma.privacy.accountants import accountants
-from trilemma.privacy.types import Adjacency, Assumption, ThreatName
+from trilemma.privacy.types import Adjacency, Arithmetic, Assumption, ThreatName
 
 
 class Table(Options):
@@ -143,6 +143,13 @@ class PrivacyTable(Table):
     )
     noise: Literal["certified", "paper"] = Field(
         default="certified", description="calibrate to a certificate, or by the algorithm's paper"
+    )
+    arithmetic: Arithmetic = Field(
+        default="float",
+        description="where contribution and noise meet: float, or grid: integers, as in any real federation",
+    )
+    broadcast_bound: float = Field(
+        default=1e6, gt=0, description="largest number in a broadcast that a private client answers"
     )
     collusion: int | None = Field(
         default=None, ge=0, description="Byzantine clients q that collude with the server"

@@ -17,6 +17,7 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.federation import wire
 from trilemma.learning import MessageLayout, Messages
+from trilemma.learning.messages import Asked
 
 HEADROOM = 4096
 """Bytes a header may take beside the message."""
@@ -27,7 +28,8 @@ class Expected:
     """What an admissible reply looks like.
 
     `layout` is what the algorithm declares; `clients` maps nodes that were asked to the clients they are;
-    `answer` is the kind of reply; `remembered` is what was kept of each client's last message.
+    `answer` is the kind of reply; `remembered` is what was kept of each client's last message, `broadcast`
+    what began the round.
     """
 
     run: str
@@ -37,6 +39,7 @@ class Expected:
     clients: Mapping[int, int] = field(default_factory=dict)
     answer: type[wire.Answer] = wire.Answer
     remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
+    broadcast: wire.Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ def _message(expected: Expected, client: int, reply: Reply) -> Messages:
     if header.client != client:
         raise wire.WireError(f"claims to be client {header.client}")
     try:
-        message = expected.layout.decode(tensors, expected.remembered.get(client))
+        asked = Asked(expected.round, expected.broadcast)
+        message = expected.layout.decode(tensors, expected.remembered.get(client), asked)
     except UserError as error:
         raise wire.WireError(str(error)) from None
     if not torch.isfinite(message.vectors).all():

@@ -70,6 +70,7 @@ class Hearing:
             commit.rounds,
             self.task.message,
             remembered=commit.remembered,
+            broadcast=commit.broadcast,
         )
         answers = self._attempts(commit, turn, clients, self._question(commit, turn), expected)
         heard = self._heard(answers, turn, expected)

@@ -201,13 +201,16 @@ class Node:
         return task.resolved.algorithm.init(task.model, (self.client,), task.key.fold("init"))
 
     def _check_broadcast(self, broadcast: State) -> None:
-        """A broadcast must look like the one the algorithm starts with, and be finite."""
+        """A broadcast must look like the one the algorithm starts with, and be finite and bounded."""
         described = {name: (tensor.shape, tensor.dtype) for name, tensor in broadcast.items()}
         expected = {name: (tensor.shape, tensor.dtype) for name, tensor in self._start.broadcast.items()}
         if described != expected:
             raise Refused(Reason.BROADCAST, "it does not have the shape of this configuration's")
         if not all(bool(torch.isfinite(tensor).all()) for tensor in broadcast.values()):
             raise Refused(Reason.BROADCAST, "it is not finite")
+        bound = math.inf if self.task.resolved.release is None else self.task.config.privacy.broadcast_bound
+        if any(tensor.numel() and float(tensor.abs().max()) > bound for tensor in broadcast.values()):
+            raise Refused(Reason.BROADCAST, f"it exceeds [privacy] broadcast_bound = {bound:g}")
 
     def _finished(self, block: bytes) -> bytes:
         finished, _ = wire.loads(block, wire.Finished)
@@ -228,6 +231,13 @@ class TimedNoise:
         """Draw from the source."""
         with self.watch.stage("noise"):
             return self.source.draw(law, ids, dim, round_, device)
+
+    def steps(
+        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> torch.Tensor:
+        """Draw whole steps from the source."""
+        with self.watch.stage("noise"):
+            return self.source.steps(law, step, ids, dim, round_, device)
 
 
 def _number(value: Any) -> float | None:

@@ -155,7 +155,8 @@ def load_task(party: Party) -> PartyTask:
 
 
 def _resolve(config: Config, examples: int) -> Resolved:
-    resolved = resolve(config, examples)
+    # What leaves a real client is integers on a public grid, whatever a simulation of it does.
+    resolved = resolve(config, examples, arithmetic="grid")
     _check_resolved(config, resolved)
     return resolved
 

@@ -4,7 +4,7 @@ Client i:
 
     v_i ← (1−β) v_i + β ∇f_i(x; ξ)
     u_i = clip_τ(v_i − g_i)
-    g_i ← g_i + β̂ u_i                             noiseless, never leaves the client
+    g_i ← g_i + β̂ u_i                             noiseless, never leaves the client; u_i as it was rounded
     m_i ← m_i + β̂ (u_i + ω_i),  ω_i ~ N(0, σ_ω² I)     send m_i
 
 Server: g ← RAgg(m_1, …, m_n), x ← x − γ g. Everything starts at zero. The paper keeps m_i on the server and
@@ -27,10 +27,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trilemma import models
 from trilemma.keys import Key
-from trilemma.learning.messages import Messages, one_vector
-from trilemma.learning.privatise import batch_gradients, clip_rows, noised
+from trilemma.learning.gridded import Follow, declared
+from trilemma.learning.messages import Asked, Parts, one_vector
+from trilemma.learning.privatise import batch_gradients, clip_of, clip_rows, contributions, noised
 from trilemma.learning.protocol import Algorithm, ClientFunction, Clients, ClientStep, Start, State
 from trilemma.learning.server import descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
@@ -79,14 +79,19 @@ class ByzClip21SGD2M(_ErrorFeedbackSettings):
         release = setup.release
         tau = math.inf if release is None else release.clip
 
+        def follow(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
+            return {"m": before["m"] + self.beta_hat * fresh}
+
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
             step = batch_gradients(self, clients, broadcast, release, key)
             v = torch.lerp(state["v"], step.value, self.beta)
-            update, clipped = clip_rows(v - state["g"], tau)
-            sent = noised(update, release, clients, round_)
-            return _feedback(state, v, update, sent, self.beta_hat, {"loss": step.loss, "clipped": clipped})
+            update, clipped = contributions(v - state["g"], tau)
+            sent = noised(update, setup, clients, round_)
+            after = follow(sent.numbers, state, Asked(round_, broadcast))
+            state = {"v": v, "g": state["g"] + self.beta_hat * sent.kept, **after}
+            return ClientStep(sent.messages(after["m"]), state, {"loss": step.loss, "clipped": clipped})
 
-        return _algorithm(self, setup, client, release)
+        return _algorithm(self, setup, client, follow, remembered=("m",))
 
 
 @algorithms.register("byz-clip21-sgd2m+")
@@ -111,32 +116,40 @@ class ByzClip21SGD2MPlus(_ErrorFeedbackSettings):
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         release = setup.release
-        inner = models.Clip.none() if release is None else models.Clip.example(release.clip)
+
+        def follow(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
+            v = torch.lerp(before["v"], fresh, self.beta)
+            update, _ = clip_rows(v - before["g"], self.outer_clip)
+            step = self.beta_hat * update
+            return {"v": v, "g": before["g"] + step, "m": before["m"] + step}
+
+        def decayed(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
+            """Add weight decay, which is no secret, to what travelled as integers without it."""
+            return follow(fresh.add(asked.broadcast["params"], alpha=self.weight_decay), before, asked)
 
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
-            step = batch_gradients(self, clients, broadcast, release, key, inner)
-            v = torch.lerp(state["v"], noised(step.value, release, clients, round_), self.beta)
-            update, _ = clip_rows(v - state["g"], self.outer_clip)
+            grid = setup.grid(clients.model.dim)
+            clip = clip_of(release, grid)
+            step = batch_gradients(self, clients, broadcast, release, key, clip, decayed=grid is None)
+            sent = noised(step.value, setup, clients, round_)
+            after = (follow if grid is None else decayed)(sent.numbers, state, Asked(round_, broadcast))
             report = {"loss": step.loss, "clipped": step.clipped}
-            return _feedback(state, v, update, update, self.beta_hat, report)
+            return ClientStep(sent.messages(after["m"]), after, report)
 
-        return _algorithm(self, setup, client, release)
-
-
-def _feedback(
-    state: State, v: Tensor, update: Tensor, sent: Tensor, beta_hat: float, report: dict[str, Tensor]
-) -> ClientStep:
-    message = state["m"] + beta_hat * sent
-    following = {"v": v, "g": state["g"] + beta_hat * update, "m": message}
-    return ClientStep(Messages(message), following, report)
+        return _algorithm(self, setup, client, decayed, remembered=("v", "g", "m"))
 
 
 def _algorithm(
-    settings: _ErrorFeedbackSettings, setup: Setup, client: ClientFunction, release: Release | None
+    settings: _ErrorFeedbackSettings,
+    setup: Setup,
+    client: ClientFunction,
+    follow: Follow,
+    remembered: tuple[str, ...],
 ) -> Algorithm:
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
         params = {"params": model.init(key.fold("model"))}
         return Start(params, {name: torch.zeros(len(ids), model.dim) for name in ("v", "g", "m")}, params)
 
     server = descent_server(setup, lambda _: settings.lr)
-    return Algorithm(type(settings).__name__, init, client, server, one_vector("m"), release)
+    message = declared(setup, one_vector("m"), follow, remembered)
+    return Algorithm(type(settings).__name__, init, client, server, message, setup.release)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from trilemma import models
 from trilemma.keys import Key
+from trilemma.learning.gridded import moved
 from trilemma.learning.local_steps import LocalStep, clients_state, initial_model, statistics_of, walk
 from trilemma.learning.messages import MessageLayout, Messages, Part
 from trilemma.learning.privatise import client_keys, publish
@@ -90,9 +91,9 @@ class FedAvg(GlobalSettings):
             layout = message(model)
             origin = layout.join({name: part[None] for name, part in broadcast.items()})[0]
             vectors = layout.join({"params": trained.params, **trained.statistics})
-            sent, private = publish(setup.release, clients, origin, vectors, round_)
+            sent, private = publish(setup, clients, origin, vectors, round_)
             kept = state if averaged else {**state, **trained.statistics}
-            return ClientStep(Messages(sent), kept, {"loss": trained.loss, **private})
+            return ClientStep(sent, kept, {"loss": trained.loss, **private})
 
         def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
             value, report = aggregate(setup, messages.vectors, key)
@@ -107,7 +108,7 @@ class FedAvg(GlobalSettings):
             params, averaged = broadcast["params"], everyones(broadcast, clients)
             return with_statistics(clients.model, params, averaged, EPSILON) if averaged else params
 
-        return Algorithm("fedavg", init, client, server, message, setup.release, evaluated)
+        return Algorithm("fedavg", init, client, server, moved(setup, message), setup.release, evaluated)
 
 
 def with_statistics(model: Model, params: Tensor, statistics: Mapping[str, Tensor], epsilon: float) -> Tensor:

@@ -9,6 +9,8 @@ and a server decodes by it and turns away what does not fit.
     codec         how the parts become bytes; without one all are aggregated and travel as float32 numbers
     remembered    parts of a client's last message that the receiver needs to understand its next one
 
+What a message answers (`Asked`) is known to both ends too: the round and the broadcast need not travel back.
+
 A codec leaves out what the receiver can work out: QSGD's gradient follows from scales and codes, which are
 what travels. An attack in a simulation makes rows of what the rule aggregates; such a row need not have an
 encoding, and counts as long as the longest message the layout admits.
@@ -33,6 +35,9 @@ Parts = Mapping[str, Tensor]
 
 VECTOR, ENCODED = "vector", "encoded"
 """The names under which numbers and a codec's bytes travel."""
+
+STEPS = "steps"
+"""The part that holds a release in whole steps of a grid."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,17 @@ class Lengths:
         return Length(float(self.scalars.sum(dtype=torch.float64)), int(self.bytes.sum()))
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a message answers: the round it belongs to, and the broadcast that began it."""
+
+    round: int = 0
+    broadcast: Parts = field(default_factory=dict)
+
+
+NOTHING_ASKED = Asked()
+
+
 class Codec(Protocol):
     """How one client's parts become bytes, and bytes parts again.
 
@@ -104,7 +120,7 @@ class Codec(Protocol):
     def encode(self, parts: Parts) -> bytes:
         """Return one client's message as it travels."""
 
-    def decode(self, data: bytes, before: Parts) -> Parts:
+    def decode(self, data: bytes, before: Parts, asked: Asked = NOTHING_ASKED) -> Parts:
         """Return one client's parts; `before` are the remembered ones of its last message, at first zeros."""
 
 
@@ -205,7 +221,7 @@ class MessageLayout:
         data = bytearray(self.codec.encode(self._one(messages)))
         return {ENCODED: torch.frombuffer(data, dtype=torch.uint8)}
 
-    def decode(self, sent: Parts, before: Parts | None = None) -> Messages:
+    def decode(self, sent: Parts, before: Parts | None = None, asked: Asked = NOTHING_ASKED) -> Messages:
         """Read one client's message (k = 1); `before` is what was remembered of its last, None: nothing.
 
         >>> MessageLayout((Part("x", (3,)),), ("x",)).decode({"vector": torch.ones(2)})
@@ -225,7 +241,7 @@ class MessageLayout:
         if len(shape) != 1 or shape[0] > self.longest.bytes:
             raise UserError(f"bytes of shape {shape} where at most {self.longest.bytes} were declared")
         data = sent[name].numpy().tobytes()
-        parts = self.codec.decode(data, self.nothing_remembered() if before is None else before)
+        parts = self.codec.decode(data, self.nothing_remembered() if before is None else before, asked)
         stacked = {name: tensor[None] for name, tensor in parts.items()}
         beside = {name: tensor for name, tensor in stacked.items() if name not in self.aggregated}
         return Messages(self.join(stacked), beside)

@@ -20,11 +20,12 @@ from typing import Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from trilemma import models
 from trilemma.keys import Key
-from trilemma.learning.messages import Messages, one_vector
-from trilemma.learning.privatise import batch_gradients, noised
+from trilemma.learning.gridded import declared
+from trilemma.learning.messages import Asked, Parts, one_vector
+from trilemma.learning.privatise import batch_gradients, clip_of, noised
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.server import descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup
@@ -81,7 +82,14 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
     """Build the shared loop."""
     lr, beta = settings.schedules(setup.rounds)
     release = setup.release
-    clip = models.Clip.none() if release is None else _clip_of(release)
+
+    def follow(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
+        """Average a release into the momentum."""
+        return {"momentum": torch.lerp(fresh, before["momentum"], beta(asked.round))}
+
+    def decayed(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
+        """Add weight decay, which is no secret, to what travelled as integers without it."""
+        return follow(fresh.add(asked.broadcast["params"], alpha=settings.weight_decay), before, asked)
 
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
         params = model.init(key.fold("model"))
@@ -89,17 +97,14 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
         return Start(state, {"momentum": torch.zeros(len(ids), model.dim)}, state)
 
     def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
-        step = batch_gradients(settings, clients, broadcast, release, key, clip)
-        gradient = noised(step.value, release, clients, round_)
-        momentum = torch.lerp(gradient, state["momentum"], beta(round_))
+        grid = setup.grid(clients.model.dim)
+        clip = clip_of(release, grid)
+        step = batch_gradients(settings, clients, broadcast, release, key, clip, decayed=grid is None)
+        sent = noised(step.value, setup, clients, round_)
+        after = (follow if grid is None else decayed)(sent.numbers, state, Asked(round_, broadcast))
         report = {"loss": step.loss, "clipped": step.clipped}
-        return ClientStep(Messages(momentum), {"momentum": momentum}, report)
+        return ClientStep(sent.messages(after["momentum"]), after, report)
 
     name, server = type(settings).__name__, descent_server(setup, lr)
-    return Algorithm(name, init, client, server, one_vector("momentum"), release)
-
-
-def _clip_of(release: Release) -> models.Clip:
-    if release.unit == "example":
-        return models.Clip.example(release.clip)
-    return models.Clip.client(release.clip)
+    message = declared(setup, one_vector("momentum"), decayed, remembered=("momentum",))
+    return Algorithm(name, init, client, server, message, release)

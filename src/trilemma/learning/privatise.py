@@ -6,11 +6,16 @@ w is bounded and noised, so that replacing a whole client moves the message by a
     m_k = w + clip(w_k − w, C) + noise_k                     clip(u, C) = u · min(1, C/‖u‖)
 
 In lp-proj w lives in R^d, d ≪ D: noise of the same scale per coordinate then has a norm √(D/d) times smaller.
+
+A contribution that is not finite counts as zero, before noise: a message never tells whether it was. On a
+grid (`trilemma.privacy.grid`) contribution and noise are whole steps, and what travels is their sum; all else
+that a message holds, w, momenta, weight decay, both ends work out alike (`trilemma.learning.gridded`).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,8 +24,11 @@ from torch import Tensor
 from trilemma import models
 from trilemma.data.types import Batch
 from trilemma.keys import Key
+from trilemma.learning.messages import STEPS, Messages
 from trilemma.learning.protocol import Clients, State
-from trilemma.privacy.types import NoiseLaw, Release
+from trilemma.learning.settings import Setup
+from trilemma.privacy.grid import Grid
+from trilemma.privacy.types import Release
 
 
 def draw_batch(clients: Clients, size: int, release: Release | None, key: Key) -> Batch:
@@ -54,16 +62,28 @@ def batch_gradients(
     release: Release | None,
     key: Key,
     clip: models.Clip | None = None,
+    decayed: bool = True,
 ) -> models.Gradients:
-    """Draw each client's batch of a round and return its gradients at the broadcast model."""
+    """Draw each client's batch of a round and return its gradients at the broadcast model.
+
+    Unless `decayed`, weight decay is left for whoever receives them to add: it is no secret.
+    """
     return models.gradients(
         clients.model,
         broadcast["params"],
         draw_batch(clients, settings.batch_size, release, key.fold("batch")),
         clip=clip or models.Clip.none(),
-        weight_decay=settings.weight_decay,
+        weight_decay=settings.weight_decay if decayed else 0.0,
         keys=client_keys(clients, key),
     )
+
+
+def clip_of(release: Release | None, grid: Grid | None) -> models.Clip:
+    """Return how gradients are clipped: as the release says; examples on a grid a little below its bound."""
+    if release is None:
+        return models.Clip.none()
+    threshold = release.clip if grid is None else grid.clip
+    return models.Clip.example(threshold) if release.unit == "example" else models.Clip.client(threshold)
 
 
 def clip_rows(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
@@ -80,22 +100,71 @@ def clip_rows(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return vectors * factor[:, None], (norms > threshold).float()
 
 
-def noised(vectors: Tensor, release: Release | None, clients: Clients, round_: int) -> Tensor:
+def contributions(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Clip every row, one that is not finite to zero; also return which rows were longer.
+
+    >>> contributions(torch.tensor([[3.0, 4.0], [torch.nan, 0.4], [torch.inf, 0.0]]), 1.0)
+    (tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000],
+            [0.0000, 0.0000]]), tensor([1., 0., 1.]))
+    """
+    bounded, longer = clip_rows(vectors, threshold)
+    return (bounded if math.isinf(threshold) else _finite(bounded)), longer
+
+
+def _finite(vectors: Tensor) -> Tensor:
+    """Replace rows that are not finite by zeros."""
+    finite = torch.isfinite(vectors).all(1)
+    return vectors if bool(finite.all()) else torch.where(finite[:, None], vectors, 0.0)
+
+
+@dataclass(frozen=True)
+class Noised:
+    """What k clients release.
+
+    `numbers` (k, d) is what everybody calculates with; `kept` the contribution in it, which stays with the
+    client; `steps` (k, d) the integers that leave, None where floating-point numbers do.
+    """
+
+    numbers: Tensor
+    kept: Tensor
+    steps: Tensor | None = None
+
+    def messages(self, vectors: Tensor) -> Messages:
+        """Return messages of which the rule sees `vectors`, worked out from what is released."""
+        return Messages(vectors) if self.steps is None else Messages(vectors, {STEPS: self.steps})
+
+
+def noised(vectors: Tensor, setup: Setup, clients: Clients, round_: int) -> Noised:
     """Add the noise the release asks for; without any, return the very same tensor."""
-    if release is None or release.law == NoiseLaw():
-        return vectors
-    return vectors + clients.noise.draw(release.law, clients.ids, vectors.shape[1], round_, vectors.device)
+    release = setup.release
+    if release is None or release.law.silent:
+        return Noised(vectors, vectors)
+    dim, device = vectors.shape[1], vectors.device
+    grid = setup.grid(dim)
+    if grid is None:
+        kept = _finite(vectors)
+        return Noised(kept + clients.noise.draw(release.law, clients.ids, dim, round_, device), kept)
+    whole = grid.contribution(vectors)
+    noise = clients.noise.steps(release.law, grid.step, clients.ids, dim, round_, device)
+    steps = grid.message(whole, noise)
+    return Noised(grid.numbers(steps), grid.numbers(whole), steps)
 
 
 def publish(
-    release: Release | None, clients: Clients, origin: Tensor, vectors: Tensor, round_: int
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what clients send (k, d) in place of `vectors`, and a report of how far that is from them."""
+    setup: Setup, clients: Clients, origin: Tensor, vectors: Tensor, round_: int
+) -> tuple[Messages, dict[str, Tensor]]:
+    """Return what clients send in place of `vectors` (k, d), and a report of how far that is from them."""
+    release = setup.release
     if release is None:
-        return vectors, {}
+        return Messages(vectors), {}
     moves = vectors - origin
-    bounded, longer = clip_rows(moves, release.clip)
+    bounded, longer = contributions(moves, release.clip)
+    report = {"clipped": longer, "move": torch.linalg.vector_norm(moves, dim=1)}
+    if setup.grid(vectors.shape[1]) is not None:
+        sent = noised(vectors.double() - origin.double(), setup, clients, round_)
+        return sent.messages(origin + sent.numbers), report
     # A move within the bound is sent as it is: w + (w_k − w) would differ from w_k by a rounding error.
-    messages = torch.where(longer[:, None] > 0, origin + bounded, vectors)
-    messages = noised(messages, release, clients, round_)
-    return messages, {"clipped": longer, "move": torch.linalg.vector_norm(moves, dim=1)}
+    as_it_is = (longer == 0) & (math.isinf(release.clip) | torch.isfinite(moves).all(1))
+    messages = torch.where(as_it_is[:, None], vectors, origin + bounded)
+    return Messages(noised(messages, setup, clients, round_).numbers), report

@@ -12,7 +12,8 @@ from trilemma.aggregation import Rule
 from trilemma.errors import ConfigError, PrivacyError
 from trilemma.learning.protocol import Algorithm
 from trilemma.options import Options
-from trilemma.privacy.types import NoiseLaw, Release
+from trilemma.privacy.grid import Grid
+from trilemma.privacy.types import Arithmetic, NoiseLaw, Release
 from trilemma.registry import Registry
 
 
@@ -26,6 +27,8 @@ class Setup:
         rounds: How many rounds the run has, T.
         rule: What the server combines messages with.
         release: How one client's message is clipped and noised; None: not at all.
+        arithmetic: Where contribution and noise meet: among floating-point numbers, or on a public grid of
+            integers, which is what a certificate needs (`trilemma.privacy.grid`).
     """
 
     clients: int
@@ -33,6 +36,13 @@ class Setup:
     rounds: int
     rule: Rule
     release: Release | None = None
+    arithmetic: Arithmetic = "float"
+
+    def grid(self, dim: int) -> Grid | None:
+        """Return the grid that releases of `dim` numbers lie on; None: they are not noised, or float."""
+        if self.arithmetic == "float" or self.release is None or self.release.law.silent:
+            return None
+        return Grid.of(self.release, dim, self.clients)
 
 
 class AlgorithmSettings(Options):

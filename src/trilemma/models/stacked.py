@@ -6,6 +6,9 @@ For client c with examples i, weights w_i (summing to one) and losses ℓ_i:
     client     clip(g_c, C)
     example    Σ_i w_i clip(∇ℓ_i(θ), C)              with clip(g, C) = g · min(1, C/‖g‖)
 
+An example without a finite gradient takes no part where examples are clipped: as if its clipped gradient
+were zero, for the others bit for bit what they are without it.
+
 A regulariser λ/2 ‖θ‖² depends on no example: its gradient λθ is public and is added after clipping, so that
 replacing a client (an example) still moves the result by at most 2C (2C w_i). `weight_decay_inside=True`
 counts it among the gradients to be clipped instead.
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 import torch
@@ -66,7 +69,8 @@ def gradients(
 ) -> Gradients:
     """Return the gradients of k clients at parameters (d,) shared by all, or (k, d), one model each.
 
-    A gradient that is not finite gives NaN for its client, never an exception and never for another client.
+    A gradient that is not finite gives NaN for its client, never an exception and never for another client;
+    clipped per example, it is left out.
     The result depends on nothing but the arguments: how the work is cut up follows from the shapes, the
     device and `memory`, not from timing. `buffers` (k, …) are the running statistics of a model that has
     them; without them none are returned. `keys`, one per client, are what a model with dropout draws from.
@@ -159,20 +163,44 @@ def sums_of(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: 
         with reproducible():
             done = engine.run(model, request)
         loss[rows] += done.loss
-        factor = None
+        factor, nobody = None, None
         if work.clip.unit == "example":
-            norms[rows, columns] = _norms(done, own, share, work.inside)
+            found = _norms(done, own, share, work.inside)
             if not math.isinf(work.clip.threshold):
-                factor = work.clip.factor(norms[rows, columns])
+                if not bool(torch.isfinite(found).all()):
+                    request, nobody = _without(request, ~torch.isfinite(found))
+                    share = request.share
+                    with reproducible():
+                        done = engine.run(model, request)
+                    found = _norms(done, own, share, work.inside)
+                factor = work.clip.factor(found)
                 kept[rows] += (factor * share).sum(1)
+            norms[rows, columns] = found
         # Engines overwrite; where a client's examples come in several groups, the later ones are added.
         target = torch.empty_like(value[rows]) if columns.start else value[rows]
         done.write(unflatten(model, target), factor)
+        if nobody is not None:
+            target[nobody] = 0.0
         if columns.start:
             value[rows] += target
         for name, fresh in done.updated.items():
             statistics[name].append(fresh)
     return Sums(value, loss, norms, kept, {name: torch.cat(parts) for name, parts in statistics.items()})
+
+
+def _without(request: Request, broken: Tensor) -> tuple[Request, Tensor]:
+    """Take examples out: weight 0, and a sound one of the same client in their place, for 0 · ∞ is no number.
+
+    Returned beside it: which clients have no sound example.
+    """
+    sound = ~broken & (request.share > 0)
+    numbers = torch.arange(sound.shape[1], device=sound.device).expand(sound.shape)
+    index = torch.where(broken, sound.to(torch.int8).argmax(1, keepdim=True), numbers)
+    rows = torch.arange(sound.shape[0], device=sound.device)[:, None]
+    x = each_column(request.x, lambda column: column[rows, index])
+    share = torch.where(broken, 0.0, request.share)
+    without = replace(request, x=x, y=request.y[rows, index], share=share, padded=True)
+    return without, ~sound.any(1)
 
 
 def _norms(done: Pass, theta: Tensor, share: Tensor, inside: float) -> Tensor:

@@ -67,6 +67,16 @@ class SimulatedNoise:
         spread = math.sqrt(law.sigma_ind**2 + self.clients * law.sigma_cor**2)
         return torch.add(mean * (law.sigma_ind - spread), out, alpha=spread, out=out)
 
+    def steps(
+        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> Tensor:
+        """Return the noise in whole steps of a grid, int64.
+
+        Each client's whole noise is rounded, where a real node rounds every stream: what that leaves in the
+        sum, a twelfth of g² a client, is a millionth of what the law itself leaves there.
+        """
+        return self.draw(law, ids, dim, round_, device).double().div_(step).round_().to(torch.int64)
+
     def _fill_and_mean(self, rows: Mapping[int, Tensor], round_: int, like: Tensor) -> Tensor:
         """Draw z_i into the given rows and return z̄ over all clients, added up in their order.
 

@@ -17,6 +17,8 @@ Scheme = Literal["none", "poisson", "without-replacement"]
 ThreatName = Literal["cdp", "secldp", "byzldp", "ldp"]
 Assumption = Literal["guaranteed", "published"]
 """Whether a figure holds however many of the f liars exist, or is the papers', which counts on them."""
+Arithmetic = Literal["float", "grid"]
+"""Where contribution and noise meet: among floating-point numbers, or on a grid (`trilemma.privacy.grid`)."""
 
 
 class AccountingFailure(PrivacyError):
@@ -64,6 +66,11 @@ class NoiseSource(Protocol):
         self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
     ) -> Tensor:
         """Return the noise (k, dim) that clients `ids` add in round `round_`, float32."""
+
+    def steps(
+        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> Tensor:
+        """Return the same in whole steps of a grid (`trilemma.privacy.grid`), int64."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,16 @@ from torch import Tensor
 from trilemma.keys import Key
 from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
 from trilemma.learning.compressed.wire import decode_sparse, encode_sparse, longest_sparse, sparse_bytes
-from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part, Parts
+from trilemma.learning.messages import (
+    NOTHING_ASKED,
+    Asked,
+    Length,
+    Lengths,
+    MessageLayout,
+    Messages,
+    Part,
+    Parts,
+)
 from trilemma.learning.presets import switches
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
@@ -70,7 +79,7 @@ class SparseCodec:
         """See `Codec.encode`."""
         return encode_sparse(parts["gradient"], parts["sent"])
 
-    def decode(self, data: bytes, before: Parts) -> Parts:
+    def decode(self, data: bytes, before: Parts, asked: Asked = NOTHING_ASKED) -> Parts:
         """See `Codec.decode`."""
         vector, sent = decode_sparse(data, self.dim)
         return {"gradient": vector, "sent": sent}

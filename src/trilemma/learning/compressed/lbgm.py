@@ -28,7 +28,16 @@ from trilemma.keys import Key
 from trilemma.learning.compressed.gradient import CompressedSettings, start
 from trilemma.learning.compressed.wire import decode_dense, encode_dense
 from trilemma.learning.local_steps import LocalStep, statistics_of, walk
-from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part, Parts
+from trilemma.learning.messages import (
+    NOTHING_ASKED,
+    Asked,
+    Length,
+    Lengths,
+    MessageLayout,
+    Messages,
+    Part,
+    Parts,
+)
 from trilemma.learning.presets import switches
 from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
@@ -87,7 +96,7 @@ class LookBackCodec:
             return b"\1" + encode_dense(parts["last"])
         return b"\0" + encode_dense(parts["multiplier"].reshape(1))
 
-    def decode(self, data: bytes, before: Parts) -> Parts:
+    def decode(self, data: bytes, before: Parts, asked: Asked = NOTHING_ASKED) -> Parts:
         """See `Codec.decode`; before its first full gradient a client's last one counts as zero."""
         full = data[:1] == b"\1"
         expected = 1 + 4 * (self.dim if full else 1)

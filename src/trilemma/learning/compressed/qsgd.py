@@ -24,7 +24,16 @@ from torch import Tensor
 from trilemma.keys import Key
 from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
 from trilemma.learning.compressed.wire import Quantised, QuantisedFormat
-from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part, Parts
+from trilemma.learning.messages import (
+    NOTHING_ASKED,
+    Asked,
+    Length,
+    Lengths,
+    MessageLayout,
+    Messages,
+    Part,
+    Parts,
+)
 from trilemma.learning.presets import switches
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
@@ -83,7 +92,7 @@ class QuantisedCodec:
         """See `Codec.encode`."""
         return self.layout.encode(Quantised(parts["scales"], parts["codes"]))
 
-    def decode(self, data: bytes, before: Parts) -> Parts:
+    def decode(self, data: bytes, before: Parts, asked: Asked = NOTHING_ASKED) -> Parts:
         """See `Codec.decode`."""
         read = self.layout.decode(data)
         gradient = dequantise(read.scales[None], read.codes[None], self.layout)[0]

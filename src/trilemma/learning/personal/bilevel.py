@@ -33,8 +33,9 @@ from torch import Tensor
 
 from trilemma.data.types import Batch
 from trilemma.keys import Key
+from trilemma.learning.gridded import moved
 from trilemma.learning.local_steps import LocalStep, initial_model, initial_models, statistics_of
-from trilemma.learning.messages import Messages, one_vector
+from trilemma.learning.messages import one_vector
 from trilemma.learning.presets import Preset
 from trilemma.learning.privatise import publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
@@ -194,7 +195,7 @@ def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, 
             losses += solved.losses
             steps = steps + solved.steps
             w = w - settings.lr * settings.lam * coupling.penalty(w - px)
-        messages, private = publish(setup.release, clients, received, w, round_)
+        messages, private = publish(setup, clients, received, w, round_)
         report = {
             "loss": torch.stack(losses).mean(0),
             "gap": torch.linalg.vector_norm(w - px, dim=1),
@@ -202,14 +203,14 @@ def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, 
             "unregularised": (~torch.isfinite(w)).float().mean(1),
             **private,
         }
-        return ClientStep(Messages(messages), {"x": x, "seed": state["seed"], **statistics}, report)
+        return ClientStep(messages, {"x": x, "seed": state["seed"], **statistics}, report)
 
     return Algorithm(
         name,
         init,
         client,
         blending_server(setup, "w", settings.beta),
-        one_vector("w", coupling.size),
+        moved(setup, one_vector("w", coupling.size)),
         setup.release,
         evaluated=personal_model,
         everyone_trains=True,

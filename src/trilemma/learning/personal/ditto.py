@@ -15,8 +15,9 @@ import torch
 from pydantic import Field
 
 from trilemma.keys import Key
+from trilemma.learning.gridded import moved
 from trilemma.learning.local_steps import LocalStep, initial_model, initial_models, statistics_of, walk
-from trilemma.learning.messages import Messages, one_vector
+from trilemma.learning.messages import one_vector
 from trilemma.learning.personal.bilevel import personal_model
 from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
@@ -69,18 +70,18 @@ class Ditto(WholeClientSettings):
                 force=lambda x: self.lam * (x - w),
                 keys=client_keys(clients, key.fold("personal")),
             )
-            messages, private = publish(setup.release, clients, w, shared.params, round_)
+            messages, private = publish(setup, clients, w, shared.params, round_)
             # A global copy that is not finite is the end too, though the personal model may not know it yet.
             loss = torch.where(torch.isfinite(shared.loss), own.loss, shared.loss)
             report = {"loss": loss, "global_loss": shared.loss, **private}
-            return ClientStep(Messages(messages), {"x": own.params, **own.statistics}, report)
+            return ClientStep(messages, {"x": own.params, **own.statistics}, report)
 
         return Algorithm(
             "ditto",
             init,
             client,
             blending_server(setup, "params", self.beta),
-            one_vector("params"),
+            moved(setup, one_vector("params")),
             setup.release,
             evaluated=personal_model,
             everyone_trains=True,

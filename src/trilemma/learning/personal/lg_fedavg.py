@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trilemma.keys import Key
 from trilemma.learning.fedavg import GlobalSettings
+from trilemma.learning.gridded import moved
 from trilemma.learning.local_steps import (
     LocalStep,
     clients_state,
@@ -26,7 +27,7 @@ from trilemma.learning.local_steps import (
     statistics_of,
     walk,
 )
-from trilemma.learning.messages import Messages, one_vector
+from trilemma.learning.messages import one_vector
 from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.server import blending_server
@@ -62,12 +63,12 @@ class LGFedAvg(GlobalSettings):
                 model, start, batches, step, statistics_of(model, state), keys=client_keys(clients, key)
             )
             heads = trained.params[:, model.last(self.head_layers).slice]
-            messages, private = publish(setup.release, clients, broadcast["head"], heads, round_)
+            messages, private = publish(setup, clients, broadcast["head"], heads, round_)
             kept = {**state, "x": trained.params, **trained.statistics}
-            return ClientStep(Messages(messages), kept, {"loss": trained.loss, **private})
+            return ClientStep(messages, kept, {"loss": trained.loss, **private})
 
         server = blending_server(setup, "head", self.beta)
-        message = one_vector("head", lambda model: model.last(self.head_layers).size)
+        message = moved(setup, one_vector("head", lambda model: model.last(self.head_layers).size))
         return Algorithm(
             "lg-fedavg", init, client, server, message, setup.release, joined, everyone_listens=True
         )

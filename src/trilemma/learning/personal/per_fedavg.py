@@ -28,8 +28,9 @@ from torch import Tensor
 from trilemma.data.types import Batch
 from trilemma.keys import Key
 from trilemma.learning.fedavg import GlobalSettings
+from trilemma.learning.gridded import moved
 from trilemma.learning.local_steps import LocalStep, clients_state, initial_model, statistics_of
-from trilemma.learning.messages import Messages, one_vector
+from trilemma.learning.messages import one_vector
 from trilemma.learning.presets import Preset, switches
 from trilemma.learning.privatise import publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
@@ -75,9 +76,9 @@ class PerFedAvg(GlobalSettings):
                     direction = direction - inner.rate * curved
                 w = w - outer.rate * direction
                 losses.append(ahead.loss)
-            messages, private = publish(setup.release, clients, broadcast["params"], w, round_)
+            messages, private = publish(setup, clients, broadcast["params"], w, round_)
             report = {"loss": torch.stack(losses).mean(0), **private}
-            return ClientStep(Messages(messages), {**state, **statistics}, report)
+            return ClientStep(messages, {**state, **statistics}, report)
 
         def adapted(broadcast: State, state: State, clients: Clients, key: Key) -> Tensor:
             w, statistics = broadcast["params"], statistics_of(clients.model, state)
@@ -88,7 +89,8 @@ class PerFedAvg(GlobalSettings):
             return w
 
         server = blending_server(setup, "params", self.beta)
-        return Algorithm("per-fedavg", init, client, server, one_vector("params"), setup.release, adapted)
+        message = moved(setup, one_vector("params"))
+        return Algorithm("per-fedavg", init, client, server, message, setup.release, adapted)
 
 
 def hessian_product(

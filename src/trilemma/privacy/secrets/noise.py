@@ -1,8 +1,7 @@
-"""Noise of a real node: pairwise from shared secrets, independent from the operating system.
+"""Noise of a real node, in whole steps of a grid: pairwise from shared secrets, its own from the system.
 
-Client i adds σ_cor Σ_{j>i} g_ij − σ_cor Σ_{j<i} g_ij over its partners j, with g_ij = g_ji the standard
-normal stream of the pair in this round: the smaller index adds, the larger subtracts, bit for bit the same
-numbers.
+Client i adds Σ_{j>i} k_ij − Σ_{j<i} k_ij over its partners j, with k_ij = k_ji the integers of the pair's
+stream in this round: the smaller index adds, the larger subtracts, the very same ones.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trilemma.errors import PrivacyError, UserError
+from trilemma.privacy.grid import in_steps, step_for
 from trilemma.privacy.secrets.streams import ChaChaStream, Doubles, add_gaussians, derive, system_bytes
 from trilemma.privacy.types import NoiseLaw
 
@@ -26,26 +26,40 @@ def pair_stream(key: bytes, round_: int, dim: int) -> ChaChaStream:
     """Return the byte stream of a pair in a round. Round and size are bound in: no two streams overlap.
 
     >>> total = np.zeros(3)
-    >>> add_gaussians(pair_stream(bytes(32), round_=1, dim=3).fill, total)
-    >>> [round(float(x), 4) for x in total]
-    [-0.8177, -1.3174, -2.0957]
+    >>> add_gaussians(pair_stream(bytes(32), round_=1, dim=3).fill, total, 1024.0)
+    >>> [int(x) for x in total]
+    [-244, 602, 779]
     """
-    return ChaChaStream(derive(key, _NO_SALT, b"trilemma noise v1" + struct.pack(">QQ", round_, dim)))
+    return ChaChaStream(derive(key, _NO_SALT, b"trilemma noise v2" + struct.pack(">QQ", round_, dim)))
 
 
 def _own_stream(seed: bytes, round_: int, dim: int) -> ChaChaStream:
-    return ChaChaStream(derive(seed, _NO_SALT, b"trilemma own noise v1" + struct.pack(">QQ", round_, dim)))
+    return ChaChaStream(derive(seed, _NO_SALT, b"trilemma own noise v2" + struct.pack(">QQ", round_, dim)))
 
 
-def _assemble(law: NoiseLaw, pairwise: Doubles, own: Doubles) -> Tensor:
-    pairwise *= law.sigma_cor
-    own *= law.sigma_ind
-    pairwise += own
-    return torch.from_numpy(pairwise.astype(np.float32))
+def _integers(total: Doubles) -> Tensor:
+    return torch.from_numpy(total.astype(np.int64))
+
+
+class _InNumbers:
+    """A source of whole steps, asked for numbers: on the grid that the law itself asks for."""
+
+    def steps(
+        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> Tensor:
+        """Return the noise (k, dim) that clients `ids` add in round `round_`, in steps, int64."""
+        raise NotImplementedError
+
+    def draw(
+        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> Tensor:
+        """Return the noise (k, dim) that clients `ids` add in round `round_`, float32."""
+        step = 1.0 if law.silent else step_for(law)
+        return (self.steps(law, step, ids, dim, round_, device).double() * step).float()
 
 
 @dataclass
-class SecretNoise:
+class SecretNoise(_InNumbers):
     """The noise of client `index`, which shares `pairs[j]` with each partner j.
 
     A round's noise is given out once. Drawn again for another gradient, the difference of the two messages
@@ -71,34 +85,35 @@ class SecretNoise:
             if len(key) != 32:
                 raise UserError(f"a pair key has 32 bytes; the one with client {partner} has {len(key)}")
 
-    def draw(
-        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    def steps(
+        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
     ) -> Tensor:
-        """Return this client's noise (1, dim) in round `round_`, float32; `ids` is (index,)."""
+        """Return this client's noise (1, dim) in round `round_`, in steps, int64; `ids` is (index,)."""
         if ids != (self.index,):
             raise UserError(f"this node has the secrets of client {self.index} only, not of {ids}")
         if law.sigma_cor > 0 and not self.pairs:
             raise PrivacyError("sigma_cor > 0 needs secrets shared with others: agree on pair keys first")
         if law.silent:
-            return torch.zeros(1, dim, device=device)
+            return torch.zeros(1, dim, dtype=torch.int64, device=device)
         if round_ <= self._last_round:
             raise PrivacyError(
                 f"round {round_} is over (the last was {self._last_round}): its noise is given out once only"
             )
         self._last_round = round_
-        pairwise, own = np.zeros(dim), np.zeros(dim)
+        total = np.zeros(dim)
         if law.sigma_cor > 0:
+            scale = in_steps(law.sigma_cor, step)
             for partner, key in self.pairs.items():
                 sign = 1.0 if self.index < partner else -1.0
-                add_gaussians(pair_stream(key, round_, dim).fill, pairwise, sign)
+                add_gaussians(pair_stream(key, round_, dim).fill, total, scale, sign)
         if law.sigma_ind > 0:
             fill = system_bytes if self.own is None else _own_stream(self.own, round_, dim).fill
-            add_gaussians(fill, own)
-        return _assemble(law, pairwise, own)[None].to(device)
+            add_gaussians(fill, total, in_steps(law.sigma_ind, step))
+        return _integers(total)[None].to(device)
 
 
 @dataclass(frozen=True)
-class StackedSecretNoise:
+class StackedSecretNoise(_InNumbers):
     """The noise of several clients from the very secrets of a federation, to compare a simulation with it.
 
     `pairs[i, j]`, i < j, is the pair's key and `own[i]` client i's seed. Each pair's stream is drawn once.
@@ -128,29 +143,30 @@ class StackedSecretNoise:
                 own[node.index] = node.own
         return cls(pairs, own)
 
-    def draw(
-        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    def steps(
+        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
     ) -> Tensor:
-        """Return the noise (k, dim) that clients `ids` add in round `round_`, float32."""
+        """Return the noise (k, dim) that clients `ids` add in round `round_`, in steps, int64."""
         if law.silent:
-            return torch.zeros(len(ids), dim, device=device)
+            return torch.zeros(len(ids), dim, dtype=torch.int64, device=device)
         row = {client: place for place, client in enumerate(ids)}
-        pairwise, own = np.zeros((len(ids), dim)), np.zeros((len(ids), dim))
+        total = np.zeros((len(ids), dim))
         if law.sigma_cor > 0:
             stream = np.empty(dim)
             for (low, high), key in self.pairs.items():
                 if low in row or high in row:
                     stream[:] = 0
-                    add_gaussians(pair_stream(key, round_, dim).fill, stream)
+                    add_gaussians(pair_stream(key, round_, dim).fill, stream, in_steps(law.sigma_cor, step))
                     if low in row:
-                        pairwise[row[low]] += stream
+                        total[row[low]] += stream
                     if high in row:
-                        pairwise[row[high]] -= stream
+                        total[row[high]] -= stream
         if law.sigma_ind > 0:
             for client, place in row.items():
                 if client not in self.own:
                     raise UserError(
                         f"client {client}'s independent noise has no seed: it cannot be reproduced"
                     )
-                add_gaussians(_own_stream(self.own[client], round_, dim).fill, own[place])
-        return _assemble(law, pairwise, own).to(device)
+                fill = _own_stream(self.own[client], round_, dim).fill
+                add_gaussians(fill, total[place], in_steps(law.sigma_ind, step))
+        return _integers(total).to(device)

@@ -1,27 +1,25 @@
-"""From a 32-byte key to Gaussian noise, the same bits on every machine.
+"""From a 32-byte key to Gaussian noise in whole steps of a grid, the same integers on every machine.
 
 A stream is ChaCha20 (RFC 8439) under a key derived by HKDF-SHA256 (RFC 5869) from a pair's key and the
-round. Its bytes become standard normal numbers by the Box-Muller transform, two 64-bit words for two
-numbers:
+round. Its bytes become normal numbers by the Box-Muller transform, two 64-bit words v, w for two numbers:
 
-    u = (top 52 bits of the first word + ½) / 2⁵²        radius r = √(−2 log u)
-    θ = (top 52 bits of the second word) / 2⁵² · π/2     angle in a quadrant; its bits 0 and 1 choose which
-    x = ± r cos θ,  y = ± r sin θ,                       each rounded to a multiple of 2⁻³².
+    u = (v + ½) / 2⁶⁴                               radius r = √(−2 log u)
+    θ = (top 52 bits of w) / 2⁵² · π/2              angle in a quadrant; bits 0 and 1 of w choose which
+    ± r cos θ · s  and  ± r sin θ · s,              each rounded to the nearest integer,
 
-Words are little-endian, in blocks of 8192 first words, then 8192 second words; a block gives its 8192 x,
-then its 8192 y. The last block is as short as it can be. These choices are part of the protocol.
+s the standard deviation in steps. Where v < 2⁴⁰, once in 2²⁴ words, a further word e makes the tail as fine
+as the middle: u = (v + e/2⁶⁴ + 2⁻⁶⁵) / 2⁶⁴. Words are little-endian, in blocks of 8192 first words, then 8192
+second words, then the further ones in order; a block gives its 8192 cosines, then its 8192 sines. The last
+block is as short as it can be. These choices are part of the protocol.
 
-Both ends of a pair must get the same bits, whatever their processor, so logarithm, sine and cosine are
+Both ends of a pair must get the same integers, whatever their processor, so logarithm, sine and cosine are
 polynomials in IEEE-754 double additions and multiplications here, which every machine rounds alike: numpy
 applies them one by one and never fuses them, whereas its own `log`, `sin` and `cos` differ between
-processors.
+processors. Sums of the integers are exact in any order: what the smaller index of a pair adds the larger
+subtracts.
 
-How exact? |x| ≤ 8.6 (a normal number is larger with probability 1e-17); the polynomials err by less than
-1e-13; the grid of 2⁻³² ≈ 2.3e-10 is what is left of rounding. It is wide enough for sums of up to 10⁵ such
-numbers to be exact in double precision, in any order: a client's pairwise noise does not depend on the
-order of its neighbours, and what the smaller index adds the larger subtracts bit for bit. The noise finally
-leaves as float32, like the message; attacks on the last bits of floating-point noise (Mironov 2012) are not
-excluded, only made harder by the common grid.
+How exact? Numbers reach 13.3 standard deviations, a radius errs by less than 2⁻⁴⁸ (for r < ½: by 2⁻⁵¹/r),
+sine and cosine by less than 2⁻⁵¹. What that costs in privacy is `trilemma.privacy.grid_price`.
 """
 
 from __future__ import annotations
@@ -37,10 +35,11 @@ Doubles = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
 _PAIRS = 8192  # the working set of a block stays in a core's second-level cache
-_GRID = 1.5 * 2.0**20  # adding and subtracting it rounds |x| < 2¹⁹ to a multiple of 2⁻³²
+_WHOLE = 1.5 * 2.0**52  # adding and subtracting it rounds |x| < 2⁵¹ to the nearest integer
 _ONE = np.uint64(0x3FF0000000000000)  # the bits of 1.0
 _MANTISSA = np.uint64(0x000FFFFFFFFFFFFF)
 _SIGN = np.uint64(0x8000000000000000)
+_SMALL = np.uint64(2**40)
 
 # log m = log √2 + 2 artanh s for m in [1, 2), s = (m − √2)/(m + √2), |s| < 0.172: terms in s², highest first.
 _ARTANH = [2.0 / k for k in range(21, 0, -2)]
@@ -84,18 +83,23 @@ class ChaChaStream:
         self._cipher.update_into(memoryview(self._zeros)[: len(out)], out)
 
 
-def add_gaussians(fill: Callable[[memoryview], None], total: Doubles, sign: float = 1.0) -> None:
-    """Add `sign` times a stream of standard normal numbers to `total`, in place.
+def add_gaussians(
+    fill: Callable[[memoryview], None], total: Doubles, scale: float, sign: float = 1.0
+) -> None:
+    """Add `sign` times a stream of normal numbers, rounded to integers, to `total`, in place.
 
-    `fill` writes the next bytes of the stream to a buffer, as `ChaChaStream.fill` and `system_bytes` do.
+    `scale` is their standard deviation. `fill` writes the next bytes of the stream to a buffer, as
+    `ChaChaStream.fill` and `system_bytes` do. Doubles hold the sums exactly up to 2⁵³.
 
     >>> total = np.zeros(5)
-    >>> add_gaussians(ChaChaStream(bytes(32)).fill, total)
-    >>> add_gaussians(ChaChaStream(bytes(32)).fill, total, sign=-1.0)
+    >>> add_gaussians(ChaChaStream(bytes(32)).fill, total, 1024.0)
+    >>> bool((total == np.round(total)).all()), bool(total.any())
+    (True, True)
+    >>> add_gaussians(ChaChaStream(bytes(32)).fill, total, 1024.0, sign=-1.0)
     >>> total.tolist()
     [0.0, 0.0, 0.0, 0.0, 0.0]
     """
-    transform = _BoxMuller()
+    transform = _BoxMuller(scale)
     for start in range(0, len(total), 2 * _PAIRS):
         part = total[start : start + 2 * _PAIRS]
         pairs = (len(part) + 1) // 2
@@ -123,7 +127,8 @@ def system_bytes(out: memoryview) -> None:
 class _BoxMuller:
     """The transform with its buffers; every step is one exactly rounded operation per number."""
 
-    def __init__(self) -> None:
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
         self._words = np.empty(2 * _PAIRS, np.uint64)
         self._bits = np.empty((2, _PAIRS), np.uint64)
         self._floats = np.empty((5, _PAIRS))
@@ -134,22 +139,29 @@ class _BoxMuller:
         fill(words.data.cast("B"))
         if not _LITTLE:
             words.byteswap(inplace=True)
-        radius = self._radius(words[:pairs])
+        radius = self._radius(words[:pairs], fill)
+        radius *= self._scale
         sine, cosine = self._quadrant(words[pairs:])
         for numbers in (cosine, sine):
             numbers *= radius
-            numbers += _GRID
-            numbers -= _GRID
+            numbers += _WHOLE
+            numbers -= _WHOLE
         return cosine, sine
 
-    def _radius(self, words: Words) -> Doubles:
-        """Return √(−2 log u) for u = (w >> 12 + ½)/2⁵²."""
+    def _radius(self, words: Words, fill: Callable[[memoryview], None]) -> Doubles:
+        """Return √(−2 log u); u is (v + ½)/2⁶⁴, and finer where v < 2⁴⁰."""
         n = len(words)
         bits, exponent = self._bits[0, :n], self._bits[1, :n]
         u, s, s2, log = (self._floats[k, :n] for k in range(4))
-        np.right_shift(words, np.uint64(12), out=bits)
-        np.bitwise_or(bits, _ONE, out=bits)
-        np.subtract(bits.view(np.float64), 1.0 - 2.0**-53, out=u)  # exact: a multiple of 2⁻⁵³ below 1
+        np.add(words, 0.5, out=u)
+        small = np.flatnonzero(words < _SMALL) if words.min() < _SMALL else ()
+        if len(small):
+            further = np.empty(len(small), np.uint64)
+            fill(further.data.cast("B"))
+            if not _LITTLE:
+                further.byteswap(inplace=True)
+            u[small] = words[small] + (further * 2.0**-64 + 2.0**-65)
+        u *= 2.0**-64  # at most 1, where the logarithm is 0
         np.right_shift(u.view(np.uint64), np.uint64(52), out=exponent)
         np.bitwise_and(u.view(np.uint64), _MANTISSA, out=bits)
         np.bitwise_or(bits, _ONE, out=bits)
@@ -160,10 +172,10 @@ class _BoxMuller:
         np.multiply(s, s, out=s2)
         _horner(_ARTANH, s2, log)
         log *= s
-        # log u = artanh part + (e + ½) log 2 with e = exponent − 1023.
-        np.multiply(exponent.view(np.int64), _LOG_2, out=s)
+        # log u = artanh part + (e + ½) log 2 with e = exponent − 1023; e + ½ is exact.
+        np.subtract(exponent.view(np.int64), 1022.5, out=s)
+        s *= _LOG_2
         log += s
-        log -= 1022.5 * _LOG_2
         log *= -2.0
         np.maximum(log, 0.0, out=log)  # u within 1e-16 of 1 may round to the other side
         return np.sqrt(log, out=log)

@@ -1,0 +1,181 @@
+"""The public grid on which contribution and noise meet: what leaves a client is integers.
+
+A contribution x is clipped in double precision and rounded to a multiple of the step g; noise is drawn as
+whole steps; the message is their sum. Nothing of floating-point arithmetic is left for an observer to read,
+and noise that two clients share cancels exactly.
+
+**Contribution.** For unit "user" the rounded contribution q is checked in integers, Σ q_i² ≤ ⌊(C/g)²⌋, and
+shrunk until that holds: replacing the client moves it by at most 2C, and rounding costs no privacy. For unit
+"example" the sum over a batch is rounded, which moves it by at most g√d/2: examples are clipped at
+C − b g√d/2 and a margin for single precision (`Grid.clip`), so that the declared 2C/b holds all the same. A
+contribution that is not finite counts as zero.
+
+**Noise.** Every stream, a client's own or a pair's, is a Gaussian rounded to the grid,
+
+    ⌊N(0, σ² + ρ²g²)/g⌉,       ρ = 4,
+
+and all messages together are an image, up to a factor 1 ± 1e-40 per coordinate, of the Gaussian mechanism
+with the σ's themselves, which is what accountants account for (`docs/privacy.md` has the proof). How far
+drawn numbers are from Gaussian ones is priced by `trilemma.privacy.grid_price`.
+
+**Step.** A power of two, at most σ/2¹⁰ for the smaller of the σ's, and so fine that rounding hardly moves a
+contribution: g√d ≤ C/8 for unit "user", 2⁻⁸ of the declared move for unit "example".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trilemma.errors import PrivacyError, UserError
+from trilemma.privacy.types import NoiseLaw, Release, Unit
+
+FINENESS = 2.0**10
+"""Steps in the least standard deviation, at least."""
+
+SMOOTHING = 4.0
+"""ρ: what a stream's standard deviation has beside σ, in steps, in squares."""
+
+ROUNDING, SINGLE = 2.0**-8, 2.0**-8
+"""Shares of an example's clip that are given to rounding its batch's sum, and to single precision."""
+
+REACH = 10.0
+"""Standard deviations of noise that a message has room for; beyond, with probability 1e-23, it saturates."""
+
+WIDTHS = (2, 3, 4)
+"""Bytes an integer may take on the wire."""
+
+_TRIES = 8
+
+
+def step_for(law: NoiseLaw, finest: float = math.inf) -> float:
+    """Return the step for a law: a power of two, at most σ/2¹⁰ and at most `finest`.
+
+    >>> step_for(NoiseLaw(sigma_ind=0.5)) == 2.0**-11
+    True
+    """
+    sigmas = [sigma for sigma in (law.sigma_ind, law.sigma_cor) if sigma > 0]
+    return 2.0 ** math.floor(math.log2(min([sigma / FINENESS for sigma in sigmas] + [finest])))
+
+
+def in_steps(sigma: float, step: float) -> float:
+    """Return the standard deviation, in steps, of the stream that stands for N(0, σ²).
+
+    >>> in_steps(3.0, 1.0)
+    5.0
+    """
+    return math.hypot(sigma / step, SMOOTHING)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The grid of one release. `width` is the bytes an integer takes; `dim` how many a message has.
+
+    >>> grid = Grid.of(Release(clip=1.0, law=NoiseLaw(sigma_ind=0.5)), dim=3, clients=10)
+    >>> grid.step, grid.width
+    (0.00048828125, 2)
+    >>> grid.contribution(torch.tensor([[3.0, 4.0, 0.0], [torch.nan, 0.0, 0.0]]))
+    tensor([[1228, 1638,    0],
+            [   0,    0,    0]])
+    """
+
+    step: float
+    width: int
+    dim: int
+    bound: float
+    unit: Unit
+
+    @classmethod
+    def of(cls, release: Release, dim: int, clients: int) -> Grid:
+        """Return the grid of a noised release of `dim` numbers, in a federation of `clients` clients."""
+        law, root = release.law, math.sqrt(dim)
+        if law.silent or not math.isfinite(release.clip):
+            raise PrivacyError("a grid is for contributions that are clipped and noised")
+        rounding = release.clip / 8 if release.unit == "user" else ROUNDING * release.sensitivity
+        step = step_for(law, rounding / root)
+        spread = math.hypot(law.sigma_ind, math.sqrt(max(clients - 1, 0)) * law.sigma_cor)
+        needed = (release.clip + REACH * spread) / step
+        for width in WIDTHS:
+            if needed < 2 ** (8 * width - 1):
+                return cls(step, width, dim, release.clip, release.unit)
+        raise PrivacyError(
+            f"messages of this release span {needed:.1e} steps, more than 32 bits hold: sigma_ind = "
+            f"{law.sigma_ind:g}, sigma_cor = {law.sigma_cor:g} and clip = {release.clip:g} are too far apart"
+        )
+
+    @property
+    def clip(self) -> float:
+        """Where gradients are clipped before they come here: examples a little below the declared bound."""
+        return self.bound if self.unit == "user" else self.bound * (1 - ROUNDING - SINGLE)
+
+    @property
+    def length(self) -> int:
+        """How long a message is, in bytes."""
+        return self.width * self.dim
+
+    @property
+    def limit(self) -> int:
+        """The largest integer that travels."""
+        return (1 << (8 * self.width - 1)) - 1
+
+    def contribution(self, vectors: Tensor) -> Tensor:
+        """Return contributions (k, d) as whole steps, int64: bounded, or zero where they are not finite."""
+        rows = [_bounded(row, self) for row in vectors]
+        return torch.stack(rows) if rows else vectors.to(torch.int64)
+
+    def message(self, contribution: Tensor, noise: Tensor) -> Tensor:
+        """Return the integers (k, d) that leave: the sum, saturated where 32 bits or fewer cannot hold it."""
+        return (contribution + noise).clamp_(-self.limit, self.limit).to(torch.int32)
+
+    def numbers(self, integers: Tensor) -> Tensor:
+        """Return what the integers stand for, float32, for whoever goes on calculating with them."""
+        return (integers.double() * self.step).float()
+
+    def encode(self, integers: Tensor) -> bytes:
+        """Return the integers (d,) as they travel: little-endian, `width` bytes each."""
+        whole = np.ascontiguousarray(integers.cpu().numpy().astype("<i4"))
+        return whole.view(np.uint8).reshape(-1, 4)[:, : self.width].tobytes()
+
+    def decode(self, data: bytes) -> Tensor:
+        """Read integers (d,), int32, from anybody; refuse another length.
+
+        >>> grid = Grid(step=1.0, width=3, dim=2, bound=1.0, unit="user")
+        >>> grid.decode(grid.encode(torch.tensor([-5, 70000])))
+        tensor([   -5, 70000], dtype=torch.int32)
+        """
+        if len(data) != self.length:
+            raise UserError(f"{len(data)} bytes where {self.length} were declared")
+        raw: NDArray[np.uint8] = np.zeros((self.dim, 4), np.uint8)
+        raw[:, 4 - self.width :] = np.frombuffer(data, np.uint8).reshape(self.dim, self.width)
+        # The bytes stand at the upper end; an arithmetic shift brings them down with their sign.
+        whole = raw.view("<i4")[:, 0] >> (8 * (4 - self.width))
+        return torch.from_numpy(np.ascontiguousarray(whole.astype(np.int32)))
+
+
+def _bounded(row: Tensor, grid: Grid) -> Tensor:
+    """Return one contribution as whole steps: for unit "user" with a norm that is checked in integers."""
+    exact = row.double()
+    if not bool(torch.isfinite(exact).all()):
+        return torch.zeros_like(row, dtype=torch.int64)
+    exact = exact / grid.step
+    if grid.unit == "example":
+        return exact.round_().clamp_(-grid.limit, grid.limit).to(torch.int64)
+    radius = grid.bound / grid.step
+    exact *= min(1.0, radius / max(float(torch.linalg.vector_norm(exact)), 1e-300))
+    largest = math.floor(Fraction(radius) ** 2)
+    for _ in range(_TRIES):
+        whole = exact.round().to(torch.int64)
+        length = int((whole * whole).sum())
+        if length <= largest:
+            return whole
+        exact *= math.sqrt(largest / length)
+    # ‖⌊x⌉‖ ≤ ‖x‖ + √d/2, and √d/2 is at most a sixteenth of the radius.
+    exact *= (radius - math.sqrt(len(row)) / 2) / (radius * (1 + 1e-9))
+    whole = exact.round().to(torch.int64)
+    return whole if int((whole * whole).sum()) <= largest else torch.zeros_like(whole)
