@@ -187,6 +187,7 @@ def test_the_same_round_with_other_numbers_is_refused(parties):
         ({"run": "../fresh", "round": 0}, torch.zeros(69), "failed"),
         ({"epoch": 1, "round": 2}, torch.zeros(70), "broadcast"),
         ({"epoch": 1, "round": 2}, torch.full((69,), torch.nan), "broadcast"),
+        ({"epoch": 1, "round": 2}, torch.full((69,), 1e20), "broadcast"),
     ],
 )
 def test_questions_a_client_does_not_answer(parties, ask, broadcast, reason):

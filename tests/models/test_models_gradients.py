@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -285,3 +286,27 @@ def test_regulariser_outside_and_inside(name, unit, personal):
         model, params, batch, clip=Clip(unit, math.inf), weight_decay=weight_decay, weight_decay_inside=True
     )
     close(free.value, models.gradients(model, params, batch, weight_decay=weight_decay).value)
+
+
+@pytest.mark.parametrize("name", ["logistic", "cnn", "module"])
+def test_an_example_without_a_finite_gradient_is_left_out(name):
+    """The others' clipped gradients are as without it; a client with no other example has gradient zero."""
+    if name == "module":
+        model = models.from_module(torch.nn.Linear(4, 3), torch.nn.CrossEntropyLoss())
+        shape, classes = (4,), 3
+    else:
+        shape, classes = ((68,), 2) if name == "logistic" else ((1, 28, 28), 10)
+        model = models.build(name, shape, classes)
+    generator = Key(5).torch()
+    x = torch.randn(3, 4, *shape, generator=generator)
+    y = torch.randint(classes, (3, 4), generator=generator)
+    params = model.init(Key(1))
+    broken = x.clone()
+    broken[0, 2], broken[1] = torch.nan, torch.inf
+    weight = torch.full((3, 4), 0.25)
+    weight[0, 2], weight[1] = 0.0, 0.0
+    clip = models.Clip.example(0.5)
+    without = models.gradients(model, params, SimpleNamespace(x=x, y=y, weight=weight), clip=clip)
+    found = models.gradients(model, params, SimpleNamespace(x=broken, y=y, weight=None), clip=clip)
+    torch.testing.assert_close(found.value[[0, 2]], without.value[[0, 2]], rtol=1e-6, atol=1e-7)
+    assert not found.value[1].any()

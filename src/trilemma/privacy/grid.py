@@ -51,7 +51,7 @@ REACH = 10.0
 WIDTHS = (2, 3, 4)
 """Bytes an integer may take on the wire."""
 
-_TRIES = 8
+_TRIES, _SHORTER = 8, 1 - 2.0**-12
 
 
 def step_for(law: NoiseLaw, finest: float = math.inf) -> float:
@@ -174,7 +174,7 @@ def _bounded(row: Tensor, grid: Grid) -> Tensor:
         length = int((whole * whole).sum())
         if length <= largest:
             return whole
-        exact *= math.sqrt(largest / length)
+        exact *= math.sqrt(largest / length) * _SHORTER
     # ‖⌊x⌉‖ ≤ ‖x‖ + √d/2, and √d/2 is at most a sixteenth of the radius.
     exact *= (radius - math.sqrt(len(row)) / 2) / (radius * (1 + 1e-9))
     whole = exact.round().to(torch.int64)
