@@ -71,8 +71,8 @@ def test_pairwise_noise_cancels_in_what_was_sent(tmp_path):
     config = small_config(
         CLIENTS,
         *PRIVATE[:3],
-        "privacy.clip=1e-6",
-        "privacy.sigma_ind=1e-6",
+        "privacy.clip=1e-3",
+        "privacy.sigma_ind=1e-3",
         "privacy.sigma_cor=1.0",
         "algorithm.momentum=0.0",
         rounds=1,
@@ -87,7 +87,7 @@ def test_pairwise_noise_cancels_in_what_was_sent(tmp_path):
     )
     assert sent.shape[0] == CLIENTS
     assert sent.std() > 1.0
-    assert sent.sum(0).abs().max() < 1e-4
+    assert sent.sum(0).abs().max() < 0.02
 
 
 # --- a server that cheats -------------------------------------------------------------------------------
