@@ -81,7 +81,7 @@ class Grid:
     >>> grid.step, grid.width
     (0.00048828125, 2)
     >>> grid.contribution(torch.tensor([[3.0, 4.0, 0.0], [torch.nan, 0.0, 0.0]]))
-    tensor([[1228, 1638,    0],
+    tensor([[1229, 1638,    0],
             [   0,    0,    0]])
     """
 
