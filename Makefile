@@ -34,8 +34,8 @@ check: $(VENV)/.dev lint types imports  ## the inner loop: everything but the sl
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not federation" --hypothesis-profile quick
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

@@ -1,0 +1,47 @@
+"""The same queries, but the encoder learns too: low-rank adapters on its attention, and a head.
+
+    trilemma run examples/banks/lora.toml --task examples/banks/lora.py
+
+`lora.toml` says `[model] train = {lora = 4}`: adapters on the Linear layers it names, and the head.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from queries import BANKS, Encoder, queries
+from torch import Tensor, nn
+
+INTENTS = 77
+clients = BANKS
+metrics = ("accuracy",)
+loss = nn.CrossEntropyLoss()
+
+
+class Classifier(nn.Module):
+    """The encoder and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Encoder()
+        self.head = nn.Linear(self.encoder.size, INTENTS)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return one score per intent."""
+        return self.head(self.encoder(input_ids, attention_mask))
+
+
+def model() -> nn.Module:
+    """Return the pretrained encoder with a head that starts from zero."""
+    return Classifier()
+
+
+def data(client: int) -> tuple[dict[str, Tensor], np.ndarray]:
+    """Return a bank's queries as columns of token numbers, and their intents."""
+    return queries(client)
+
+
+def test() -> tuple[dict[str, Tensor], np.ndarray]:
+    """Return the public test queries."""
+    return queries(None)
