@@ -24,6 +24,7 @@ from trilemma.federation.epochs import Stopped
 from trilemma.federation.layout import REPRODUCIBLE
 from trilemma.federation.node import Node
 from trilemma.federation.reasons import Reason, Refused
+from trilemma.learning.messages import Asked
 from trilemma.privacy.covariance import SecretGraph, covariance
 from trilemma.privacy.ledger import Ledger
 from trilemma.privacy.secrets import Identity, Roster
@@ -61,12 +62,11 @@ class Server:
             self.confirm(client, epoch, confirmations)
 
     def ask(self, client, epoch, round_, number=0.0):
-        """Ask for a step from a broadcast of `number`s; return what was sent."""
-        block = wire.dumps(
-            wire.Ask(run=self.run, epoch=epoch, round=round_, heard={}, unused=[]),
-            {"params": torch.full((DIM,), number)},
-        )
-        return wire.loads(self.nodes[client].answer(block), wire.Answer)[1]["vector"]
+        """Ask for a step from a broadcast of `number`s; return what was sent, decoded."""
+        node, broadcast = self.nodes[client], {"params": torch.full((DIM,), number)}
+        block = wire.dumps(wire.Ask(run=self.run, epoch=epoch, round=round_, heard={}, unused=[]), broadcast)
+        sent = wire.loads(node.answer(block), wire.Answer)[1]
+        return node.task.message.decode(sent, asked=Asked(round_, broadcast)).vectors[0]
 
 
 def refusal(reason, call, *arguments):
@@ -148,11 +148,11 @@ def test_a_client_whose_noise_is_no_secret_refuses_real_runs(parties, monkeypatc
 
 
 def test_the_ledger_is_right_about_three_honest_clients(tmp_path):
-    """Nobody lies, and shared noise cancels between the three: what is left of it is σ_ind = 1e-6.
+    """Nobody lies, and shared noise cancels between the three: what is left of it is σ_ind = 1e-3.
 
     The oracle is the covariance of the three messages: a client's noise given both others.
     """
-    quiet = ("privacy.sigma_cor=0.5", "privacy.sigma_ind=1e-6", "algorithm.momentum=0.0")
+    quiet = ("privacy.sigma_cor=0.5", "privacy.sigma_ind=1e-3", "algorithm.momentum=0.0")
     parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE[:4], *quiet), budget=1e13)
     server, members = Server(parties), (0, 2, 4)
     server.open(0, members)

@@ -516,3 +516,13 @@ def test_a_client_cannot_speak_for_another(parties):
     runner.go()
     assert [record["absent"] for record in runner.log.records()] == [[3]] * 3
     assert any("claims to be client 0" in line for line in said)
+
+
+def test_a_run_without_a_guarantee_needs_no_budget(tmp_path):
+    """Noise whose ε is no guarantee is held against nothing: there is no budget, no ledger, and a run."""
+    options = ("algorithm.name=cafcor", "aggregation.rule=caf", "privacy.threat=cdp", "privacy.clip=1.0")
+    config = small_config(CLIENTS, *options, "privacy.sigma_ind=0.5", "privacy.uncertified=true")
+    parties = make(tmp_path / "federation", CLIENTS, config)
+    runner, said = coordinator(parties, Direct(parties))
+    assert runner.go().rounds == ROUNDS, said
+    assert not any(party.budget.exists() or party.ledger.exists() for party in parties[1:])

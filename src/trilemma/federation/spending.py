@@ -107,9 +107,8 @@ def _budget_file(party: Party) -> dict[str, Any]:
 
 
 def _is_paid_for(task: PartyTask) -> bool:
-    """Tell whether releases are noised, and so have a price."""
-    release, threat = task.resolved.release, task.resolved.threat
-    return release is not None and threat is not None and not release.law.silent
+    """Tell whether releases have a price: there is a guarantee, and so a budget and a ledger."""
+    return task.resolved.certified
 
 
 def ledger_position(party: Party, task: PartyTask) -> Position:
@@ -136,9 +135,9 @@ def pay(
     epoch can have the round.
     """
     release, threat = task.resolved.release, task.resolved.threat
-    if release is None or threat is None or not _is_paid_for(task):
+    if release is None or threat is None or release.law.silent:
         return {}
-    if not task.resolved.certified:
+    if not _is_paid_for(task):
         if party.budget.exists():
             raise Refused(Reason.BUDGET, "this configuration gives no guarantee to hold against it")
         return {}
