@@ -494,8 +494,9 @@ def test_a_client_that_contradicts_itself_counts_as_byzantine(parties):
 
         def contradicted(self, reply):
             header, tensors = wire.loads(reply.block, wire.Answer)
-            vector = tensors["vector"] + (1.0 if reply.node == 104 else 0.0)
-            return replace(reply, block=wire.dumps(header, {"vector": vector}))
+            ((name, sent),) = tensors.items()
+            sent[-1] ^= reply.node == 104
+            return replace(reply, block=wire.dumps(header, {name: sent}))
 
     runner, said = coordinator(parties, Late(parties))
     assert runner.go().rounds == ROUNDS

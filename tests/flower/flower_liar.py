@@ -25,18 +25,18 @@ from trilemma.flower import internals, records, worker
 def lie(how: str, block: bytes, remembered: list[bytes]) -> bytes:
     """Return what this liar sends in place of an honest answer."""
     header, tensors = wire.loads(block, wire.Answer)
-    vector = tensors["vector"]
+    ((name, sent),) = tensors.items()
     remembered.append(block)
     match how, header.round:
         case "silent", _:
             time.sleep(600)
         case "changing", 0:
-            vector[3] = torch.nan
+            name, sent = "vector", torch.full((69,), torch.nan)
         case "changing", 1:
-            vector = torch.zeros(2_000_000)
+            sent = torch.zeros(8_000_000, dtype=sent.dtype)
         case "changing", _:
             return remembered[0]
-    return wire.dumps(header, {"vector": vector})
+    return wire.dumps(header, {name: sent})
 
 
 def liar(folder: str, how: str) -> ClientApp:
@@ -66,7 +66,7 @@ def liar(folder: str, how: str) -> ClientApp:
 def contradiction(block: bytes) -> bytes:
     """Return an answer that is not the answer."""
     header, tensors = wire.loads(block, wire.Answer)
-    return wire.dumps(header, {"vector": tensors["vector"] + 1.0})
+    return wire.dumps(header, {name: sent ^ 1 for name, sent in tensors.items()})
 
 
 def push_everything(more: list[Message]) -> None:

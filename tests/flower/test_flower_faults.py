@@ -85,7 +85,7 @@ def test_nan_oversized_and_replayed_replies(federation):
         records = federation.go("lies")
     assert absences(records) == [[1], [1], [1]]
     (nan,), (oversized,), (replayed,) = (record["rejected"] for record in records)
-    assert nan == [1, "the vector is not finite"]
+    assert nan == [1, "tensors ['vector'] where only 'encoded' was declared"]
     assert oversized[0] == 1
     assert "bytes where at most" in oversized[1]
     assert replayed == [1, "round 0 where 2 was asked"]
