@@ -8,7 +8,7 @@ import linear_oracles as oracle
 import numpy as np
 import pytest
 import torch
-from personal_clients import ArrayClients, Seeded, classification, regression, rounds, setup
+from personal_clients import ArrayClients, Seeded, classification, heard, regression, rounds, setup
 from torch import Tensor
 
 from trilemma import models
@@ -291,8 +291,10 @@ def test_a_round_on_a_gpu_is_the_round_on_a_cpu(name: str) -> None:
     there = algorithm.client(broadcast, state, moved, 0, Key(2))
     torch.testing.assert_close(there.messages.vectors.cpu(), here.messages.vectors, rtol=1e-3, atol=1e-4)
     server = {field: value.cuda() for field, value in start.server.items()}
-    after = algorithm.server(there.messages, server, 0, Key(3)).broadcast
-    expected = algorithm.server(here.messages, start.server, 0, Key(3)).broadcast
+    last = Key(3)
+    after = algorithm.server(heard(algorithm, there, server, 0, last), server, 0, last).broadcast
+    told = heard(algorithm, here, start.server, 0, last)
+    expected = algorithm.server(told, start.server, 0, last).broadcast
     for field, value in expected.items():
         if value.is_floating_point():
             torch.testing.assert_close(after[field].cpu(), value, rtol=1e-3, atol=1e-4)
