@@ -45,6 +45,15 @@ def test_smea_finds_the_best_subset(n: int, f: int, d: int, together: bool, monk
         assert out.info.lower_bound == pytest.approx(best, rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_smea_is_exact_beside_a_row_that_is_far_away(seed: int):
+    X = messages(11, 300, seed)
+    X[-1] = 1e24
+    out = agg.smea(f=2)(X)
+    assert out.info.exact
+    assert top_variance(X[np.flatnonzero(out.weights)]) <= smallest_top_variance(X[:-1], 1) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("budget", [1, 30, 500])
 def test_smea_beyond_its_budget_says_so_and_bounds_the_optimum(budget: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(smea_module, "NUMBERS", 200)
