@@ -8,6 +8,8 @@
 A party's folder holds its own secrets only, so handing `client-3/` to party 3 hands over exactly what that
 party needs. `federation.toml` is the same everywhere and public. Every party reads its own copy of
 `config.toml`: a server that changes its copy is refused by the clients, it cannot lower their noise.
+
+Longer than most modules, so that what lies where in a party's folder is said in one place.
 """
 
 from __future__ import annotations

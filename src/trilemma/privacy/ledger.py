@@ -10,6 +10,8 @@ Costs compose over rounds with different noise: precisions 1/z² add up for the 
 for the Rényi one, loss distributions convolve. Every accountant's ε is an upper bound, so the smallest one
 is held against the budget. The quick accountants are asked in every round; before a round is refused, the
 tightest is asked too.
+
+Longer than most modules: what is written, how it is read back and what is refused must agree line by line.
 """
 
 from __future__ import annotations

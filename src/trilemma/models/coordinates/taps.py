@@ -14,8 +14,8 @@ from trilemma.models.tape import ByExample, ConvTap, LinearTap, NormTap, Tap, al
 
 
 @dataclass(frozen=True)
-class BiasTap:
-    """β alone of z = W ∗ a + β."""
+class _HalfTap:
+    """W or β alone of z = W ∗ a + β."""
 
     tap: Tap
     shift: Tensor
@@ -30,6 +30,11 @@ class BiasTap:
     def output(self) -> Tensor:
         """See `Tap`."""
         return self.tap.output
+
+
+@dataclass(frozen=True)
+class BiasTap(_HalfTap):
+    """β alone of z = W ∗ a + β."""
 
     def floats(self, by_example: bool) -> int:
         """Count the output and its gradient, and what stands before it."""
@@ -55,22 +60,8 @@ class BiasTap:
 
 
 @dataclass(frozen=True)
-class WeightTap:
+class WeightTap(_HalfTap):
     """W alone of z = W ∗ a + β."""
-
-    tap: Tap
-    shift: Tensor
-    """β, shared or per client."""
-
-    @property
-    def name(self) -> str:
-        """See `Tap`."""
-        return self.tap.name
-
-    @property
-    def output(self) -> Tensor:
-        """See `Tap`."""
-        return self.tap.output
 
     def floats(self, by_example: bool) -> int:
         """See `Tap`."""
