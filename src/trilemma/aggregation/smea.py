@@ -157,8 +157,8 @@ class _Search:
             free = ~np.isin(present, inside)
             least = least_scatter(along, free, f - len(removed))
             # Of a row far from all others rounding is left when it is taken out again: that bounds nothing.
-            rounding = 16 * len(present) * np.finfo(float).eps * value
-            result = max(result, least - rounding)
+            rounding = 16 * len(present) * float(np.finfo(float).eps) * value
+            result = max(result, float(least - rounding))
         return result
 
     def _enumerate(self, removed: tuple[int, ...], decided: int, left: int) -> None:
