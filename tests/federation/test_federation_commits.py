@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -97,3 +98,73 @@ def test_a_second_server_is_kept_out_until_the_first_is_gone(tmp_path):
             process.kill()
     with CommitLog(tmp_path).locked():
         pass
+
+
+# --- broken disks -----------------------------------------------------------------------------------------
+
+
+def newest(folder):
+    return max((folder / "commits").iterdir())
+
+
+def flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= 0x10
+    path.write_bytes(content)
+
+
+def test_the_last_five_commits_are_kept(tmp_path):
+    log = CommitLog(tmp_path)
+    for rounds in range(9):
+        log.append(commit(rounds))
+    assert [path.name[:8] for path in sorted((tmp_path / "commits").iterdir())] == [
+        f"{rounds:08d}" for rounds in range(4, 9)
+    ]
+
+
+@pytest.mark.parametrize("place", [0, 20, 60, 300, -1])
+def test_a_broken_commit_is_stepped_over_with_a_message(tmp_path, place):
+    """Wherever a bit flips, in the checksum, the header or the last number: the round before is the last."""
+    log, said = CommitLog(tmp_path), []
+    for rounds in range(4):
+        log.append(commit(rounds))
+    flip(newest(tmp_path), place)
+    assert log.last().rounds == 2, "who only looks steps over it too"
+    again = CommitLog(tmp_path).recover(said.append)
+    assert (again.rounds, again.epoch) == (2, EPOCH)
+    assert torch.equal(again.broadcast["params"], torch.full((3,), 2.0))
+    assert "broken" in said[0]
+    assert [record["round"] for record in log.records()] == [1, 2]
+    log.append(commit(3))
+    assert CommitLog(tmp_path).recover(said.append).rounds == 3
+    assert [record["round"] for record in log.records()] == [1, 2, 3]
+    assert len(said) == 1
+
+
+def test_after_a_broken_commit_of_a_later_epoch_another_one_begins(tmp_path):
+    """Clients may hold keys of the epoch that the broken commit was about: it is not opened again."""
+    log = CommitLog(tmp_path)
+    for rounds in range(3):
+        log.append(commit(rounds))
+    log.update_epoch(replace(commit(2), epoch=Epoch(3, (0, 1), (0, 1))))
+    flip(newest(tmp_path), -1)
+    assert log.recover().epoch == Epoch(3)
+
+
+def test_a_run_whose_commits_are_all_broken_does_not_start_over(tmp_path):
+    log = CommitLog(tmp_path)
+    log.append(commit(0))
+    log.append(commit(1))
+    for path in (tmp_path / "commits").iterdir():
+        flip(path, -1)
+    with pytest.raises(UserError, match=r"no commit in .* is as it was written"):
+        log.recover()
+
+
+def test_a_run_from_before_several_were_kept_is_continued(tmp_path):
+    (tmp_path / "commit").write_bytes(commit(4).block())
+    log = CommitLog(tmp_path)
+    assert log.recover().rounds == 4
+    log.append(commit(5))
+    assert CommitLog(tmp_path).last().rounds == 5
+    assert not (tmp_path / "commit").exists()

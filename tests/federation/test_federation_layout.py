@@ -45,6 +45,17 @@ def test_no_secret_is_in_two_folders(made):
             assert path == owner or core not in content.replace(b"\n", b"")
 
 
+def test_a_missing_node_key_renumbers_nobody(tmp_path):
+    """Numbers are places on the roster: without client 1's key client 2 is still client 2."""
+    server = layout.init(tmp_path / "pilot", Federation("pilot", clients=3), "")[0]
+    (server.folder / "nodes" / "client-1.pub").unlink()
+    (server.folder / "nodes" / "client-9.pub").write_bytes(b"of nobody on the roster")
+    assert {client: path.name for client, path in server.nodes().items()} == {
+        0: "client-0.pub",
+        2: "client-2.pub",
+    }
+
+
 def test_secrets_are_for_their_owner_only(made):
     for path in [*made.rglob("secrets/*"), made / "authority" / "ca.key"]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path

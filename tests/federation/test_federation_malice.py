@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from federation_harness import PRIVATE, Direct, coordinator, make, small_config
+from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
 from trilemma.errors import UserError
 from trilemma.federation import spending, wire
+from trilemma.federation.admission import Reply
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
 from trilemma.federation.epochs import Stopped
+from trilemma.federation.inprocess import FIRST_NODE
 from trilemma.federation.layout import REPRODUCIBLE
 from trilemma.federation.node import Node
 from trilemma.federation.reasons import Reason, Refused
@@ -388,7 +390,110 @@ def test_a_lost_journal_means_a_new_epoch(parties):
     ]
 
 
-@pytest.mark.parametrize("error", [ValueError, UserError, MemoryError, wire.WireError])
+# --- terms, runs and sizes -------------------------------------------------------------------------------
+
+
+def test_terms_that_a_client_refuses_are_refused_after_a_restart_too(parties):
+    """Four of five change their minds between two rounds: whoever restarts, they answer no more questions."""
+
+    class Restart(Exception):
+        pass
+
+    class Mortal(Direct):
+        def send(self, blocks, lifetime):
+            if asks(next(iter(blocks.values())), 1):
+                raise Restart
+            return super().send(blocks, lifetime)
+
+    with pytest.raises(Restart):
+        coordinator(parties, Mortal(parties))[0].go()
+    for party in parties[2:]:
+        with party.config.open("a") as file:
+            file.write("# another\n")
+    runner, said = coordinator(parties, Direct(parties))
+    with pytest.raises(Stopped):
+        runner.go()
+    assert runner.log.last().rounds == 1, "round 1 was not committed with answers of those who refused"
+    assert [len(entries(party)) for party in parties[2:]] == [1] * 4
+    assert any("rejected client 4: " in line and "terms: " in line for line in said)
+
+
+def test_a_client_that_runs_while_its_terms_change_does_not_use_the_old_ones(tmp_path):
+    """Everybody agrees on more noise; a process that has loaded the configuration before takes the new."""
+    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6)
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    server.ask(0, 0, 0)
+    for party in parties:
+        party.config.write_text(small_config(CLIENTS, *PRIVATE, "privacy.sigma_ind=0.2"))
+    refusal(Reason.TERMS, server.ask, 0, 0, 1)
+    server.open(1, range(CLIENTS))
+    server.ask(0, 1, 1)
+    assert server.nodes[0].task.resolved.release.law.sigma_ind == pytest.approx(
+        2
+        * Node(
+            make(tmp_path / "old", CLIENTS, small_config(CLIENTS, *PRIVATE))[1]
+        ).task.resolved.release.law.sigma_ind
+    )
+
+
+def test_a_result_of_a_run_nobody_joined_is_not_written_down(parties):
+    node = Node(parties[1])
+    finished = wire.dumps(wire.Finished(run="elsewhere"), {"params": torch.zeros(DIM)})
+    refusal(Reason.RUN, node.answer, finished)
+    assert not parties[1].run_folder("elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    "header", [wire.Ask(run="run", epoch=0, round=0, heard={}, unused=[]), wire.Finished(run="run")]
+)
+def test_a_block_longer_than_declared_is_not_read(parties, header, monkeypatch):
+    """The declared size is known from the client's own configuration: nothing is allocated for more."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    block = wire.dumps(header, {"params": torch.zeros(100_000)})
+    monkeypatch.setattr(torch, "frombuffer", lambda *_, **__: pytest.fail("it was read"))
+    refusal(Reason.BLOCK, server.nodes[0].answer, block)
+    assert "bytes where at most" in parties[1].log.read_text()
+
+
+# --- broken disks -----------------------------------------------------------------------------------------
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 0x01
+    path.write_bytes(content)
+
+
+def test_a_broken_journal_is_a_lost_one(parties, capfd):
+    """A number of the answer changed on the disk: it is not sent, nor is the round drawn again."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    server.ask(0, 0, 0)
+    flip(parties[1].run_folder("run") / "journal")
+    server.nodes[0] = Node(parties[1])
+    refusal(Reason.LOST, server.ask, 0, 0, 0)
+    assert "its checksum is another; it was moved to journal.broken" in capfd.readouterr().err
+    server.open(1, range(CLIENTS))
+    server.ask(0, 1, 0)
+    assert [(entry.run, entry.round) for entry in entries(parties[1])] == [("run/0", 0), ("run/1", 0)]
+
+
+def test_broken_pair_keys_cost_an_epoch(parties):
+    """Noise drawn from other keys than its partner's would cancel nowhere, and be known to nobody."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    server.ask(0, 0, 0)
+    flip(parties[1].run_folder("run") / "session")
+    server.nodes[0] = Node(parties[1])
+    refusal(Reason.RUN, server.ask, 0, 0, 1)
+    refusal(Reason.KEYS, server.hello, 0, (0,))
+    server.open(1, range(CLIENTS))
+    server.ask(0, 1, 1)
+
+
+@pytest.mark.parametrize("error", [ValueError, UserError, MemoryError, SystemExit, wire.WireError])
 def test_what_goes_wrong_inside_stays_inside(parties, monkeypatch, error):
     server = Server(parties)
     server.open(0, range(CLIENTS))
@@ -399,6 +504,50 @@ def test_what_goes_wrong_inside_stays_inside(parties, monkeypatch, error):
     monkeypatch.setattr(Node, "_step", fails)
     refusal(Reason.BLOCK if error is wire.WireError else Reason.FAILED, server.ask, 0, 0, 0)
     assert "patient 4711" in parties[1].log.read_text()
+
+
+class Talkative(Direct):
+    """A carrier that hands on, as a client's reason, whatever `says` is."""
+
+    says = ""
+
+    def reply(self, node, block):
+        if node == FIRST_NODE + 2 and kind(block) == "ask":
+            return Reply(node, error=self.says, refused=True)
+        return super().reply(node, block)
+
+
+@pytest.mark.parametrize(
+    ("says", "believed"),
+    [
+        ("budget: " + "x" * 2_000_000, "budget: the client's own budget does not allow it"),
+        ("Traceback: " + "\x1b[2J\n" * 500_000, "unknown: Traceback: ?[2J?"),
+    ],
+)
+def test_a_reason_of_two_megabytes_is_one_of_two_hundred_characters(parties, says, believed):
+    """It went into the round's record, and the commit that held it could never be read again."""
+    transport = Talkative(parties)
+    transport.says = says
+    runner, said = coordinator(parties, transport)
+    assert runner.go().rounds == 3
+    assert runner.log.last().rounds == 3
+    rejected = [reason for record in runner.log.records() for _, reason in record["rejected"]]
+    assert rejected[0].startswith(f"no message but an error: {believed}")
+    assert max(map(len, [*rejected, *said])) <= 230
+
+
+def test_a_header_of_one_megabyte_goes_into_no_record(parties):
+    """The same by another way: a reply that is rejected for what it says is quoted in the reason."""
+
+    def lie(client, asked, answer):
+        if client != 2 or kind(asked) != "ask":
+            return answer
+        header, tensors = wire.loads(answer, wire.Answer)
+        return wire.dumps(header, {"x" * 3000: next(iter(tensors.values()))})
+
+    runner, _ = coordinator(parties, Direct(parties, tamper=lie))
+    runner.go()
+    assert all(len(reason) <= 200 for record in runner.log.records() for _, reason in record["rejected"])
 
 
 def test_the_servers_records_have_codes_and_no_private_numbers(tmp_path):

@@ -183,7 +183,7 @@ def test_the_same_round_with_other_numbers_is_refused(parties):
         ({"round": ROUNDS}, torch.zeros(69), "round"),
         ({"round": 1}, torch.zeros(69), "round"),
         ({"epoch": 7, "round": 2}, torch.zeros(69), "epoch"),
-        ({"run": "fresh", "round": 0}, torch.zeros(69), "epoch"),
+        ({"run": "fresh", "round": 0}, torch.zeros(69), "run"),
         ({"run": "../fresh", "round": 0}, torch.zeros(69), "failed"),
         ({"epoch": 1, "round": 2}, torch.zeros(70), "broadcast"),
         ({"epoch": 1, "round": 2}, torch.full((69,), torch.nan), "broadcast"),

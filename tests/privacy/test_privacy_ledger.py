@@ -207,6 +207,28 @@ def test_a_changed_or_missing_line_is_found(path):
             Ledger(path, BUDGET)
 
 
+def test_a_flipped_bit_in_the_last_line_is_corruption_and_not_a_torn_write(path):
+    """Cutting it off would hide a release that has left. Every bit of the line, its end included."""
+    with Ledger(path, BUDGET) as ledger:
+        ledger.authorise(user(3.0), THREAT, "run", 0)
+        before = path.stat().st_size
+        ledger.authorise(user(3.0), THREAT, "run", 1)
+    whole = path.read_bytes()
+    for place in (
+        *range(before, before + 70),
+        *range(before + 70, len(whole), 7),
+        len(whole) - 2,
+        len(whole) - 1,
+    ):
+        for bit in (0x01, 0x40):
+            changed = bytearray(whole)
+            changed[place] ^= bit
+            path.write_bytes(changed)
+            with pytest.raises(LedgerError, match="changed or is out of place"):
+                Ledger(path, BUDGET)
+            assert path.read_bytes() == changed, "nothing is mended"
+
+
 def test_two_writers_are_refused(path):
     with Ledger(path, BUDGET), pytest.raises(LedgerError, match="open elsewhere"):
         Ledger(path, BUDGET)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.federation import wire
+from trilemma.federation.reasons import heard, shortened
 from trilemma.learning import MessageLayout, Messages
 from trilemma.learning.messages import Asked
 
@@ -46,8 +47,9 @@ class Expected:
 class Reply:
     """What came from a node: a block, or an error in its place.
 
-    `refused` tells a client that said no from one that Flower could not reach; `question` names what is
-    answered, where a node may have been asked the same twice.
+    `refused` tells a client that said no from one that the carrier could not reach; `question` names what is
+    answered, where a node may have been asked the same twice. An error is what somebody else wrote: `why` is
+    what is believed of it.
     """
 
     node: int
@@ -55,6 +57,11 @@ class Reply:
     error: str = ""
     refused: bool = False
     question: str = ""
+
+    @property
+    def why(self) -> str:
+        """The reason given, in the catalogue's words where a client refused."""
+        return heard(self.error) if self.refused else shortened(self.error)
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,11 @@ class Rejection:
     node: int
     client: int | None
     reason: str
+
+    @classmethod
+    def of(cls, node: int, client: int | None, reason: object) -> Rejection:
+        """Reject for a reason that may quote the reply: little of it is kept, it goes into every record."""
+        return cls(node, client, shortened(str(reason)))
 
     @property
     def said(self) -> str:
@@ -135,7 +147,7 @@ def admit(expected: Expected, replies: Iterable[Reply], before: Admitted | None 
                 heard[client] = reply
             messages[client] = _message(expected, client, reply)
         except wire.WireError as error:
-            rejected.append(Rejection(reply.node, client, str(error)))
+            rejected.append(Rejection.of(reply.node, client, error))
     kept = {client: expected.layout.to_remember(message) for client, message in messages.items()}
     return Admitted(messages, tuple(rejected), heard, kept)
 
@@ -147,7 +159,7 @@ def _repeats(first: Reply, reply: Reply) -> bool:
 
 def _message(expected: Expected, client: int, reply: Reply) -> Messages:
     if reply.block is None:
-        raise wire.WireError(f"no message but an error: {reply.error}")
+        raise wire.WireError(f"no message but an error: {reply.why}")
     limit = expected.layout.longest.bytes + HEADROOM
     header, tensors = wire.loads(reply.block, expected.answer, limit=limit)
     if header.round != expected.round:

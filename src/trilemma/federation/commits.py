@@ -1,16 +1,17 @@
-"""The server's memory: after each round everything needed to continue is replaced by one atomic write.
+"""The server's memory: after each round everything needed to continue is written, whole, with a checksum.
 
 A server that is killed at any moment finds the last committed round when it starts again, asks the same
 question as before (clients then give the same answer as before), and cannot apply a round twice: a commit of
-any round but the next one is refused, and a lock that dies with its process keeps a second server out.
+any round but the next one is refused, and a lock that dies with its process keeps a second server out. The
+last few commits are kept: where a disk broke the newest, the one before it is the last.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import wire
 from trilemma.federation.epochs import Epoch
+
+KEPT = 5
+"""How many commits a run keeps: a disk that breaks the newest does not end the run."""
 
 
 class _CommitHeader(wire.Header):
@@ -115,12 +119,40 @@ def part_of(prefix: str, tensors: wire.Tensors) -> dict[str, Any]:
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
+@dataclass(frozen=True, order=True)
+class _Place:
+    """Which round and epoch a commit is about, as the name of its file says."""
+
+    rounds: int
+    epoch: int
+
+    @classmethod
+    def of_commit(cls, commit: Commit) -> _Place:
+        return cls(commit.rounds, -1 if commit.epoch is None else commit.epoch.number)
+
+    @classmethod
+    def of(cls, path: Path) -> _Place:
+        if path.suffix != ".commit":
+            return cls(-1, -1)
+        rounds, epoch = path.stem.split("-")
+        return cls(int(rounds), int(epoch) - 1)
+
+    @property
+    def name(self) -> str:
+        # Before the first epoch the epoch is -1: what stands in the name is one more.
+        return f"{self.rounds:08d}-{self.epoch + 1:08d}.commit"
+
+
 class CommitLog:
-    """The commits of one run, in its folder: the last one whole, and a line of record for each."""
+    """The commits of one run, in its folder: the last few whole, and a line of record for each.
+
+    A commit's name says its round and its epoch, so that a broken one still tells how far things had come.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._file = folder / "commit"
+        self._commits = folder / "commits"
+        self._first = folder / "commit"  # the only one, in runs from before several were kept
         self._records = folder / "rounds.jsonl"
         self.result = folder / "result"
 
@@ -133,31 +165,79 @@ class CommitLog:
             yield
 
     def last(self) -> Commit | None:
-        """Return the last commit, or None before the first. It only reads: anybody may, at any time."""
-        return Commit.from_block(self._file.read_bytes()) if self._file.is_file() else None
+        """Return the last commit that is whole, or None before the first.
 
-    def recover(self) -> Commit | None:
-        """Return the last commit after mending what a crash left; only for who holds the lock."""
-        commit = self.last()
-        if commit is not None:
-            self._repair(commit)
+        It only reads: anybody may, at any time.
+        """
+        return self._newest_whole()[0]
+
+    def recover(self, say: Callable[[str], None] = lambda _: None) -> Commit | None:
+        """Return the last commit after mending what a crash or a disk left; only for who holds the lock.
+
+        A broken commit is stepped over, and put aside. Where clients may have been called to a later epoch
+        since, or agreed on its keys, the one returned continues with another.
+        """
+        commit, broken = self._newest_whole()
+        if commit is None:
+            return None
+        for path in broken:
+            say(f"{path} is broken and was put aside; the run goes back to round {commit.rounds}")
+            path.replace(self.folder / f"broken-{path.name}")
+        begun = max((place.epoch for place in map(_Place.of, broken)), default=-1)
+        if begun > (-1 if commit.epoch is None else commit.epoch.number):
+            commit = replace(commit, epoch=Epoch(begun))
+            self._write(commit)
+        self._repair(commit)
         return commit
 
     def append(self, commit: Commit) -> None:
         """Commit the next round."""
-        before = self.last()
-        expected = 0 if before is None else before.rounds + 1
+        expected = self._rounds() + 1
         if commit.rounds != expected:
             raise UserError(f"round {commit.rounds} cannot be committed: the next one is {expected}")
-        files.write_atomically(self._file, commit.block())
+        self._write(commit)
         self._write_record(commit)
 
     def update_epoch(self, commit: Commit) -> None:
         """Replace the last commit by one of the same round that differs in its epoch."""
-        before = self.last()
-        if before is None or before.rounds != commit.rounds:
+        if self._rounds() != commit.rounds:
             raise UserError("an epoch can only change between two rounds")
-        files.write_atomically(self._file, commit.block())
+        self._write(commit)
+
+    def _write(self, commit: Commit) -> None:
+        """Write a commit, and forget those before the last few."""
+        files.write_atomically(self._commits / _Place.of_commit(commit).name, wire.sealed(commit.block()))
+        self._first.unlink(missing_ok=True)
+        for path in self._kept()[KEPT:]:
+            path.unlink()
+
+    def _kept(self) -> list[Path]:
+        """Return the files of the commits there are, the newest first."""
+        return sorted(self._commits.glob("*-*.commit"), key=_Place.of, reverse=True)
+
+    def _rounds(self) -> int:
+        """Return how many rounds the newest commit is about; -1 before the first."""
+        if kept := self._kept():
+            return _Place.of(kept[0]).rounds
+        first = self.last()
+        return -1 if first is None else first.rounds
+
+    def _newest_whole(self) -> tuple[Commit | None, list[Path]]:
+        """Return the newest commit that can be read, and the files of newer ones that cannot."""
+        broken: list[Path] = []
+        for path in [*self._kept(), *([self._first] if self._first.is_file() else [])]:
+            try:
+                return Commit.from_block(wire.unsealed(path.read_bytes())), broken
+            except FileNotFoundError:
+                continue  # forgotten just now: newer ones have come
+            except wire.WireError:
+                broken.append(path)
+        if broken:
+            raise UserError(
+                f"no commit in {self._commits} is as it was written: the run cannot be continued from here; "
+                "bring a copy back, or choose a new name"
+            )
+        return None, broken
 
     def records(self) -> list[dict[str, Any]]:
         """Return what was written about every committed round; a line still being written is left out."""
@@ -170,10 +250,14 @@ class CommitLog:
             files.append_durably(self._records, (json.dumps(dict(commit.record)) + "\n").encode())
 
     def _repair(self, commit: Commit) -> None:
-        """Bring the records in line with the commit: the process may have died between the two writes."""
+        """Bring the records in line with the commit.
+
+        The process may have died between the two writes, or the commit of the last record was broken.
+        """
         lines = self._records.read_bytes().split(b"\n") if self._records.is_file() else [b""]
         whole = [json.loads(line) for line in lines[:-1]]
-        if lines[-1]:
-            files.write_atomically(self._records, b"".join(line + b"\n" for line in lines[:-1]))
-        if commit.record and commit.record not in whole[-1:]:
+        kept = [place for place, record in enumerate(whole) if record["round"] <= commit.rounds]
+        if lines[-1] or len(kept) < len(whole):
+            files.write_atomically(self._records, b"".join(lines[place] + b"\n" for place in kept))
+        if commit.record and commit.record not in [whole[place] for place in kept[-1:]]:
             self._write_record(commit)

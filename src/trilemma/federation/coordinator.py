@@ -63,7 +63,7 @@ class Coordinator:
     def start(self) -> Commit:
         """Return the last commit, or make the one before the first round."""
         terms = self.party.terms
-        last = self.log.recover()
+        last = self.log.recover(lambda text: self.say(Event(text)))
         if last is not None:
             if last.terms != terms:
                 raise UserError(

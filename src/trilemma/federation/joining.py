@@ -76,7 +76,7 @@ class Joining:
 
     def _offer(self, reply: Reply, client: int, number: int) -> str:
         if reply.block is None:
-            raise wire.WireError(reply.error)
+            raise wire.WireError(reply.why)
         header, _ = wire.loads(reply.block, wire.Joined, limit=SMALL)
         if (header.run, header.epoch, header.client) != (self.run, number, client):
             raise wire.WireError(f"the node of client {client} joined as {header!r}")
@@ -106,7 +106,7 @@ class Joining:
         for reply in self._ask(block, joined):
             try:
                 if reply.block is None:
-                    raise wire.WireError(reply.error)
+                    raise wire.WireError(reply.why)
                 header, _ = wire.loads(reply.block, wire.Ready, limit=SMALL)
                 client, confirmation = joined[reply.node], Confirmation.decode(header.confirmation)
                 confirmation.check(members, roster, client)
@@ -127,7 +127,7 @@ class Joining:
         for reply in self._ask(block, joined):
             try:
                 if reply.block is None:
-                    raise wire.WireError(reply.error)
+                    raise wire.WireError(reply.why)
                 wire.loads(reply.block, wire.Confirmed, limit=SMALL)
                 confirmed.add(joined[reply.node])
             except wire.WireError as error:
@@ -139,4 +139,4 @@ class Joining:
         return self.exchange.ask(dict.fromkeys(joined, block), patience)
 
     def _reject(self, reply: Reply, clients: Mapping[int, int], reason: str) -> None:
-        self.say(Rejection(reply.node, clients.get(reply.node), reason).said)
+        self.say(Rejection.of(reply.node, clients.get(reply.node), reason).said)

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trilemma import files
-from trilemma.federation import wire
+from trilemma.federation import sealed_files, wire
 from trilemma.federation.commits import part_of
 from trilemma.federation.reasons import Reason, Refused
 
@@ -126,7 +125,10 @@ class Journal:
         if self._version == self._on_disk():
             return self._last
         version = self._on_disk()
-        header, tensors = wire.loads(self._file.read_bytes(), _EntryHeader)
+        found = sealed_files.read(self._file, _EntryHeader)
+        if found is None:
+            return None  # as good as lost: it repeats no answer, and the ledger says which rounds are over
+        header, tensors = found
         self._last = Entry(
             header.run,
             header.epoch,
@@ -152,7 +154,7 @@ class Journal:
         tensors = {f"sent/{name}": tensor for name, tensor in entry.sent.items()}
         tensors |= {f"before/{name}": tensor for name, tensor in entry.before.items()}
         tensors |= {f"after/{name}": tensor for name, tensor in entry.after.items()}
-        files.write_atomically(self._file, wire.dumps(header, tensors), secret=True)
+        sealed_files.write(self._file, header, tensors)
         self._last, self._version = entry, self._on_disk()
 
     def _on_disk(self) -> tuple[int, ...]:

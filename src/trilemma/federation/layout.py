@@ -286,9 +286,18 @@ class Party:
         """Flower's own configuration folder (FLWR_HOME)."""
         return self.folder / "flwr"
 
-    def nodes(self) -> list[Path]:
-        """Return the public halves of all node keys, in the order of the clients (server only)."""
-        return sorted((self.folder / "nodes").glob("*.pub"), key=lambda path: int(path.stem.split("-")[1]))
+    def nodes(self) -> dict[int, Path]:
+        """Return the public halves of the node keys by client (server only).
+
+        A client's number is its place on the roster, which the file's name repeats: a file that is missing
+        leaves one client out and renumbers nobody.
+        """
+        names = {client: self.folder / "nodes" / f"client-{client}.pub" for client in self._on_roster}
+        return {client: path for client, path in names.items() if path.is_file()}
+
+    @property
+    def _on_roster(self) -> range:
+        return range(len(Roster.load(self.roster).keys))
 
 
 def parties(folder: Path) -> list[Party]:

@@ -25,6 +25,7 @@ import torch
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import wire
+from trilemma.federation.admission import HEADROOM
 from trilemma.federation.journal import Again, Entry, Journal, what_to_do, what_to_tell
 from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Reason, Refused, write_down
@@ -36,6 +37,12 @@ from trilemma.learning.protocol import ClientStep, Start, State
 from trilemma.privacy.types import NoiseLaw, NoiseSource
 from trilemma.stopwatch import Stopwatch
 
+ROOM_PER_CLIENT = 1024
+"""Bytes a header may take for each client of the federation: a key, a signature, a round."""
+
+SECOND_QUESTION = 2
+"""How many times as long as a broadcast a second question may be: places, of 8 bytes each, and values."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -44,6 +51,7 @@ class Node:
     party: Party
     sessions: dict[str, Session] = field(default_factory=dict)
     journals: dict[str, Journal] = field(default_factory=dict)
+    loaded: dict[str, str] = field(default_factory=dict)
 
     @property
     def client(self) -> int:
@@ -53,7 +61,7 @@ class Node:
 
     @cached_property
     def task(self) -> PartyTask:
-        """The task, as this client has it."""
+        """The task, as this client had it when it last agreed to terms."""
         return load_task(self.party)
 
     def answer(self, block: bytes) -> bytes:
@@ -61,7 +69,8 @@ class Node:
 
         Whatever goes wrong, that text is from a fixed catalogue; the rest is in this client's own log.
         """
-        kind, failure = "block", Exception()
+        kind: str = "block"
+        failure: BaseException
         try:
             kind = wire.kind_of(block)
             with files.locked(self.party.lock):
@@ -70,7 +79,7 @@ class Node:
             failure, reason = error, Reason.BLOCK
         except Refused as error:
             failure, reason = error, error.reason
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a task.py may call sys.exit, with a text
             failure, reason = error, Reason.FAILED
         write_down(self.party.log, kind, failure)
         raise Refused(reason)
@@ -95,38 +104,64 @@ class Node:
     def _journal(self, run: str) -> Journal:
         return self.journals.setdefault(run, Journal(self.party.run_folder(run)))
 
+    def _known(self, run: str) -> Session:
+        """Return a run's session, where this client joined it and its terms are still those."""
+        session = self._session(run)
+        session.check_terms()
+        return session
+
+    def _read(
+        self, block: bytes, expected: type[wire.AnyHeader], message: int = 0
+    ) -> tuple[wire.AnyHeader, dict[str, torch.Tensor]]:
+        """Read a block; refuse one longer than a header about all clients and `message` bytes."""
+        return wire.loads(block, expected, HEADROOM + ROOM_PER_CLIENT * self._clients + message)
+
+    @cached_property
+    def _clients(self) -> int:
+        return self.party.federation.clients
+
+    @property
+    def _broadcast_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._start.broadcast.values())
+
     def _hello(self, block: bytes) -> bytes:
-        hello, _ = wire.loads(block, wire.Hello)
+        hello, _ = self._read(block, wire.Hello)
         if hello.terms != self.party.terms:
             raise Refused(Reason.TERMS, f"the server's are {hello.terms}, this client's {self.party.terms}")
         self._check_folder()
+        if self.loaded.get("terms", hello.terms) != hello.terms:
+            for name in ("task", "_start", "_clients"):  # its owner changed them while this process ran
+                self.__dict__.pop(name, None)
+        self.loaded["terms"] = hello.terms
         ledger_position(self.party, self.task)  # a ledger that was set back: better now than among others
         key = self._session(hello.run).open(hello.epoch)
         return wire.dumps(wire.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
 
     def _keys(self, block: bytes) -> bytes:
-        keys, _ = wire.loads(block, wire.Keys)
+        keys, _ = self._read(block, wire.Keys)
+        session = self._known(keys.run)
         offers = {int(client): key for client, key in keys.keys.items()}
         least = least_members(self.party, self.task)
         if len(offers) < least:
             raise Refused(Reason.MEMBERS, f"{len(offers)} members where this client wants {least}")
         ledger = ledger_position(self.party, self.task)
-        confirmation = self._session(keys.run).agree(keys.epoch, offers, ledger)
+        confirmation = session.agree(keys.epoch, offers, ledger)
         return wire.dumps(
             wire.Ready(client=self.client, run=keys.run, epoch=keys.epoch, confirmation=confirmation)
         )
 
     def _confirm(self, block: bytes) -> bytes:
-        confirm, _ = wire.loads(block, wire.Confirm)
+        confirm, _ = self._read(block, wire.Confirm)
         confirmations = {int(client): text for client, text in confirm.confirmations.items()}
-        self._session(confirm.run).confirm(confirm.epoch, confirmations)
+        self._known(confirm.run).confirm(confirm.epoch, confirmations)
         return wire.dumps(wire.Confirmed(client=self.client, run=confirm.run, epoch=confirm.epoch))
 
     def _ask(self, block: bytes) -> bytes:
         watch = Stopwatch()
         with watch.stage("serialise"):
-            ask, broadcast = wire.loads(block, wire.Ask)
+            ask, broadcast = self._read(block, wire.Ask, self._broadcast_bytes)
             asked = wire.digest(block)
+        session = self._known(ask.run)
         with watch.stage("journal"):
             journal = self._journal(ask.run)
             todo = what_to_do(journal.last(), self.client, ask, asked)
@@ -137,7 +172,6 @@ class Node:
             raise Refused(Reason.ROUND, f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
         self._check_broadcast(broadcast)
         # Order matters: pay, compute, remember, and only then speak.
-        session = self._session(ask.run)
         secrets = session.require(ask.epoch)
         with watch.stage("ledger"):
             epsilon = pay(self.party, self.task, secrets, ask.run, ask.round, ask.unused)
@@ -165,10 +199,11 @@ class Node:
 
     def _inquire(self, block: bytes) -> bytes:
         """Answer what the server asks after the answer of a round, from the state that answer left."""
-        inquire, question = wire.loads(block, wire.Inquire)
         inquiry = self.task.resolved.algorithm.inquiry
         if inquiry is None:
             raise Refused(Reason.BLOCK, f"{self.task.resolved.algorithm.name} has no second exchange")
+        inquire, question = self._read(block, wire.Inquire, SECOND_QUESTION * self._broadcast_bytes)
+        self._known(inquire.run)
         journal = self._journal(inquire.run)
         entry = what_to_tell(journal.last(), inquire, wire.digest(block))
         told = inquiry.message(self.task.model).encode(inquiry.answer(question, entry.after))
@@ -213,7 +248,9 @@ class Node:
             raise Refused(Reason.BROADCAST, f"it exceeds [privacy] broadcast_bound = {bound:g}")
 
     def _finished(self, block: bytes) -> bytes:
-        finished, _ = wire.loads(block, wire.Finished)
+        # The last broadcast, and the model that is handed out where that is another.
+        finished, _ = self._read(block, wire.Finished, 2 * self._broadcast_bytes)
+        self._known(finished.run)
         files.write_atomically(self.party.run_folder(finished.run) / "result", block)
         return wire.dumps(wire.Noted(client=self.client, run=finished.run))
 

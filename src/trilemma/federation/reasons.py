@@ -3,6 +3,9 @@
 An exception's text may contain what nobody else should read: a loss, a path, a number of examples. So the
 server is told one entry of a fixed catalogue, whatever went wrong; the rest is a line in the client's own
 `run/node.log`.
+
+The server does not rely on that. What reaches it as a reason may be anything, of any length: `heard` takes
+the catalogue's sentence where there is a code of it, and at most 200 characters of anything else.
 """
 
 from __future__ import annotations
@@ -16,6 +19,10 @@ from trilemma.errors import UserError
 
 LARGEST_LOG = 1 << 20
 """Bytes after which a log is put aside and a new one begun: a server may ask for refusals without end."""
+
+
+LONGEST = 200
+"""Characters of a reason that is not the catalogue's: what others say goes into records and onto consoles."""
 
 
 class Reason(Enum):
@@ -37,6 +44,7 @@ class Reason(Enum):
     BROADCAST = "the broadcast is not one of this configuration"
     BUDGET = "the client's own budget does not allow it"
     LEDGER = "the client's ledger cannot be trusted or opened"
+    RUN = "the client has not joined such a run"
     BLOCK = "the client does not read such a block"
     UNSAFE = "the client's folder is not fit for a real run"
     FAILED = "the client failed; its own log says why"
@@ -71,6 +79,29 @@ def what_travels(error: BaseException) -> str:
     'failed: the client failed; its own log says why'
     """
     return (error.reason if isinstance(error, Refused) else Reason.FAILED).told
+
+
+def shortened(text: str) -> str:
+    """Return at most 200 characters of what somebody else wrote, and only such as can be shown.
+
+    >>> shortened("a" * 300) == "a" * 199 + "…", shortened("two" + chr(10) + "lines")
+    (True, 'two?lines')
+    """
+    shown = "".join(one if one.isprintable() else "?" for one in text[: LONGEST + 1])
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
+
+
+def heard(text: str) -> str:
+    """Return what a server believes to have been told: the catalogue's sentence, or a little of the rest.
+
+    >>> heard("budget: we have 3.71 left, and patient 4711 says hello")
+    "budget: the client's own budget does not allow it"
+    >>> heard("Traceback of somebody's code")
+    "unknown: Traceback of somebody's code"
+    """
+    code = text[:20].partition(":")[0]
+    known = {reason.code: reason.told for reason in Reason}
+    return known[code] if code in known else shortened(f"unknown: {text[:LONGEST]}")
 
 
 def write_down(log: Path, kind: str, error: BaseException) -> None:

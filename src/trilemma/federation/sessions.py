@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trilemma import files
 from trilemma.errors import PrivacyError
-from trilemma.federation import wire
+from trilemma.federation import sealed_files, wire
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
 from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Reason, Refused
@@ -66,6 +65,7 @@ class _SessionHeader(wire.Header):
     offer: str
     offers: dict[str, str]
     pairs: dict[str, str]
+    terms: str = ""
     confirmation: str = ""
     confirmed: bool = False
 
@@ -74,6 +74,7 @@ class _SessionHeader(wire.Header):
 class Secrets:
     """What a client knows in an epoch: its offer, and after the agreement everybody's and the pair keys.
 
+    `terms` are those it joined under: an epoch ends where this client's own change, whatever was agreed on.
     `confirmation` is its own signature under the list of members, `confirmed` whether it saw everybody's.
     """
 
@@ -81,6 +82,7 @@ class Secrets:
     offer: str
     offers: Mapping[int, str]
     pairs: Mapping[int, bytes]
+    terms: str = ""
     confirmation: str = ""
     confirmed: bool = False
 
@@ -103,12 +105,16 @@ class Session:
         """The newest epoch's secrets."""
         if not self._file.is_file():
             return None
-        header, _ = wire.loads(self._file.read_bytes(), _SessionHeader)
+        found = sealed_files.read(self._file, _SessionHeader)
+        if found is None:
+            return None  # as good as lost: its epoch is not joined again (`RunLog` has its name), the next is
+        header, _ = found
         return Secrets(
             header.epoch,
             header.offer,
             {int(client): offer for client, offer in header.offers.items()},
             {int(client): bytes.fromhex(key) for client, key in header.pairs.items()},
+            header.terms,
             header.confirmation,
             header.confirmed,
         )
@@ -119,10 +125,11 @@ class Session:
             offer=secrets.offer,
             offers={str(client): offer for client, offer in secrets.offers.items()},
             pairs={str(client): key.hex() for client, key in secrets.pairs.items()},
+            terms=secrets.terms,
             confirmation=secrets.confirmation,
             confirmed=secrets.confirmed,
         )
-        files.write_atomically(self._file, wire.dumps(header), secret=True)
+        sealed_files.write(self._file, header)
 
     def open(self, epoch: int) -> str:
         """Return this client's signed offer for an epoch, the same one however often the server asks.
@@ -146,7 +153,7 @@ class Session:
         if self._handshake.index != self.party.client:
             raise Refused(Reason.KEYS, f"this identity is client {self._handshake.index} on the roster")
         offer = self._handshake.offer.encode().hex()
-        self._write(Secrets(epoch, offer, {}, {}))
+        self._write(Secrets(epoch, offer, {}, {}, self.party.terms))
         return offer
 
     def agree(self, epoch: int, offers: Mapping[int, str], ledger: Position) -> str:
@@ -180,7 +187,7 @@ class Session:
         confirmation = Confirmation.sign(
             self._list(epoch, offers), roster, self._client, ledger.covered(identity), identity
         )
-        self._write(Secrets(epoch, known.offer, offers, pairs, confirmation.encode()))
+        self._write(replace(known, offers=offers, pairs=pairs, confirmation=confirmation.encode()))
         return confirmation.encode()
 
     def confirm(self, epoch: int, confirmations: Mapping[int, str]) -> None:
@@ -207,6 +214,20 @@ class Session:
         except PrivacyError as error:
             raise Refused(Reason.ROLLBACK, str(error)) from None
         self._write(replace(known, confirmed=True))
+
+    def check_terms(self) -> None:
+        """Refuse a run this client has not joined, or joined under other terms than its folder has now.
+
+        A client that refuses a server's terms after a restart, of itself or of the server, refuses its
+        questions too: an epoch from before the restart is no way around them.
+        """
+        known = self.secrets
+        if known is None:
+            raise Refused(Reason.RUN, f"run {self.run!r}")
+        if known.terms != self.party.terms:
+            raise Refused(
+                Reason.TERMS, f"epoch {known.epoch} was joined under {known.terms}, now {self.party.terms}"
+            )
 
     def require(self, epoch: int) -> Secrets:
         """Return the secrets of an epoch that is ready to run: its members have confirmed each other."""

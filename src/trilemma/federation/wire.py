@@ -6,9 +6,10 @@
 A tensor that shares its memory with an earlier one (the momentum a client sends and keeps) is written once:
 [name, dtype, shape, place of the earlier one].
 
-A block is the only thing inside a message, whoever carries it. The same block is what a
-party writes to its disk. Reading checks everything against the length before it allocates, and nothing read
-is ever executed: a block from a stranger is either a well-typed value or a `WireError`.
+A block is the only thing inside a message, whoever carries it. The same block is what a party writes to its
+disk, there behind its SHA-256 (`sealed`): a disk may forget, and nobody else would notice. Reading checks
+everything against the length before it allocates, and nothing read is ever executed: a block from a stranger
+is either a well-typed value or a `WireError`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 from trilemma.errors import UserError
 
 MAGIC = b"trilemma/1\n"
+SEALED = b"trilemma/sealed/1\n"
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -184,6 +186,8 @@ def dumps(header: Header, tensors: Tensors | None = None) -> bytes:
             written[where] = len(described) - 1
         parts.append(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
     text = json.dumps({"kind": header.kind, "fields": header.model_dump(), "tensors": described}).encode()
+    if len(text) > LARGEST_HEADER:
+        raise WireError(f"a header of {len(text)} bytes could not be read again; at most {LARGEST_HEADER}")
     return b"".join([MAGIC, len(text).to_bytes(8, "big"), text, *parts])
 
 
@@ -273,3 +277,32 @@ def _shape(shape: object) -> tuple[int, ...]:
 def digest(block: bytes) -> str:
     """Return a block's SHA-256."""
     return hashlib.sha256(block).hexdigest()
+
+
+def sealed(block: bytes) -> bytes:
+    """Return a block as it is written to a disk: behind its checksum.
+
+    >>> unsealed(sealed(b"block"))
+    b'block'
+    """
+    return b"".join([SEALED, hashlib.sha256(block).digest(), block])
+
+
+def unsealed(content: bytes) -> bytes:
+    """Return the block that a file holds; refuse one that is not as it was written.
+
+    A file from before there were checksums holds the bare block.
+
+    >>> unsealed(sealed(b"block")[:-1])
+    Traceback (most recent call last):
+    trilemma.federation.wire.WireError: not as it was written: its checksum is another
+    """
+    if content.startswith(MAGIC):
+        return content
+    start = len(SEALED) + 32
+    if not content.startswith(SEALED) or len(content) < start:
+        raise WireError("not as it was written: it has no checksum")
+    block = content[start:]
+    if hashlib.sha256(block).digest() != content[len(SEALED) : start]:
+        raise WireError("not as it was written: its checksum is another")
+    return block

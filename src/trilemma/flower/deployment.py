@@ -171,6 +171,6 @@ def _register(server: Party, say: Callable[[str], None]) -> None:
     from trilemma.flower.control import connect
 
     with connect(server) as control:
-        new = control.register(server.nodes())
+        new = control.register(list(server.nodes().values()))
     if new:
         say(f"server: {new} node keys registered")

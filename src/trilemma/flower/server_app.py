@@ -46,7 +46,7 @@ class GridTransport:
 
     def __init__(self, grid: Grid, party: Party) -> None:
         self._grid = grid
-        self._clients = {node_key_bytes(path): client for client, path in enumerate(party.nodes())}
+        self._clients = {node_key_bytes(path): client for client, path in party.nodes().items()}
         self._nodes: dict[str, int] = {}
         self._arriving: dict[str, Future[Message]] = {}
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from trilemma.errors import UserError
 from trilemma.federation.layout import Party
 from trilemma.federation.reasons import what_travels
 from trilemma.flower.client_app import PARTY
@@ -80,7 +81,7 @@ class Worker:
             failure = ""
             try:
                 reply = app(message=task.message, context=task.context)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 log.error("the client app failed", exc_info=error)
                 failure = what_travels(error)  # the log is this party's own, the reason travels
                 task.push_failure(failure)
@@ -96,8 +97,20 @@ class Worker:
                 app(grid=task.grid, context=task.context)
             except Exception as error:
                 log.error("the server app failed", exc_info=error)
-                failure = f"{type(error).__name__}: {error}"
+                failure = what_an_operator_reads(error)
             task.finish(failure)
+
+
+def what_an_operator_reads(error: Exception) -> str:
+    """Return what the SuperLink keeps about a run that failed: our own sentences, not a task.py's.
+
+    >>> what_an_operator_reads(UserError("2 of 5 clients joined"))
+    '2 of 5 clients joined'
+    >>> what_an_operator_reads(ValueError("patient 4711 has no label"))
+    'ValueError: worker.log says more'
+    """
+    own = isinstance(error, UserError) and error.__cause__ is None
+    return str(error)[:4000] if own else f"{type(error).__name__}: worker.log says more"
 
 
 def work(folder: str, client_app: ClientApp = client_app, server_app: ServerApp = server_app) -> None:

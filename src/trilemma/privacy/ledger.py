@@ -3,8 +3,9 @@
 The ledger is an append-only file of JSON lines. Each carries the hash of the line before it and its own, so
 a changed, missing or reordered line is found when the file is opened. An entry is on disk (written and
 fsynced) before `authorise` returns: a crash between the two costs budget, but never hides a release. A
-crash in the middle of the write leaves a torn last line; its release was never authorised, so opening the
-ledger cuts it off and says so.
+crash in the middle of the write leaves a torn last line, the beginning of one and no line end; its release
+was never authorised, so opening the ledger cuts it off and says so. A last line that is complete and wrong
+was changed, and is refused like any other.
 
 Costs compose over rounds with different noise: precisions 1/z² add up for the exact accountant, divergences
 for the Rényi one, loss distributions convolve. Every accountant's ε is an upper bound, so the smallest one
@@ -280,7 +281,7 @@ class Ledger:
         for number, line in enumerate(io.BytesIO(text).readlines()):
             record = _unseal(line, self._hash)
             if record is None:
-                if good + len(line) < len(text):
+                if good + len(line) < len(text) or not _torn(line):
                     raise LedgerError(f"line {number + 1} of {self.path} was changed or is out of place")
                 self.repaired = f"cut off a torn last line of {len(line)} bytes"
                 os.ftruncate(self._fd, good)
@@ -349,6 +350,20 @@ def _seal(record: dict[str, Any], previous: str) -> tuple[bytes, str]:
     body = json.dumps({"previous": previous, **record}, allow_nan=False, separators=(",", ":"))
     digest = hashlib.sha256(body.encode()).hexdigest()
     return f"{digest} {body}\n".encode(), digest
+
+
+def _torn(line: bytes) -> bool:
+    """Tell whether a line can be the beginning of one that was being written.
+
+    It has no end, and what it says is not complete: of a JSON object only the whole can be read.
+    """
+    if line.endswith(b"\n"):
+        return False
+    try:
+        json.JSONDecoder().raw_decode(line[len(_START) + 1 :].decode())
+    except ValueError:
+        return True
+    return False
 
 
 def _digest(line: bytes) -> str:

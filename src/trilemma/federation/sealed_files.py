@@ -1,0 +1,33 @@
+"""What a client must find on its disk as it left it: blocks behind a checksum, for its owner's eyes only.
+
+A file that is not as it was written is put aside under another name, loudly, and counts as lost. What a
+client does without its journal or its pair keys is decided where they are needed: never is anything repeated
+that it cannot be sure of.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from torch import Tensor
+
+from trilemma import files
+from trilemma.federation import wire
+from trilemma.federation.wire import AnyHeader
+
+
+def write(path: Path, header: wire.Header, tensors: wire.Tensors | None = None) -> None:
+    """Replace a file by a block with its checksum; on disk when this returns."""
+    files.write_atomically(path, wire.sealed(wire.dumps(header, tensors)), secret=True)
+
+
+def read(path: Path, expected: type[AnyHeader]) -> tuple[AnyHeader, dict[str, Tensor]] | None:
+    """Return what `write` wrote; None where the file is broken, which is then put aside."""
+    try:
+        return wire.loads(wire.unsealed(path.read_bytes()), expected)
+    except wire.WireError as error:
+        aside = path.with_name(f"{path.name}.broken")
+        path.replace(aside)
+        print(f"{path}: {error}; it was moved to {aside.name}", file=sys.stderr, flush=True)
+        return None
