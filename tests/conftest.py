@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 
-import pytest
 import torch
 from hypothesis import settings
 
@@ -16,12 +15,7 @@ settings.load_profile("full")
 
 
 def pytest_configure() -> None:
-    """Let a run that is told to stop take down what its tests started, as it does on Ctrl-C."""
+    """One thread per process; a run that is told to stop takes down what its tests started, as on Ctrl-C."""
+    torch.set_num_threads(1)  # two test processes share two cores: more threads get in each other's way
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    """Two test processes share two cores; more threads only get in each other's way."""
-    torch.set_num_threads(1)

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trilemma.testing.adversary import subset_moments
+
 Array = NDArray[np.float64]
 
 
@@ -270,21 +272,6 @@ def cc(X: Array, f: int, radius: float, steps: int, start: Array | None = None) 
 # --------------------------------------------------------------------------------------------- spectra
 
 
-def subset_moments(X: Array, f: int) -> tuple[NDArray[np.intp], Array, Array, Array]:
-    """Every subset of n − f rows, with the mean, the trace and the top eigenvalue of its covariance.
-
-    The covariance is Σ (x_i − x̄)(x_i − x̄)ᵀ / (n − f); its top eigenvalue comes from a singular value.
-    """
-    n, d = X.shape
-    subsets = np.array(list(itertools.combinations(range(n), n - f)))
-    rows = X[subsets]
-    means = rows.mean(axis=1)
-    centred = rows - means[:, None]
-    traces = (centred**2).sum(axis=(1, 2)) / (n - f)
-    tops = np.linalg.svd(centred, compute_uv=False)[:, 0] ** 2 / (n - f) if d else traces
-    return subsets, means, traces, tops
-
-
 def smea(X: Array, f: int) -> Answer:
     """Mean of the n − f rows of least top covariance eigenvalue (Allouah et al., 2023), over all subsets."""
     subsets, _, _, tops = subset_moments(X, f)
@@ -409,12 +396,3 @@ def chain(mixings: Sequence[Mixing], rule: Rule, X: Array, f: int) -> Answer:
 
 
 # ------------------------------------------------------------------------------------------ the bounds
-
-
-def robustness_ratio(value: Array, X: Array, f: int, *, spectral: bool) -> float:
-    """The smallest κ with ‖value − x̄_S‖² ≤ κ·(λ_max or trace of Cov_S) for every S of n − f rows."""
-    _, means, traces, tops = subset_moments(X, f)
-    variance = tops if spectral else traces
-    error = ((means - value) ** 2).sum(axis=1)
-    rounding = 1e-24 * (X**2).sum()  # what float64 cannot tell from zero is not held against the value
-    return float(np.max(np.maximum(error - rounding, 0) / np.maximum(variance, 1e-300)))

@@ -208,3 +208,10 @@ def test_one_pass_suffices_although_everything_is_far_from_the_origin(monkeypatc
     geometry(X + 1e12)
     assert len(bases) == 1
     assert bases[0] >= 9
+
+
+def test_gram_matrices_of_shards_add_up():
+    X = normal(15, 1000)
+    together = sum(agg.gram(X[:, i : i + 137]) for i in range(0, 1000, 137)).numpy()
+    whole = agg.gram(X).numpy()
+    np.testing.assert_allclose(together, whole, atol=1e-9 * np.abs(whole).max())

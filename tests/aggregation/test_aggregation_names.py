@@ -123,3 +123,18 @@ def test_chains_of_chains():
     np.testing.assert_allclose(nested(X).weights, flat.weights)
     with pytest.raises(UserError, match="n > 4f"):
         nested(X[:8])
+
+
+@pytest.mark.parametrize("name", ["cfa", "nnm+", "+cwmed", "", "cwmed+nnm", "nnm+nnn+mean", "nnm"])
+def test_names_that_mean_nothing_are_refused(name: str):
+    with pytest.raises(UserError):
+        agg.parse(name, f=1)
+
+
+@pytest.mark.parametrize("name", ["my-rule", "Mine", "rule_2.1"])
+def test_a_rule_is_spelt_in_a_chain_as_it_is_registered(name: str):
+    agg.rules.register(name)(type("Mine", (agg.mean,), {"__doc__": "The mean, again."}))
+    try:
+        assert agg.parse(f"nnm + {name}", f=1).name == f"nnm+{name}"
+    finally:
+        agg.rules.withdraw(name)

@@ -11,61 +11,15 @@ import pytest
 import torch
 
 from trilemma import data
-from trilemma.data.formats import Arrays
 from trilemma.data.images import ImageSet
 from trilemma.errors import ConfigError, DataUnavailable
 from trilemma.keys import Key
+from trilemma.testing.test_data import folder_storage, write_images
 
 FOLDER = os.environ.get("TRILEMMA_DATA")
 real_data = pytest.mark.skipif(not FOLDER, reason="TRILEMMA_DATA names no folder with the image sets")
 IMAGE_SETS = [name for name in data.datasets if issubclass(data.datasets[name], ImageSet)]
 OFFLINE = data.Storage(directory=None, cache=Path("nowhere"), download=False)
-
-
-def folder_storage(folder: Path) -> data.Storage:
-    return data.Storage(directory=folder, cache=folder / "cache", download=False)
-
-
-def write_images(path: Path, shape: tuple[int, ...], classes: int, seed: int = 0) -> Arrays:
-    rng = np.random.default_rng(seed)
-    arrays = Arrays(
-        rng.integers(0, 256, (12, *shape), dtype=np.uint8),
-        rng.integers(0, classes, 12, dtype=np.uint8),
-        rng.integers(0, 256, (5, *shape), dtype=np.uint8),
-        rng.integers(0, classes, 5, dtype=np.uint8),
-    )
-    np.savez(path, **arrays._asdict())
-    return arrays
-
-
-@pytest.fixture(scope="module", params=list(data.datasets))
-def any_dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> data.Dataset:
-    """Every registered data set with its default options; image sets from small generated files."""
-    folder = tmp_path_factory.mktemp("sets")
-    kind = data.datasets[request.param]
-    if issubclass(kind, ImageSet):
-        write_images(folder / kind.source.packed[0], kind.source.shape, kind.source.classes)
-    return kind().load(Key(1), folder_storage(folder))
-
-
-def test_every_data_set_is_well_formed(any_dataset: data.Dataset) -> None:
-    for x, y in ((any_dataset.x_train, any_dataset.y_train), (any_dataset.x_test, any_dataset.y_test)):
-        assert x.dtype == torch.float32
-        assert y.dtype == torch.int64
-        assert len(x) == len(y) > 0
-        assert bool(torch.isfinite(x).all())
-        assert 0 <= int(y.min()) <= int(y.max()) < any_dataset.classes
-    assert any_dataset.x_train.shape[1:] == any_dataset.x_test.shape[1:]
-    assert any_dataset.description
-
-
-@pytest.mark.parametrize("name", list(data.datasets))
-def test_every_data_set_refuses_unknown_options_and_has_a_summary(name: str) -> None:
-    with pytest.raises(ConfigError, match="unknown option 'colour'"):
-        data.datasets[name].parse(colour="red")
-    assert data.datasets.summary(name)
-    for field, info in data.datasets[name].model_fields.items():
-        assert info.description, f"{name}.{field} is not described"
 
 
 def test_options_name_the_nearest_and_the_allowed() -> None:

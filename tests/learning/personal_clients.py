@@ -13,10 +13,11 @@ from torch import Tensor
 from trilemma import aggregation
 from trilemma.data.types import Batch
 from trilemma.keys import Key
-from trilemma.learning import Algorithm, AlgorithmSettings, ClientStep, Messages, Setup
+from trilemma.learning import Algorithm, AlgorithmSettings, Setup
 from trilemma.learning.protocol import State
 from trilemma.models.layers import Linear, Objective, sequential
 from trilemma.models.types import Model
+from trilemma.testing.test_algorithms import heard
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,6 @@ def run(algorithm: Algorithm, clients: ArrayClients, count: int, key: Key | None
         reports.append(step.report)
         messages.append(step.messages)
     return Walked(broadcast, state, server, reports, messages)
-
-
-def heard(algorithm: Algorithm, step: ClientStep, server: State, number: int, key: Key) -> Messages:
-    """What the server hears last in a round: the messages, or the answers to what it asks after them."""
-    if algorithm.inquiry is None:
-        return step.messages
-    question = algorithm.inquiry.question(step.messages, server, number, key)
-    return algorithm.inquiry.answer(question, step.state)
 
 
 HALF_SQUARE = Objective(lambda z, y: (z[..., 0] - y).square() / 2, lambda z: z[..., 0])

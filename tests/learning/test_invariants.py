@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from test_algorithms import CLIENTS, make_clients, run_rounds
 
 from trilemma import aggregation, learning, privacy
 from trilemma.keys import Key
 from trilemma.learning.protocol import Algorithm
+from trilemma.testing.test_algorithms import CLIENTS, make_clients, run_rounds
 
 
 def build(name: str, release: privacy.Release | None = None, rule: str = "mean", f: int = 0, **options):

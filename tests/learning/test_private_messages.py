@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from test_algorithms import CLIENTS, is_private, make_clients, run_rounds
 from torch import Tensor
 
 from trilemma import aggregation, data, learning, privacy
@@ -14,6 +13,7 @@ from trilemma.keys import Key
 from trilemma.learning.messages import STEPS, Asked
 from trilemma.learning.privatise import publish
 from trilemma.privacy.grid import Grid
+from trilemma.testing.test_algorithms import CLIENTS, is_private, make_clients, run_rounds
 
 LAW = privacy.NoiseLaw(sigma_ind=0.1, sigma_cor=0.2)
 PRIVATE = [name for name in learning.algorithms if is_private(name)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -12,14 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
-
-@dataclass(frozen=True)
-class Stack:
-    """A batch per client."""
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor | None = None
+from trilemma.testing.examples import Stack, clip
 
 
 class Unit(nn.Module):
@@ -111,12 +103,6 @@ def gradient(net: nn.Module, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the flat gradient of Σ w_i ℓ_i."""
     total = (losses(net(x), y) * weight).sum()
     return torch.cat([part.flatten() for part in torch.autograd.grad(total, list(net.parameters()))])
-
-
-def clip(vector: Tensor, threshold: float) -> Tensor:
-    """Return g · min(1, C/‖g‖)."""
-    norm = float(vector.norm())
-    return vector * min(1.0, threshold / norm) if norm > 0 else vector
 
 
 def reference(

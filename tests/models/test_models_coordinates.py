@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from model_oracles import Stack, clip
 from torch import Tensor, nn
 
 from trilemma import models
@@ -16,6 +15,7 @@ from trilemma.models import Clip, Lora, Model, Subspace
 from trilemma.models.coordinates import subspace
 from trilemma.models.coordinates.subspace import in_subspace
 from trilemma.models.tape import Tape
+from trilemma.testing.examples import Stack, clip
 
 CLIENTS, EXAMPLES = 3, 4
 WEIGHT = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.5, 0.3, 0.2, 0.0], [0.6, 0.4, 0.0, 0.0]])

@@ -10,13 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from model_oracles import CASES, Stack, at, gradient, losses, module, reference
+from model_oracles import CASES, at, gradient, losses, module, reference
 
 from trilemma import models
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.models import Clip, groups
 from trilemma.models.layers import Linear, sequential
+from trilemma.testing.examples import Stack
 
 NAMES = sorted(CASES)
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from model_oracles import Stack
 from module_zoo import WEIGHT, ZOO
 from test_modules_zoo import close, made, one_gradient
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from trilemma import models
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.models import Clip
+from trilemma.testing.examples import Stack
 
 KEYS = [Key(7).fold("client", i) for i in range(3)]
 

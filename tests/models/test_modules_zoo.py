@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from model_oracles import Stack, clip
 from module_zoo import WEIGHT, ZOO, Exhibit
 from torch import Tensor, nn
 
@@ -15,6 +14,7 @@ from trilemma import models
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.models import Clip
+from trilemma.testing.examples import Stack, clip
 
 
 def made(name: str) -> nn.Module:

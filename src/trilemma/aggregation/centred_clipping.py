@@ -9,13 +9,15 @@ Reference: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust o
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from pydantic import Field
 
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.mixing import shrinkage
 from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Geometric
+from trilemma.aggregation.rule import Geometric, Promise
 from trilemma.aggregation.types import Weighing
 
 
@@ -31,6 +33,8 @@ class CentredClipping(Geometric):
     >>> agg.cc(f=1, radius=1.0, steps=1)(torch.tensor([[0.5], [0.25], [900.0]])).value
     tensor([0.5833])
     """
+
+    lacks: ClassVar[frozenset[Promise]] = frozenset({"translation", "scale", "range"})
 
     radius: float = Field(default=10.0, gt=0, description="the longest deviation that counts in full")
     steps: int = Field(default=3, ge=1, description="how often the centre moves")

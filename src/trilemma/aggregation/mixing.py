@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -11,7 +11,7 @@ from pydantic import Field
 from trilemma.aggregation.chain import Mixing
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.registry import mixings
-from trilemma.aggregation.rule import Byzantine
+from trilemma.aggregation.rule import Byzantine, Promise
 from trilemma.aggregation.types import Array
 from trilemma.keys import Key
 
@@ -63,6 +63,8 @@ class Bucketing(Mixing):
     ICLR 2022.
     """
 
+    lacks: ClassVar[frozenset[Promise]] = frozenset({"permutation"})
+
     f: Byzantine = 0
     size: int | None = Field(
         default=None,
@@ -103,6 +105,8 @@ class Clip(Mixing):
     tensor([3., 4.])
     """
 
+    lacks: ClassVar[frozenset[Promise]] = frozenset({"translation", "scale", "range"})
+
     f: Byzantine = 0
     radius: float = Field(default=1.0, gt=0, description="the longest a message may be")
 
@@ -125,6 +129,8 @@ class Arc(Mixing):
     Reference: Allouah, Guerraoui, Gupta, Jellouli, Rizk, Stephan, "Adaptive gradient clipping for robust
     federated learning", ICLR 2025.
     """
+
+    lacks: ClassVar[frozenset[Promise]] = frozenset({"translation", "range"})
 
     def matrix(self, geometry: Geometry, f: int, key: Key) -> Array:
         """Return the clipping to the norm that ⌊2(f/n)(n−f)⌋ rows exceed."""

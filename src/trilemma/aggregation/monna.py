@@ -6,12 +6,14 @@ gradient overhead", ICML 2023.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.mixing import nearest
 from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Geometric
+from trilemma.aggregation.rule import Geometric, Promise
 from trilemma.aggregation.types import Weighing
 
 
@@ -28,6 +30,8 @@ class Monna(Geometric):
     >>> agg.monna(f=1)(torch.tensor([[2.0], [1.0], [99.0]])).value
     tensor([1.5000])
     """
+
+    lacks: ClassVar[frozenset[Promise]] = frozenset({"permutation"})
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return equal weights for the n − f rows nearest to the first."""

@@ -13,7 +13,7 @@ from trilemma.errors import ConfigError, nearest
 
 AnyStep = TypeVar("AnyStep", bound=Step)
 
-_PART = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*(?:\(([^()]*)\))?\s*")
+_PART = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(?:\(([^()]*)\))?\s*")
 
 
 def parse(text: str, f: int) -> Rule:
@@ -60,7 +60,8 @@ def _split(part: str, text: str) -> tuple[str, str]:
     match = _PART.fullmatch(part)
     if match is None:
         raise ConfigError(f"cannot read {part!r} in {text!r}; write name or name(number, …), joined by +")
-    return match[1].lower(), match[2] or ""
+    name = match[1] if match[1] in {*rules, *mixings} else match[1].lower()
+    return name, match[2] or ""
 
 
 def _build(kind: type[AnyStep], name: str, arguments: str, f: int, text: str) -> AnyStep:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, overload
+from typing import Annotated, Any, ClassVar, Literal, overload
 
 import numpy as np
 import torch
@@ -38,6 +38,11 @@ Byzantine = Annotated[int, Field(ge=0, description="the number of Byzantine clie
 """f, which every rule and every mixing step is told."""
 
 
+Promise = Literal["translation", "scale", "range", "permutation"]
+"""What most definitions promise: F(X + b) = F(X) + b; F(aX) = a F(X), a of either sign; every coordinate of
+the value lies between those of the messages; messages in another order have their weights in that order."""
+
+
 class Step(Options, ABC):
     """What rules and mixing steps have in common: f, options, and a name that says them.
 
@@ -50,6 +55,8 @@ class Step(Options, ABC):
     f: Byzantine
     label: ClassVar[str] = ""
     """The name it is registered under."""
+    lacks: ClassVar[frozenset[Promise]] = frozenset()
+    """What its definition does not promise, so that `trilemma.testing` does not ask for it."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         places = self.parameters() or ["f"]

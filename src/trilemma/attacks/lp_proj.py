@@ -16,7 +16,7 @@ and fairness", NeurIPS 2022, and its code.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trilemma.attacks.labels import scramble
-from trilemma.attacks.settings import AttackSettings, attacks
+from trilemma.attacks.settings import AttackSettings, Promise, attacks
 from trilemma.attacks.types import Attack, Crafted, View
 from trilemma.errors import UserError
 
@@ -50,6 +50,8 @@ class Magnitudes(AttackSettings):
 @attacks.register("same-value")
 class SameValue(Magnitudes):
     """Same value: every coordinate the same random number, fresh for every client and round."""
+
+    lacks: ClassVar[frozenset[Promise]] = frozenset({"scale"})
 
     strength: float = Field(default=100.0, ge=0.0)
     """Standard deviation τ of the magnitude."""
@@ -80,6 +82,8 @@ class ScaledFlip(Magnitudes):
 @attacks.register("gaussian")
 class Gaussian(AttackSettings):
     """Gaussian: pure noise of standard deviation τ, fresh for every client and round."""
+
+    lacks: ClassVar[frozenset[Promise]] = frozenset({"scale"})
 
     strength: float = Field(default=100.0, ge=0.0)
     """Standard deviation τ of the noise."""

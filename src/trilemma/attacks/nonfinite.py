@@ -9,14 +9,17 @@ One such message turns a plain mean into itself; a server that checks what it re
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
-from trilemma.attacks.settings import AttackSettings, attacks
+from trilemma.attacks.settings import AttackSettings, Promise, attacks
 from trilemma.attacks.types import Attack, Crafted, View
 
 
 @attacks.register("inf")
 class Infinite(AttackSettings):
     """Infinity in every coordinate."""
+
+    lacks: ClassVar[frozenset[Promise]] = frozenset({"finite"})
 
     def build(self) -> Attack:
         """Return the attack."""
@@ -26,6 +29,8 @@ class Infinite(AttackSettings):
 @attacks.register("nan")
 class NotANumber(AttackSettings):
     """NaN in every coordinate."""
+
+    lacks: ClassVar[frozenset[Promise]] = frozenset({"finite"})
 
     def build(self) -> Attack:
         """Return the attack."""

@@ -6,7 +6,9 @@ An algorithm is one file with one `AlgorithmSettings` class, entered in `algorit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from trilemma.aggregation import Rule
 from trilemma.errors import ConfigError, PrivacyError
@@ -47,6 +49,10 @@ class Setup:
 
 class AlgorithmSettings(Options):
     """The `[algorithm]` table of one algorithm. Subclasses add their parameters."""
+
+    smooth: ClassVar[Mapping[str, Any]] = {}
+    """Options under which messages are a continuous function of the data, where by default they are not: a
+    sign jumps at 0, where rounding decides, and two ways to compute it can be compared only without."""
 
     @property
     def least_examples(self) -> int:

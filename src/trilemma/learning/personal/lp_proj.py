@@ -14,7 +14,8 @@ and fairness", NeurIPS 2022.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -43,6 +44,8 @@ class LpProj(BilevelSettings):
     >>> LpProj(dim=21).p, LpProj(dim=21, p=2).projection
     (1, 'gaussian')
     """
+
+    smooth: ClassVar[Mapping[str, Any]] = {"p": 2}
 
     p: Literal[1, 2] = Field(default=1, description="norm of the penalty: 1, or 2 (squared)")
     dim: int = Field(default=21, ge=1, description="projected dimension (d_sub)")

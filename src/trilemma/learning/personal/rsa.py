@@ -12,7 +12,8 @@ distributed learning from heterogeneous datasets", AAAI 2019.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -33,6 +34,8 @@ from trilemma.learning.settings import Setup, algorithms
 @algorithms.register("rsa")
 class RSA(BilevelSettings):
     """RSA: personal models tied to a global one by an ℓ_p norm."""
+
+    smooth: ClassVar[Mapping[str, Any]] = {"p": 2}
 
     p: float = Field(default=1.0, ge=1, description="the norm of the penalty")
     nonfinite: Literal["drop", "star"] = Field(

@@ -1,21 +1,33 @@
-"""The suite every registered algorithm passes: adding an algorithm adds its tests."""
+"""What every algorithm must do, whoever wrote it: adding an algorithm adds its tests.
+
+Purity, the client axis, clients stepped one by one equal to the stacked run, messages as declared and read as
+they were sent, no noise and no clipping equal to the plain run bit for bit. Four clients share phishing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
-from personal_clients import heard
 
 from trilemma import aggregation, data, learning, models, privacy
 from trilemma.errors import PrivacyError
 from trilemma.keys import Key
-from trilemma.learning.protocol import Algorithm
+from trilemma.learning import ClientStep, Messages
+from trilemma.learning.protocol import Algorithm, ServerStep, State
 from trilemma.simulate import SimulatedClients
+from trilemma.testing import chosen
 
 CLIENTS = 4
+NAMES = chosen.names("algorithm")
+LOCAL_STEPS = ("local_rounds", "local_steps", "inner_steps")
+"""Options that are set to 2: two local steps show what twenty show."""
 
 
 def make_clients(ids: tuple[int, ...] = tuple(range(CLIENTS))) -> SimulatedClients:
+    """Return clients with equal shares of phishing."""
     key = Key(7)
     dataset = data.load("phishing", key=key)
     federated = data.FederatedData(dataset, data.divide("homogeneous", dataset, CLIENTS, key=key))
@@ -23,21 +35,16 @@ def make_clients(ids: tuple[int, ...] = tuple(range(CLIENTS))) -> SimulatedClien
     return SimulatedClients(ids, federated, model, privacy.SimulatedNoise(key.fold("noise"), CLIENTS))
 
 
-# A sign jumps at 0, where rounding decides: methods built on one are compared in their smooth version.
-SMOOTH = {"lp-proj": {"p": 2}, "rsa": {"p": 2}}
-
-
-# Two local steps show what twenty show.
-LOCAL_STEPS = ("local_rounds", "local_steps", "inner_steps")
-
-
-def settings_of(name: str, **options: object) -> learning.AlgorithmSettings:
+def settings_of(name: str, **options: Any) -> learning.AlgorithmSettings:
+    """Return the settings of an algorithm with few local steps."""
     kind = learning.algorithms[name]
-    return kind(**{steps: 2 for steps in LOCAL_STEPS if steps in kind.model_fields}, **options)
+    few: dict[str, Any] = {steps: 2 for steps in LOCAL_STEPS if steps in kind.model_fields}
+    return kind(**few, **options)
 
 
 def build(name: str, private: bool = False, smooth: bool = False) -> Algorithm:
-    settings = settings_of(name, **SMOOTH.get(name, {}) if smooth else {})
+    """Return the algorithm for the mean; `smooth`: in the version that is continuous in its input."""
+    settings = settings_of(name, **learning.algorithms[name].smooth if smooth else {})
     release = None
     if private:
         shape = settings.exposure(clip=1.0, examples=2100)
@@ -48,6 +55,7 @@ def build(name: str, private: bool = False, smooth: bool = False) -> Algorithm:
 
 
 def is_private(name: str) -> bool:
+    """Whether the algorithm says what a round releases."""
     try:
         learning.algorithms[name]().exposure(clip=1.0, examples=100)
     except PrivacyError:
@@ -57,13 +65,23 @@ def is_private(name: str) -> bool:
 
 VARIANTS = [
     pytest.param(name, private, id=f"{name}-{'private' if private else 'plain'}")
-    for name in learning.algorithms
+    for name in NAMES
     for private in (False, True)
     if not private or is_private(name)
 ]
 
 
-def run_rounds(algorithm: Algorithm, clients: SimulatedClients, rounds: int = 3):
+def heard(algorithm: Algorithm, step: ClientStep, server: State, number: int, key: Key) -> Messages:
+    """Return what the server hears last in a round: messages, or the answers to what it asks after them."""
+    if algorithm.inquiry is None:
+        return step.messages
+    question = algorithm.inquiry.question(step.messages, server, number, key)
+    return algorithm.inquiry.answer(question, step.state)
+
+
+def run_rounds(
+    algorithm: Algorithm, clients: SimulatedClients, rounds: int = 3
+) -> Iterator[tuple[ClientStep, ServerStep]]:
     """Yield (sent, broadcast) per round."""
     begin = algorithm.init(clients.model, clients.ids, Key(1).fold("init"))
     broadcast, state, server = begin.broadcast, begin.clients, begin.server
@@ -117,7 +135,7 @@ def test_one_by_one_equals_stacked(name: str, private: bool) -> None:
         singles = [step.state for step in steps]
 
 
-@pytest.mark.parametrize("name", [n for n in learning.algorithms if is_private(n)])
+@pytest.mark.parametrize("name", [n for n in NAMES if is_private(n)])
 def test_no_noise_and_no_clip_is_the_plain_run_bit_for_bit(name: str) -> None:
     settings = settings_of(name)
     shape = settings.exposure(clip=float("inf"), examples=2100)
@@ -133,7 +151,7 @@ def test_no_noise_and_no_clip_is_the_plain_run_bit_for_bit(name: str) -> None:
 def test_messages_are_as_declared_and_travel_whole(name: str, private: bool) -> None:
     """Every client's message fits the declaration, is as long as counted, and is read as it was sent."""
     algorithm, clients = build(name, private), make_clients()
-    remembered: dict[int, dict] = {}
+    remembered: dict[int, Any] = {}
     for t, (sent, _) in enumerate(run_rounds(algorithm, clients)):
         exchanges = [(algorithm.message(clients.model), sent.messages)]
         if algorithm.inquiry is not None:
@@ -153,7 +171,7 @@ def test_messages_are_as_declared_and_travel_whole(name: str, private: bool) -> 
                 remembered[i] = layout.to_remember(read)
 
 
-@pytest.mark.parametrize("name", [n for n in learning.algorithms if not is_private(n)])
+@pytest.mark.parametrize("name", [n for n in NAMES if not is_private(n)])
 def test_an_algorithm_without_a_release_says_what_is_allowed(name: str) -> None:
     with pytest.raises(PrivacyError, match=r"leave \[privacy\] out, or choose .*cafcor, .*fedavg"):
         learning.algorithms[name]().exposure(clip=1.0, examples=100)
