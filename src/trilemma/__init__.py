@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trilemma import aggregation, attacks, config, data, learning, models, privacy, report, simulate, task
-    from trilemma.api import Privacy, run
-    from trilemma.report import load
+    from trilemma.api import Privacy, load, run
     from trilemma.task import Task
 
 __version__ = "0.1.0"
@@ -31,7 +30,7 @@ __version__ = "0.1.0"
 _ROOMS = (
     "aggregation", "attacks", "config", "data", "learning", "models", "privacy", "report", "simulate", "task",
 )  # fmt: skip
-_SHORT = {"Privacy": "api", "Task": "task", "load": "report", "run": "api"}
+_SHORT = {"Privacy": "api", "Task": "task", "load": "api", "run": "api"}
 """Names that belong to a room and are also found here."""
 
 __all__ = [

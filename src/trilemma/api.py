@@ -115,6 +115,18 @@ def run(
     return report.load(directory, task=own)
 
 
+def load(
+    directory: Path | str, run: str | None = None, task: Task | None = None
+) -> report.Result | report.SweepResult:
+    """Read what is in a folder: the result of a run or of a federation, or those of a sweep.
+
+    Arguments as `report.load`; a sweep has neither runs with names nor a task.
+    """
+    if (Path(directory) / "sweep.json").is_file():
+        return report.load_sweep(directory)
+    return report.load(directory, run, task)
+
+
 def configured(task: Task | None = None, **arguments: Any) -> Config:
     """Return the configuration that arguments mean; see `run`.
 

@@ -21,6 +21,6 @@ def test_rooms_are_imported_when_they_are_used() -> None:
 
 def test_every_name_is_there_and_no_other() -> None:
     assert all(getattr(trilemma, name) is not None for name in trilemma.__all__)
-    assert trilemma.load is trilemma.report.load
+    assert trilemma.load is trilemma.api.load
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         trilemma.lod  # noqa: B018

@@ -42,6 +42,16 @@ COMMANDS = {
     "run": Lazy(
         "run", "run_command", "Train a federation as CONFIG says; accuracy beside ε, f and the attack."
     ),
+    "sweep": Lazy(
+        "sweep",
+        "sweep_command",
+        "Run every cell of FILE's [sweep]; finished cells are skipped, stopped ones continue.",
+    ),
+    "table": Lazy(
+        "table",
+        "table_command",
+        "Lay a metric of a sweep's runs out by two keys: Markdown, CSV, Parquet, or a map of colours.",
+    ),
     "check": Lazy(
         "check",
         "check_command",

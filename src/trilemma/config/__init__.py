@@ -10,5 +10,19 @@ from trilemma.config.load import Choice, Config, load, parse
 from trilemma.config.own import OWN, Own
 from trilemma.config.ready import ready
 from trilemma.config.schema import parse_seeds
+from trilemma.config.sweep import Cell, Sweep, described, load_sweep
 
-__all__ = ["OWN", "Choice", "Config", "Own", "load", "parse", "parse_seeds", "ready"]
+__all__ = [
+    "OWN",
+    "Cell",
+    "Choice",
+    "Config",
+    "Own",
+    "Sweep",
+    "described",
+    "load",
+    "load_sweep",
+    "parse",
+    "parse_seeds",
+    "ready",
+]

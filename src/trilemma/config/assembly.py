@@ -45,7 +45,7 @@ def everybody(
         dataset = _features(config, task.of(config.federation.clients).dataset, key, device)
         learner = learner_of(config, key, task, dataset)
         return Assembled(learner.model, _natural(dataset, device), learner)
-    dataset = config.data.options.load(key.fold("data"), data.Storage.from_environment())
+    dataset = data.loaded(config.data.options, key.fold("data"), data.Storage.from_environment())
     dataset = _features(config, dataset, key, device)
     holdings = _holdings(config, dataset, honest, key.fold("partition"))
     model = models.build(

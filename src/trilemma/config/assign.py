@@ -11,6 +11,27 @@ from typing import Any
 
 from trilemma.errors import ConfigError
 
+Assignment = str | tuple[str, Any]
+"""`table.key=value` as text, or a path and its value."""
+
+
+def assigned(assignment: str) -> tuple[str, Any]:
+    """Read an assignment as text into a path and its value.
+
+    >>> assigned("aggregation.rule=caf"), assigned("run.rounds=50")
+    (('aggregation.rule', 'caf'), ('run.rounds', 50))
+    """
+    path, equals, text = assignment.partition("=")
+    *parents, key = path.strip().split(".")
+    whole_table = not parents and text.strip().startswith("{")
+    if not equals or not key or not (parents or whole_table):
+        raise ConfigError(f"cannot read {assignment!r}; allowed: table.key=value, as in run.rounds=50")
+    value: Any = text.strip()  # a bare word is a string, so that --set aggregation.rule=caf works
+    if key != "name" or value[:1] in "\"'":  # and a name always is: TOML would read nan as a number
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            value = tomllib.loads(f"value = {text}")["value"]
+    return path.strip(), value
+
 
 @dataclass
 class Tables:
@@ -26,24 +47,19 @@ class Tables:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def read(cls, raw: Mapping[str, Any], assignments: Iterable[str]) -> Tables:
+    def read(cls, raw: Mapping[str, Any], assignments: Iterable[Assignment]) -> Tables:
         """Apply assignments to a copy of `raw`."""
         tables = cls(copy.deepcopy(dict(raw)), raw)
         for assignment in assignments:
             tables.assign(assignment)
         return tables
 
-    def assign(self, assignment: str) -> None:
-        """Apply `table.key=value` or `table={…}`."""
-        path, equals, text = assignment.partition("=")
-        *parents, key = path.strip().split(".")
-        whole_table = not parents and text.strip().startswith("{")
-        if not equals or not key or not (parents or whole_table):
-            raise ConfigError(f"cannot read {assignment!r}; allowed: table.key=value, as in run.rounds=50")
-        value: Any = text.strip()  # a bare word is a string, so that --set aggregation.rule=caf works
-        if key != "name" or value[:1] in "\"'":  # and a name always is: TOML would read nan as a number
-            with contextlib.suppress(tomllib.TOMLDecodeError):
-                value = tomllib.loads(f"value = {text}")["value"]
+    def assign(self, assignment: Assignment) -> None:
+        """Apply `table.key=value` or `table={…}`, as text or as a path and its value."""
+        path, value = assigned(assignment) if isinstance(assignment, str) else assignment
+        *parents, key = path.split(".")
+        if not parents:
+            value = as_table(value)
         table = self.values
         for parent in parents:
             table[parent] = as_table(table.get(parent, {}))

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from trilemma import aggregation, attacks, data, learning, models
-from trilemma.config.assign import Tables
+from trilemma.config.assign import Assignment, Tables
 from trilemma.config.own import OWN, OWNED, Own
 from trilemma.config.ready import ready
 from trilemma.config.schema import (
@@ -114,10 +114,15 @@ def load(
     >>> load("cafcor-mnist", ["federation.byzantine=10"]).federation.f
     10
     """
+    return parse(read_tables(path, plugins), assignments, own)
+
+
+def read_tables(path: Path | str | None, plugins: Iterable[str] = ()) -> dict[str, Any]:
+    """Read what a file says, not validated; its plugins and further ones are loaded and located."""
     raw = {} if path is None else _read(Path(path))
     named = load_plugins(_named_plugins(raw), None if path is None else Path(path).parent)
     further = load_plugins(plugins)
-    return parse({**raw, "plugins": [one.located for one in (*named, *further)]}, assignments, own)
+    return {**raw, "plugins": [one.located for one in (*named, *further)]}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -134,7 +139,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from None
 
 
-def parse(raw: Mapping[str, Any], assignments: Iterable[str] = (), own: Own | None = None) -> Config:
+def parse(raw: Mapping[str, Any], assignments: Iterable[Assignment] = (), own: Own | None = None) -> Config:
     """Validate nested plain values, after applying `table.key=value` or `table={…}` assignments.
 
     `own` is what a task brings, which `[data]` and `[model]` then do not name.
@@ -156,7 +161,9 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[str] = (), own: Own | No
     from_packages = installed()
     known = ("data", *CHOSEN, *PLAIN)
     for name, value in tables.values.items():
-        if name not in known:
+        if name == "sweep":
+            problems.append("[sweep] says many runs: use trilemma sweep FILE, or leave the table out")
+        elif name not in known:
             problems.append(f"unknown table [{name}]: {nearest(name, known)}")
         elif not isinstance(value, dict | str):
             problems.append(f"[{name}] must be a table, not {value!r}")

@@ -22,7 +22,8 @@ does not have are left out, with a note; the same holds for data sets, partition
 `trilemma run NAME` runs one of the configurations that come with the package (`trilemma list configs`);
 `trilemma list NAME` shows what stands here about one thing. At the top of the file, before any table,
 `plugins = ["my_rules.py", "package.module"]` names files and modules that bring things of your own
-([plugins.md](plugins.md)).
+([plugins.md](plugins.md)). A table `[sweep]` lets keys take several values: `trilemma sweep FILE` runs every
+combination ([studies.md](studies.md)).
 """
 
 CHOICES = (

@@ -19,6 +19,7 @@ from trilemma.data.catalogue import (
     divide,
     feature_maps,
     load,
+    loaded,
     partitions,
 )
 from trilemma.data.dealing import mirror
@@ -58,6 +59,7 @@ __all__ = [
     "from_table",
     "horizontal_flip",
     "load",
+    "loaded",
     "mirror",
     "partitions",
     "read_table",

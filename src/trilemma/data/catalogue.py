@@ -8,7 +8,8 @@ what runs.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +35,13 @@ class DatasetOptions(Options, abc.ABC):
     @abc.abstractmethod
     def load(self, key: Key, storage: Storage) -> Dataset:
         """Return the data set; `key` feeds whatever is random, `storage` says where files are."""
+
+    def origin(self, storage: Storage) -> Hashable | None:
+        """Return what the data set comes from, where nothing in it is random: the same origin, the same data.
+
+        None: it is loaded anew whenever it is asked for.
+        """
+        return None
 
 
 class PartitionOptions(Options, abc.ABC):
@@ -67,6 +75,27 @@ def load(name: str, *, key: Key, storage: Storage | Path | None = None, **option
     if isinstance(storage, Path):
         storage = Storage.from_environment(directory=storage)
     return datasets[name].parse(**options).load(key, storage or Storage.from_environment())
+
+
+KEPT = 2
+"""Data sets that a process keeps in memory, to be used again by its next seed or its next run."""
+
+
+def loaded(options: DatasetOptions, key: Key, storage: Storage) -> Dataset:
+    """Return a data set, from memory where this process has loaded the same one lately.
+
+    >>> from trilemma.data.phishing import Phishing
+    >>> here = Storage.from_environment()
+    >>> loaded(Phishing(), Key(1), here) is loaded(Phishing(), Key(2), here)
+    True
+    """
+    origin = options.origin(storage)
+    return options.load(key, storage) if origin is None else _kept(options, origin, storage)
+
+
+@lru_cache(maxsize=KEPT)
+def _kept(options: DatasetOptions, origin: Hashable, storage: Storage) -> Dataset:
+    return options.load(Key(0), storage)  # nothing in it depends on the key
 
 
 def divide(name: str, dataset: Dataset, clients: int, *, key: Key, **options: Any) -> Holdings:

@@ -111,6 +111,14 @@ class ImageSet(DatasetOptions):
             raise ValueError("flip = true needs images: allowed with flat = false only")
         return self
 
+    def origin(self, storage: Storage) -> tuple[str, int, int]:
+        """The file in the data folder as it is now, else the official files, whose digests are known."""
+        path = storage.find(self.source.packed)
+        if path is None:
+            return ("official", 0, 0)
+        status = path.stat()
+        return (str(path), status.st_mtime_ns, status.st_size)
+
     def load(self, key: Key, storage: Storage) -> Dataset:
         """Return the data set; nothing depends on `key`."""
         source = self.source

@@ -41,6 +41,10 @@ class Phishing(DatasetOptions):
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
     """Share of the rows that test, for the random split."""
 
+    def origin(self, storage: Storage) -> str | None:
+        """The package, unless the split is random."""
+        return None if self.split == "random" else "trilemma"
+
     def load(self, key: Key, storage: Storage) -> Dataset:
         """Return the data set; only the random split depends on `key`, and nothing on `storage`."""
         with resources.as_file(resources.files("trilemma.data") / "phishing.npz") as path:

@@ -15,6 +15,7 @@ from trilemma.simulate.evaluation import Evaluation, Fairness, evaluate
 from trilemma.simulate.experiment import Experiment, SimulatedClients, assemble
 from trilemma.simulate.observers import Everyone, Observer, Silent, figures
 from trilemma.simulate.runner import resume, run, run_or_resume, without_liars
+from trilemma.simulate.sweep import Outcome, Watcher, run_cells
 
 __all__ = [
     "Diverged",
@@ -23,6 +24,7 @@ __all__ = [
     "Experiment",
     "Fairness",
     "Observer",
+    "Outcome",
     "Progress",
     "Record",
     "RunDirectory",
@@ -30,6 +32,7 @@ __all__ = [
     "SimulatedClients",
     "Spread",
     "Summary",
+    "Watcher",
     "assemble",
     "evaluate",
     "figures",
@@ -38,6 +41,7 @@ __all__ = [
     "named_directory",
     "resume",
     "run",
+    "run_cells",
     "run_or_resume",
     "start",
     "step",

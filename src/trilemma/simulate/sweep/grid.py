@@ -1,0 +1,144 @@
+"""A sweep on disk: which cells there are, which are finished, which failed and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trilemma import files
+from trilemma.config import Cell
+from trilemma.errors import ConfigError, UserError, nearest
+from trilemma.simulate.sweep import local, on_ray
+from trilemma.simulate.sweep.work import Failure, Job, Unwatched, Watcher
+
+Engine = Callable[[Sequence[Job], int | None, Watcher], None]
+"""Runs jobs, so many at a time (None: as many as fit), and tells a watcher; no job's failure stops it."""
+
+ENGINES: Mapping[str, Engine] = {"local": local.run_jobs, "ray": on_ray.run_jobs}
+"""Who runs cells: processes of this machine, or a Ray cluster."""
+
+SWEEP = "sweep.json"
+FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the cells: names of those that were run, were finished before, or failed and why."""
+
+    ran: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    failed: Mapping[str, Failure] = field(default_factory=dict)
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    jobs: int | None = None,
+    engine: str = "local",
+    task: Path | None = None,
+    watcher: Watcher | None = None,
+) -> Outcome:
+    """Run every cell below `out` that is not finished there, `jobs` at a time.
+
+    Ctrl-C stops with what is finished and checkpoints of the rest; the same call continues.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"unknown engine {engine!r}: {nearest(engine, ENGINES)}")
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs = {jobs}: at least 1 is needed")
+    _claim(out)
+    with files.locked(out / ".lock", UserError(f"another process is sweeping in {str(out)!r}")):
+        _remember(out, cells)
+        before = tuple(cell.name for cell in cells if finished(out, cell.name))
+        waiting = [_job(cell, out, task) for cell in cells if cell.name not in before]
+        keeper = _Keeper(out, watcher or Unwatched())
+        if waiting:
+            keeper.waits(waiting)
+            ENGINES[engine](waiting, jobs, keeper)
+    return Outcome(tuple(keeper.ran), before, keeper.failed)
+
+
+def finished(out: Path, name: str) -> bool:
+    """Whether the cell has a result below `out`."""
+    return (out / name / "summary.json").exists()
+
+
+def known_cells(out: Path) -> dict[str, dict[str, Any]]:
+    """Return the values of every cell that was ever asked for in `out`, by name, in order."""
+    path = out / SWEEP
+    if not path.exists():
+        raise UserError(f"{str(out)!r} is not the directory of a sweep: it has no {SWEEP}")
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))["cells"]
+    return found
+
+
+def failures(out: Path) -> dict[str, Failure]:
+    """Return why cells of `out` have no result, by name."""
+    found = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted((out / FAILED).glob("*.json"))}
+    return {name: Failure(said["reason"], said["trace"]) for name, said in found.items()}
+
+
+class _Keeper:
+    """A watcher that writes failures down, and tells another."""
+
+    def __init__(self, out: Path, watcher: Watcher) -> None:
+        self._out, self._watcher = out, watcher
+        self.ran: list[str] = []
+        self.failed: dict[str, Failure] = {}
+
+    def waits(self, jobs: Sequence[Job]) -> None:
+        self._watcher.waits(jobs)
+
+    def started(self, job: Job, worker: int) -> None:
+        self._watcher.started(job, worker)
+
+    def moved(self, job: Job, rounds: int) -> None:
+        self._watcher.moved(job, rounds)
+
+    def ended(self, job: Job, failure: Failure | None) -> None:
+        path = self._out / FAILED / f"{job.name}.json"
+        if failure is None:
+            self.ran.append(job.name)
+            path.unlink(missing_ok=True)
+        else:
+            self.failed[job.name] = failure
+            said = {"cell": job.label, **asdict(failure)}
+            files.write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False).encode())
+        self._watcher.ended(job, failure)
+
+
+def _job(cell: Cell, out: Path, task: Path | None) -> Job:
+    return Job(
+        name=cell.name,
+        label=cell.label,
+        folder=str(out.resolve() / cell.name),
+        source=cell.config.source,
+        rounds=cell.rounds,
+        data=repr((cell.config.data, cell.config.features)),
+        task=None if task is None else str(task.resolve()),
+    )
+
+
+def _claim(out: Path) -> None:
+    """Make the directory; refuse one that holds something else."""
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / SWEEP).exists())):
+        raise UserError(f"{str(out)!r} holds something that is not a sweep; name another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the directory {str(out)!r} ({error.strerror})") from None
+    if not (out / SWEEP).exists():
+        _write(out, {})
+
+
+def _remember(out: Path, cells: Sequence[Cell]) -> None:
+    """Add cells to those that are known; `--only` and a longer list of values forget none."""
+    _write(out, known_cells(out) | {cell.name: dict(cell.values) for cell in cells})
+
+
+def _write(out: Path, cells: Mapping[str, Any]) -> None:
+    files.write_atomically(out / SWEEP, json.dumps({"cells": cells}, indent=1, ensure_ascii=False).encode())

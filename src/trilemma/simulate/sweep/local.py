@@ -1,0 +1,162 @@
+"""Cells in processes of this machine: each worker keeps what it has loaded, and may be killed.
+
+A worker is a fresh process (spawn) that is sent one job after another. If it ends in the middle of one, out
+of memory for instance, another takes its place and the cell is tried once more, from its checkpoint; if that
+one ends too, the cell has failed. A worker whose parent is gone saves a checkpoint and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import psutil
+import torch
+
+from trilemma.simulate.sweep.work import Failure, Job, Watcher, work
+
+PATIENCE = 30.0
+"""Seconds that workers have to save their checkpoints after Ctrl-C."""
+
+
+def run_jobs(jobs: Sequence[Job], at_once: int | None, watcher: Watcher) -> None:
+    """Run jobs in processes, `at_once` at a time; by default as many as there are cores, on a GPU one."""
+    cores = (
+        len(psutil.Process().cpu_affinity())
+        if hasattr(psutil.Process, "cpu_affinity")
+        else os.cpu_count() or 1
+    )
+    usual = 1 if torch.cuda.is_available() else cores
+    count = min(len(jobs), usual if at_once is None else at_once)
+    _Pool(list(jobs), count, max(1, cores // count), watcher).run()
+
+
+@dataclass
+class _Worker:
+    """A process and what it is doing; `data` is the data set it has in memory."""
+
+    number: int
+    process: SpawnProcess
+    pipe: Connection
+    job: Job | None = None
+    data: str = ""
+
+
+@dataclass
+class _Pool:
+    waiting: list[Job]
+    count: int
+    threads: int
+    watcher: Watcher
+    workers: dict[int, _Worker] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+    """How often a worker ended in the middle of a cell."""
+
+    def run(self) -> None:
+        try:
+            for number in range(self.count):
+                self._hire(number)
+            while any(worker.job for worker in self.workers.values()):
+                ready = wait([worker.pipe for worker in self.workers.values()])
+                for worker in [one for one in self.workers.values() if one.pipe in ready]:
+                    self._hear(worker)
+        finally:
+            self._dismiss()
+
+    def _hire(self, number: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(target=serve, args=(there, self.threads), daemon=True)
+        process.start()
+        there.close()  # so that this end hears when the worker is gone
+        self.workers[number] = worker = _Worker(number, process, here)
+        self._send(worker)
+
+    def _send(self, worker: _Worker) -> None:
+        """Give a worker its next cell, one with the data it has in memory if there is one."""
+        worker.job = None
+        if not self.waiting:
+            return
+        job = next((job for job in self.waiting if job.data == worker.data), self.waiting[0])
+        self.waiting.remove(job)
+        worker.job, worker.data = job, job.data
+        self.watcher.started(job, worker.number)
+        with contextlib.suppress(OSError):  # it is gone, which is heard in a moment
+            worker.pipe.send(job)
+
+    def _hear(self, worker: _Worker) -> None:
+        try:
+            said: Any = worker.pipe.recv()
+        except (EOFError, OSError):
+            self._replace(worker)
+            return
+        job = worker.job
+        assert job is not None
+        if isinstance(said, int):
+            self.watcher.moved(job, said)
+        else:
+            self.watcher.ended(job, said)
+            self._send(worker)
+
+    def _replace(self, worker: _Worker) -> None:
+        """A worker is gone: put another in its place, and try its cell once more."""
+        worker.process.join()
+        worker.pipe.close()
+        del self.workers[worker.number]
+        job = worker.job
+        if job is not None:
+            self.lost[job.name] = self.lost.get(job.name, 0) + 1
+            if self.lost[job.name] > 1:
+                how = _ending(worker.process.exitcode)
+                self.watcher.ended(job, Failure(f"its worker process ended twice, {how}"))
+            else:
+                self.waiting.insert(0, job)
+        if self.waiting:
+            self._hire(worker.number)
+
+    def _dismiss(self) -> None:
+        """End the workers: those that are at work save a checkpoint first."""
+        for worker in self.workers.values():
+            if worker.job is not None:
+                worker.process.terminate()
+            worker.pipe.close()
+        for worker in self.workers.values():
+            worker.process.join(PATIENCE)
+            if worker.process.is_alive():
+                worker.process.kill()
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        hint = " (out of memory?)" if -code == 9 else ""
+        return f"by signal {-code}{hint}"
+    return f"with exit code {code}"
+
+
+def serve(pipe: Connection, threads: int) -> None:
+    """Be a worker: run what is sent until nothing is."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent says what to do
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a KeyboardInterrupt: the run saves itself
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(min(threads, torch.get_num_threads()))
+    try:
+        while True:
+            job: Job = pipe.recv()
+            pipe.send(work(job, pipe.send))
+    except (EOFError, OSError, KeyboardInterrupt):
+        return
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,92 @@
+"""Cells on a Ray cluster: the same work, on machines that share a file system with this one.
+
+The cluster is the one that RAY_ADDRESS names, or that this process is connected to; else Ray is started
+here. A cell takes one core, and its part of a GPU where the cluster has any: GPUs divided by cells at a time.
+If the process or the machine that runs it is lost, Ray runs it once more, from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trilemma.errors import UserError
+from trilemma.simulate.sweep.work import Failure, Job, Watcher, work
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at how far cells are."""
+
+
+def run_jobs(jobs: Sequence[Job], at_once: int | None, watcher: Watcher) -> None:
+    """Run jobs on Ray, `at_once` at a time; by default as many as there are GPUs, or else cores."""
+    ray = _ray()
+    mine = not ray.is_initialized()
+    if mine:
+        named = os.environ.get("RAY_ADDRESS")
+        here = {} if named else {"num_cpus": at_once, "include_dashboard": False}
+        ray.init(address=named, log_to_driver=False, **here)
+    try:
+        _run(ray, list(jobs), at_once, watcher)
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def _run(ray: Any, waiting: list[Job], at_once: int | None, watcher: Watcher) -> None:
+    there = ray.cluster_resources()
+    gpus = there.get("GPU", 0)
+    count = min(len(waiting), at_once or max(1, int(gpus or there.get("CPU", 1))))
+    # max_calls: a worker stays when its cell is done, with the data set and the kernels it has loaded.
+    remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / count), max_retries=1, max_calls=0)(_work)
+    running: dict[Any, tuple[int, Job]] = {}
+    free = list(range(count))
+    try:
+        while waiting or running:
+            while waiting and free:
+                job, worker = waiting.pop(0), free.pop(0)
+                watcher.started(job, worker)
+                running[remote.remote(job)] = (worker, job)
+            done, _ = ray.wait(list(running), timeout=LOOK_EVERY)
+            for reference in done:
+                worker, job = running.pop(reference)
+                watcher.ended(job, _result(ray, reference))
+                free.append(worker)
+            for _, job in running.values():
+                watcher.moved(job, _rounds(Path(job.folder)))
+    except KeyboardInterrupt:
+        for reference in running:
+            ray.cancel(reference)  # a KeyboardInterrupt there: the run saves itself
+        ray.wait(list(running), num_returns=len(running), timeout=30)
+        raise
+
+
+def _work(job: Job) -> Failure | None:
+    import torch
+
+    torch.set_num_threads(1)
+    return work(job, lambda rounds: None)
+
+
+def _result(ray: Any, reference: Any) -> Failure | None:
+    try:
+        found: Failure | None = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        return Failure(f"lost twice: {str(error).strip().splitlines()[0]}", str(error))
+    return found
+
+
+def _rounds(folder: Path) -> int:
+    """Count the rounds that are written down."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("seed-*/metrics.jsonl"))
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise UserError(
+            "--engine ray needs Ray: pip install 'trilemma[ray]'; --engine local does not"
+        ) from None
+    return ray

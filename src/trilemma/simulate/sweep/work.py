@@ -1,0 +1,127 @@
+"""What a worker is told and what it does: run one cell in its directory, or continue it there."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from trilemma.config import Config, parse
+from trilemma.errors import UserError
+from trilemma.records import Record
+from trilemma.simulate.runner import run_or_resume
+from trilemma.task import Task
+
+TELL_EVERY = 0.2
+"""Seconds between two words about a cell's rounds."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell as plain values, so that it can be sent to any process.
+
+    `rounds` are those of all its seeds; `data` says which data set it needs, so that a worker can be given
+    one that it has in memory.
+    """
+
+    name: str
+    label: str
+    folder: str
+    source: Mapping[str, Any]
+    rounds: int
+    data: str
+    task: str | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a cell has no result, in one sentence, and where that came up."""
+
+    reason: str
+    trace: str = ""
+
+
+class Watcher(Protocol):
+    """Told about a sweep as it goes."""
+
+    def waits(self, jobs: Sequence[Job]) -> None:
+        """These are the cells to be run: those that are not finished."""
+
+    def started(self, job: Job, worker: int) -> None:
+        """A worker takes a cell."""
+
+    def moved(self, job: Job, rounds: int) -> None:
+        """So many of the cell's rounds are done, all seeds together."""
+
+    def ended(self, job: Job, failure: Failure | None) -> None:
+        """A cell is finished, or has failed."""
+
+
+class Unwatched:
+    """A watcher that does nothing."""
+
+    def waits(self, jobs: Sequence[Job]) -> None:
+        """Do nothing."""
+
+    def started(self, job: Job, worker: int) -> None:
+        """Do nothing."""
+
+    def moved(self, job: Job, rounds: int) -> None:
+        """Do nothing."""
+
+    def ended(self, job: Job, failure: Failure | None) -> None:
+        """Do nothing."""
+
+
+def work(job: Job, tell: Callable[[int], None]) -> Failure | None:
+    """Run a cell to its end; return why it has none. `tell` hears how many rounds are done.
+
+    What a process has loaded stays there for its next cell: the data set, the task, compiled kernels.
+    """
+    try:
+        _run(job, tell)
+    except UserError as error:
+        return Failure(str(error))
+    except Exception as error:
+        said = traceback.format_exception_only(error)[-1].strip()
+        return Failure(said, traceback.format_exc())
+    return None
+
+
+def _run(job: Job, tell: Callable[[int], None]) -> None:
+    settings = parse(job.source)
+    folder = Path(job.folder)
+    if folder.exists() and not (folder / "config.toml").exists():
+        shutil.rmtree(folder)  # killed before its configuration was on disk: nothing ran yet
+    task = None if job.task is None else _task(job.task, settings.federation.clients)
+    run_or_resume(settings, folder, _Told(settings, tell), task)
+
+
+@lru_cache(maxsize=1)
+def _task(path: str, clients: int) -> Task:
+    return Task.from_file(path).of(clients)
+
+
+class _Told:
+    """An observer that tells how many rounds of all seeds are done, not too often."""
+
+    def __init__(self, settings: Config, tell: Callable[[int], None]) -> None:
+        self._seeds, self._rounds = settings.run.seeds, settings.run.rounds
+        self._before, self._tell, self._last = 0, tell, 0.0
+
+    def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
+        self._before = self._seeds.index(seed) * self._rounds
+        self._say(first_round)
+
+    def round_finished(self, record: Record) -> None:
+        if time.monotonic() - self._last >= TELL_EVERY:
+            self._say(record.round)
+
+    def _say(self, rounds: int) -> None:
+        self._last = time.monotonic()
+        self._tell(self._before + rounds)

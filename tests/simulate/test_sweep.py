@@ -1,0 +1,220 @@
+"""Sweeps: what is finished is not run again, what was killed continues, no failure spreads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from trilemma import config, simulate
+from trilemma.config.sweep import sweep
+from trilemma.errors import ConfigError, UserError
+from trilemma.simulate import sweep as sweeps
+from trilemma.simulate.sweep import grid as on_disk
+from trilemma.simulate.sweep.work import work
+
+BASE = {
+    "federation": {"clients": 7, "byzantine": 2},
+    "attack": {"name": "sf"},
+    "run": {"rounds": 3},
+    "sweep": {"aggregation.rule": ["mean", "cwmed"], "seeds": [1, 2]},
+}
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run cells in this process; their labels are listed."""
+    labels: list[str] = []
+
+    def run(jobs, at_once, watcher) -> None:
+        for job in jobs:
+            labels.append(job.label)
+            watcher.started(job, 0)
+            watcher.ended(job, work(job, partial(watcher.moved, job)))
+
+    monkeypatch.setattr(on_disk, "ENGINES", {"local": run})
+    return labels
+
+
+def models(out: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.glob("*/seed-*/model.npy"))}
+
+
+def records(out: Path) -> dict[str, list[dict]]:
+    """All records without the seconds, which are the only thing that may differ."""
+    return {
+        str(path.relative_to(out)): [
+            {k: v for k, v in json.loads(line).items() if k != "seconds"}
+            for line in path.read_text().splitlines()
+        ]
+        for path in sorted(out.glob("*/seed-*/metrics.jsonl"))
+    }
+
+
+def test_cells_are_run_once(tmp_path: Path, here: list[str]) -> None:
+    grid = sweep(BASE)
+    first = simulate.run_cells(grid.cells, tmp_path / "out")
+    assert len(first.ran) == 2
+    longer = sweep({**BASE, "sweep": {**BASE["sweep"], "aggregation.rule": ["cwmed", "caf"]}})
+    again = simulate.run_cells(longer.cells, tmp_path / "out")
+    assert here == ["mean", "cwmed", "caf"]
+    assert (len(again.ran), len(again.before)) == (1, 1)
+    assert len(sweeps.known_cells(tmp_path / "out")) == 3, "what was asked for before is not forgotten"
+    alone = simulate.run(grid.cells[0].config, tmp_path / "alone")
+    summary = json.loads((tmp_path / "out" / grid.cells[0].name / "summary.json").read_text())
+    assert summary["accuracy"]["per_seed"] == alone.accuracy.per_seed
+
+
+def test_a_failed_cell_is_written_down_and_tried_again(tmp_path: Path, here: list[str]) -> None:
+    """A batch that no client can fill is found out only when the data are there."""
+    grid = sweep({**BASE, "sweep": {"algorithm.batch_size": [9000, 25]}})
+    outcome = simulate.run_cells(grid.cells, tmp_path / "out")
+    ((name, failure),) = outcome.failed.items()
+    assert (name, len(outcome.ran)) == (grid.cells[0].name, 1)
+    assert "9000" in failure.reason
+    assert sweeps.failures(tmp_path / "out") == outcome.failed
+    simulate.run_cells(grid.cells, tmp_path / "out")
+    assert here == ["9000", "25", "9000"]
+
+
+def test_a_defect_is_recorded_with_its_place(tmp_path: Path, here: list[str], monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    with monkeypatch.context() as change:
+        change.setattr("trilemma.simulate.sweep.work.run_or_resume", broken)
+        outcome = simulate.run_cells(sweep(BASE).cells, tmp_path / "out")
+    failure = next(iter(outcome.failed.values()))
+    assert failure.reason == "ZeroDivisionError: a defect"
+    assert "in broken" in failure.trace
+    mended = simulate.run_cells(sweep(BASE).cells, tmp_path / "out")
+    assert len(mended.ran) == 2
+    assert sweeps.failures(tmp_path / "out") == {}
+
+
+def test_a_cell_killed_before_it_began_begins_again(tmp_path: Path, here: list[str]) -> None:
+    grid = sweep(BASE)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sweep.json").write_text('{"cells": {}}')
+    (tmp_path / "out" / grid.cells[0].name / "task").mkdir(parents=True)
+    assert not simulate.run_cells(grid.cells, tmp_path / "out").failed
+
+
+def test_places_and_numbers_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    cells = sweep(BASE).cells
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(UserError, match="holds something that is not a sweep"):
+        simulate.run_cells(cells, tmp_path)
+    with pytest.raises(ConfigError, match="did you mean 'local'"):
+        simulate.run_cells(cells, tmp_path / "out", engine="locl")
+    with pytest.raises(ConfigError, match="at least 1"):
+        simulate.run_cells(cells, tmp_path / "out", jobs=0)
+    with pytest.raises(UserError, match=r"has no sweep\.json"):
+        sweeps.known_cells(tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_process_reads_a_data_set_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds and runs share it while it is the same; a random split and a changed file are read anew."""
+    import numpy as np
+
+    from trilemma.data import images, loaded, phishing
+    from trilemma.data.storage import Storage
+    from trilemma.keys import Key
+
+    reads: list[Path] = []
+    read = phishing.read_npz
+
+    def counted(path: Path, names=None):
+        reads.append(path)
+        return read(path, names)
+
+    monkeypatch.setattr(phishing, "read_npz", counted)
+    monkeypatch.setattr(images, "read_npz", counted)
+    storage = Storage(tmp_path, tmp_path, download=False)
+    fixed, drawn = phishing.Phishing(split="all"), phishing.Phishing(split="random")
+    assert loaded(fixed, Key(1), storage) is loaded(fixed, Key(2), storage)
+    assert len(reads) == 1
+    assert not loaded(drawn, Key(1), storage).x_test.equal(loaded(drawn, Key(2), storage).x_test)
+    for value in (0, 255):
+        pixels, labels = np.full((1, 28, 28), value, np.uint8), np.zeros(1, np.uint8)
+        np.savez(tmp_path / "mnist.npz", x_train=pixels, y_train=labels, x_test=pixels, y_test=labels)
+        os.utime(tmp_path / "mnist.npz", ns=(value, value))
+        assert float(loaded(images.Mnist(), Key(1), storage).x_train.max()) == value / 255
+        assert loaded(images.Mnist(), Key(1), storage) is loaded(images.Mnist(), Key(9), storage)
+
+
+DEADLY = """
+import os, pathlib, signal
+from trilemma.aggregation import rules
+from trilemma.aggregation.mean import Mean
+
+class Deadly(Mean):
+    def __call__(self, *args, **kwargs):
+        for one in sorted(pathlib.Path(os.environ["SWEEP_DEATHS"]).glob(type(self).__name__ + "*")):
+            one.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(*args, **kwargs)
+
+@rules.register("once")
+class Once(Deadly):
+    \"\"\"Kills its process, as often as there are files to say so.\"\"\"
+
+@rules.register("twice")
+class Twice(Deadly):
+    \"\"\"The same with files of its own.\"\"\"
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced_and_its_cell_tried_once_more(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    (tmp_path / "deaths").mkdir()
+    for name in ("Once1", "Twice1", "Twice2"):
+        (tmp_path / "deaths" / name).touch()
+    monkeypatch.setenv("SWEEP_DEATHS", str(tmp_path / "deaths"))
+    (tmp_path / "a.toml").write_text(
+        'plugins = ["deadly.py"]\n[run]\nrounds = 3\n[sweep]\naggregation.rule = ["once", "twice", "mean"]\n'
+    )
+    once, twice, mean = config.load_sweep(tmp_path / "a.toml").cells
+    outcome = simulate.run_cells([once, twice, mean], tmp_path / "out", jobs=1)
+    assert not list((tmp_path / "deaths").iterdir())
+    assert outcome.ran == (once.name, mean.name)
+    assert {name: failure.reason for name, failure in outcome.failed.items()} == {
+        twice.name: "its worker process ended twice, by signal 9 (out of memory?)"
+    }
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_continues_to_the_same_bytes(tmp_path: Path, here: list[str]) -> None:
+    """SIGKILL to the whole group in the middle of the third cell, then the same sweep again."""
+    (tmp_path / "a.toml").write_text(
+        "[federation]\nclients = 7\nbyzantine = 2\n[attack]\nname = 'sf'\n"
+        "[run]\nrounds = 200\ncheckpoint_every = 40\nevaluate_every = 100\n"
+        "[sweep]\naggregation.rule = ['mean', 'cwmed', 'caf', 'geomed']\n"
+    )
+    cells, cut, whole = config.load_sweep(tmp_path / "a.toml").cells, tmp_path / "cut", tmp_path / "whole"
+    command = [sys.executable, "-m", "trilemma", "sweep", "a.toml", "--jobs", "2", "--out", "cut"]
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and len(list(cut.glob("*/seed-1/metrics.jsonl"))) < 3:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)  # the workers are in the group
+    process.wait(timeout=30)
+    done = {path: path.stat().st_mtime_ns for path in cut.glob("*/summary.json")}
+    assert 1 <= len(done) < 4, "some cells were finished, some were not"
+
+    again = simulate.run_cells(cells, cut)
+    assert (len(again.ran), len(again.before)) == (4 - len(done), len(done))
+    assert {path: path.stat().st_mtime_ns for path in done} == done, "finished cells are not touched"
+    simulate.run_cells(cells, whole)
+    assert len(models(whole)) == 4
+    assert models(cut) == models(whole)
+    assert records(cut) == records(whole)
