@@ -85,6 +85,11 @@ COMMANDS = {
         "bounds_command",
         "Tell what the papers' theorems promise, constants included, and where they promise nothing.",
     ),
+    "audit": Lazy(
+        "audit",
+        "audit_command",
+        "Attack a configuration, a task or a federation's copy; certified ε, empirical bound and ratio.",
+    ),
     "bench": Lazy(
         "bench",
         "bench_command",

@@ -52,6 +52,7 @@ WIDTHS = (2, 3, 4)
 """Bytes an integer may take on the wire."""
 
 _TRIES, _SHORTER = 8, 1 - 2.0**-12
+_CACHED = 1 << 16  # numbers that are rounded together: short rows share the cost of a call
 
 
 def step_for(law: NoiseLaw, finest: float = math.inf) -> float:
@@ -126,8 +127,10 @@ class Grid:
 
     def contribution(self, vectors: Tensor) -> Tensor:
         """Return contributions (k, d) as whole steps, int64: bounded, or zero where they are not finite."""
-        rows = [_bounded(row, self) for row in vectors]
-        return torch.stack(rows) if rows else vectors.to(torch.int64)
+        if not len(vectors):
+            return vectors.to(torch.int64)
+        together = max(1, _CACHED // max(1, vectors.shape[1]))
+        return torch.cat([_bounded(rows, self) for rows in torch.split(vectors, together)])
 
     def message(self, contribution: Tensor, noise: Tensor) -> Tensor:
         """Return the integers (k, d) that leave: the sum, saturated where 32 bits or fewer cannot hold it."""
@@ -158,24 +161,28 @@ class Grid:
         return torch.from_numpy(np.ascontiguousarray(whole.astype(np.int32)))
 
 
-def _bounded(row: Tensor, grid: Grid) -> Tensor:
-    """Return one contribution as whole steps: for unit "user" with a norm that is checked in integers."""
-    exact = row.double()
-    if not bool(torch.isfinite(exact).all()):
-        return torch.zeros_like(row, dtype=torch.int64)
-    exact = exact / grid.step
+def _bounded(rows: Tensor, grid: Grid) -> Tensor:
+    """Return contributions as whole steps: for unit "user" with a norm that is checked in integers."""
+    exact = rows.double()
+    finite = torch.isfinite(exact).all(1)
+    exact = torch.where(finite[:, None], exact, 0.0) / grid.step
     if grid.unit == "example":
         return exact.round_().clamp_(-grid.limit, grid.limit).to(torch.int64)
     radius = grid.bound / grid.step
-    exact *= min(1.0, radius / max(float(torch.linalg.vector_norm(exact)), 1e-300))
+    # Norms row by row: how one is added up must not depend on the company it is in.
+    norms = torch.stack([torch.linalg.vector_norm(row) for row in exact])
+    exact *= (radius / norms.clamp(min=1e-300)).clamp(max=1.0)[:, None]
     largest = math.floor(Fraction(radius) ** 2)
-    for _ in range(_TRIES):
-        whole = exact.round().to(torch.int64)
-        length = int((whole * whole).sum())
-        if length <= largest:
-            return whole
-        exact *= math.sqrt(largest / length) * _SHORTER
-    # ‖⌊x⌉‖ ≤ ‖x‖ + √d/2, and √d/2 is at most a sixteenth of the radius.
-    exact *= (radius - math.sqrt(len(row)) / 2) / (radius * (1 + 1e-9))
     whole = exact.round().to(torch.int64)
-    return whole if int((whole * whole).sum()) <= largest else torch.zeros_like(whole)
+    for _ in range(_TRIES):
+        lengths = (whole * whole).sum(1)
+        long = lengths > largest
+        if not bool(long.any()):
+            return whole
+        exact[long] *= ((largest / lengths[long].double()).sqrt() * _SHORTER)[:, None]
+        whole[long] = exact[long].round().to(torch.int64)
+    # ‖⌊x⌉‖ ≤ ‖x‖ + √d/2, and √d/2 is at most a sixteenth of the radius.
+    long = (whole * whole).sum(1) > largest
+    exact[long] *= (radius - math.sqrt(rows.shape[1]) / 2) / (radius * (1 + 1e-9))
+    whole[long] = exact[long].round().to(torch.int64)
+    return torch.where(((whole * whole).sum(1) <= largest)[:, None], whole, 0)

@@ -1,0 +1,20 @@
+"""The audit room: what an adversary can really find out, beside what is certified.
+
+    subject       an algorithm as a configuration builds it, its declaration and its certificate
+    canaries      the worst data a client can hold, and the worst a server can broadcast
+    trials        many runs at once through the algorithm's own functions
+    observer      what a threat model leaves to the adversary
+    bounds        from right and wrong guesses to a lower bound on ε
+    likelihood, one_run, sensitivity, bits      the tests
+    examine       all of them, on a configuration or a task
+    outcomes      what was found, typed
+
+`docs/audit.md` says what a pass means, and what it does not.
+"""
+
+from trilemma.audit.examine import Effort, examine
+from trilemma.audit.outcomes import Audit, Outcome
+from trilemma.audit.subject import Subject
+from trilemma.audit.tables import audit_table
+
+__all__ = ["Audit", "Effort", "Outcome", "Subject", "audit_table", "examine"]

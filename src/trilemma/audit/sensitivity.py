@@ -1,0 +1,137 @@
+"""The sensitivity test: does a neighbour's data move a release farther than the algorithm declares?
+
+The algorithm is a black box. Neighbouring data, the same keys, noise off; over several rounds, so that state
+which is carried along (momentum, error feedback, personal models) is moved too; to honest and to malicious
+broadcasts. The largest distance of two releases is compared with the declaration, which is what accountants
+take for granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trilemma.audit.canaries import Examples, Pair, Whole, broadcasts, canary_model, direction
+from trilemma.audit.outcomes import Outcome, Value
+from trilemma.audit.subject import Subject
+from trilemma.audit.trials import Reading, Silent, play
+from trilemma.data.types import Features, each
+from trilemma.keys import Key
+from trilemma.learning.protocol import State
+from trilemma.models.types import Model
+
+ROUNDS = 6
+"""Rounds that state is carried along for."""
+
+SINGLE = 1e-5
+"""How far rounding in single precision may carry a move beyond its bound, as a share of it."""
+
+
+def sensitivity(subject: Subject, pairs: Sequence[Pair], key: Key, on: str) -> Outcome:
+    """Return the largest move of a release between the data sets of any pair; all are of one shape."""
+    model = pairs[0].model
+    kinds = broadcasts(subject.first_broadcast(model, key), subject.bound)
+    rounds = min(ROUNDS, subject.rounds)
+    served: dict[str, list[State]] = {name: [kind] * rounds for name, kind in kinds.items()}
+    served["all in turn"] = [list(kinds.values())[t % len(kinds)] for t in range(rounds)]
+    found, facts = 0.0, dict[str, Value]()
+    for name, sent in served.items():
+        heads, tails = (stacked(model, [one(pair) for pair in pairs]) for one in (_heads, _tails))
+        probes = stacked(model, [pairs[0].heads] * rounds)
+        reading = Reading.of(subject.algorithm, probes, subject.release.law, sent, key)
+        a, b = (reading.releases(play(subject.algorithm, one, sent, key)) for one in (heads, tails))
+        moves = torch.linalg.vector_norm(a - b, dim=2).nan_to_num(nan=torch.inf)
+        if float(moves.max()) > found:
+            found = float(moves.max())
+            round_, place = divmod(int(moves.argmax()), len(pairs))
+            facts = {"pair": pairs[place].name, "broadcast": name, "round": round_}
+    slack = 1e-12 if reading.step is not None else SINGLE
+    return Outcome(f"sensitivity, {on}", "move", found, subject.declared, facts=facts, slack=slack)
+
+
+def _heads(pair: Pair) -> Examples:
+    return pair.heads
+
+
+def _tails(pair: Pair) -> Examples:
+    """Return the neighbour's examples: without the canary where it is about one that comes or goes."""
+    if not pair.absent:
+        return pair.tails
+    return Examples(each(pair.tails.x, lambda column: column[1:]), pair.tails.y[1:])
+
+
+def stacked(model: Model, held: Sequence[Examples]) -> Whole:
+    """Return one silent client per holding; all hold equally many examples."""
+
+    def column(name: str) -> Tensor:
+        return torch.stack([one.x[name] for one in held])
+
+    first = held[0].x
+    x: Features = (
+        torch.stack([one.x for one in held])
+        if isinstance(first, Tensor)
+        else {name: column(name) for name in first}
+    )
+    return Whole(tuple(range(len(held))), model, Silent(), x, torch.stack([one.y for one in held]))
+
+
+def wild_pairs(subject: Subject, dim: int, key: Key) -> list[Pair]:
+    """Return pairs on the canary model: gradients short, loud, huge, not finite, opposite and unrelated."""
+    release = subject.release
+    model, batch = canary_model(dim), release.batch if release.unit == "example" else 2
+    u, v = direction(dim, key), direction(dim, key.fold("another"))
+    common = release.clip * torch.randn(batch, dim, generator=key.fold("others").torch())
+    sizes = {"short": 0.5, "at the clip": 1.0, "loud": 1e3, "huge": 1e30}
+    firsts = {f"{name}, opposite": (size * u, -size * u) for name, size in sizes.items()}
+    firsts |= {f"{name}, against nothing": (size * u, 0 * u) for name, size in sizes.items()}
+    firsts |= {f"{name}, unrelated": (size * u, size * v) for name, size in sizes.items()}
+    firsts |= {
+        "overflow": (1e38 * u, u),
+        "infinite": (torch.inf * u.sign(), u),
+        "not a number": (torch.nan * u, u),
+    }
+
+    def held(first: Tensor) -> Examples:
+        x = common.clone() if release.unit == "example" else release.clip * first.expand(batch, dim).clone()
+        x[0] = release.clip * first
+        return Examples(x, torch.ones(batch))
+
+    absent = release.adjacency == "add-remove"
+    return [Pair(name, model, held(a), held(b), absent) for name, (a, b) in firsts.items()]
+
+
+def own_pairs(subject: Subject, model: Model, mine: Examples, others: Examples) -> list[Pair]:
+    """Return pairs on a user's own model and data: a client's examples, or one of them, changed.
+
+    `mine` and `others` are equally many examples of two clients.
+    """
+    whole = subject.release.unit == "user"
+
+    def mixed(changed: Tensor, before: Tensor) -> Tensor:
+        return changed if whole else torch.cat([changed[:1], before[1:]])
+
+    def numbers(change: float) -> Features:
+        def changed(column: Tensor) -> Tensor:
+            return mixed(column * change, column) if column.is_floating_point() else column
+
+        return each(mine.x, changed)
+
+    swapped: Features = (
+        mixed(others.x, mine.x)
+        if isinstance(mine.x, Tensor)
+        else {name: mixed(others.x[name], column) for name, column in mine.x.items()}
+    )
+    other = {
+        "another's": Examples(swapped, mixed(others.y, mine.y)),
+        "another's label": Examples(mine.x, mixed(others.y, mine.y)),
+        "blank": Examples(numbers(0.0), mine.y),
+        "opposite": Examples(numbers(-1.0), mine.y),
+        "times a thousand": Examples(numbers(1e3), mine.y),
+        "times 1e30": Examples(numbers(1e30), mine.y),
+    }
+    absent = subject.release.adjacency == "add-remove"
+    if absent:
+        return [Pair(name, model, changed, changed, absent) for name, changed in other.items()]
+    return [Pair(name, model, mine, changed) for name, changed in other.items()]

@@ -1,0 +1,59 @@
+"""`trilemma audit`: what an adversary can find out, beside what is certified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, cast, get_args
+
+import typer
+from rich.console import Console
+
+from trilemma.cli.options import PluginOption
+from trilemma.errors import UserError, nearest
+
+
+def audit_command(
+    target: Annotated[
+        str | None, typer.Argument(help="a TOML file or a ready configuration, or a federation's folder")
+    ] = None,
+    task: Annotated[Path | None, typer.Option(help="a task.py with your own model and data")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="table.key=value, repeatable")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="runs with each of two data sets")] = 10_000,
+    canaries: Annotated[int, typer.Option(help="canaries in the one-run test")] = 1000,
+    confidence: Annotated[float, typer.Option(help="of all bounds on ε together")] = 0.99,
+    seed: Annotated[int, typer.Option(help="of everything that is drawn")] = 1,
+    rounds: Annotated[int | None, typer.Option(help="rounds to play; default: as configured")] = None,
+    arithmetic: Annotated[
+        str, typer.Option(help="grid: as in any real federation; float: as a simulation's floats")
+    ] = "grid",
+    plugin: PluginOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Attack a configuration, a task or a federation's copy; certified ε, empirical bound and ratio.
+
+    Exit code 1 if anything found exceeds what is certified, 2 for bad input.
+    """
+    from trilemma import config as configuration
+    from trilemma.audit import Effort, audit_table, examine
+    from trilemma.privacy.types import Arithmetic
+    from trilemma.task import Task
+
+    if arithmetic not in get_args(Arithmetic):
+        raise UserError(f"unknown arithmetic {arithmetic!r}: {nearest(arithmetic, get_args(Arithmetic))}")
+    effort = Effort(trials, canaries, confidence, seed, rounds)
+    own = None if task is None else Task.from_file(task)
+    known = None if own is None else configuration.Own(own.clients_known)
+    settings = configuration.load(target, assignments or (), known, plugin or ())
+    done = examine(settings, own, effort, cast(Arithmetic, arithmetic))
+    if as_json:
+        print(json.dumps(done.plain()))
+    else:
+        screen = Console()
+        screen.print(audit_table(done))
+        for note in done.notes:
+            screen.print(f"note: {note}", highlight=False, markup=False)
+    if not done.passed:
+        raise typer.Exit(1)
