@@ -106,12 +106,12 @@ def test_a_mask_that_is_there_is_kept_and_a_bare_x_gets_a_name() -> None:
         (["no", "yes", "no"], {"classes": ["no", "yes"]}, [0, 1, 0], 2),
         (np.array([1, 2, 4]), {"classes": [1, 2, 4]}, [0, 1, 2], 3),
         (np.eye(3, dtype=bool), {}, np.eye(3).tolist(), None),
-        (np.eye(3, dtype=int), {"target": "multi-label"}, np.eye(3).tolist(), None),
+        (np.eye(3, dtype=int), {}, np.eye(3).tolist(), None),
         (np.array([0.5, 1.5, -2.0]), {}, [0.5, 1.5, -2.0], None),
         (np.array([3, 1, 2]), {"target": "values"}, [3.0, 1.0, 2.0], None),
         ((np.array([3.5, 1.0, 2.0]), np.array([0, 1, 1])), {}, [[3.5, 0.0], [1.0, 1.0], [2.0, 1.0]], None),
         ([[1, 0, 2], [1], [0, 0]], {}, [[1, 0, 2], [1, IGNORED, IGNORED], [0, 0, IGNORED]], 3),
-        (np.array([[1, 0], [1, IGNORED], [0, 0]]), {}, [[1, 0], [1, IGNORED], [0, 0]], 2),
+        (np.array([[1, 0], [1, IGNORED], [0, 0]]), {"target": "tokens"}, [[1, 0], [1, IGNORED], [0, 0]], 2),
     ],
 )
 def test_targets_of_every_kind(y: Any, options: Any, expected: Any, classes: int | None) -> None:
@@ -119,6 +119,27 @@ def test_targets_of_every_kind(y: Any, options: Any, expected: Any, classes: int
     assert own.y_train.tolist() == expected
     assert own.y_train.dtype == (torch.int64 if classes else torch.float32)
     assert own.classes == classes
+
+
+@pytest.mark.parametrize(
+    ("x", "multilabel"),
+    [
+        (np.zeros((2, 5)), True),
+        (np.zeros((2, 3, 8, 8)), True),
+        (np.zeros((2, 3), dtype=int), False),
+        (np.zeros((2, 3, 4)), False),
+        ([[1.0, 2.0, 3.0], [1.0]], False),
+    ],
+    ids=["vectors", "images", "token numbers", "vectors in a row", "of any length"],
+)
+def test_several_whole_numbers_are_yes_or_no_unless_examples_are_sequences(x: Any, multilabel: bool) -> None:
+    """By type and shape, never by value: every party of a federation must read its own alike."""
+    own = from_clients([(x, np.array([[0, 1, 1], [1, 0, 0]]))])
+    assert own.multilabel == multilabel
+    assert own.y_train.dtype == (torch.float32 if multilabel else torch.int64)
+    if multilabel:
+        with pytest.raises(UserError, match=r"label 2; allowed: 0 and 1 .*target = 'tokens'"):
+            from_clients([(x, np.array([[0, 1, 1], [1, 2, 0]]))])
 
 
 NAN = X.copy()

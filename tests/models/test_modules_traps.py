@@ -211,7 +211,7 @@ def test_coupled_examples_are_found_and_refused():
     with pytest.raises(UserError, match="coupled=True"):
         models.gradients(silent, silent.init(Key(1)), Stack(x, times))
     model = models.from_module(net, cox, coupled=True)
-    with pytest.raises(UserError, match="Clip per client"):
+    with pytest.raises(UserError, match='unit = "user"'):
         models.gradients(model, model.init(Key(1)), Stack(x, times), clip=Clip.example(1.0))
     weight = torch.tensor([[0.25] * 4, [0.5, 0.5, 0.0, 0.0], [0.25] * 4])
     exhibit = SimpleNamespace(x=x, y=times, loss=cox)

@@ -9,6 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from trilemma import plugins
+from trilemma.aggregation import rules
 from trilemma.cli.privacy import bounds_command, privacy_command
 from trilemma.errors import UserError
 
@@ -159,3 +161,17 @@ def test_bounds_table():
     assert "nnm+cwmed" in text
     assert "needs --convexity" in text
     assert "proves nothing here" in text
+
+
+def test_bounds_of_a_rule_of_ones_own(tmp_path):
+    path = tmp_path / "rules.py"
+    path.write_text(
+        "from trilemma.aggregation import cwmed, rules\n"
+        "rules.register('my-median')(type('Mine', (cwmed,), {'__doc__': 'The median, again.'}))\n"
+    )
+    try:
+        said = run(f"bounds -n 7 -f 2 -d 69 --rounds 400 --rule nnm+my-median --plugin {path} --json")
+        assert json.loads(said.stdout)["rules"][0]["rule"] == "nnm+my-median"
+    finally:
+        rules.withdraw("my-median")
+        plugins._loaded.clear()

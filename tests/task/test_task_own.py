@@ -93,6 +93,17 @@ def test_a_regression_is_never_called_accurate(tmp_path):
     assert result.plot().is_file()
 
 
+def test_several_labels_are_learned_by_binary_cross_entropy(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4))
+    y = (x[:, :3] > 0).astype(int)
+    task = tl.Task(model=lambda: nn.Linear(4, 3), clients=[(x, y)] * 3, test=(x, y))
+    assert isinstance(task.learner(task.dataset).model.engine.source.given, nn.BCEWithLogitsLoss)
+    result = tl.run(task, algorithm={**DSGD, "lr": 1.0}, rounds=30, out=tmp_path / "run")
+    assert result.summary.score == "accuracy"
+    assert result.summary.metrics["accuracy"].mean > 0.9
+
+
 def test_clients_with_tests_of_their_own(tmp_path):
     task = tl.Task(
         model=net,

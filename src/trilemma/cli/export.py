@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from trilemma.cli.options import PluginOption
+
 
 def export_command(
     source: Annotated[Path, typer.Argument(help="the folder of a run, or of a federation")],
@@ -14,13 +16,15 @@ def export_command(
     seed: Annotated[int | None, typer.Option(help="which seed's model; default: the first")] = None,
     run: Annotated[str | None, typer.Option(help="which of a federation's runs, if it has several")] = None,
     client: Annotated[int | None, typer.Option(help="whose model, where clients keep their own")] = None,
+    plugin: PluginOption = None,
 ) -> None:
     """Write the trained model under its own names: a module's state_dict, as safetensors or .pt."""
     from rich.console import Console
 
-    from trilemma import report
+    from trilemma import plugins, report
     from trilemma.report.export import export
 
+    plugins.load(plugin or ())  # beside those that the folder recorded
     state = report.load(source, run).state_dict(seed, client)
     export(state, target)
     count = sum(tensor.numel() for tensor in state.values())

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from trilemma import plugins
+from trilemma.cli.options import PluginOption
 from trilemma.errors import UserError
 from trilemma.learning import theory
 from trilemma.privacy import NoiseLaw, Release, Sampling, Threat, calculator, mean_noise
@@ -54,6 +56,7 @@ def privacy_command(
     objective: Annotated[str, typer.Option(help="what to minimise: honest-mean or theorem")] = "honest-mean",
     dim: Annotated[int, typer.Option("-d", "--dim", help="parameters, to scale the predicted error")] = 1,
     plot: Annotated[Path | None, typer.Option(help="also draw a picture into this file")] = None,
+    plugin: PluginOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what noise guarantees, or which noise a guarantee needs.
@@ -62,6 +65,7 @@ def privacy_command(
 
     trilemma privacy -n 100 -f 10 --clip 2.25 --rounds 30 --sigma-ind 1.2 --sigma-cor 0.65 --delta 1e-4
     """
+    plugins.load(plugin or ())
     model = _threat(threat, clients, byzantine, collusion, assume)
     law = _law(sigma_ind, sigma_cor)
     rate = _sampling(sampling, batch, examples)
@@ -120,12 +124,14 @@ def bounds_command(
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="for the lower bound: example-level ε")] = None,
     delta: Annotated[float, typer.Option(help="for the lower bound")] = 1e-5,
+    plugin: PluginOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what the papers' theorems promise, constants included, and where they promise nothing.
 
     trilemma bounds -n 7 -f 2 -d 69 -m 2764 -b 25 --rounds 400 --convexity 0.01 --sigma-ind 0.08
     """
+    plugins.load(plugin or ())
     far = theory.Heterogeneity(g, g_cov) if gradients is None else theory.Heterogeneity.load(gradients)
     problem = theory.Problem(dim, far, smoothness, convexity, gap, variance, batch, examples)
     law = _law(sigma_ind, sigma_cor) or NoiseLaw()

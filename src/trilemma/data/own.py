@@ -7,8 +7,9 @@ A client's examples are one of
 * a mapping of columns, as Hugging Face data sets have them, with a label among them. Columns whose rows
   differ in length are padded with 0, and a mask column says what is real.
 
-Targets are class labels (integers), several yes-or-no labels at once (a matrix of booleans), token labels
-(integers, one per token), or any other numbers: a regression's, or several columns such as (time, event).
+Targets are class labels (integers), several yes-or-no labels at once (a matrix of booleans, or of integers
+where examples are no sequences), token labels (integers, one per token), or any other numbers: a
+regression's, or several columns such as (time, event).
 
 What is public. A run reveals the number of clients, columns and classes, the padded length, and the number of
 examples of the poorest client (the amount of noise depends on it). In a simulation `classes` and `length`
@@ -68,8 +69,9 @@ def from_clients(
         test: Test examples for everyone, given like one client's; or a list or mapping, one for each client.
         label: The label's column, where a client is a mapping of columns. Default: the one called label,
             labels, y or target.
-        target: What the targets are. Default: integers are classes, or tokens where there are several for
-            one example; matrices of booleans are multi-label; everything else are values.
+        target: What the targets are. Default: integers are classes; several integers for one example are
+            tokens' classes where examples are sequences, else multi-label, as booleans are; everything else
+            are values.
         classes: Number of classes, or their names in order (public). Default: one more than the largest.
         length: What columns of varying length are padded, or cut, to (public). Default: the longest row.
         name: What the data set is called in reports.
@@ -119,6 +121,9 @@ def assemble(
     x = [_features(given, padding) for given in everyone]
     for given, own in zip(everyone, x, strict=True):
         _check_values(given, own, x[0], train[0])
+    targets = targets.settled(
+        train[0].y, sequences=bool(padding.lengths) or any(map(_sequences, x[0].values()))
+    )
     y, classes = targets.read([(given.place, given.y) for given in everyone], length)
 
     def joined(parts: slice) -> tuple[Features, Tensor]:
@@ -131,7 +136,15 @@ def assemble(
     learned, tested = joined(slice(len(train))), joined(slice(len(train), None))
     holdings = Holdings(_end_to_end(train), [], _end_to_end(tests) if own_tests else [])
     description = f"{len(train)} clients, {len(learned[1]):,}/{len(tested[1]):,} examples"
-    return Dataset(name, *learned, *tested, classes=classes, description=description, natural=holdings)
+    return Dataset(
+        name,
+        *learned,
+        *tested,
+        classes=classes,
+        description=description,
+        natural=holdings,
+        multilabel=targets.kind == "multi-label",
+    )
 
 
 def read_examples(given: Any, place: Place, label: str | None = None) -> ClientExamples:
@@ -298,6 +311,11 @@ def _features(given: ClientExamples, padding: _Padding) -> dict[str, Tensor]:
         for mask, column in padding.masks.items()
     }
     return {**dense, **masks}
+
+
+def _sequences(column: Tensor) -> bool:
+    """Whether examples are sequences: of token numbers (n, t), or of vectors (n, t, d)."""
+    return column.dim() == 3 or (column.dim() == 2 and column.dtype == torch.int64)
 
 
 def _bare(columns: dict[str, Tensor]) -> Features:

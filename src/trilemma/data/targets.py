@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -39,10 +40,9 @@ class Targets:
         Traceback (most recent call last):
         trilemma.errors.UserError: client 0, row 2: label 3; allowed: 0 to 2
         """
-        if self.kind is not None and self.kind not in get_args(Target):
-            raise UserError(f"target = {self.kind!r}; allowed: {', '.join(get_args(Target))}")
+        kind = self.settled(given[0][1], sequences=True).kind
+        assert kind is not None
         numbers = [(place, self._numbered(place, column)) for place, column in given]
-        kind = self.kind or _kind(numbers[0][1])
         if kind == "tokens":
             dense = [(place, values) for place, values in _padded(numbers, length)]
         else:
@@ -61,6 +61,21 @@ class Targets:
         for (place, _), target in zip(dense, targets, strict=True):
             _check_range(place, target, classes, kind)
         return targets, classes
+
+    def settled(self, first: Column, sequences: bool) -> Targets:
+        """Return the same with what the targets are, where that was not said: by type and shape alone.
+
+        `sequences` says whether examples are sequences: several whole numbers are then one for each token,
+        else yes-or-no labels.
+
+        >>> labels = Column(torch.tensor([[0, 1, 1], [1, 0, 0]]))
+        >>> Targets().settled(labels, sequences=True).kind, Targets().settled(labels, sequences=False).kind
+        ('tokens', 'multi-label')
+        """
+        if self.kind is not None and self.kind not in get_args(Target):
+            raise UserError(f"target = {self.kind!r}; allowed: {', '.join(get_args(Target))}")
+        named = self.classes is not None and not isinstance(self.classes, int)
+        return replace(self, kind=self.kind or _kind(first, sequences, named))
 
     def _numbered(self, place: Place, column: Column) -> Column:
         """Replace names of classes by their numbers."""
@@ -89,15 +104,16 @@ class Targets:
         return 1 + max((int(target.max()) for target in targets if target.numel()), default=0)
 
 
-def _kind(column: Column) -> Target:
-    """Tell what targets are by their type and shape, never by their values."""
+def _kind(column: Column, sequences: bool, named: bool) -> Target:
+    """Tell what targets are by their type and shape, never by their values; `named`: they are names."""
     values = column.values
     if isinstance(values, list):
-        return "tokens" if values[0].dtype == torch.int64 else "values"
-    assert isinstance(values, Tensor)
-    one = values.dim() == 1 or values.shape[1:].numel() == 1
-    if values.dtype == torch.int64:
+        return "tokens" if named or values[0].dtype == torch.int64 else "values"
+    one = values.ndim == 1 or math.prod(values.shape[1:]) == 1
+    if named or isinstance(values, np.ndarray):
         return "classes" if one else "tokens"
+    if values.dtype == torch.int64:
+        return "classes" if one else "tokens" if sequences else "multi-label"
     if values.dtype == torch.bool:
         return "classes" if one else "multi-label"
     return "values"
@@ -144,7 +160,8 @@ def _several(place: Place, values: Tensor, kind: str) -> Tensor:
     if bool(wrong.any()):
         row, index = (int(number) for number in wrong.nonzero()[0])
         raise UserError(
-            f"{place.at(row, '', (index,))}: label {float(values[row, index]):g}; allowed: 0 and 1"
+            f"{place.at(row, '', (index,))}: label {float(values[row, index]):g}; allowed: 0 and 1 (or say "
+            "target = 'tokens' for a class per token, 'values' for other numbers)"
         )
     return values.to(torch.float32)
 

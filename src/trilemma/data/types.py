@@ -32,7 +32,8 @@ class Dataset:
 
     `x_*` are (examples, …), or mappings of names to such tensors: float32 for quantities, int64 for token
     ids. `y_*` are (examples, …): int64 class labels below `classes`, one per example or one per token
-    (`IGNORED` where there is none), or float32 for everything else, and then `classes` is None.
+    (`IGNORED` where there is none), or float32 for everything else, and then `classes` is None: several
+    yes-or-no labels if `multilabel`, any other numbers if not.
 
     `description` says what was loaded, from where and how it is scaled. `augment` changes training features
     when they are drawn; `natural` says who holds what, for data that comes with its clients.
@@ -47,6 +48,7 @@ class Dataset:
     description: str = ""
     augment: Augment | None = None
     natural: Holdings | None = None
+    multilabel: bool = False
 
     def to(self, device: torch.device | str) -> Dataset:
         """Return the same data set on `device`."""

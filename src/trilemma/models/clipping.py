@@ -11,6 +11,9 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 
+PER_CLIENT = 'clip per client (Clip.client; in a configuration [algorithm] unit = "user")'
+"""What to do where no example has a gradient of its own, as refusals say it."""
+
 
 @dataclass(frozen=True)
 class Clip:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.models import groups
+from trilemma.models.clipping import PER_CLIENT
 from trilemma.models.engine import Request
 from trilemma.models.flat import unflatten
 from trilemma.models.tape import ByExample, Tape
@@ -68,8 +69,8 @@ class TapeEngine:
         if model.buffers and by_example:
             raise UserError(
                 f"per-example clipping is undefined for {model.name!r}: its batch normalisation mixes the "
-                "examples of a batch, so no example has a gradient of its own. Clip per client "
-                "(Clip.client), or use a model without batch normalisation"
+                f"examples of a batch, so no example has a gradient of its own: {PER_CLIENT}, or use a model "
+                "without batch normalisation"
             )
         groups.require_tape(model, tuple(x.shape[2:]))
 

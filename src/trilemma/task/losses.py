@@ -31,9 +31,14 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def default_loss(dataset: Dataset | None) -> Loss:
-    """Return cross entropy where there are classes (of examples, or of tokens), else the squared error."""
+    """Return cross entropy where there are classes (of examples, or of tokens), else the squared error.
+
+    Of several yes-or-no labels it is the binary cross entropy of one logit for each.
+    """
     if dataset is None:
         return nn.CrossEntropyLoss()
+    if dataset.multilabel:
+        return nn.BCEWithLogitsLoss()
     if dataset.classes is None:
         return squared_error
     return nn.CrossEntropyLoss() if dataset.y_train.dim() == 1 else token_cross_entropy

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trilemma.errors import UserError
 from trilemma.keys import Key
+from trilemma.models.clipping import PER_CLIENT
 from trilemma.models.engine import Request
 from trilemma.models.flat import unflatten
 from trilemma.models.groups import cut
@@ -63,13 +64,13 @@ class ModuleEngine:
             raise MixesExamples(
                 f"no clipping per example for {model.name!r}: batch normalisation ({', '.join(layers)}) "
                 "mixes the examples of a batch, so no example has a gradient of its own. Use "
-                "nn.GroupNorm instead, put these layers in eval mode, or clip per client (Clip.client)"
+                f"nn.GroupNorm instead, put these layers in eval mode, or {PER_CLIENT}"
             )
         if self.source.coupled:
             raise MixesExamples(
                 f"no clipping per example for {model.name!r}: its loss couples the examples of a "
-                "batch, so no example has a gradient of its own. Clip per client (Clip.client), or use a "
-                "loss that is a mean over examples"
+                f"batch, so no example has a gradient of its own: {PER_CLIENT}, or use a loss that is a mean "
+                "over examples"
             )
 
     def _require_apart(self, model: Model, batch: Examples) -> None:
@@ -80,9 +81,9 @@ class ModuleEngine:
         if found:
             raise MixesExamples(
                 f"{found} of {model.name!r} couples the examples of a batch: their loss together is no "
-                "mean of their own. Say coupled=True in from_module: then every client's batch is taken "
-                "as a whole, and can be clipped per client (Clip.client), not per example. For that, use "
-                "a loss that is a mean over examples"
+                "mean of their own. Say coupled=True in from_module: then every client's batch is taken as a "
+                f"whole, and you can {PER_CLIENT}, not per example. For that, use a loss that is a mean "
+                "over examples"
             )
         self.apart = True
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trilemma.errors import UserError
+from trilemma.models.clipping import PER_CLIENT
 from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
 from trilemma.models.modules.terms import Scale, Shift
 
@@ -137,7 +138,7 @@ def batch_norm(
         if training:
             raise MixesExamples(
                 "batch normalisation mixes the examples of a batch, so no example has a gradient of its own: "
-                "clip per client (Clip.client), or use nn.GroupNorm"
+                f"{PER_CLIENT}, or use nn.GroupNorm"
             )
         return F.batch_norm(input, running_mean, running_var, **options)
     if training:
