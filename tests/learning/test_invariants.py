@@ -39,6 +39,18 @@ def test_cafcor_without_correlated_noise_is_batch_clipped_safe_dshb() -> None:
     assert_same(build("cafcor", release, **common), build("safe-dshb", release, unit="user", **common))
 
 
+def test_momentum_starts_at_zero_or_at_the_first_gradient() -> None:
+    """With a step too small to move the model, messages without momentum are the gradients to be averaged."""
+    still = {"lr": 1e-20, "batch_size": 16}
+    gradients = messages(build("dsgd", momentum=0.0, **still))
+    for start, before in (("zero", torch.zeros_like(gradients[0])), ("first", gradients[0])):
+        for sent, gradient in zip(
+            messages(build("dsgd", momentum=0.9, start=start, **still)), gradients, strict=True
+        ):
+            before = 0.9 * before + 0.1 * gradient
+            torch.testing.assert_close(sent, before)
+
+
 def test_dsgd_with_the_mean_is_gradient_descent_on_the_mean_loss() -> None:
     """f = 0, mean, no momentum, whole data as batch: one step is one gradient step on all data."""
     clients = make_clients()

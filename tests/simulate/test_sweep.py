@@ -173,8 +173,8 @@ class Twice(Deadly):
 """
 
 
-@pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_its_cell_tried_once_more(tmp_path: Path, monkeypatch) -> None:
+def deadly_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[config.Cell, ...]:
+    """Three cells: the first kills its process once, the second twice, the third never."""
     (tmp_path / "deadly.py").write_text(DEADLY)
     (tmp_path / "deaths").mkdir()
     for name in ("Once1", "Twice1", "Twice2"):
@@ -183,13 +183,32 @@ def test_a_killed_worker_is_replaced_and_its_cell_tried_once_more(tmp_path: Path
     (tmp_path / "a.toml").write_text(
         'plugins = ["deadly.py"]\n[run]\nrounds = 3\n[sweep]\naggregation.rule = ["once", "twice", "mean"]\n'
     )
-    once, twice, mean = config.load_sweep(tmp_path / "a.toml").cells
+    return config.load_sweep(tmp_path / "a.toml").cells
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced_and_its_cell_tried_once_more(tmp_path: Path, monkeypatch) -> None:
+    once, twice, mean = deadly_cells(tmp_path, monkeypatch)
     outcome = simulate.run_cells([once, twice, mean], tmp_path / "out", jobs=1)
     assert not list((tmp_path / "deaths").iterdir())
     assert outcome.ran == (once.name, mean.name)
     assert {name: failure.reason for name, failure in outcome.failed.items()} == {
         twice.name: "its worker process ended twice, by signal 9 (out of memory?)"
     }
+
+
+@pytest.mark.slow
+def test_on_ray_a_lost_worker_is_replaced(tmp_path: Path, monkeypatch) -> None:
+    """Two workers of a Ray that starts here; one is killed in its cell, and its model is the same."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'trilemma[ray]'")
+    once, twice, mean = deadly_cells(tmp_path, monkeypatch)
+    outcome = simulate.run_cells([once, twice, mean], tmp_path / "out", jobs=2, engine="ray")
+    assert set(outcome.ran) == {once.name, mean.name}
+    assert outcome.failed[twice.name].reason.startswith("lost twice: ")
+    assert not list((tmp_path / "deaths").iterdir())
+    simulate.run(mean.config, tmp_path / "alone")
+    found = tmp_path / "out" / once.name / "seed-1" / "model.npy"
+    assert found.read_bytes() == (tmp_path / "alone" / "seed-1" / "model.npy").read_bytes()
 
 
 @pytest.mark.slow

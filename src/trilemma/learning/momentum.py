@@ -3,7 +3,7 @@
 Client i, round t, with θ the broadcast model, b examples drawn from its own data:
 
     g_i = clip(∇f_i(θ))                      per client, per example, or not at all
-    m_i ← β m_i + (1−β) (g_i + noise_i)      m_i = 0 before the first round
+    m_i ← β m_i + (1−β) (g_i + noise_i)      m_i = 0 before the first round, or m_i = g_i + noise_i in it
     send m_i
 
 Server, with a robust rule R and learning rate γ:
@@ -39,6 +39,10 @@ class MomentumSettings(AlgorithmSettings):
 
     lr: float = Field(default=1.0, gt=0, description="learning rate γ")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum β; 0: plain SGD")
+    start: Literal["zero", "first"] = Field(
+        default="zero",
+        description="the momentum before the first round: zero, or what the first round averages into it",
+    )
     batch_size: int = Field(default=25, ge=1, description="examples b per client and round")
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay λ: adds λθ to every gradient")
     unit: Unit = Field(default="user", description="what privacy protects: clip per client or per example")
@@ -85,6 +89,8 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
 
     def follow(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
         """Average a release into the momentum."""
+        if asked.round == 0 and settings.start == "first":
+            return {"momentum": fresh}
         return {"momentum": torch.lerp(fresh, before["momentum"], beta(asked.round))}
 
     def decayed(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
