@@ -10,7 +10,7 @@ endif
 export FLWR_TELEMETRY_ENABLED = 0
 export MPLBACKEND = Agg
 
-.PHONY: demo test check lint types imports docs-reference clean help
+.PHONY: demo test check lint types imports docs-reference docs dist clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -34,8 +34,8 @@ check: $(VENV)/.dev lint types imports  ## the inner loop: everything but the sl
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not federation" --hypothesis-profile quick
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples tools docs
+	$(BIN)/ruff format --check src tests benchmarks examples tools docs
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -46,5 +46,13 @@ imports: $(VENV)/.dev
 docs-reference: $(VENV)/.runtime  ## write docs/configuration.md from what the source declares
 	$(BIN)/python -m trilemma.config.reference > docs/configuration.md
 
+docs: $(VENV)/.dev  ## build the documentation site into site/; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir site
+
+dist: $(VENV)/.dev  ## build the wheel and the source archive, and try the wheel in an environment of its own
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) tools/try_wheel.py dist
+
 clean:           ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis site dist

@@ -1,0 +1,50 @@
+"""The command line as Markdown, from what the commands declare; part of the documentation site.
+
+>>> "## `trilemma run`" in markdown()
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from typer.main import get_command
+
+from trilemma.cli.app import app
+
+HEAD = "# Command line\n\nWhat `--help` says, on one page.\n"
+
+
+def markdown() -> str:
+    """Return every command with its arguments and options."""
+    return "\n".join([HEAD, *_commands("trilemma", get_command(app))])
+
+
+def _commands(name: str, command: Any) -> Iterator[str]:
+    inner = getattr(command, "commands", {})
+    if not inner:
+        yield f"## `{name}`\n"
+        yield f"{_text(command.help)}\n"
+        rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+        if rows:
+            yield "| option | what it says | default |\n|---|---|---|"
+            yield "\n".join(rows) + "\n"
+    for word in sorted(inner):
+        if not inner[word].hidden:
+            yield from _commands(f"{name} {word}", inner[word])
+
+
+def _row(parameter: Any) -> str:
+    flag = parameter.param_type_name == "option"
+    names = ", ".join(f"`{name}`" for name in (parameter.opts if flag else [parameter.human_readable_name]))
+    default = (
+        "" if parameter.default in (None, False, ()) or callable(parameter.default) else parameter.default
+    )
+    usual = "required" if parameter.required else f"`{default}`" if str(default) else ""
+    return f"| {names} | {_text(getattr(parameter, 'help', '')).replace('|', '/')} | {usual} |"
+
+
+def _text(help_: str | None) -> str:
+    """Return a help text in one paragraph per blank line; `\\b` marks what terminals must not fill."""
+    return (help_ or "").replace("\b", "").strip()

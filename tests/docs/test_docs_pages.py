@@ -1,0 +1,83 @@
+"""The documentation: what can be run is run, the site is built strictly, and every public name is explained."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import DOCS, ROOT, blocks, run_page
+
+import trilemma
+
+RUN = ("start", "tutorials/own-model-and-data", "tutorials/choosing-epsilon", "tutorials/red-teaming",
+       "tutorials/own-rule-and-attack", "tutorials/reproducing-a-paper", "concepts/gram-to-weights")  # fmt: skip
+"""Pages that are run whole; that of five hospitals starts processes and has a test of its own."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUN)
+def test_a_page_runs_from_top_to_bottom(name: str, tmp_path: Path):
+    assert run_page(DOCS / f"{name}.md", tmp_path)
+
+
+@pytest.mark.federation
+@pytest.mark.slow
+def test_five_hospitals_train_together(tmp_path: Path):
+    try:
+        run_page(DOCS / "tutorials/five-hospitals.md", tmp_path)
+    finally:
+        subprocess.run(
+            [sys.executable, "-m", "trilemma", "federation", "down", str(tmp_path / "pilot")], timeout=60
+        )
+
+
+def test_a_page_that_prints_something_else_is_found_out(tmp_path: Path):
+    page = ROOT / "docs" / "page-of-a-test.md"
+    text = "```python\nprint(1 + 1)\n```\n\n```text\n{}\n```\n"
+    try:
+        page.write_text(text.format("2"))
+        assert run_page(page, tmp_path) == 1
+        page.write_text(text.format("3"))
+        with pytest.raises(AssertionError, match=r"page-of-a-test.md, line 5"):
+            run_page(page, tmp_path)
+    finally:
+        page.unlink()
+
+
+def test_python_on_every_page_is_python():
+    for page in [*DOCS.rglob("*.md"), ROOT / "README.md"]:
+        for block in blocks(page):
+            if block.language == "python":
+                text = block.text.replace("…", "...")  # stands for what a reader has
+                compile(text, f"{page.name}, line {block.line}", "exec")
+
+
+def rooms() -> list[str]:
+    return [name for name in trilemma.__all__ if inspect.ismodule(getattr(trilemma, name))]
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_every_public_name_is_explained(room: str):
+    module = importlib.import_module(f"trilemma.{room}")
+    explained = (inspect.isclass, inspect.isroutine, inspect.ismodule)
+    bare = [
+        name
+        for name in module.__all__
+        if any(kind(getattr(module, name)) for kind in explained)
+        and not inspect.getdoc(getattr(module, name))
+    ]
+    assert not bare
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_broken_link(tmp_path: Path):
+    pytest.importorskip("mkdocs", reason="the site needs the extra docs")
+    pytest.importorskip("mkdocstrings", reason="the site needs the extra docs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Gram matrix" in (tmp_path / "site/reference/python/index.html").read_text()

@@ -1,0 +1,78 @@
+"""Check what `make dist` built, and use the wheel as a stranger would: in a fresh environment, far from the checkout.
+
+python tools/try_wheel.py dist
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TASK = """
+import numpy as np
+from torch import nn
+
+clients, classes = 3, 2
+
+def model():
+    return nn.Linear(4, 2)
+
+def data(client):
+    x = np.random.default_rng(client).normal(size=(40, 4)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(np.int64)
+
+def test():
+    return data(9)
+"""
+
+
+def main(folder: Path) -> None:
+    """Install the only wheel in `folder`, then: version, demo, a task of one's own, what a missing extra says."""
+    (wheel,) = folder.resolve().glob("*.whl")
+    (archive,) = folder.resolve().glob("*.tar.gz")
+    with tempfile.TemporaryDirectory() as scratch:
+        where = Path(scratch)
+        venv.create(where / "env", with_pip=True)
+        python = where / "env" / "bin" / "python"
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        say(where, *pip, "-c", ROOT / "constraints.txt", wheel, "twine")
+        say(where, python, "-m", "twine", "check", "--strict", wheel, archive)
+        say(where, python, "-m", "trilemma", "--version")
+        say(where, python, "-m", "trilemma", "demo", "--out", "demo")
+        (where / "task.py").write_text(TASK)
+        say(where, python, "-m", "trilemma", "check", "task.py")
+        run = [
+            "run",
+            "--task",
+            "task.py",
+            "--set",
+            "run.rounds=3",
+            "--set",
+            "federation.clients=3",
+            "--out",
+            "own",
+        ]
+        say(where, python, "-m", "trilemma", *run)
+        say(where, python, "-m", "trilemma", "export", "own", "own.safetensors")
+        say(where, python, "-m", "trilemma", "federation", "up", "nowhere", status=2)
+    print(f"{wheel.name}: works")
+
+
+def say(where: Path, *command: str | Path, status: int = 0) -> None:
+    """Run a command in the scratch folder; stop with what it said if it did not end as it should."""
+    words = [str(word) for word in command]
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRILEMMA_DATA")}
+    done = subprocess.run(words, cwd=where, capture_output=True, text=True, env=env)
+    if done.returncode != status:
+        sys.exit(
+            f"{' '.join(words[1:])} ended with {done.returncode}, not {status}:\n{done.stdout}{done.stderr}"
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
