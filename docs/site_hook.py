@@ -1,4 +1,4 @@
-"""What the documentation site shows beside docs/: the files of the root, the command line, the rooms' public names."""
+"""What the site shows beside docs/: files of the root, the command line, the rooms' public names."""
 
 from __future__ import annotations
 

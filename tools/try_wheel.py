@@ -1,4 +1,4 @@
-"""Check what `make dist` built, and use the wheel as a stranger would: in a fresh environment, far from the checkout.
+"""Check what `make dist` built, and use the wheel as a stranger would: in an environment of its own.
 
 python tools/try_wheel.py dist
 """
@@ -32,7 +32,7 @@ def test():
 
 
 def main(folder: Path) -> None:
-    """Install the only wheel in `folder`, then: version, demo, a task of one's own, what a missing extra says."""
+    """Install the wheel in `folder`; then version, demo, a task of one's own, what a missing extra says."""
     (wheel,) = folder.resolve().glob("*.whl")
     (archive,) = folder.resolve().glob("*.tar.gz")
     with tempfile.TemporaryDirectory() as scratch:

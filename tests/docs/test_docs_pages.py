@@ -1,4 +1,4 @@
-"""The documentation: what can be run is run, the site is built strictly, and every public name is explained."""
+"""The documentation: pages run, the site is built strictly, every public name is explained."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from pages import DOCS, ROOT, blocks, run_page
 
 import trilemma
 
-RUN = ("start", "tutorials/own-model-and-data", "tutorials/choosing-epsilon", "tutorials/red-teaming",
-       "tutorials/own-rule-and-attack", "tutorials/reproducing-a-paper", "concepts/gram-to-weights")  # fmt: skip
+RUN = (
+    "start",
+    "tutorials/own-model-and-data",
+    "tutorials/choosing-epsilon",
+    "tutorials/red-teaming",
+    "tutorials/own-rule-and-attack",
+    "tutorials/reproducing-a-paper",
+    "concepts/gram-to-weights",
+)
 """Pages that are run whole; that of five hospitals starts processes and has a test of its own."""
 
 

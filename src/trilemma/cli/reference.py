@@ -46,5 +46,5 @@ def _row(parameter: Any) -> str:
 
 
 def _text(help_: str | None) -> str:
-    """Return a help text in one paragraph per blank line; `\\b` marks what terminals must not fill."""
+    """Return a help text without the marks that tell terminals what not to fill."""
     return (help_ or "").replace("\b", "").strip()
