@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -10,11 +12,14 @@ from typer.testing import CliRunner
 from federation_harness import INSTANT, PRIVATE, Direct, check_against_simulation, coordinator, share_seeds
 from trilemma import config as configurations
 from trilemma import report
-from trilemma.cli.federation import federation_app
+from trilemma.cli import app
+from trilemma.cli.federation import _line, federation_app
 from trilemma.federation import layout
 from trilemma.federation.layout import Federation, parties
-from trilemma.federation.spending import write_budgets
+from trilemma.federation.pilot import spent
+from trilemma.federation.spending import read_budget, write_budgets
 from trilemma.federation.task import load_task
+from trilemma.privacy.ledger import Ledger
 from trilemma.task import Task
 
 TASK = """
@@ -93,10 +98,40 @@ def test_a_federation_of_an_own_module_is_the_simulation(tmp_path, code):
     assert experiment.clients.model.dim == 2 * 5 + 5 * 2 + 2, "what is frozen does not travel"
     result = report.load(tmp_path / "federation")
     assert {"loss", "accuracy", "auc"} == set(result.records[-1].metrics), "the server scores on test()"
+    assert result.caveat == ""
+    assert all(record.epsilon == math.inf for record in result.records), "the server does not know"
+    costs = [spent(found, "run", rounds) for rounds in (0, 1, 2, 3)]
+    assert costs[0] is None
+    assert [cost[0] for cost in costs[1:]] == sorted({cost[0] for cost in costs[1:]})
+    with Ledger(found[2].ledger, read_budget(found[2])) as ledger:
+        assert costs[-1] == (ledger.verdict.epsilon, ledger.verdict.accountant)
+    assert "accuracy 0." in (line := _line(result.records[-1], costs[-1]))
+    assert f"ε {costs[-1][0]:.3g} by {costs[-1][1]}" in line
+    assert spent(found[:1], "run", 3) is None, "the server alone has no ledger to read"
     module = load_task(found[0]).assembled.learner
     assert module is not None
     state = result.state_dict()
     assert {"body.weight", "head.bias", "norm.weight"} <= set(state)
+
+
+def test_a_model_with_batch_normalisation_is_exported_with_a_word_about_its_statistics(tmp_path, code):
+    code.write_text(TASK.replace("nn.LayerNorm(5)", "nn.BatchNorm1d(5)"))
+    text = configurations.parse({}, ["algorithm.batch_size=16", "run.rounds=1"], configurations.Own(4)).toml()
+    found = layout.init(
+        tmp_path / "federation",
+        Federation("own", 4, examples=40, timing=INSTANT, transcript=True),
+        text,
+        task=code,
+    )
+    for party in found:
+        (party.folder / "offset").write_text("..")
+    runner, _ = coordinator(found, Direct(found))
+    runner.go()
+    target = tmp_path / "model.pt"
+    outcome = CliRunner().invoke(app, ["export", str(tmp_path / "federation"), str(target)])
+    assert outcome.exit_code == 0, outcome.exception
+    assert "those of norm are the ones the model started from" in outcome.output
+    assert torch.load(target)["norm.running_mean"].tolist() == [0.0] * 5
 
 
 def test_a_party_calls_for_nobody_elses_data(tmp_path, code):

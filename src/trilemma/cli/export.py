@@ -25,7 +25,10 @@ def export_command(
     from trilemma.report.export import export
 
     plugins.load(plugin or ())  # beside those that the folder recorded
-    state = report.load(source, run).state_dict(seed, client)
+    result = report.load(source, run)
+    state, caveat = result.state_dict(seed, client), result.caveat
     export(state, target)
     count = sum(tensor.numel() for tensor in state.values())
     Console().print(f"{target}: {len(state)} tensors, {count:,} numbers", highlight=False, soft_wrap=True)
+    if caveat:
+        Console(stderr=True).print(f"note: {caveat}", highlight=False, markup=False, soft_wrap=True)

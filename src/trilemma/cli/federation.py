@@ -187,10 +187,12 @@ def run_command(
 ) -> None:
     """Run the configuration, from where it stands, and show the rounds as they are committed."""
     _require_flower()
+    from trilemma.federation import pilot
     from trilemma.federation.commits import CommitLog
+    from trilemma.federation.layout import parties
     from trilemma.flower.control import connect
 
-    server = _server(folder)
+    server, everyone = _server(folder), parties(folder)
     log = CommitLog(server.run_folder(name))
     with connect(server) as control:
         for old in control.active():
@@ -205,7 +207,9 @@ def run_command(
             state = control.status(run)
             records = log.records()
             for record in records[shown:]:
-                console.print(_line(Record.read(record)), highlight=False, soft_wrap=True)
+                done = Record.read(record)
+                line = _line(done, pilot.spent(everyone, name, done.round))
+                console.print(line, highlight=False, soft_wrap=True)
             shown = len(records)
         reason = control.reason(run)
     if not state.startswith("finished"):
@@ -219,9 +223,12 @@ def run_command(
     console.print(f"finished; the model is in {log.folder / 'result'}", highlight=False, soft_wrap=True)
 
 
-def _line(record: Record) -> str:
+def _line(record: Record, spent: tuple[float, str] | None = None) -> str:
+    """Say how a round went; what was spent is the clients' own word, which no record of the server has."""
     parts = [f"round {record.round}"]
     parts += [f"{name} {score:.3f}" for name, score in record.metrics.items() if score is not None]
+    if spent is not None:
+        parts.append(f"ε {spent[0]:.3g} by {spent[1]} (the largest in the clients' ledgers)")
     if record.absent:
         parts.append(f"absent {list(record.absent)}")
     if record.rejected:

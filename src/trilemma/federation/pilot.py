@@ -1,7 +1,9 @@
 """From a task that was simulated to a federation of it: what has to be agreed on, and a rehearsal.
 
 In earnest nobody has everybody's data: the number of clients and of the poorest one's examples are agreed on.
-In a rehearsal on one machine `data(client)` can be called for all of them, and tells.
+In a rehearsal on one machine `data(client)` can be called for all of them, and tells. What each client has
+spent is in its own ledger and in no record of the server's; where all folders are on one machine, whoever
+watches may read them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from trilemma.config import Config
 from trilemma.errors import UserError
 from trilemma.federation.layout import TASK, Party
 from trilemma.federation.task import load_task
+from trilemma.privacy.ledger import read_entries
 from trilemma.task import Task
 
 TEXTS = (".py", ".toml", ".md")
@@ -58,6 +61,27 @@ def rehearsed(parties: list[Party], task: Path) -> list[str]:
     for party in parties:
         load_task(party)
     return linked
+
+
+def spent(parties: list[Party], run: str, rounds: int) -> tuple[float, str] | None:
+    """Return the largest ε that a client's ledger has when `rounds` of a run are over, and its accountant.
+
+    It is each client's cost of all its releases, those of other runs included. None: no ledger of a client is
+    here, or nothing was paid for.
+    """
+    found = []
+    for party in parties:
+        if party.client is None:
+            continue
+        entries = [
+            entry
+            for entry in read_entries(party.ledger)
+            if entry.run.rpartition("/")[0] == run and entry.round < rounds
+        ]
+        if entries:
+            costs = entries[-1].epsilon
+            found.append(min((figure, name) for name, figure in costs.items()))
+    return max(found, default=None)
 
 
 def _link_beside(parties: list[Party], task: Path) -> list[str]:

@@ -27,6 +27,14 @@ BASELINE = "baseline"
 """Where, below a run's directory, the same run with nobody lying is kept."""
 
 
+STATISTICS = (
+    "running statistics of batch normalisation stay with the clients and never travel: those of {} are the "
+    "ones the model started from. Set them by a pass over data of your own before you use it, or train a "
+    "model with nn.GroupNorm"
+)
+"""What is to be known about a federation's model with batch normalisation."""
+
+
 def load(directory: Path | str, run: str | None = None, task: Task | None = None) -> Result:
     """Read the result in a folder: of a simulated run, or of a federation, finished or under way.
 
@@ -104,7 +112,12 @@ def _federation(folder: Path, name: str | None) -> Result:
     def named(flat: Tensor, _: int) -> dict[str, Tensor]:
         return models.state_dict(load_task(server).model, flat)
 
-    return Result(log.folder, settings, summary, seeds, model, named)
+    def caveat() -> str:
+        buffers = load_task(server).model.buffers
+        layers = ", ".join(sorted({name.rpartition(".")[0] for name, _ in buffers}))
+        return STATISTICS.format(layers) if buffers else ""
+
+    return Result(log.folder, settings, summary, seeds, model, named, find_caveat=caveat)
 
 
 def _so_far(

@@ -47,6 +47,12 @@ class Result:
     read_model: Callable[[int], Tensor] = field(repr=False, compare=False)
     name_tensors: Callable[[Tensor, int], dict[str, Tensor]] = field(repr=False, compare=False)
     baseline: Result | None = field(default=None, repr=False)
+    find_caveat: Callable[[], str] = field(default=lambda: "", repr=False, compare=False)
+
+    @property
+    def caveat(self) -> str:
+        """What whoever uses the model should know about it; "": nothing."""
+        return self.find_caveat()
 
     @property
     def records(self) -> list[Record]:
