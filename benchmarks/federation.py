@@ -4,7 +4,9 @@
 
 Starts real federations (TLS, node authentication, CafCor with pairwise noise) and reads the stage times that
 server and clients write down. Parties share this machine's cores, so client stages are the slowest client's.
-A poll of 3 s is what Flower does by itself; `database` is the SuperLink's, in memory or on disk.
+A poll of 3 s is what Flower does by itself; `database` is the SuperLink's, in memory or on disk. With
+`--direct` each federation is measured a second time with SuperNodes that go past the guard, and the ratio of
+the two is what the guard costs.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -26,6 +31,7 @@ from trilemma import config as configurations
 from trilemma.federation import layout
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.layout import Federation, Timing
+from trilemma.federation.processes import Command
 from trilemma.federation.spending import write_budgets
 from trilemma.federation.task import load_task
 from trilemma.flower import deployment
@@ -77,6 +83,25 @@ def measure(clients: int, size: int, rounds: int, poll: float, durable: bool) ->
             deployment.down(folder)
 
 
+@contextmanager
+def past_the_guard() -> Iterator[None]:
+    """Let SuperNodes connect to the SuperLink itself, for a comparison."""
+    honest = deployment.commands
+
+    def commands(party: layout.Party) -> list[Command]:
+        door, link = party.federation.address, party.federation.superlink
+        return [
+            replace(one, argv=tuple(link if word == door else word for word in one.argv))
+            for one in honest(party)
+        ]
+
+    deployment.commands = commands
+    try:
+        yield
+    finally:
+        deployment.commands = honest
+
+
 def _run_to_end(server: layout.Party) -> None:
     with connect(server) as control:
         run = control.start(server.folder / "app", "bench")
@@ -117,6 +142,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(HIDDEN), choices=list(HIDDEN))
     parser.add_argument("--polls", type=float, nargs="+", default=[0.2, 3.0])
+    parser.add_argument("--direct", action="store_true", help="measure without the guard too")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a federation is taken down all the same
     table = Table(title=f"{options.clients} clients, median seconds per round; {os.cpu_count()} cores")
@@ -127,6 +153,10 @@ def main() -> None:
             stages["own"] = sum(stages[stage] for stage in OWN)
             rows.append((size, poll, durable, stages))
             print(f"{size:,} parameters, poll {poll:g}, {stages['round']:.2f} s", file=sys.stderr, flush=True)
+            if options.direct:
+                with past_the_guard():
+                    direct = measure(options.clients, size, options.rounds, poll, durable)["round"]
+                print(f"past the guard {direct:.2f} s: ratio {stages['round'] / direct:.2f}", flush=True)
     for column in ("parameters", "poll", "database", *rows[0][3], "own share"):
         table.add_column(column, justify="right")
     for size, poll, durable, stages in rows:

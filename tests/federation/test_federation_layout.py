@@ -36,7 +36,7 @@ def test_no_secret_is_in_two_folders(made):
     """Not as a file, and not inside another file."""
     secrets = {path: path.read_bytes() for path in made.rglob("secrets/*")}
     secrets[made / "authority" / "ca.key"] = (made / "authority" / "ca.key").read_bytes()
-    assert len(secrets) == 2 + 4 * 3 + 1
+    assert len(secrets) == 2 + 4 * 4 + 1
     assert len(set(secrets.values())) == len(secrets)
     everything = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
     for owner, secret in secrets.items():
@@ -90,8 +90,8 @@ def test_names_may_contain_anything(tmp_path):
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("port = 65535", "allowed: 1 to 65532"),
-        ("port = 0", "allowed: 1 to 65532"),
+        ("port = 65535", "allowed: 1 to 65531"),
+        ("port = 0", "allowed: 1 to 65531"),
         ("clients = 0", "at least one client"),
         ("colour = 3", "unexpected keyword"),
         ("[timing]\nround_limit = 0.0", "round_limit = 0.0: allowed are seconds"),

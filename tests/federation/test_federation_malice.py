@@ -25,6 +25,7 @@ from trilemma.federation.epochs import Stopped
 from trilemma.federation.inprocess import FIRST_NODE
 from trilemma.federation.layout import REPRODUCIBLE
 from trilemma.federation.node import Node
+from trilemma.federation.permission import Permission
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.learning.messages import Asked
 from trilemma.privacy.covariance import SecretGraph, covariance
@@ -426,6 +427,7 @@ def test_a_client_that_runs_while_its_terms_change_does_not_use_the_old_ones(tmp
     server.ask(0, 0, 0)
     for party in parties:
         party.config.write_text(small_config(CLIENTS, *PRIVATE, "privacy.sigma_ind=0.2"))
+        Permission().with_plan(party.plan).save(party.allowed)
     refusal(Reason.TERMS, server.ask, 0, 0, 1)
     server.open(1, range(CLIENTS))
     server.ask(0, 1, 1)

@@ -13,6 +13,7 @@ from trilemma import files
 from trilemma.federation import spending, wire
 from trilemma.federation.epochs import Stopped
 from trilemma.federation.node import Node
+from trilemma.federation.permission import Permission
 from trilemma.federation.reasons import Refused
 from trilemma.federation.sessions import Session, epoch_name
 from trilemma.privacy.ledger import Ledger
@@ -437,6 +438,7 @@ def test_an_unheard_step_is_taken_back_however_long_the_silence(parties):
     config = small_config(CLIENTS, *PRIVATE, "algorithm.momentum=0.9", rounds=4)
     for party in parties:
         party.config.write_text(config)
+        Permission().with_plan(party.plan).save(party.allowed)
     reproducible(parties)
     steps = []
 

@@ -186,7 +186,7 @@ def test_the_command_line_makes_a_federation(tmp_path):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--port", "70000"], "allowed: 1 to 65532"),
+        (["--port", "70000"], "allowed: 1 to 65531"),
         (["--budget", "3"], "this configuration adds no noise"),
         (["--round-limit", "0"], "round_limit"),
         (["--task", "nowhere.py", "--examples", "3"], "there is no nowhere.py"),

@@ -14,19 +14,21 @@ from federation_harness import make
 from trilemma.federation import layout, processes
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.layout import Party, Timing
-from trilemma.flower import deployment
+from trilemma.federation.processes import Command
+from trilemma.flower import SILENCE, deployment
 from trilemma.flower.control import connect
 
 FAST = Timing(round_limit=30.0, join_limit=45.0, poll=0.2)
 LIAR = Path(__file__).with_name("flower_liar.py")
+DEAF = Path(__file__).with_name("flower_deaf.py")
 
 
 def free_ports(count: int) -> int:
-    """Return a port such that it and the `count` after it are free on loopback."""
-    for base in range(21000 + (time.monotonic_ns() // 1000) % 20000, 65000, count + 1):
+    """Return a port such that it, the `count` after it and the SuperLink's are free on loopback."""
+    for base in range(21000 + (time.monotonic_ns() // 1000) % 20000, 65000, count + 2):
         with contextlib.ExitStack() as held:
             try:
-                for port in range(base, base + count + 1):
+                for port in range(base, base + count + 2):
                     held.enter_context(socket.create_server(("127.0.0.1", port)))
             except OSError:
                 continue
@@ -96,12 +98,29 @@ class Real:
         finally:
             self.restart(party)
 
-    def restart(self, party: Party, worker: tuple[str, ...] | None = None) -> None:
-        """Start a party's processes afresh, perhaps with another worker."""
+    @contextlib.contextmanager
+    def deaf(self, number: int) -> Iterator[None]:
+        """Let the SuperNode of client `number` break when it first asks for work (`flower_deaf.py`)."""
+        party = self.client(number)
+        supernode = deployment.commands(party)[0]
+        argv = (sys.executable, str(DEAF), *supernode.argv[3:])
+        environment = {**supernode.environment, SILENCE: "3"}
+        self.restart(party, supernode=replace(supernode, argv=argv, environment=environment))
+        try:
+            yield
+        finally:
+            self.restart(party)
+
+    def restart(
+        self, party: Party, worker: tuple[str, ...] | None = None, supernode: Command | None = None
+    ) -> None:
+        """Start a party's processes afresh, perhaps with another worker or SuperNode."""
         processes.stop(processes.recorded(party.running), party.running, grace=2.0)
         for command in deployment.commands(party):
             if command.name == "worker" and worker is not None:
                 command = replace(command, argv=worker)
+            if command.name == "supernode" and supernode is not None:
+                command = supernode
             processes.start(command, party.running)
 
     def set_timing(self, **changes: float) -> None:

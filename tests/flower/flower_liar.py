@@ -30,12 +30,14 @@ def lie(how: str, block: bytes, remembered: list[bytes]) -> bytes:
     match how, header.round:
         case "silent", _:
             time.sleep(600)
+        case "large", _:
+            sent = torch.zeros(50_000_000, dtype=torch.uint8)
         case "changing", 0:
             name, sent = "vector", torch.full((69,), torch.nan)
         case "changing", 1:
-            sent = torch.zeros(8_000_000, dtype=sent.dtype)
-        case "changing", _:
             return remembered[0]
+        case "changing", _:
+            sent = torch.zeros(8_000_000, dtype=sent.dtype)
     return wire.dumps(header, {name: sent})
 
 

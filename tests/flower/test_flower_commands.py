@@ -30,7 +30,7 @@ def test_a_pilot_from_its_making_to_its_end(tmp_path):
     port = str(free_ports(3))
     command("init", folder, "--clients", "3", "--config", str(config), "--port", port)
     try:
-        assert "8 processes started" in command("up", folder)
+        assert "9 processes started" in command("up", folder)
         assert "everything was running" in command("up", folder)
         first = command("run", folder)
         assert [line.split(",")[0] for line in first.splitlines()[:3]] == ["round 1", "round 2", "round 3"]
@@ -38,7 +38,7 @@ def test_a_pilot_from_its_making_to_its_end(tmp_path):
         assert "run default: 3 rounds committed" in command("status", folder)
         with pytest.raises(UserError, match="budget: the client's own budget does not allow it"):
             command("run", folder, "--name", "again")
-        assert "8 processes stopped" in command("down", folder)
+        assert "9 processes stopped" in command("down", folder)
     finally:
         deployment.down(tmp_path / "pilot")
     with pytest.raises(UserError, match="start it with `up`"):

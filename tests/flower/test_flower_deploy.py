@@ -48,7 +48,7 @@ def test_the_services_are_a_federation_and_stop_when_told(tmp_path):
             for service in services.values()
         ]
         running.callback(lambda: [one.kill() for one in attached])
-        wait_for(lambda: len([one for one in deployment.status(folder) if one.alive]) == 12, 90.0)
+        wait_for(lambda: len([one for one in deployment.status(folder) if one.alive]) == 13, 90.0)
         run = trilemma_federation("run", str(folder / "server"), "--limit", "90")
         subprocess.run(run, check=True, timeout=120, stdout=subprocess.DEVNULL)
         assert len(CommitLog(parties[0].run_folder("default")).records()) == 2

@@ -116,6 +116,12 @@ def init_command(
             highlight=False,
             soft_wrap=True,
         )
+    if not facts.on_one_machine:
+        console.print(
+            "\nClients take part in nothing yet; each owner decides: trilemma federation allow client-i RUN",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(
         f"\nKeep {folder / 'authority'} off-line. Each other folder goes to its party and to nobody else.\n"
         f"On this machine: trilemma federation up {folder}; trilemma federation run {folder}",
@@ -234,6 +240,62 @@ def _line(record: Record, spent: tuple[float, str] | None = None) -> str:
     if record.rejected:
         parts.append(f"rejected {[list(one) for one in record.rejected]}")
     return ", ".join(parts)
+
+
+@federation_app.command("proposals")
+def proposals_command(folder: Folder) -> None:
+    """Show what was proposed to clients and is not allowed yet: what it would cost, and who takes part."""
+    from trilemma.federation.proposals import proposed
+
+    table = Table("client", "run", "ε", "rounds", "members", "at least", "configuration", "task", "keys")
+    for party in _clients(folder):
+        for one in proposed(party):
+            cost = "no guarantee" if one.epsilon is None else f"{one.epsilon:.3g}"
+            digests = (digest[:12] for digest in (one.configuration, one.task, one.keys))
+            numbers = map(str, (one.rounds, one.members, one.threshold))
+            table.add_row(party.name, one.run, cost, *numbers, *digests)
+    console.print(table if table.row_count else "nothing was proposed that is not allowed")
+
+
+@federation_app.command("allow")
+def allow_command(
+    folder: Folder,
+    run: Annotated[str | None, typer.Argument(help="name of the run")] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="in advance: any run whose rounds cost at most this ε (inf: without a guarantee too)"
+        ),
+    ] = None,
+) -> None:
+    """Let a client take part in a run; its owner's decision, on its owner's machine."""
+    from dataclasses import replace
+
+    from trilemma.federation.permission import Permission
+    from trilemma.federation.proposals import allow
+
+    if (run is None) == (epsilon is None):
+        raise UserError("allow either a run, by its name, or in advance any run up to --epsilon")
+    for party in _clients(folder):
+        if run is not None:
+            found = allow(party, run)
+            cost = "no guarantee" if found.epsilon is None else f"ε = {found.epsilon:.3g}"
+            said = f"run {run!r} of configuration {found.configuration[:12]}, {cost}"
+        else:
+            replace(Permission.load(party.allowed), epsilon=epsilon).save(party.allowed)
+            said = f"any run up to ε = {epsilon:g}"
+        console.print(f"{party.name} allows {said}", highlight=False, soft_wrap=True)
+
+
+def _clients(folder: Path) -> list[Party]:
+    from trilemma.federation.layout import parties
+
+    found = [party for party in parties(folder) if party.client is not None]
+    if not found:
+        raise UserError(
+            f"{folder} is the server's folder; what a client takes part in is decided by its owner"
+        )
+    return found
 
 
 @federation_app.command("status")

@@ -1,7 +1,8 @@
-"""The certificates of a federation: one authority, one server certificate.
+"""The certificates of a federation: one authority, one certificate for the server, one for each client.
 
-Clients authenticate the server by TLS, with the authority's certificate as their only root; the server
-authenticates clients by node keys (NIST P-384, Flower's format) and, above Flower, by Ed25519 identities.
+Server and clients show each other certificates of the one authority before a byte is read; behind that door
+the server authenticates clients by node keys (NIST P-384, Flower's format) and, above Flower, by Ed25519
+identities.
 The authority's private key signs nothing after `trilemma federation init` and should be kept off-line.
 """
 
@@ -97,38 +98,64 @@ def _alternative_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
+LOOPBACK = ("localhost", "127.0.0.1")
+"""Names by which a server's own processes find each other."""
+
+
 def issue_server(authority: Issued, hosts: tuple[str, ...], until: dt.datetime | None = None) -> Issued:
-    """Issue the server's certificate for `hosts` (names or addresses), valid until `until`.
+    """Issue the server's certificate for `hosts` (names or addresses) and loopback, valid until `until`.
 
     >>> issued = issue_server(new_authority("demo"), ("127.0.0.1", "fl.example.org"))
     >>> names = issued.x509.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     >>> names.get_values_for_type(x509.DNSName)
-    ['fl.example.org']
+    ['fl.example.org', 'localhost']
     """
+    names = [_alternative_name(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
+    return _issue(
+        authority, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, x509.SubjectAlternativeName(names), until
+    )
+
+
+def issue_client(authority: Issued, name: str, until: dt.datetime | None = None) -> Issued:
+    """Issue the certificate that a client shows at the server's door; the server's own does not serve there.
+
+    >>> issued = issue_client(new_authority("demo"), "client-3")
+    >>> issued.x509.subject.rfc4514_string()
+    'CN=client-3'
+    """
+    return _issue(authority, name, ExtendedKeyUsageOID.CLIENT_AUTH, None, until)
+
+
+def _issue(
+    authority: Issued,
+    name: str,
+    purpose: x509.ObjectIdentifier,
+    names: x509.SubjectAlternativeName | None,
+    until: dt.datetime | None,
+) -> Issued:
     key = ec.generate_private_key(ec.SECP256R1())
     signer = serialization.load_pem_private_key(authority.key, password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     now = _now()
     end = until or now + VALIDITY
-    certificate = (
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]))
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .issuer_name(authority.x509.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now, end) - CLOCK_SKEW)
         .not_valid_after(end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([_alternative_name(host) for host in hosts]), critical=False
-        )
         .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
         )
-        .sign(signer, hashes.SHA256())
     )
+    if names is not None:
+        builder = builder.add_extension(names, critical=False)
+    certificate = builder.sign(signer, hashes.SHA256())
     return Issued(certificate.public_bytes(serialization.Encoding.PEM), _private_pem(key))
 
 

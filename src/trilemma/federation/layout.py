@@ -3,7 +3,7 @@
     federation/
       authority/      the CA's private key: off-line after `init`
       server/         TLS certificate and key, the public halves of all node keys, the run configuration
-      client-0/ …     CA certificate, node key, identity key, roster, budget, the run configuration
+      client-0/ …     TLS certificate and key, node key, identity key, roster, budget, the run configuration
 
 A party's folder holds its own secrets only, so handing `client-3/` to party 3 hands over exactly what that
 party needs. `federation.toml` is the same everywhere and public. Every party reads its own copy of
@@ -30,9 +30,10 @@ import tomli_w
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import certificates
+from trilemma.federation.permission import Permission
 from trilemma.plugins import Plugin
 from trilemma.privacy.secrets import Identity, Roster
-from trilemma.task.file import copy_task
+from trilemma.task.file import copy_task, task_digest
 
 PUBLIC = "federation.toml"
 CONFIG = "config.toml"
@@ -89,16 +90,32 @@ class Federation:
             raise UserError(f"a federation needs at least one client, not {self.clients}")
         if self.examples is not None and self.examples < 1:
             raise UserError(f"examples = {self.examples}: the poorest client holds at least 1")
-        if not 1 <= self.port <= 65535 - self.clients:
+        if not 1 <= self.port <= 65534 - self.clients:
             raise UserError(
-                f"port = {self.port}: clients use the {self.clients} ports after it; allowed: 1 to "
-                f"{65535 - self.clients}"
+                f"port = {self.port}: clients use the {self.clients} ports after it, the server one more; "
+                f"allowed: 1 to {65534 - self.clients}"
             )
 
     @property
     def address(self) -> str:
-        """Where the server listens."""
+        """Where the server's guard listens, and clients connect."""
         return f"{self.host}:{self.port}"
+
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether nobody outside this machine can be part of it: a pilot."""
+        here = ("127.0.0.1", "localhost", "::1")
+        return self.host in here and self.listen in (None, *here)
+
+    @property
+    def superlink_port(self) -> int:
+        """Port of the SuperLink behind the guard, on the server's machine only."""
+        return self.port + 1 + self.clients
+
+    @property
+    def superlink(self) -> str:
+        """Where the server's own processes and its operator find the SuperLink."""
+        return f"127.0.0.1:{self.superlink_port}"
 
     def runtime_port(self, client: int) -> int:
         """Port on which client `client`'s node talks to its own worker, on its own machine only."""
@@ -172,9 +189,39 @@ class Party:
         return digest.hexdigest()
 
     @property
+    def task_digest(self) -> str:
+        """Digest of the code of this party's own task; "" where it has none."""
+        return "" if self.task is None else task_digest(self.task)
+
+    @property
+    def plan(self) -> str:
+        """Digest of what an owner allows: the terms, and the code that will run on the client's data."""
+        return hashlib.sha256(f"{self.terms} {self.task_digest}".encode()).hexdigest()
+
+    @property
+    def allowed(self) -> Path:
+        """What this client's owner allows."""
+        return self.folder / "allowed.toml"
+
+    @property
+    def proposals(self) -> Path:
+        """What was proposed to this client and not allowed."""
+        return self.folder / "proposals"
+
+    @property
     def authority(self) -> Path:
         """The CA certificate: a client's only trusted root."""
         return self.folder / "tls" / "ca.crt"
+
+    @property
+    def certificate(self) -> Path:
+        """The certificate this party shows to others."""
+        return self.folder / "tls" / ("server.crt" if self.client is None else "client.crt")
+
+    @property
+    def certificate_key(self) -> Path:
+        """The private key of this party's certificate."""
+        return self.folder / "secrets" / ("server.key" if self.client is None else "client.key")
 
     @property
     def roster(self) -> Path:
@@ -213,7 +260,8 @@ class Party:
     def check(self) -> None:
         """Refuse to work in a folder that is not complete, or whose secrets others here can read."""
         own = (self.executor_secret,) if self.client is None else (self.identity, self.node_key)
-        for path in (self.config, self.roster, self.authority, *own):
+        tls = (self.authority, self.certificate, self.certificate_key)
+        for path in (self.config, self.roster, *tls, *own):
             if not path.is_file():
                 raise UserError(f"{path} is missing: {self.name}'s folder is not complete; copy it once more")
         for path in sorted((self.folder / "secrets").iterdir()):
@@ -356,6 +404,7 @@ def init(
         files.write_atomically(client.node_key, private, secret=True)
         (server.folder / "nodes").mkdir(exist_ok=True)
         (server.folder / "nodes" / f"{client.name}.pub").write_bytes(public)
+        install_certificate(client, certificates.issue_client(authority, client.name))
         identity = Identity.generate()
         identity.save(client.identity)
         public_keys.append(identity.public)
@@ -364,6 +413,9 @@ def init(
         party.authority.write_bytes(authority.certificate)
         files.write_atomically(party.executor_secret, secrets.token_hex(32).encode(), secret=True)
         Roster(tuple(public_keys)).save(party.roster)
+    if federation.on_one_machine:  # whoever made it owns all of it, and means what it was made for
+        for client in clients:
+            Permission().with_plan(client.plan).save(client.allowed)
     return found
 
 
@@ -373,8 +425,8 @@ def write_certificate(server: Party, authority: certificates.Issued, hosts: tupl
     install_certificate(server, issued)
 
 
-def install_certificate(server: Party, issued: certificates.Issued) -> None:
-    """Put a certificate and its key where the server looks for them."""
-    files.write_atomically(server.folder / "secrets" / "server.key", issued.key, secret=True)
-    (server.folder / "tls").mkdir(exist_ok=True)
-    (server.folder / "tls" / "server.crt").write_bytes(issued.certificate)
+def install_certificate(party: Party, issued: certificates.Issued) -> None:
+    """Put a certificate and its key where a party looks for them."""
+    files.write_atomically(party.certificate_key, issued.key, secret=True)
+    party.certificate.parent.mkdir(exist_ok=True)
+    party.certificate.write_bytes(issued.certificate)

@@ -28,6 +28,7 @@ from trilemma.federation import wire
 from trilemma.federation.admission import HEADROOM
 from trilemma.federation.journal import Again, Entry, Journal, what_to_do, what_to_tell
 from trilemma.federation.layout import Party
+from trilemma.federation.proposals import check_allowed
 from trilemma.federation.reasons import Reason, Refused, write_down
 from trilemma.federation.sessions import Session
 from trilemma.federation.spending import least_members, ledger_position, pay
@@ -133,6 +134,7 @@ class Node:
             for name in ("task", "_start", "_clients"):  # its owner changed them while this process ran
                 self.__dict__.pop(name, None)
         self.loaded["terms"] = hello.terms
+        check_allowed(self.party, self.task, hello.run)
         ledger_position(self.party, self.task)  # a ledger that was set back: better now than among others
         key = self._session(hello.run).open(hello.epoch)
         return wire.dumps(wire.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))

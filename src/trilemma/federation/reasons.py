@@ -44,6 +44,7 @@ class Reason(Enum):
     BROADCAST = "the broadcast is not one of this configuration"
     BUDGET = "the client's own budget does not allow it"
     LEDGER = "the client's ledger cannot be trusted or opened"
+    ALLOWED = "the client's owner has not allowed this run (yet)"
     RUN = "the client has not joined such a run"
     BLOCK = "the client does not read such a block"
     UNSAFE = "the client's folder is not fit for a real run"

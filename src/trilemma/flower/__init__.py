@@ -2,6 +2,7 @@
 
 * `client_app`, `server_app`, `records`: the two apps and what a message holds.
 * `worker`, `supernode`: the processes that run them.
+* `guard`, `lines`, `limits`, `announcements`, `meters`: the server's door, and what may pass it.
 * `internals`: everything that leans on parts of Flower that are not public, with the reasons.
 * `deployment`, `control`, `files`: bringing parties up and down, talking to the SuperLink.
 
@@ -14,3 +15,9 @@ POLL = "TRILEMMA_POLL"
 
 It is here because a SuperNode reads it, which hands blocks on and need not import torch to do so.
 """
+
+CERTIFICATE, CERTIFICATE_KEY = "TRILEMMA_CERTIFICATE", "TRILEMMA_CERTIFICATE_KEY"
+"""Environment variables of a SuperNode: files with what it shows at the server's door."""
+
+SILENCE = "TRILEMMA_SILENCE"
+"""Environment variable of a SuperNode: seconds without asking for work after which it starts itself anew."""

@@ -94,10 +94,10 @@ class Control:
 
 @contextmanager
 def connect(server: Party) -> Iterator[Control]:
-    """Connect to the SuperLink of `server`'s federation."""
+    """Connect to the SuperLink of `server`'s federation, on the server's own machine: no other can."""
     server.check()
     client = ControlHttpClient.from_server_address(
-        server.federation.address,
+        server.federation.superlink,
         insecure=False,
         root_certificates=server.authority.read_bytes(),
         interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-cli")],
@@ -107,7 +107,7 @@ def connect(server: Party) -> Iterator[Control]:
     except httpx.HTTPStatusError as error:
         raise UserError(f"the SuperLink refused: {error.response.text[:500]}") from None
     except httpx.TransportError as error:
-        address = server.federation.address
+        address = server.federation.superlink
         raise UserError(f"no SuperLink answers at {address} ({error}); start it with `up`") from None
     finally:
         client.close()

@@ -1,8 +1,8 @@
 """Bring a federation up, look at it, take it down: which processes each party consists of.
 
-The server is a SuperLink and a worker; a client is a SuperNode and a worker. On one machine `up` starts all
-of them on loopback; on five machines each party runs `up` on its own folder. `up` starts what is not running,
-so it is also how a party recovers from a crash.
+The server is a SuperLink, a guard in front of it and a worker; a client is a SuperNode and a worker. On one
+machine `up` starts all of them on loopback; on five machines each party runs `up` on its own folder. `up`
+starts what is not running, so it is also how a party recovers from a crash.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import sys
 import sysconfig
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +20,16 @@ from pathlib import Path
 from trilemma.federation import processes
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.processes import Command, ProcessFailed, Running
-from trilemma.flower import POLL
+from trilemma.flower import CERTIFICATE, CERTIFICATE_KEY, POLL
 from trilemma.flower.files import write_flower_files
+from trilemma.flower.limits import Limits, Settings
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 START_LIMIT = 60.0
 
 
 def commands(party: Party) -> list[Command]:
-    """Return the processes of a party, the Flower process first."""
+    """Return the processes of a party: the Flower process, the server's guard, the worker."""
     federation = party.federation
     environment = {
         "FLWR_HOME": str(party.flower_home),
@@ -37,14 +39,16 @@ def commands(party: Party) -> list[Command]:
         # Parties share a machine in a pilot: one thread each, or they fight for the cores.
         "OMP_NUM_THREADS": "1",
     }
-    secrets = party.folder / "secrets"
+    guard: list[Command] = []
     if party.client is None:
+        program = (sys.executable, "-m", "trilemma.flower.guard", str(guard_file(party)))
+        guard = [Command("guard", program, environment)]
         flower: tuple[str, ...] = (
             str(SCRIPTS / "flower-superlink"),
-            *("--host", federation.listen or federation.host, "--port", str(federation.port)),
+            *("--host", "127.0.0.1", "--port", str(federation.superlink_port)),
             *("--ssl-ca-certfile", str(party.authority)),
-            *("--ssl-certfile", str(party.folder / "tls" / "server.crt")),
-            *("--ssl-keyfile", str(secrets / "server.key")),
+            *("--ssl-certfile", str(party.certificate)),
+            *("--ssl-keyfile", str(party.certificate_key)),
             "--enable-supernode-auth",
             *("--isolation", "process"),
             *("--superexec-auth-secret-file", str(party.executor_secret)),
@@ -61,9 +65,44 @@ def commands(party: Party) -> list[Command]:
             *("--superexec-auth-secret-file", str(party.executor_secret)),
             *("--host", "127.0.0.1", "--port", str(federation.runtime_port(party.client))),
         )
+        environment |= {CERTIFICATE: str(party.certificate), CERTIFICATE_KEY: str(party.certificate_key)}
     worker = (sys.executable, "-m", "trilemma.flower.worker", str(party.folder))
     name = "superlink" if party.client is None else "supernode"
-    return [Command(name, flower, environment), Command("worker", worker, environment)]
+    return [Command(name, flower, environment), *guard, Command("worker", worker, environment)]
+
+
+def guard_file(server: Party) -> Path:
+    """Return where the guard of `server` reads its settings."""
+    return server.running / "guard-settings"
+
+
+def guard_settings(server: Party) -> Settings:
+    """Return what the guard is told: whom to let in, and how long a reply of this configuration is."""
+    from trilemma.flower.control import node_key_bytes
+
+    federation = server.federation
+    keys = {f"client-{client}": node_key_bytes(path) for client, path in server.nodes().items()}
+    return Settings(
+        listen=federation.listen or federation.host,
+        port=federation.port,
+        upstream=federation.superlink_port,
+        authority=str(server.authority),
+        certificate=str(server.certificate),
+        key=str(server.certificate_key),
+        peers={name: b64encode(key).decode() for name, key in keys.items()},
+        limits=Limits(message=longest_reply(server)),
+    )
+
+
+def longest_reply(server: Party) -> int:
+    """Return how many bytes the longest block is that a client of this configuration has to send."""
+    from trilemma.federation.admission import HEADROOM
+    from trilemma.federation.task import load_task
+
+    task = load_task(server)
+    inquiry = task.resolved.algorithm.inquiry
+    layouts = [task.message] if inquiry is None else [task.message, inquiry.message(task.model)]
+    return max(layout.longest.bytes for layout in layouts) + HEADROOM
 
 
 @dataclass(frozen=True)
@@ -93,7 +132,7 @@ def up(folder: Path, say: Callable[[str], None] = lambda _: None) -> list[Runnin
         for one in fresh:
             say(f"{party.name}: {one.name} started, pid {one.pid}, log {one.log}")
         if party.client is None:
-            _wait_for_port(party, processes.recorded(party.running))
+            _wait_for_ports(party, processes.recorded(party.running))
             _register(party, say)
         started += fresh
     return started
@@ -104,20 +143,21 @@ def start_party(party: Party) -> list[Running]:
 
     A SuperNode that lost its worker in the middle of a task waits for it until the task expires, so a
     client's two are restarted together. A SuperLink goes on without its worker, a worker not without its
-    SuperLink.
+    SuperLink; the guard does without either.
     """
     known = {one.name: one for one in processes.recorded(party.running)}
-    flower, worker = commands(party)
-    dead = [one for one in (flower, worker) if one.name not in known or not processes.leads(known[one.name])]
+    every = commands(party)
+    dead = [one for one in every if one.name not in known or not processes.leads(known[one.name])]
     if not dead:
         return []
-    if party.client is not None or flower in dead:
-        dead = [flower, worker]
     party.check()
+    if party.client is not None or every[0] in dead:
+        dead = [one for one in every if one in dead or one.name != "guard"]
     processes.stop([known[one.name] for one in dead if one.name in known], party.running)
     party.state.mkdir(exist_ok=True)
     if party.client is None:
         write_flower_files(party)  # they name absolute paths, and the folder may have been moved
+        guard_settings(party).save(guard_file(party))
     return [processes.start(command, party.running) for command in dead]
 
 
@@ -152,19 +192,25 @@ def attend(folder: Path, interval: float = 1.0) -> None:
         down(folder)
 
 
-def _wait_for_port(server: Party, running: list[Running]) -> None:
+def _wait_for_ports(server: Party, running: list[Running]) -> None:
+    """Wait until guard and SuperLink listen; say which process ended instead, and with what last words."""
     federation = server.federation
+    open_to_all = federation.listen in ("0.0.0.0", "::")
+    door = "localhost" if open_to_all else federation.listen or federation.host
     deadline = time.monotonic() + START_LIMIT
-    while time.monotonic() < deadline:
+    waiting = [("127.0.0.1", federation.superlink_port), (door, federation.port)]
+    while waiting and time.monotonic() < deadline:
         dead = [one for one in running if not processes.leads(one)]
         if dead:
             raise ProcessFailed(f"{dead[0].name} ended at once; its log:\n{processes.tail(dead[0].log)}")
         try:
-            socket.create_connection((federation.host, federation.port), timeout=1.0).close()
-            return
+            socket.create_connection(waiting[0], timeout=1.0).close()
+            waiting = waiting[1:]
         except OSError:
             time.sleep(0.1)
-    raise ProcessFailed(f"no SuperLink at {federation.address} after {START_LIMIT:.0f} s")
+    if waiting:
+        host, port = waiting[0]
+        raise ProcessFailed(f"nobody listens at {host}:{port} after {START_LIMIT:.0f} s")
 
 
 def _register(server: Party, say: Callable[[str], None]) -> None:

@@ -43,7 +43,7 @@ def write_flower_files(server: Party) -> None:
     app.mkdir(exist_ok=True)
     (app / "pyproject.toml").write_text(tomli_w.dumps(APP))
     (app / "apps.py").write_text(APPS)
-    connection = {"address": server.federation.address, "root-certificates": str(server.authority)}
+    connection = {"address": server.federation.superlink, "root-certificates": str(server.authority)}
     known = {"superlink": {"default": "federation", "federation": connection}}
     server.flower_home.mkdir(exist_ok=True)
     (server.flower_home / "config.toml").write_text(tomli_w.dumps(known))

@@ -15,11 +15,20 @@ version for their sake. What is used, and why:
   was killed is taken for alive, and refused when it comes back, for 60 s. The constants are not settable, so
   they are set here, in the processes this package starts and nowhere else; docs/federation.md has the
   measurements.
+* **The door** (`present_certificate`): a SuperNode has no option for a certificate of its own.
+* **Silence** (`restart_when_silent`): a SuperNode that meets an error it does not expect stops asking for
+  work, and its process stays: its other thread has no reason to end.
+
+Longer than most modules: whoever moves to another Flower has one file to read.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import ssl
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,8 +76,9 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
-from trilemma.flower import POLL
+from trilemma.flower import CERTIFICATE, CERTIFICATE_KEY, POLL, SILENCE
 
+log = logging.getLogger("flwr")
 ACTIVATION = "TRILEMMA_ACTIVATION"
 """Environment variable: seconds for which a SuperNode that is refused tries again."""
 
@@ -216,6 +226,8 @@ def run_supernode() -> None:
     beat_faster()
     keep_knocking()
     answer_in_step()
+    present_certificate()
+    restart_when_silent(float(os.environ.get(SILENCE, "60")))
     start_client_internal.time = bounded_clock(poll_seconds())
     flower_supernode()
 
@@ -304,3 +316,101 @@ def keep_knocking() -> None:
                 time.sleep(1.0)
 
     FleetHttpClient.ActivateNode = activate
+
+
+# --- the door, and silence --------------------------------------------------------------------------------
+
+
+def present_certificate() -> None:
+    """Let a SuperNode show this client's certificate, where the environment names one."""
+    certificate, key = os.environ.get(CERTIFICATE), os.environ.get(CERTIFICATE_KEY)
+    if certificate is None:
+        return
+
+    def connect(
+        address: str,
+        insecure: bool,
+        root_certificates: bytes | str | None,
+        interceptors: Sequence[ProtobufClientInterceptor],
+        **options: Any,
+    ) -> FleetHttpClient:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if isinstance(root_certificates, bytes):
+            context.load_verify_locations(cadata=root_certificates.decode())
+        else:
+            context.load_verify_locations(root_certificates)
+        context.load_cert_chain(certificate, key)
+        return FleetHttpClient(f"https://{address}", interceptors=interceptors, verify=context, **options)
+
+    FleetHttpClient.from_server_address = staticmethod(connect)
+
+
+class Watch:
+    """Since when a SuperNode has asked the SuperLink for nothing, and whether it has a reason not to.
+
+    While its worker computes it does not ask, and need not.
+
+    >>> watch = Watch(lambda: moment[0]); moment = [0.0]
+    >>> watch.asked(); moment[0] = 9.0; watch.silent
+    9.0
+    >>> with watch.working():
+    ...     watch.silent
+    0.0
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._last, self._working = now, 0.0, False
+
+    def asked(self) -> None:
+        """It asks just now."""
+        self._last = self._now()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Its worker has something to do for a while."""
+        self._working = True
+        try:
+            yield
+        finally:
+            self._working = False
+            self.asked()
+
+    @property
+    def silent(self) -> float:
+        """Seconds of silence that nothing explains."""
+        return 0.0 if self._working else self._now() - self._last
+
+
+def restart_when_silent(limit: float, restart: Callable[[], None] | None = None) -> Watch:
+    """Start this SuperNode anew, in its own process, when it has not asked for `limit` seconds.
+
+    That is three polls and more: the slowest a SuperNode asks, while the server is away, is every 20 s, and
+    a request is given up after 30 s. Heartbeats do not count: they come from another thread.
+    """
+    watch, limit = Watch(), max(limit, 3 * poll_seconds())
+    watch.asked()
+    honest, push = FleetHttpClient._unary_unary, start_client_internal._push_messages
+
+    def ask(client: FleetHttpClient, *, path: str, **rest: Any) -> Any:
+        if not path.endswith("heartbeat"):
+            watch.asked()
+        return honest(client, path=path, **rest)
+
+    def working(**everything: Any) -> None:
+        with watch.working():
+            push(**everything)
+
+    def look() -> None:
+        while watch.silent < limit:
+            time.sleep(limit / 20)
+        log.error("nothing was asked for in %.0f s: starting anew", watch.silent)
+        (restart or _start_anew)()
+
+    FleetHttpClient._unary_unary, start_client_internal._push_messages = ask, working
+    threading.Thread(target=look, daemon=True).start()
+    return watch
+
+
+def _start_anew() -> None:
+    """Replace this process by the same program: whoever watches it sees the same process go on."""
+    os.execv(sys.executable, [sys.executable, "-m", "trilemma.flower.supernode", *sys.argv[1:]])

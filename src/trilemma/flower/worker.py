@@ -122,7 +122,7 @@ def work(folder: str, client_app: ClientApp = client_app, server_app: ServerApp 
     log.info("working for %s", party.name)
     if party.client is None:
         certificate = party.authority.read_bytes()
-        tasks = Tasks("server", federation.address, certificate, party.executor_secret)
+        tasks = Tasks("server", federation.superlink, certificate, party.executor_secret)
         worker = Worker(tasks, federation.timing.poll)
         worker.serve(partial(worker.server_task, server_app))
     else:

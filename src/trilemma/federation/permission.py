@@ -1,0 +1,91 @@
+"""What a client's owner allows, in a file of the owner's own: nothing, unless it says so.
+
+    epsilon = 4.0                 any run whose rounds cost at most this much, in advance
+    plans = ["…"]                 any run of these plans: configuration, roster, examples and task
+    [runs]
+    default = "…"                 this run, of this plan
+
+A plan is named by its digest, so that a configuration or a `task.py` that changes is another plan, and is
+allowed again or not.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import tomli_w
+
+from trilemma import files
+from trilemma.errors import UserError
+
+HEADING = """# What this client takes part in: see `trilemma federation proposals` and `allow`. Its budget
+# (budget.toml) holds over everything that is allowed here.
+"""
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What an owner allows.
+
+    >>> nothing = Permission()
+    >>> nothing.allows("monday", "plan", lambda: 1.0)
+    False
+    >>> nothing.with_run("monday", "plan").allows("monday", "plan", lambda: 1.0)
+    True
+    >>> nothing.with_run("monday", "plan").allows("tuesday", "plan", lambda: 1.0)
+    False
+    >>> nothing.with_plan("plan").allows("tuesday", "plan", lambda: 1.0)
+    True
+    >>> up_to_four = replace(nothing, epsilon=4.0)
+    >>> [up_to_four.allows("any", "other", lambda cost=cost: cost) for cost in (3.0, 5.0, None)]
+    [True, False, False]
+    """
+
+    epsilon: float | None = None
+    plans: tuple[str, ...] = ()
+    runs: Mapping[str, str] = field(default_factory=dict)
+
+    def allows(self, run: str, plan: str, cost: Callable[[], float | None]) -> bool:
+        """Tell whether a run may be joined; `cost` is asked for its ε (None: no guarantee) where it matters.
+
+        A run without a guarantee is allowed in advance by epsilon = inf only.
+        """
+        if plan in self.plans or self.runs.get(run) == plan:
+            return True
+        if self.epsilon is None:
+            return False
+        epsilon = cost()
+        return (math.inf if epsilon is None else epsilon) <= self.epsilon
+
+    def with_run(self, run: str, plan: str) -> Permission:
+        """Allow one run too."""
+        return replace(self, runs={**self.runs, run: plan})
+
+    def with_plan(self, plan: str) -> Permission:
+        """Allow all runs of a plan too."""
+        return replace(self, plans=tuple(dict.fromkeys((*self.plans, plan))))
+
+    def save(self, path: Path) -> None:
+        """Write it down; on disk when this returns."""
+        epsilon = {} if self.epsilon is None else {"epsilon": self.epsilon}
+        facts = {**epsilon, "plans": list(self.plans), "runs": dict(self.runs)}
+        files.write_atomically(path, (HEADING + tomli_w.dumps(facts)).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Permission:
+        """Read what `save` or an owner wrote; without a file nothing is allowed."""
+        if not path.is_file():
+            return cls()
+        try:
+            facts = tomllib.loads(path.read_text())
+            return cls(
+                epsilon=None if "epsilon" not in facts else float(facts["epsilon"]),
+                plans=tuple(facts.get("plans", ())),
+                runs=dict(facts.get("runs", {})),
+            )
+        except (tomllib.TOMLDecodeError, TypeError, ValueError) as error:
+            raise UserError(f"{path} does not say what is allowed: {error}") from None

@@ -1,0 +1,93 @@
+"""What a server proposes to a client, in numbers its owner can judge, worked out by the client itself.
+
+A server proposes a run by its name. All the rest of the manifest is computed from the client's own folder:
+nothing in it is the server's word. A run that is not allowed is refused, and its manifest kept for the owner
+to look at (`trilemma federation proposals`) and to accept (`trilemma federation allow`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from trilemma import files
+from trilemma.federation.layout import Party
+from trilemma.federation.permission import Permission
+from trilemma.federation.reasons import Reason, Refused
+from trilemma.federation.spending import least_members, planned_epsilon
+from trilemma.federation.task import PartyTask, load_task
+from trilemma.privacy.secrets import Roster
+
+KEPT = 32
+"""How many proposals a client keeps: a server may think of names without end."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What taking part in a run means.
+
+    `plan` is the digest of all that is agreed on, with the code of the task; `configuration` and `task` are
+    digests of those alone ("" without a task.py); `keys` is the digest of everybody's identities. An epoch
+    has at least `threshold` of the `members`. `epsilon` is what its rounds cost, a tenth of them repeated;
+    None where nothing is guaranteed.
+    """
+
+    run: str
+    plan: str
+    configuration: str
+    task: str
+    members: int
+    threshold: int
+    epsilon: float | None
+    rounds: int
+    keys: str
+
+    @classmethod
+    def of(cls, party: Party, task: PartyTask, run: str) -> Manifest:
+        """Work it out, from this client's folder."""
+        return cls(
+            run=run,
+            plan=party.plan,
+            configuration=hashlib.sha256(party.config.read_bytes()).hexdigest(),
+            task=party.task_digest,
+            members=party.federation.clients,
+            threshold=least_members(party, task),
+            epsilon=planned_epsilon(task),
+            rounds=task.config.run.rounds,
+            keys=Roster.load(party.roster).digest.hex(),
+        )
+
+
+def check_allowed(party: Party, task: PartyTask, run: str) -> None:
+    """Refuse a run that this client's owner has not allowed, and keep its manifest for the owner."""
+    party.run_folder(run)  # a name from outside: refused where it is none
+    if Permission.load(party.allowed).allows(run, party.plan, lambda: planned_epsilon(task)):
+        return
+    if not any(known.run == run and known.plan == party.plan for known in proposed(party)):
+        _keep(party, Manifest.of(party, task, run))  # worked out once: a server may propose it every second
+    raise Refused(Reason.ALLOWED, f"run {run!r}: `trilemma federation allow {party.folder} {run}`")
+
+
+def proposed(party: Party) -> Iterator[Manifest]:
+    """Return what was proposed to a client and refused, the newest first."""
+    for path in sorted(party.proposals.glob("*.json"), key=lambda path: -path.stat().st_mtime_ns):
+        yield Manifest(**json.loads(path.read_text()))
+
+
+def allow(party: Party, run: str) -> Manifest:
+    """Allow a run of the plan that this client's folder holds now; return what that means."""
+    party.run_folder(run)
+    manifest = Manifest.of(party, load_task(party), run)
+    Permission.load(party.allowed).with_run(run, manifest.plan).save(party.allowed)
+    (party.proposals / f"{run}.json").unlink(missing_ok=True)
+    return manifest
+
+
+def _keep(party: Party, manifest: Manifest) -> None:
+    text = json.dumps(asdict(manifest), indent=1).encode()
+    files.write_atomically(party.proposals / f"{manifest.run}.json", text)
+    oldest = sorted(party.proposals.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    for path in oldest[:-KEPT]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,285 @@
+"""The door of a federation's server: nothing reaches the SuperLink that was not asked for.
+
+    python -m trilemma.flower.guard SETTINGS          (written and started by `up`)
+
+The SuperLink listens on loopback; this process listens where clients connect. Who has no certificate of the
+federation's authority does not get past the handshake. Of those who have one, each is held to a number of
+connections, a rate, ten requests, and a length that is known before a body is read; an announcement of
+20,000 records is counted and refused here. Bodies pass through in pieces: what a connection costs in memory
+does not depend on what it sends.
+
+Flower speaks HTTP/1.1 between SuperNodes and SuperLink. Parsing is left to h11, which keeps no more than a
+head in memory and does not let two readers of one request disagree about its length. No web server of the
+system is used, because none is where `pip install` is: the guard comes with the package, as one process of
+one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import sys
+from pathlib import Path
+
+import h11
+
+from trilemma.flower.announcements import records_announced
+from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, Limits, Settings
+from trilemma.flower.lines import CHUNK, HOP_BY_HOP, LARGEST_HEAD, Line, Upstream, UpstreamGone
+from trilemma.flower.meters import Full, Seats, Tokens
+
+log = logging.getLogger("trilemma.guard")
+
+PAUSE = 0.1
+"""Seconds to wait when the system has nothing left to take a connection with."""
+LONGEST_WAIT = 5.0
+"""Seconds for which a peer that asks too often is kept waiting, before it is sent away."""
+LINGER = 1.0
+"""Seconds in which somebody who was refused in the middle of a body is still listened to.
+
+Closing a connection with unread bytes in it takes the answer away that is on its way.
+"""
+PUBLIC_KEY = b"flwr-public-key"
+UNWANTED = frozenset({b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"})
+"""Heads that say that a body is not as long as it seems: no client of ours sends one."""
+
+
+class Refusal(Exception):
+    """A request that is not passed on."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Guard:
+    """Passes on what `settings` allow, and nothing else."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.limits = settings, settings.limits
+        self._strangers = Seats(self.limits.strangers, 8 * self.limits.strangers)
+        self._peers = Seats(self.limits.connections, self.limits.connections * len(settings.peers))
+        self._tokens = Tokens(self.limits.rate, self.limits.burst)
+        self._lines = Tokens(1.0, 100)  # of the log: strangers do not fill the disk either
+        self._tls = server_context(settings)
+        self._upstream_tls = ssl.create_default_context(cafile=settings.authority)
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Take connections until cancelled."""
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    accepted, address = await loop.sock_accept(listener)
+                except OSError as error:  # it went away again, or there are no descriptors left just now
+                    self._note(f"nobody could be let in: {error!r}")
+                    await asyncio.sleep(PAUSE)
+                    continue
+                if not self._strangers.free(address[0]):
+                    accepted.close()
+                    self._note(f"too many strangers, one more from {address[0]}")
+                    continue
+                task = loop.create_task(self._welcome(accepted, address[0]))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+        finally:
+            for task in self._running:
+                task.cancel()
+
+    def _note(self, text: str) -> None:
+        if not self._lines.wait("log"):
+            log.warning("%s", text)
+
+    # --- one connection ---------------------------------------------------------------------------------
+
+    async def _welcome(self, accepted: socket.socket, address: str) -> None:
+        """Let a stranger show its certificate, and talk to who has one."""
+        try:
+            with self._strangers.taken(address):
+                line = await self._shake_hands(accepted)
+        except (OSError, ssl.SSLError, TimeoutError, Full) as error:
+            accepted.close()
+            self._note(f"a stranger from {address} was not let in: {error!r}")
+            return
+        try:
+            name = certified_name(line.writer)
+            if name not in self.settings.peers:
+                raise Full(f"{name!r} is no client of this federation")
+            with self._peers.taken(name):
+                await self._converse(line, name)
+        except Exception as error:  # whatever somebody sent: it ends this connection and no other
+            self._note(f"{address}: connection closed: {error!r}")
+        finally:
+            line.close()
+
+    async def _shake_hands(self, accepted: socket.socket) -> Line:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=CHUNK, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, accepted, ssl=self._tls, ssl_handshake_timeout=self.limits.head_seconds
+        )
+        transport.set_write_buffer_limits(high=2 * CHUNK)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        return Line(reader, writer, h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD))
+
+    async def _converse(self, line: Line, name: str) -> None:
+        """Answer a peer's requests, one after the other, until it or something else ends it."""
+        upstream = Upstream(self.settings.upstream, self._upstream_tls)
+        try:
+            while (request := await self._head(line)) is not None:
+                try:
+                    await self._one(line, upstream, name, request)
+                except Refusal as refusal:
+                    self._note(f"{name}: {request.target!r} refused: {refusal}")
+                    await self._refuse(line, refusal)
+                    return
+                if line.state.our_state is not h11.DONE or line.state.their_state is not h11.DONE:
+                    return
+                line.state.start_next_cycle()
+        finally:
+            upstream.close()
+
+    async def _head(self, line: Line) -> h11.Request | None:
+        """Return the next request's head; None where the peer is done."""
+        if not line.state.trailing_data[0]:
+            async with asyncio.timeout(self.limits.idle_seconds):
+                first = await line.reader.read(CHUNK)
+            if not first:
+                return None
+            line.state.receive_data(first)
+        async with asyncio.timeout(self.limits.head_seconds):
+            event = await line.event()
+        return event if isinstance(event, h11.Request) else None
+
+    async def _refuse(self, line: Line, refusal: Refusal) -> None:
+        """Say no, and that this was all."""
+        if line.state.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        text = str(refusal).encode()
+        head = [("content-length", str(len(text))), ("content-type", "text/plain"), ("connection", "close")]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                await line.send(h11.Response(status_code=refusal.status, headers=head))
+                await line.send(h11.Data(data=text))
+                await line.send(h11.EndOfMessage())
+                while await line.reader.read(CHUNK):
+                    pass
+
+    # --- one request ------------------------------------------------------------------------------------
+
+    async def _one(self, line: Line, upstream: Upstream, name: str, request: h11.Request) -> None:
+        """Check a request, pass it on, and pass the answer back."""
+        path, length = self._check(name, request)
+        waiting = self._tokens.wait(name)
+        if waiting > LONGEST_WAIT:
+            raise Refusal(503, "too many requests")
+        await asyncio.sleep(waiting)
+        whole = None
+        try:
+            async with asyncio.timeout(self.limits.body_seconds(length)):
+                if path == ANNOUNCES:
+                    whole = b"".join([piece async for piece in line.body()])
+                    check_announcement(whole, self.limits)
+                await upstream.ask(request)
+                if whole is not None:
+                    await upstream.send(h11.Data(data=whole))
+                else:
+                    async for piece in line.body():
+                        await upstream.send(h11.Data(data=piece))
+                await upstream.send(h11.EndOfMessage())
+        except TimeoutError:
+            raise Refusal(408, "too slow") from None
+        except UpstreamGone as error:
+            raise Refusal(503, f"the SuperLink is away: {error}") from None
+        await self._answer(line, upstream, path)
+
+    def _check(self, name: str, request: h11.Request) -> tuple[str, int]:
+        """Decide by the head alone; return the path and how long the body will be."""
+        path = request.target.decode("ascii", "replace")
+        largest = self.limits.largest(path)
+        heads = dict(request.headers)
+        if request.method != b"POST" or largest is None:
+            raise Refusal(404, "there is nothing here")
+        if len(heads) < len(request.headers):
+            raise Refusal(400, "a head says everything once")  # or two readers may take two different things
+        if UNWANTED & heads.keys() or not heads.get(b"content-length", b"").isdigit():
+            raise Refusal(411, "a request says how long it is")
+        length = int(heads[b"content-length"])
+        if length > largest:
+            raise Refusal(413, f"{length} bytes where at most {largest} are allowed")
+        if heads.get(PUBLIC_KEY, b"").decode("ascii", "replace") != self.settings.peers[name]:
+            raise Refusal(400, "the node's key is not that of its certificate")
+        return path, length
+
+    async def _answer(self, line: Line, upstream: Upstream, path: str) -> None:
+        try:
+            async with asyncio.timeout(self.limits.answer_seconds):
+                response = await upstream.answer()
+        except (TimeoutError, UpstreamGone) as error:
+            raise Refusal(503, f"the SuperLink does not answer: {error}") from None
+        if response.status_code == 500 and path in ASKS_AGAIN:
+            # A SuperNode gives up for ever on 500, which may mean no more than a database that is busy.
+            raise Refusal(503, "the SuperLink failed")
+        heads = [(head, value) for head, value in response.headers if head not in HOP_BY_HOP]
+        await self._deliver(line, h11.Response(status_code=response.status_code, headers=heads))
+        async for piece in upstream.body():
+            await self._deliver(line, h11.Data(data=piece))
+        await self._deliver(line, h11.EndOfMessage())
+
+    async def _deliver(self, line: Line, event: h11.Event) -> None:
+        """Send a piece of an answer; a peer that does not take it has gone."""
+        async with asyncio.timeout(self.limits.head_seconds):
+            await line.send(event)
+
+
+def check_announcement(body: bytes, limits: Limits) -> None:
+    """Refuse an announcement of more records than a reply has."""
+    try:
+        records = records_announced(body)
+    except ValueError as error:
+        raise Refusal(400, str(error)) from None
+    if records > limits.records:
+        raise Refusal(413, f"{records} records where at most {limits.records} are allowed")
+
+
+def server_context(settings: Settings) -> ssl.SSLContext:
+    """Return the TLS of the door: the server's certificate, and none but the authority's clients."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(settings.certificate, settings.key)
+    context.load_verify_locations(settings.authority)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def certified_name(writer: asyncio.StreamWriter) -> str:
+    """Return the name on the certificate that a peer has shown."""
+    certificate = writer.get_extra_info("peercert") or {}
+    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return names[0] if len(names) == 1 else ""
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Bind to where clients connect."""
+    family = socket.AF_INET6 if ":" in settings.listen else socket.AF_INET
+    return socket.create_server((settings.listen, settings.port), family=family, backlog=128)
+
+
+def main(path: str) -> None:
+    """Guard until stopped."""
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    settings = Settings.load(Path(path))
+    with listen(settings) as listener:
+        log.info("guarding %s:%d for %d clients", settings.listen, settings.port, len(settings.peers))
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(Guard(settings).serve(listener))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

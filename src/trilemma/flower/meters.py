@@ -1,0 +1,79 @@
+"""Who takes how much: seats, limited for each name and in all; tokens, which come back with time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+DEBT = 10.0
+"""Seconds after which any name has a token again, however many it took."""
+
+
+class Full(Exception):
+    """All seats of this name, or all there are, are taken."""
+
+
+class Seats:
+    """At most `each` at a time under one name, and `all` together.
+
+    >>> seats = Seats(each=1, all=2)
+    >>> with seats.taken("alice"), seats.taken("bob"):
+    ...     seats.count("alice"), seats.free("carol")
+    (1, False)
+    >>> seats.count("alice"), seats.free("carol")
+    (0, True)
+    """
+
+    def __init__(self, each: int, all: int) -> None:
+        self._each, self._all = each, all
+        self._taken: Counter[str] = Counter()
+
+    def count(self, name: str) -> int:
+        """Return how many are taken under a name."""
+        return self._taken[name]
+
+    def free(self, name: str) -> bool:
+        """Tell whether there is a seat for `name`."""
+        return self._taken[name] < self._each and self._taken.total() < self._all
+
+    @contextmanager
+    def taken(self, name: str) -> Iterator[None]:
+        """Take a seat for a while, or raise `Full`."""
+        if not self.free(name):
+            raise Full(name)
+        self._taken[name] += 1
+        try:
+            yield
+        finally:
+            self._taken[name] -= 1
+            if not self._taken[name]:
+                del self._taken[name]  # names come from outside: none is remembered for ever
+
+
+class Tokens:
+    """A bucket of `burst` tokens that is refilled by `rate` a second; each name has its own.
+
+    Only names that are known beforehand may be asked for: each is remembered.
+
+    >>> moment = [0.0]
+    >>> tokens = Tokens(rate=2.0, burst=1, now=lambda: moment[0])
+    >>> tokens.wait("alice"), tokens.wait("alice"), tokens.wait("bob")
+    (0.0, 0.5, 0.0)
+    >>> moment[0] = 10.0; tokens.wait("alice")
+    0.0
+    """
+
+    def __init__(self, rate: float, burst: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._burst, self._now = rate, burst, now
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def wait(self, name: str) -> float:
+        """Take a token; return after how many seconds it may be used."""
+        moment = self._now()
+        left, since = self._left.get(name, (float(self._burst), moment))
+        left = min(self._burst, left + (moment - since) * self._rate) - 1
+        # Who asks without end is in debt for some seconds, not for ever.
+        self._left[name] = (max(left, -DEBT * self._rate), moment)
+        return max(0.0, -left / self._rate)

@@ -1,0 +1,124 @@
+"""A client takes part in what its owner allowed, and in nothing else."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from federation_harness import PRIVATE, Direct, coordinator, make, small_config
+from trilemma.cli.federation import federation_app
+from trilemma.errors import UserError
+from trilemma.federation import wire
+from trilemma.federation.epochs import Stopped
+from trilemma.federation.node import Node
+from trilemma.federation.permission import Permission
+from trilemma.federation.proposals import KEPT, proposed
+from trilemma.federation.reasons import Reason, Refused
+
+CLIENTS = 5
+
+
+@pytest.fixture
+def parties(tmp_path):
+    """A federation of machines: nothing is allowed yet."""
+    config = small_config(CLIENTS, *PRIVATE)
+    return make(tmp_path / "federation", CLIENTS, config, budget=1e6, host="fl.example.org")
+
+
+def say_hello(parties, run="run", client=0):
+    hello = wire.Hello(run=run, epoch=0, terms=parties[0].terms)
+    return Node(parties[1 + client]).answer(wire.dumps(hello))
+
+
+def refused(parties, run="run", client=0):
+    with pytest.raises(Refused) as caught:
+        say_hello(parties, run, client)
+    return caught.value.reason is Reason.ALLOWED
+
+
+def command(*arguments: object) -> str:
+    outcome = CliRunner().invoke(federation_app, [str(one) for one in arguments], env={"COLUMNS": "200"})
+    if isinstance(outcome.exception, UserError):
+        raise outcome.exception
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+def test_nothing_is_allowed_by_default_and_nothing_is_left_behind(parties):
+    runner, said = coordinator(parties, Direct(parties))
+    with pytest.raises(Stopped):
+        runner.go()
+    assert sum("allowed: the client's owner has not allowed this run" in line for line in said) == CLIENTS
+    for party in parties[1:]:
+        assert not party.run_folder("run").exists()
+        assert not (party.state / "joined").exists()
+        assert not party.ledger.exists()
+
+
+def test_a_pilot_on_one_machine_allows_what_it_was_made_for(tmp_path):
+    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6)
+    say_hello(parties, "any-name")
+    for party in parties:
+        party.config.write_text(small_config(CLIENTS, *PRIVATE, rounds=300))
+    assert refused(parties, "any-name"), "another configuration is another plan"
+
+
+def test_an_owner_looks_and_allows(parties):
+    """What is shown is what the client worked out itself; what is allowed is this run of this plan."""
+    assert refused(parties)
+    (manifest,) = proposed(parties[1])
+    assert (manifest.run, manifest.members, manifest.threshold, manifest.rounds) == ("run", CLIENTS, 3, 3)
+    assert manifest.epsilon > 0
+    shown = command("proposals", parties[1].folder)
+    assert all(word in shown for word in ("client-0", "run", f"{manifest.epsilon:.3g}"))
+    assert manifest.configuration[:12] in shown
+    assert "client-0 allows run 'run'" in command("allow", parties[1].folder, "run")
+    assert "nothing was proposed" in command("proposals", parties[1].folder)
+    say_hello(parties)
+    assert refused(parties, "another")
+    assert refused(parties, client=1), "each owner decides for itself"
+
+
+def test_a_changed_task_is_allowed_again_or_not(tmp_path, parties):
+    """The code that runs on a client's data is no part of the terms, but of what its owner allows."""
+    command("allow", parties[1].folder, "run")
+    say_hello(parties)
+    before = parties[1].plan
+    (parties[1].folder / "task.py").write_text("def model(): ...\n")
+    assert parties[1].plan != before
+    assert not Permission.load(parties[1].allowed).allows("run", parties[1].plan, lambda: 1.0)
+
+
+def test_in_advance_by_its_cost(parties):
+    assert refused(parties)
+    cost = next(proposed(parties[1])).epsilon
+    command("allow", parties[1].folder, "--epsilon", cost / 2)
+    assert refused(parties)
+    command("allow", parties[1].folder, "--epsilon", cost * 1.001)
+    say_hello(parties)
+
+
+def test_a_server_does_not_fill_the_disk_with_names(parties):
+    for number in range(KEPT + 5):
+        assert refused(parties, f"run-{number}")
+        path = parties[1].proposals / f"run-{number}.json"
+        os.utime(path, ns=(number, number))
+    assert len(list(proposed(parties[1]))) == KEPT
+    with pytest.raises(Refused):
+        say_hello(parties, "../../elsewhere")
+    assert not (parties[1].folder.parent / "elsewhere.json").exists()
+
+
+def test_an_unreadable_permission_allows_nothing(parties):
+    parties[1].allowed.write_text("runs = 7\n[")
+    with pytest.raises(Refused) as caught:
+        say_hello(parties)
+    assert caught.value.reason is Reason.FAILED
+    with pytest.raises(UserError, match="does not say what is allowed"):
+        command("allow", parties[1].folder, "run")
+    with pytest.raises(UserError, match="decided by its owner"):
+        command("allow", parties[0].folder, "run")
+    with pytest.raises(UserError, match="either a run"):
+        command("allow", parties[1].folder)

@@ -1,0 +1,412 @@
+"""The server's door, in front of a SuperLink that is not one: what passes, and what never arrives there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trilemma.federation import certificates
+from trilemma.flower import guard
+from trilemma.flower.announcements import records_announced
+from trilemma.flower.guard import Guard
+from trilemma.flower.limits import ANNOUNCES, PATHS, SMALL, UPLOADS, Limits, Settings
+
+PULL = "/v1/fleet/pull-messages"
+KEY = "a-node-key"
+LIMITS = Limits(message=1_000_000, head_seconds=2.0, idle_seconds=5.0)
+
+
+@dataclass
+class Link:
+    """What stands behind the guard: it remembers what arrived and answers with what it is told to."""
+
+    status: int = 200
+    body: bytes = b"answer"
+    seen: list[tuple[str, bytes]] = field(default_factory=list)
+    connections: int = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = next(
+                    int(line[15:]) for line in head.split("\r\n") if line.startswith("content-length:")
+                )
+                self.seen.append((head.split()[1], await reader.readexactly(length)))
+                writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (self.status, len(self.body)))
+                writer.write(self.body)
+                await writer.drain()
+
+
+@dataclass
+class Door:
+    """A guard at work, the link behind it, and certificates to come with."""
+
+    folder: Path
+    port: int
+    link: Link
+
+    def context(self, who: str | None) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.folder / "ca.crt")
+        if who is not None:
+            context.load_cert_chain(self.folder / f"{who}.crt", self.folder / f"{who}.key")
+        return context
+
+    async def connect(self, who: str | None = "client-0", source: str = "127.0.0.1"):
+        return await asyncio.open_connection(
+            "127.0.0.1", self.port, ssl=self.context(who), server_hostname="localhost", local_addr=(source, 0)
+        )
+
+    async def say(self, raw: bytes, who: str | None = "client-0") -> bytes:
+        """Send these bytes and return all that comes back until the door closes or nothing comes any more."""
+        reader, writer = await self.connect(who)
+        try:
+            writer.write(raw)
+            await writer.drain()
+            return await hear(reader)
+        finally:
+            writer.transport.abort()
+
+    async def works(self) -> bool:
+        return (await self.say(request(PULL))).startswith(b"HTTP/1.1 200")
+
+
+async def hear(reader, seconds: float = 3.0) -> bytes:
+    heard = b""
+    with contextlib.suppress(TimeoutError, ConnectionError, ssl.SSLError):
+        async with asyncio.timeout(seconds):
+            while piece := await reader.read(1 << 16):
+                heard += piece
+                if b"\r\n\r\n" in heard and complete(heard):
+                    break
+    return heard
+
+
+def complete(heard: bytes) -> bool:
+    head, _, body = heard.partition(b"\r\n\r\n")
+    lengths = [int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    return bool(lengths) and len(body) >= lengths[0]
+
+
+def request(path: str, body: bytes = b"body", **heads: str) -> bytes:
+    told = {"host": "server", "content-length": str(len(body)), "flwr-public-key": KEY}
+    told |= {name.replace("_", "-"): value for name, value in heads.items()}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in told.items() if value)]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """An authority, the server's certificate, two clients', a stranger's, and one of another authority."""
+    folder = tmp_path_factory.mktemp("door")
+    authority, other = certificates.new_authority("pilot"), certificates.new_authority("pilot")
+    issued = {
+        "server": certificates.issue_server(authority, ("127.0.0.1",)),
+        "client-0": certificates.issue_client(authority, "client-0"),
+        "client-1": certificates.issue_client(authority, "client-1"),
+        "stranger": certificates.issue_client(authority, "stranger"),
+        "foreigner": certificates.issue_client(other, "client-0"),
+    }
+    (folder / "ca.crt").write_bytes(authority.certificate)
+    for name, one in issued.items():
+        (folder / f"{name}.crt").write_bytes(one.certificate)
+        (folder / f"{name}.key").write_bytes(one.key)
+    return folder
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path, limits: Limits = LIMITS, away: bool = False):
+    """Put a guard in front of a link, for a while."""
+    link, context = Link(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    behind = await asyncio.start_server(link, "127.0.0.1", 0, ssl=context)
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings = Settings(
+        *("127.0.0.1", listener.getsockname()[1], behind.sockets[0].getsockname()[1]),
+        *(str(folder / name) for name in ("ca.crt", "server.crt", "server.key")),
+        peers={"client-0": KEY, "client-1": "another"},
+        limits=limits,
+    )
+    if away:
+        behind.close()
+    guarding = asyncio.create_task(Guard(settings).serve(listener))
+    try:
+        yield Door(folder, settings.port, link)
+    finally:
+        guarding.cancel()
+        behind.close()
+        listener.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            await guarding
+
+
+def guarded(folder, scene, limits=LIMITS, **options):
+    """Run `scene(door)`."""
+
+    async def play():
+        async with opened(folder, limits, **options) as door:
+            async with asyncio.timeout(30):
+                return await scene(door)
+
+    return asyncio.run(play())
+
+
+# --- what passes ------------------------------------------------------------------------------------------
+
+
+def test_what_clients_need_passes_unchanged(folder):
+    async def scene(door):
+        door.link.body = bytes(range(256)) * 20_000
+        upload = bytes(reversed(range(256))) * 4000
+        reader, writer = await door.connect()
+        for path in sorted(PATHS - {ANNOUNCES, UPLOADS}):
+            writer.write(request(path, path.encode()))
+            assert (await hear(reader)).endswith(door.link.body)
+        writer.write(request(UPLOADS, upload))
+        assert (await hear(reader)).endswith(door.link.body)
+        writer.write(request(ANNOUNCES, announcement(3)))
+        assert (await hear(reader)).endswith(door.link.body)
+        writer.transport.abort()
+        small = [(path, path.encode()) for path in sorted(PATHS - {ANNOUNCES, UPLOADS})]
+        assert door.link.seen == [*small, (UPLOADS, upload), (ANNOUNCES, announcement(3))]
+        assert door.link.connections == 1, "one connection behind each in front, used again"
+
+    guarded(folder, scene)
+
+
+# --- who is let in ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", [None, "foreigner", "server", "stranger"])
+def test_nobody_else_gets_in(folder, who):
+    """No certificate, another authority's, the server's own, and one of ours under a name nobody has."""
+
+    async def scene(door):
+        heard = b""
+        with contextlib.suppress(ssl.SSLError, ConnectionError):
+            heard = await door.say(request(PULL), who)
+        assert heard == b""
+        assert door.link.connections == 0
+        assert await door.works()
+
+    guarded(folder, scene)
+
+
+def test_a_certificate_goes_with_its_own_node_key(folder):
+    async def scene(door):
+        assert b" 400 " in await door.say(request(PULL), "client-1")
+        assert b" 400 " in await door.say(request(PULL, flwr_public_key=""))
+        twice = request(PULL).replace(b"host: server", b"host: server\r\nflwr-public-key: another")
+        assert b" 400 " in await door.say(twice)
+        assert door.link.seen == []
+
+    guarded(folder, scene)
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+ELSEWHERE = [
+    "/v1/control/start-run",
+    "/v1/control/list-nodes",
+    "/v1/runtime/acquire-task",
+    "/v1/fleet/register-node",
+    "/v1/fleet/unregister-node",
+    "/v1/fleet/pull-messages?x=1",
+    "/v1/fleet/../control/start-run",
+    "//v1/fleet/pull-messages",
+    "https://server/v1/fleet/pull-messages",
+    "/",
+    "/docs",
+]
+
+
+def test_other_requests_are_refused(folder):
+    async def scene(door):
+        for path in ELSEWHERE:
+            assert (await door.say(request(path))).startswith(b"HTTP/1.1 404"), path
+        for method in (b"GET", b"PUT", b"OPTIONS"):
+            assert (await door.say(request(PULL).replace(b"POST", method))).startswith(b"HTTP/1.1 404")
+        assert door.link.connections == 0
+
+    guarded(folder, scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "heads", "status"),
+    [
+        (UPLOADS, {"content_length": "2000000000"}, 413),
+        (UPLOADS, {"content_length": str(LIMITS.largest(UPLOADS) + 1)}, 413),
+        (PULL, {"content_length": str(SMALL + 1)}, 413),
+        (PULL, {"content_length": "9" * 400}, 413),
+        (PULL, {"content_length": "9" * 5000}, 413),
+        (PULL, {"content_length": ""}, 411),
+        (UPLOADS, {"content_length": "", "transfer_encoding": "chunked"}, 411),
+        (UPLOADS, {"content_encoding": "gzip"}, 411),
+        (UPLOADS, {"expect": "100-continue"}, 411),
+    ],
+)
+def test_a_body_is_judged_by_its_head(folder, path, heads, status):
+    """Nothing but the head was read, and nothing arrived."""
+
+    async def scene(door):
+        reader, writer = await door.connect()
+        writer.write(request(path, b"", **heads))
+        heard = await hear(reader)
+        assert heard[9:12] in (str(status).encode(), b""), heard  # h11 itself closes on some of them
+        assert door.link.connections == 0
+        assert await door.works()
+
+    guarded(folder, scene)
+
+
+def test_a_message_may_be_a_tenth_longer_than_declared(folder):
+    async def scene(door):
+        assert (await door.say(request(UPLOADS, b"x" * 1_100_000))).startswith(b"HTTP/1.1 200")
+        assert (await door.say(request(UPLOADS, b"x" * 1_102_000))).startswith(b"HTTP/1.1 413")
+        assert [len(body) for _, body in door.link.seen] == [1_100_000]
+
+    guarded(folder, scene)
+
+
+def announcement(records: int) -> bytes:
+    """What Flower's own client announces for a reply of so many records."""
+    leaves = [ObjectTree(object_id=f"{number:08x}" * 8) for number in range(records - 1)]
+    return PushMessagesRequest(message_object_trees=[ObjectTree(children=leaves)]).SerializeToString()
+
+
+@pytest.mark.parametrize("records", [9, 100, 20_000])
+def test_a_reply_of_many_records_is_refused_before_it_is_stored(folder, records):
+    async def scene(door):
+        assert (await door.say(request(ANNOUNCES, announcement(records)))).startswith(b"HTTP/1.1 413")
+        assert (await door.say(request(ANNOUNCES, b"\xff" * 50))).startswith(b"HTTP/1.1 400")
+        assert door.link.seen == []
+        assert (await door.say(request(ANNOUNCES, announcement(8)))).startswith(b"HTTP/1.1 200")
+
+    guarded(folder, scene)
+
+
+trees = st.recursive(
+    st.builds(ObjectTree, object_id=st.text(max_size=5)),
+    lambda inner: st.builds(ObjectTree, object_id=st.text(max_size=5), children=st.lists(inner, max_size=4)),
+    max_leaves=20,
+)
+
+
+@given(st.lists(trees, max_size=3))
+def test_records_are_counted_as_flower_counts_them(announced):
+    def count(tree):
+        return 1 + sum(map(count, tree.children))
+
+    body = PushMessagesRequest(message_object_trees=announced).SerializeToString()
+    assert records_announced(body) == sum(map(count, announced))
+
+
+# --- who is slow, and who is many -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /v1/fl", request(UPLOADS, b"", content_length="1000") + b"x"])
+def test_who_is_slow_is_sent_away(folder, start):
+    """A handshake and nothing, half a head, half a body: each ends in time, and the door is free again."""
+    limits = replace(LIMITS, head_seconds=0.3, idle_seconds=0.3)
+
+    async def scene(door):
+        reader, writer = await door.connect()
+        writer.write(start)
+        since = time.monotonic()
+        while not reader.at_eof() and time.monotonic() - since < 5:
+            await reader.read(1000)
+        assert time.monotonic() - since < 3
+        assert door.link.seen == []
+        assert await door.works()
+
+    guarded(folder, scene, limits)
+
+
+def test_half_open_connections_do_not_keep_others_out(folder):
+    """Two hundred strangers say nothing from one address; a client comes from another."""
+    limits = replace(LIMITS, strangers=20, head_seconds=5.0)
+
+    async def scene(door):
+        silent = [
+            await asyncio.open_connection("127.0.0.1", door.port, local_addr=("127.0.0.2", 0))
+            for _ in range(200)
+        ]
+        assert await door.works()
+        for _, writer in silent:
+            writer.transport.abort()
+
+    guarded(folder, scene, limits)
+
+
+def test_a_peer_has_so_many_connections_and_no_more(folder):
+    limits = replace(LIMITS, connections=3)
+
+    async def scene(door):
+        held = [await door.connect() for _ in range(3)]
+        await asyncio.sleep(0.1)
+        assert await door.say(request(PULL)) == b""
+        held[0][1].transport.abort()
+        await asyncio.sleep(0.1)
+        assert await door.works()
+        for _, writer in held:
+            writer.transport.abort()
+
+    guarded(folder, scene, limits)
+
+
+def test_a_peer_that_asks_too_often_waits_and_is_then_sent_away(folder, monkeypatch):
+    monkeypatch.setattr(guard, "LONGEST_WAIT", 1.0)
+
+    async def scene(door):
+        since = time.monotonic()
+        assert all([await door.works() for _ in range(4)])
+        assert time.monotonic() - since >= 1.0, "two at once, then two a second"
+        many = await asyncio.gather(*(door.say(request(PULL)) for _ in range(10)))
+        assert {heard[9:12] for heard in many} == {b"200", b"503"}
+
+    guarded(folder, scene, replace(LIMITS, rate=2.0, burst=2))
+
+
+# --- the SuperLink ----------------------------------------------------------------------------------------
+
+
+def test_a_superlink_that_is_away_or_fails_is_asked_again(folder):
+    """A SuperNode gives up for ever on 500; on 503 it tries again."""
+
+    async def failing(door):
+        door.link.status = 500
+        assert (await door.say(request(PULL))).startswith(b"HTTP/1.1 503")
+        assert (await door.say(request(UPLOADS))).startswith(b"HTTP/1.1 500")
+
+    async def away(door):
+        assert (await door.say(request(PULL))).startswith(b"HTTP/1.1 503")
+
+    guarded(folder, failing)
+    guarded(folder, away, away=True)
+
+
+@pytest.mark.slow
+@given(
+    st.lists(st.binary(max_size=400) | st.sampled_from([request(PULL), b"\r\n\r\n", b"POST "]), max_size=6)
+)
+def test_bytes_of_any_kind_do_no_harm(folder, pieces):
+    """Whatever an authenticated client sends: the door stands, and only whole requests get through."""
+
+    async def scene(door):
+        await asyncio.wait_for(door.say(b"".join(pieces)), 10)
+        assert all(path in PATHS for path, _ in door.link.seen)
+        assert await door.works()
+
+    guarded(folder, scene, replace(LIMITS, idle_seconds=0.1, head_seconds=0.1))
