@@ -10,7 +10,7 @@ endif
 export FLWR_TELEMETRY_ENABLED = 0
 export MPLBACKEND = Agg
 
-.PHONY: demo test check lint types imports docs-reference docs dist clean help
+.PHONY: demo test check lint types imports docs-reference docs-results docs dist clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -45,6 +45,9 @@ imports: $(VENV)/.dev
 
 docs-reference: $(VENV)/.runtime  ## write docs/configuration.md from what the source declares
 	$(BIN)/python -m trilemma.config.reference > docs/configuration.md
+
+docs-results: $(VENV)/.runtime  ## write the tables of docs/results.md from results/
+	$(BIN)/python -m trilemma.papers.pages docs/results.md
 
 docs: $(VENV)/.dev  ## build the documentation site into site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir site

@@ -74,8 +74,8 @@ COMMANDS = {
     ),
     "papers": Lazy(
         "papers",
-        "papers_command",
-        "Run the experiments of a paper, resumably, and print a Markdown table beside its numbers.",
+        "papers_app",
+        "The papers' experiments: run them, and see ours beside theirs.",
     ),
     "privacy": Lazy(
         "privacy", "privacy_command", "Tell what noise guarantees, or which noise a guarantee needs."

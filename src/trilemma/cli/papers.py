@@ -1,29 +1,122 @@
-"""`trilemma papers`: run a paper's experiments and print ours beside the printed numbers."""
+"""`trilemma papers`: the papers' experiments, ours beside theirs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilemma import papers
+if TYPE_CHECKING:
+    from trilemma.papers.measured import Results
+    from trilemma.papers.published import Paper
+
+papers_app = typer.Typer(
+    help="The papers' experiments: run them, and see ours beside theirs.", pretty_exceptions_enable=False
+)
+
+Name = Annotated[str, typer.Argument(help="a study (trilemma papers list)")]
+ResultsFolder = Annotated[Path, typer.Option("--results", help="folder of NAME.json")]
+RESULTS = Path("results")
 
 
-def papers_command(
-    name: Annotated[str, typer.Argument(help=", ".join(papers.STUDIES))],
-    out: Annotated[Path | None, typer.Option(help="directory of the runs; default: runs/papers/NAME")] = None,
-    seeds: Annotated[str, typer.Option(help="as in 1-5 or 1,3,7")] = "1-3",
-    only: Annotated[str, typer.Option(help="run only cells whose row or column contains this")] = "",
-) -> None:
-    """Run the experiments of a paper, resumably, and print a Markdown table beside its numbers."""
+@papers_app.command("list")
+def list_command(results: ResultsFolder = RESULTS) -> None:
+    """Show every study, its number of runs, and of when its results are."""
     from rich.console import Console
 
-    from trilemma.papers.grid import markdown, run_grid
-    from trilemma.report.progress import ProgressBar
+    from trilemma.papers import studies
+    from trilemma.papers.measured import read_results
+    from trilemma.report import Table
+
+    lines = []
+    for name, study in sorted(studies.items()):
+        found = results / f"{name}.json"
+        there = read_results(found) if found.is_file() else None
+        when = "none" if there is None else (there.date or "date unknown")
+        mark = "older than the code" if there is not None and there.outdated else ""
+        lines.append(
+            (
+                name,
+                studies.summary(name),
+                when,
+                mark,
+                str(len(study.runs())),
+                str(len(study.runs(quick=True))),
+            )
+        )
+    heads = ("study", "what it is", "results of", "", "runs", "quick")
+    Console().print(Table("", heads, tuple(lines)))
+
+
+@papers_app.command("run")
+def run_command(
+    name: Name,
+    quick: Annotated[
+        bool, typer.Option("--quick/--full", help="a look that leaves much out, and says what")
+    ] = False,
+    seeds: Annotated[str | None, typer.Option(help="as in 1-5 or 1,3,7; default: the study's")] = None,
+    only: Annotated[str, typer.Option(help="runs whose table, row or column contains this")] = "",
+    jobs: Annotated[int | None, typer.Option(help="runs at a time", min=1)] = None,
+    engine: Annotated[str, typer.Option(help="local or ray")] = "local",
+    out: Annotated[Path | None, typer.Option(help="directory of the runs; default: runs/papers/NAME")] = None,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Run a study, resumably, and write what it gave to results/NAME.json (quick: NAME-quick.json)."""
+    from rich.console import Console
+
+    from trilemma.errors import ConfigError
+    from trilemma.papers import run_study, studies
+    from trilemma.papers.measured import Results, read_results, write_results
+    from trilemma.report.progress import GridProgress
 
     console = Console(stderr=True)
-    cells = papers.cells(name, seeds, only)
+    study = studies[name]
+    places = study.runs(seeds, quick, only)
+    if not places:
+        raise ConfigError(f"{name} has no run whose table, row or column contains {only!r}")
+    if quick:
+        console.print(f"quick: left out are {study.left_out}", highlight=False, markup=False, soft_wrap=True)
     folder = out or Path("runs") / "papers" / name
-    results = run_grid(cells, folder, lambda label: ProgressBar(console, label))
-    print(markdown(cells, results))
+    with GridProgress(console) as watcher:
+        found, outcome = run_study(name, places, folder, jobs=jobs, engine=engine, watcher=watcher)
+    path = results / f"{name}{'-quick' if quick else ''}.json"
+    before = read_results(path) if path.is_file() else Results(name, ())
+    write_results(before.merged(found), path)
+    print(f"{path}: {len(found)} of {len(places)} runs")
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+Quick = Annotated[bool, typer.Option("--quick", help="the results of a quick look")]
+
+
+@papers_app.command("compare")
+def compare_command(name: Name, quick: Quick = False, results: ResultsFolder = RESULTS) -> None:
+    """Print ours beside the paper's with a verdict for each, as Markdown."""
+    from trilemma.papers.verdicts import verdict_table
+
+    print(verdict_table(name, *_read(name, results, quick)).markdown())
+
+
+@papers_app.command("figure")
+def figure_command(
+    name: Name,
+    to: Annotated[Path | None, typer.Option(help="a PNG file; default: NAME.png")] = None,
+    quick: Quick = False,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Draw a study: ours with their spread, the paper's as hollow marks."""
+    from trilemma.papers.figures import figure
+
+    print(figure(*_read(name, results, quick), to or Path(f"{name}.png")))
+
+
+def _read(name: str, folder: Path, quick: bool) -> tuple[Results, Paper]:
+    from trilemma.papers import studies
+    from trilemma.papers.measured import read_results
+    from trilemma.papers.published import paper
+
+    study = studies[name]
+    found = read_results(folder / f"{name}{'-quick' if quick else ''}.json")
+    return found, paper(study.paper).of(name)

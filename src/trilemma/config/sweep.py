@@ -157,6 +157,19 @@ def value_at(config: Config, path: str) -> Any:
     return found
 
 
+def leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every key of nested tables by its path, with its value.
+
+    >>> dict(leaves({"run": {"rounds": 5}, "data": {"partition": {"name": "natural"}}}))
+    {'run.rounds': 5, 'data.partition.name': 'natural'}
+    """
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
 def worded(value: Any) -> str:
     """Write a value as a person would: a name with its options in parentheses.
 

@@ -5,8 +5,8 @@ SAFE-DSHB at every ε, roughly 70 % with the CNN and 75 to 80 % with the MLP at 
 flipping by a clear margin.
 
 The paper runs 60 epochs and picks γ and τ by the final accuracy from grids of 5 × 6 points. As long as every
-gradient is longer than τ only γτ matters, so `cells` walks along γτ with τ fixed, for the MLP, f = 5. It asks
-which noise the printed accuracies need:
+gradient is longer than τ only γτ matters, so `places` walks along γτ with τ fixed, for the MLP, f = 5. It
+asks which noise the printed accuracies need:
 
     certified            ε = 13 for replacing a client's data in all T = 2820 rounds
     paper                σ = τ √(T log(1/δ)) / ε, the paper's formula
@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 
 from trilemma.config import load
-from trilemma.papers.grid import Cell
+from trilemma.papers.grid import Place
+from trilemma.papers.study import Study, studies
 
 EPSILON, DELTA, EPOCHS = 13.0, 4e-4, 60
 STEPS = (1e-2, 1e-3, 1e-4, 1e-5)
@@ -52,7 +53,7 @@ def noise(law: str, clip: float) -> str:
     return f"sigma_ind={clip * math.sqrt(EPOCHS * math.log(1 / DELTA)) / EPSILON:.5g}"
 
 
-def cells(seeds: str) -> list[Cell]:
+def places(seeds: str) -> list[Place]:
     """Return the grid for f = 5 of 25; all algorithms of a table get the same multiple of τ as noise."""
     base = load("byz-clip21-mnist-mlp", [f"run.seeds='{seeds}'"])
     grid = []
@@ -67,5 +68,22 @@ def cells(seeds: str) -> list[Cell]:
                         f"algorithm.lr={step * share / clip:.6g}",
                         f"privacy={{threat='ldp', delta={DELTA}, clip={clip}, {noise(law, clip)}}}",
                     )
-                    grid.append(Cell(table, row, f"γτ = {step:g}", settings))
+                    grid.append(Place(table, row, f"γτ = {step:g}", settings))
     return grid
+
+
+studies.register("byz-clip21", "Byz-Clip21-SGD2M on MNIST at ε = 13: algorithms × noise laws × step sizes")(
+    Study(
+        paper="byz-clip21",
+        figures="Figures 1 and 2, the MLP with f = 5",
+        places=places,
+        left_out="54 of 60 epochs; seeds 2 and 3; label flipping; step sizes but γτ = 1e-2 and 1e-3; noise "
+        "by the formula with T in rounds",
+        kept=lambda place: (
+            "IPM" in place.table
+            and place.column in ("γτ = 0.01", "γτ = 0.001")
+            and not place.table.endswith("noise: paper")
+        ),
+        shorter=("run.rounds=282",),
+    )
+)

@@ -1,72 +1,35 @@
-"""A grid of runs as a table: each cell a configuration, resumable, with the published figure beside it."""
+"""A grid of runs as tables: where each run stands, and what it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from trilemma import simulate
-from trilemma.config import Config
-from trilemma.records import Summary
-from trilemma.report import Table, percent
+from trilemma.config import Cell, Config
 from trilemma.simulate import Observer
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of a grid, where it stands in the table, and what the paper reports there, if anything."""
-
-    table: str
-    row: str
-    column: str
-    config: Config
-    published: str = ""
-
-    @property
-    def folder(self) -> Path:
-        """The directory of the run below the grid's."""
-        return Path(*(_slug(part) for part in (self.table, self.row, self.column)))
-
 
 Watch = Callable[[str], AbstractContextManager[Observer]]
 """Opens a progress display for a label."""
 
 
-def run_grid(cells: Iterable[Cell], out: Path, watch: Watch) -> dict[Cell, Summary]:
-    """Run every cell in its directory below `out`, or continue where it was stopped."""
-    results = {}
-    for cell in cells:
-        with watch(f"{cell.table}, {cell.row}, {cell.column}") as observer:
-            results[cell] = simulate.run_or_resume(cell.config, out / cell.folder, observer)
-    return results
+@dataclass(frozen=True)
+class Place:
+    """One run of a study and where it stands: in which table, row and column.
 
+    A run may stand in several places.
+    """
 
-def markdown(cells: Sequence[Cell], results: dict[Cell, Summary]) -> str:
-    """Lay the results out as Markdown, one table per `Cell.table`, accuracies as per cent ± std."""
-    tables = dict.fromkeys(cell.table for cell in cells)
-    return "\n\n".join(
-        _table(title, [cell for cell in cells if cell.table == title], results).markdown() for title in tables
-    )
+    table: str
+    row: str
+    column: str
+    config: Config
 
+    @property
+    def cell(self) -> Cell:
+        """The run, as a sweep knows it."""
+        return Cell({"table": self.table, "row": self.row, "column": self.column}, self.config)
 
-def _table(title: str, cells: Sequence[Cell], results: dict[Cell, Summary]) -> Table:
-    columns = tuple(dict.fromkeys(cell.column for cell in cells))
-    found = {(cell.row, cell.column): cell for cell in cells}
-    rows = tuple(
-        (row, *(_text(found.get((row, column)), results) for column in columns))
-        for row in dict.fromkeys(cell.row for cell in cells)
-    )
-    return Table(title, ("", *columns), rows, words=1 + len(columns))
-
-
-def _text(cell: Cell | None, results: dict[Cell, Summary]) -> str:
-    if cell is None or cell not in results:
-        return ""
-    published = f" (paper: {cell.published})" if cell.published else ""
-    return percent(results[cell].accuracy) + published
-
-
-def _slug(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "-._+" else "-" for c in text).strip("-")
+    def with_(self, *changes: str) -> Place:
+        """Return the same place with a changed run."""
+        return replace(self, config=self.config.with_(*changes)) if changes else self

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from trilemma.config.sweep import ABSENT, value_at, worded
+from trilemma.config.sweep import ABSENT, leaves, value_at, worded
 from trilemma.errors import UserError, nearest
 from trilemma.records import Spread, Summary
 from trilemma.report.crosses import Cross, Square
@@ -160,15 +160,7 @@ def _number(result: Result, key: str, text: str) -> Any:
 
 def _differences(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
     """Return, for each run, the keys in which the configurations differ and what they are in it."""
-    flat = {name: dict(_leaves(result.config.dump())) for name, result in results.items()}
-    keys = dict.fromkeys(key for leaves in flat.values() for key in leaves)
-    differ = [key for key in keys if len({worded(leaves.get(key, "")) for leaves in flat.values()}) > 1]
-    return {name: {key: leaves[key] for key in differ if key in leaves} for name, leaves in flat.items()}
-
-
-def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
+    flat = {name: dict(leaves(result.config.dump())) for name, result in results.items()}
+    keys = dict.fromkeys(key for one in flat.values() for key in one)
+    differ = [key for key in keys if len({worded(one.get(key, "")) for one in flat.values()}) > 1]
+    return {name: {key: one[key] for key in differ if key in one} for name, one in flat.items()}

@@ -1,0 +1,45 @@
+"""A study as a picture: ours as dots with their spread, the paper's as hollow squares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trilemma.papers.measured import Measured, Results
+from trilemma.papers.published import Paper
+
+
+def figure(results: Results, printed: Paper, path: Path, metric: str = "accuracy") -> Path:
+    """Draw a panel for each table: columns along the axis, a colour for each row."""
+    from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
+
+    titles = list(dict.fromkeys(cell.table for cell in results.cells))
+    picture = Figure(figsize=(8.5, 1.0 + 2.8 * len(titles)), dpi=120, layout="constrained")
+    panels = picture.subplots(len(titles), 1, squeeze=False)[:, 0]
+    colours = {row: f"C{i % 10}" for i, row in enumerate(dict.fromkeys(cell.row for cell in results.cells))}
+    for axes, title in zip(panels, titles, strict=True):
+        cells = [cell for cell in results.cells if cell.table == title and metric in cell.metrics]
+        columns = list(dict.fromkeys(cell.column for cell in cells))
+        rows = list(dict.fromkeys(cell.row for cell in cells))
+        for cell in cells:
+            x = columns.index(cell.column) + 0.7 * ((rows.index(cell.row) + 0.5) / len(rows) - 0.5)
+            _draw(axes, x, cell, metric, colours[cell.row], printed)
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set(title=title, ylabel=metric, xlim=(-0.5, len(columns) - 0.5))
+        axes.grid(alpha=0.3, axis="y")
+    marks = [panels[0].plot([], [], "o", color=colour, label=row)[0] for row, colour in colours.items()]
+    marks.append(panels[0].plot([], [], "s", mfc="none", color="black", label="paper")[0])
+    picture.legend(handles=marks, loc="outside right upper", fontsize="small", frameon=False)
+    picture.suptitle(results.study)
+    picture.savefig(path)
+    return path
+
+
+def _draw(axes: Any, x: float, cell: Measured, metric: str, colour: str, printed: Paper) -> None:
+    ours, theirs = cell.metrics[metric], printed.at(*cell.place, metric)
+    if ours.mean is not None:
+        axes.errorbar(x, ours.mean, ours.std or 0.0, fmt="o", color=colour, capsize=2, markersize=4)
+    if theirs is not None and theirs.value is not None:
+        axes.plot(x, theirs.value, "s", mfc="none", color=colour, markersize=8)
+    elif theirs is not None and theirs.below is not None:
+        axes.plot(x, theirs.below, "v", mfc="none", color=colour, markersize=8)

@@ -1,0 +1,172 @@
+"""What studies gave, as files: `results/NAME.json`, with all that is needed to judge and to repeat them.
+
+    study, version, code, date, device      which study, by which code, when, where
+    base                                    what all its configurations say, by key
+    cells                                   table, row, column; what differs from the base; metrics over seeds
+
+`code` is a digest of the rooms that compute; where it is not today's, the code has changed since. It is empty
+for results that were taken over from pages written by hand, and so is `per_seed` there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trilemma import files
+from trilemma.config.sweep import leaves
+from trilemma.errors import UserError
+from trilemma.papers.grid import Place
+from trilemma.records import Spread
+from trilemma.report import Result
+
+COMPUTING = (
+    "aggregation",
+    "attacks",
+    "config",
+    "data",
+    "learning",
+    "models",
+    "privacy",
+    "simulate",
+    "keys.py",
+)
+"""The rooms whose code decides what a run gives."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one place of a study gave."""
+
+    table: str
+    row: str
+    column: str
+    metrics: Mapping[str, Spread]
+    seeds: tuple[int, ...] = ()
+    epsilon: Mapping[str, float | None] = field(default_factory=dict)
+    diverged: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Where it stands."""
+        return (self.table, self.row, self.column)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a study gave, and by which code, when and where."""
+
+    study: str
+    cells: tuple[Measured, ...]
+    version: str = ""
+    code: str = ""
+    date: str = ""
+    device: str = ""
+    note: str = ""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the code that computes has changed since, or is not known."""
+        return self.code != code_digest()
+
+    def merged(self, cells: Sequence[Measured]) -> Results:
+        """Return these results with new ones in the place of old ones."""
+        new = {cell.place: cell for cell in cells}
+        kept = {cell.place: new.get(cell.place, cell) for cell in self.cells}
+        return new_results(self.study, [*(kept | new).values()])
+
+
+def measured(place: Place, result: Result, metrics: Mapping[str, Spread]) -> Measured:
+    """Return what a finished run gave."""
+    summary = result.summary
+    return Measured(
+        *(place.table, place.row, place.column, metrics),
+        seeds=place.config.run.seeds,
+        epsilon=summary.epsilon or summary.printed,
+        diverged=summary.diverged,
+        settings=dict(leaves(place.config.dump())),
+    )
+
+
+def new_results(study: str, cells: Sequence[Measured]) -> Results:
+    """Return results of today's code on this machine."""
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    today = datetime.date.today().isoformat()
+    return Results(study, tuple(cells), importlib.metadata.version("trilemma"), code_digest(), today, here)
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of the code that computes."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for name in COMPUTING:
+        for path in sorted((root / name).rglob("*.py")) or [root / name]:
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def write_results(results: Results, path: Path) -> None:
+    """Write results into a file."""
+    settings = [dict(cell.settings) for cell in results.cells]
+    base = {
+        key: value
+        for key, value in (settings[0] if settings else {}).items()
+        if _shared(key, value, settings)
+    }
+    cells = [
+        {
+            "table": cell.table,
+            "row": cell.row,
+            "column": cell.column,
+            "seeds": list(cell.seeds),
+            "settings": {key: value for key, value in own.items() if key not in base},
+            "metrics": {
+                name: {"mean": one.mean, "std": one.std, "per_seed": dict(one.per_seed)}
+                for name, one in cell.metrics.items()
+            },
+            "epsilon": dict(cell.epsilon),
+            "diverged": dict(cell.diverged),
+        }
+        for cell, own in zip(results.cells, settings, strict=True)
+    ]
+    about = {name: getattr(results, name) for name in ("study", "version", "code", "date", "device", "note")}
+    text = json.dumps({**about, "base": base, "cells": cells}, indent=1, ensure_ascii=False)
+    files.write_atomically(path, (text + "\n").encode())
+
+
+def read_results(path: Path) -> Results:
+    """Read results from a file."""
+    if not path.is_file():
+        raise UserError(f"there are no results in {str(path)!r}; trilemma papers run NAME writes them")
+    said = json.loads(path.read_text("utf-8"))
+    cells = tuple(
+        Measured(
+            table=cell["table"],
+            row=cell["row"],
+            column=cell["column"],
+            metrics={name: Spread(**one) for name, one in cell["metrics"].items()},
+            seeds=tuple(cell["seeds"]),
+            epsilon=cell["epsilon"],
+            diverged=cell["diverged"],
+            settings={**said["base"], **cell["settings"]},
+        )
+        for cell in said["cells"]
+    )
+    about = {name: said[name] for name in ("study", "version", "code", "date", "device", "note")}
+    return Results(cells=cells, **about)
+
+
+def _shared(key: str, value: Any, settings: Sequence[Mapping[str, Any]]) -> bool:
+    return all(key in one and one[key] == value for one in settings)

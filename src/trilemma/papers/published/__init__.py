@@ -1,0 +1,131 @@
+"""What the papers printed, one TOML file each: every number with its figure or table, read-off ones marked.
+
+[[printed]]
+study = "cafcor-mnist"          # where it stands in ours: the study, row and column, in any table
+row = "DSGD-CDP"
+column = "no attack"
+figure = "Figure 1"             # where it stands in theirs
+value = 0.83                    # or below = 0.30: the paper says no more than that
+std = 0.01                      # over seeds, where it is printed
+within = 0.01                   # how exactly it can be read
+read_off = true                 # from a curve or from the prose about it, not from a table
+
+[[cause]]                       # why ours differ there, where it is known
+study = "cafcor-fashion"
+text = "…"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from trilemma.errors import nearest
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number of a paper: `value`, or an upper bound `below`; neither: it prints that the run diverged."""
+
+    study: str
+    row: str
+    column: str
+    figure: str
+    table: str = ""
+    metric: str = "accuracy"
+    value: float | None = None
+    below: float | None = None
+    std: float | None = None
+    within: float = 0.0
+    read_off: bool = False
+
+    def stands_at(self, table: str, row: str, column: str, metric: str) -> bool:
+        """Whether it is about this place; without a table, about any of the row and column."""
+        return (self.row, self.column, self.metric) == (row, column, metric) and self.table in ("", table)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why ours differ from a paper's: in a whole study, or in the rows and columns named."""
+
+    study: str
+    text: str
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def about(self, row: str, column: str) -> bool:
+        """Whether it is about this place."""
+        return (not self.rows or row in self.rows) and (not self.columns or column in self.columns)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper and what it printed."""
+
+    reference: str
+    printed: tuple[Printed, ...]
+    causes: tuple[Cause, ...] = ()
+
+    def of(self, study: str) -> Paper:
+        """Return what is about one study."""
+        printed = tuple(one for one in self.printed if one.study == study)
+        return Paper(self.reference, printed, tuple(one for one in self.causes if one.study == study))
+
+    def at(self, table: str, row: str, column: str, metric: str = "accuracy") -> Printed | None:
+        """Return what is printed for a place."""
+        return next((one for one in self.printed if one.stands_at(table, row, column, metric)), None)
+
+
+@cache
+def paper(name: str) -> Paper:
+    """Read the published numbers of a paper.
+
+    >>> found = paper("cafcor").of("cafcor-mnist").at("", "DSGD-CDP", "no attack")
+    >>> found.value, found.figure
+    (0.83, 'Figure 1')
+    """
+    folder = resources.files(__name__)
+    names = sorted(
+        file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")
+    )
+    if name not in names:
+        raise KeyError(f"no paper is called {name!r}: {nearest(name, names)}")
+    said = tomllib.loads((folder / f"{name}.toml").read_text("utf-8"))
+    printed = [Printed(**one) for one in said.get("printed", [])]
+    printed += [one for rows in said.get("rows", []) for one in _row(**rows)]
+    causes = (
+        Cause(one["study"], one["text"], tuple(one.get("rows", ())), tuple(one.get("columns", ())))
+        for one in said.get("cause", [])
+    )
+    return Paper(said["reference"], tuple(printed), tuple(causes))
+
+
+def _row(
+    study: str, table: str, figure: str, heads: Sequence[Sequence[str]], lines: dict[str, str]
+) -> list[Printed]:
+    """Read the rows of a printed table: `heads` are column and metrics, a line has value/std for each.
+
+    A star stands for a run that diverged, a dash for nothing.
+
+    >>> _row("s", "t", "Table 5", [["clean", "accuracy", "variance"]], {"Ditto": "0.9/0.1"})[1].value
+    0.1
+    """
+    found = []
+    for row, line in lines.items():
+        for (column, metric, *second), text in zip(heads, line.split(), strict=True):
+            first, _, other = text.partition("/")
+            if first == "-":
+                continue
+            value = None if first == "*" else float(first)
+            std = None if second or other in ("*", "") else float(other)
+            found.append(Printed(study, row, column, figure, table, metric, value, std=std))
+            if second:
+                found.append(
+                    Printed(
+                        study, row, column, figure, table, second[0], None if other == "*" else float(other)
+                    )
+                )
+    return found

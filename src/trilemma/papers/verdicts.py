@@ -1,0 +1,136 @@
+"""Ours beside a paper's, place by place: a verdict that is computed, not felt.
+
+agrees            the difference is within both spreads and what can be read off a curve
+ordering agrees   it is not, but ours stand in the paper's order to all others of the table
+differs           neither; by how much, and why, where that is known
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trilemma.papers.measured import Measured, Results
+from trilemma.papers.published import Paper, Printed
+from trilemma.report import Table
+from trilemma.report.tables import SHARES, number, percent
+
+Kind = Literal["agrees", "ordering agrees", "differs"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One place of which both have a number; `difference` is ours minus theirs, None against a bound."""
+
+    cell: Measured
+    printed: Printed
+    kind: Kind
+    difference: float | None = None
+    cause: str = ""
+
+
+def verdicts(results: Results, paper: Paper) -> list[Verdict]:
+    """Compare every place of which both have a number."""
+    both = [
+        (cell, printed)
+        for cell in results.cells
+        for metric in cell.metrics
+        if (printed := paper.at(*cell.place, metric)) is not None
+    ]
+    return [_verdict(cell, printed, both, paper) for cell, printed in both]
+
+
+def _verdict(
+    cell: Measured, printed: Printed, both: Sequence[tuple[Measured, Printed]], paper: Paper
+) -> Verdict:
+    ours, causes = (
+        cell.metrics[printed.metric],
+        [c.text for c in paper.causes if c.about(cell.row, cell.column)],
+    )
+    cause = causes[0] if causes else ""
+    if ours.mean is None or (printed.value is None and printed.below is None):
+        same = ours.mean is None and printed.value is None  # both diverged
+        return Verdict(cell, printed, "agrees" if same else "differs", None, "" if same else cause)
+    if printed.value is None:
+        assert printed.below is not None
+        below = ours.mean < printed.below
+        return Verdict(cell, printed, "agrees" if below else "differs", None, "" if below else cause)
+    difference = ours.mean - printed.value
+    if abs(difference) <= (ours.std or 0.0) + (printed.std or 0.0) + printed.within:
+        return Verdict(cell, printed, "agrees", difference)
+    kind: Kind = "ordering agrees" if _in_order(cell, printed, both) else "differs"
+    return Verdict(cell, printed, kind, difference, cause)
+
+
+def _in_order(cell: Measured, printed: Printed, both: Iterable[tuple[Measured, Printed]]) -> bool:
+    """Whether ours are to the others of the table as theirs are, where the paper can tell them apart."""
+    pairs = [
+        (_mean(cell, printed) - _mean(other, theirs), (printed.value or 0.0) - (theirs.value or 0.0))
+        for other, theirs in both
+        if (other.table, theirs.metric) == (cell.table, printed.metric)
+        and theirs.value is not None
+        and other.metrics[theirs.metric].mean is not None
+        and abs((printed.value or 0.0) - theirs.value) > printed.within + theirs.within
+    ]
+    return bool(pairs) and all(ours * theirs > 0 for ours, theirs in pairs)
+
+
+def _mean(cell: Measured, printed: Printed) -> float:
+    found = cell.metrics[printed.metric].mean
+    assert found is not None
+    return found
+
+
+def verdict_table(name: str, results: Results, paper: Paper) -> Table:
+    """Lay the verdicts out; how many of each kind stands below."""
+    found = verdicts(results, paper)
+    lines = tuple(
+        (
+            one.cell.table,
+            one.cell.row,
+            one.cell.column,
+            one.printed.figure,
+            written(one.cell, one.printed.metric),
+            said(one.printed),
+            one.kind if one.kind != "differs" else _how(one),
+            one.cause,
+        )
+        for one in found
+    )
+    kinds = ("agrees", "ordering agrees", "differs")
+    counts = ", ".join(f"{kind}: {sum(one.kind == kind for one in found)}" for kind in kinds)
+    remarks = [counts, paper.reference, *([OUTDATED] if results.outdated else [])]
+    heads = ("table", "row", "column", "there", "ours", "paper", "verdict", "known cause")
+    return Table(f"{name}: ours beside the paper's", heads, lines, tuple(remarks), words=len(heads))
+
+
+OUTDATED = "these results are older than the code that makes them; trilemma papers run makes new ones"
+
+
+def _how(one: Verdict) -> str:
+    if one.difference is None:
+        return "differs"
+    share = one.printed.metric in SHARES
+    return f"differs by {100 * one.difference:+.1f}" if share else f"differs by {one.difference:+.3g}"
+
+
+def written(cell: Measured, metric: str) -> str:
+    """Write ours: in per cent where it is a share."""
+    spread = cell.metrics[metric]
+    return percent(spread) if metric in SHARES else number(spread)
+
+
+def said(printed: Printed) -> str:
+    """Write theirs: ≈ where it is read off, a star where the paper has one.
+
+    >>> said(Printed("s", "r", "c", "Figure 1", value=0.83, read_off=True))
+    '≈ 83'
+    """
+    factor = 100 if printed.metric in SHARES else 1
+    if printed.below is not None:
+        return f"< {factor * printed.below:.4g}"
+    if printed.value is None:
+        return "*"
+    std = "" if printed.std is None else f" ± {factor * printed.std:.3g}"
+    return f"{'≈ ' if printed.read_off else ''}{factor * printed.value:.4g}{std}"

@@ -1,0 +1,136 @@
+"""Results as data: written by runs, judged against the papers' numbers, and what the pages show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trilemma.cli import app
+from trilemma.errors import ConfigError, UserError
+from trilemma.papers import pages, studies
+from trilemma.papers.measured import Measured, Results, new_results, read_results, write_results
+from trilemma.papers.published import Cause, Paper, Printed, paper
+from trilemma.papers.verdicts import verdicts
+from trilemma.records import Spread
+from trilemma.simulate.sweep import grid as on_disk
+from trilemma.simulate.sweep.work import work
+
+ROOT = Path(__file__).parents[2]
+
+
+def ours(row: str, mean: float | None, std: float = 0.01) -> Measured:
+    return Measured("t", row, "c", {"accuracy": Spread(mean, std, {})})
+
+
+def theirs(row: str, value: float | None = None, **more) -> Printed:
+    return Printed("s", row, "c", "Figure 1", value=value, **more)
+
+
+def kinds(cells: list[Measured], printed: list[Printed], causes: tuple[Cause, ...] = ()) -> list[str]:
+    found = verdicts(Results("s", tuple(cells)), Paper("a paper", tuple(printed), causes))
+    return [one.kind for one in found]
+
+
+def test_a_difference_within_both_spreads_agrees() -> None:
+    printed = [theirs("a", 0.80, std=0.01, within=0.01)]
+    assert kinds([ours("a", 0.829)], printed) == ["agrees"]
+    assert kinds([ours("a", 0.831)], printed) == ["differs"]
+    assert kinds([ours("a", 0.829, std=0.0)], printed) == ["differs"]
+
+
+def test_bounds_and_stars() -> None:
+    assert kinds([ours("a", 0.29)], [theirs("a", below=0.3)]) == ["agrees"]
+    assert kinds([ours("a", 0.31)], [theirs("a", below=0.3)]) == ["differs"]
+    assert kinds([ours("a", None)], [theirs("a")]) == ["agrees"]
+    assert kinds([ours("a", None)], [theirs("a", 0.5)]) == ["differs"]
+    assert kinds([ours("a", 0.5)], [theirs("a")]) == ["differs"]
+
+
+def test_the_order_is_that_to_all_others_the_paper_can_tell_apart() -> None:
+    printed = [theirs("a", 0.50, within=0.01), theirs("b", 0.70, within=0.01), theirs("c", 0.71, within=0.01)]
+    shifted = [ours("a", 0.60), ours("b", 0.80), ours("c", 0.79)]
+    assert kinds(shifted, printed) == ["ordering agrees"] * 3
+    assert kinds([ours("a", 0.60), ours("b", 0.58)], printed[:2]) == ["differs"] * 2
+
+
+def test_a_known_cause_stands_beside_a_difference_alone() -> None:
+    causes = (Cause("s", "because", rows=("a",)),)
+    printed = Paper("a paper", (theirs("a", 0.5), theirs("b", 0.5)), causes)
+    results = Results("s", (ours("a", 0.9), ours("b", 0.9)))
+    assert [one.cause for one in verdicts(results, printed)] == ["because", ""]
+    assert [one.cause for one in verdicts(Results("s", (ours("a", 0.5),)), printed)] == [""]
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    cells = [
+        Measured("t", row, "c", {"accuracy": Spread.of({1: 0.5, 2: 0.7})}, (1, 2), {"pld": 1.5}, {}, settings)
+        for row, settings in (("a", {"x": 1, "y": 2}), ("b", {"x": 1, "z": 3}))
+    ]
+    results = new_results("s", cells)
+    write_results(results, tmp_path / "s.json")
+    assert read_results(tmp_path / "s.json") == results
+    assert not results.outdated
+    again = results.merged([ours("a", 0.9)])
+    assert [cell.metrics["accuracy"].mean for cell in again.cells] == [0.9, cells[1].metrics["accuracy"].mean]
+    with pytest.raises(UserError, match="there are no results"):
+        read_results(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize("name", studies)
+def test_kept_results_are_of_places_of_their_study(name: str) -> None:
+    path = ROOT / "results" / f"{name}.json"
+    if not path.exists():
+        pytest.skip("has not been run yet")
+    places = {(place.table, place.row, place.column) for place in studies[name].runs("1")}
+    assert {cell.place for cell in read_results(path).cells} <= places
+
+
+def test_the_page_shows_what_the_files_hold() -> None:
+    """Fails where docs/results.md or a file in results/ was changed alone: make docs-results."""
+    text = (ROOT / "docs" / "results.md").read_text("utf-8")
+    assert len(pages.BLOCK.findall(text)) >= 4
+    assert pages.page(text, ROOT / "results") == text
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(jobs, at_once, watcher) -> None:
+        for job in jobs:
+            watcher.started(job, 0)
+            watcher.ended(job, work(job, lambda rounds: None))
+
+    monkeypatch.setattr(on_disk, "ENGINES", {"local": run})
+
+
+@pytest.mark.slow
+def test_a_study_is_run_compared_and_drawn(tmp_path: Path, monkeypatch, here: None) -> None:
+    """Two rounds of four runs of SAFE-DSHB, by the commands a user types."""
+    monkeypatch.chdir(tmp_path)
+    study = studies["safe-dshb"]
+    short = study.runs("1", only="SF")[:4]
+    monkeypatch.setattr(type(study), "runs", lambda *_, **__: [p.with_("run.rounds=2") for p in short])
+    ran = CliRunner().invoke(app, ["papers", "run", "safe-dshb"])
+    assert ran.exit_code == 0, ran.output
+    results = read_results(tmp_path / "results" / "safe-dshb.json")
+    assert [cell.row for cell in results.cells] == ["smea", "filter", "caf", "mean"]
+    assert results.cells[0].settings["run.rounds"] == 2
+    assert {"pld", "rdp"} <= set(results.cells[0].epsilon)
+    compared = CliRunner().invoke(app, ["papers", "compare", "safe-dshb"])
+    assert "| smea | SF | Section 6 |" in compared.output
+    assert "differs: " in compared.output
+    listed = CliRunner().invoke(app, ["papers", "list"], env={"COLUMNS": "160"})
+    assert "cafcor-mnist" in listed.output
+    drawn = CliRunner().invoke(app, ["papers", "figure", "safe-dshb"])
+    assert drawn.output.strip() == "safe-dshb.png"
+    assert (tmp_path / "safe-dshb.png").read_bytes().startswith(b"\x89PNG")
+    refused = CliRunner().invoke(app, ["papers", "run", "safe-dsbh"])
+    assert isinstance(refused.exception, ConfigError)
+
+
+def test_every_paper_has_a_file_of_its_numbers() -> None:
+    for study in studies.values():
+        assert paper(study.paper).reference
+    with pytest.raises(KeyError, match="did you mean 'cafcor'"):
+        paper("cafcr")
