@@ -73,3 +73,29 @@ def test_momentum_and_changing_senders_are_refused_for_a_reason() -> None:
     found = settings(*changes, "privacy.uncertified=true")
     assert true(found) > 1.5 * claimed(found)
     assert not resolve(found, examples=50).certified
+
+
+def test_the_figure_a_review_found_and_the_true_one() -> None:
+    """n = 10, 9 heard, β = 0.9, T = 100: 19.1 was printed, an observer of the means is owed three times that.
+
+    Worked out again, apart from `true`: a client's message in round t is Σ_s (1 − β) β^{t−s} (x_s + w_s), the
+    mean is over those heard, and the noise's covariance is summed entry by entry.
+    """
+    clients, heard, beta, rounds, sigma = 10, 9, 0.9, 100, 2.0
+    rng = np.random.default_rng(0)
+    senders = [set(rng.choice(clients, heard, replace=False).tolist()) for _ in range(rounds)]
+    weight = np.array(
+        [[(1 - beta) * beta ** (t - s) if s <= t else 0.0 for s in range(rounds)] for t in range(rounds)]
+    )
+    shared = weight @ weight.T
+    together = np.array([[len(senders[t] & senders[u]) for u in range(rounds)] for t in range(rounds)])
+    covariance = sigma**2 * shared * together / heard**2
+    move = 2.0 * weight.sum(1) * np.array([0 in who for who in senders]) / heard
+    mu = math.sqrt(move @ np.linalg.solve(covariance, move))
+    printed = composed_epsilon(((Mechanism(math.sqrt(heard) * sigma / 2), rounds),), DELTA, "exact")
+    assert printed == pytest.approx(19.1, abs=0.05)
+    assert composed_epsilon(((Mechanism(1 / mu), 1),), DELTA, "exact") == pytest.approx(59.1, rel=0.03)
+    with pytest.raises(PrivacyError, match="9 of 10 clients"):
+        resolve(
+            settings("federation.clients=10", "federation.sampled=9", "algorithm.momentum=0.9"), examples=50
+        )

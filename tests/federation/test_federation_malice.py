@@ -155,7 +155,7 @@ def test_the_ledger_is_right_about_three_honest_clients(tmp_path):
 
     The oracle is the covariance of the three messages: a client's noise given both others.
     """
-    quiet = ("privacy.sigma_cor=0.5", "privacy.sigma_ind=1e-3", "algorithm.momentum=0.0")
+    quiet = ("privacy.clip=1e-3", "privacy.sigma_cor=0.5", "privacy.sigma_ind=1e-3", "algorithm.momentum=0.0")
     parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE[:4], *quiet), budget=1e13)
     server, members = Server(parties), (0, 2, 4)
     server.open(0, members)
@@ -553,12 +553,12 @@ def test_a_header_of_one_megabyte_goes_into_no_record(parties):
 
 
 def test_the_servers_records_have_codes_and_no_private_numbers(tmp_path):
-    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=150.0)
+    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=6.6)
     runner, said = coordinator(parties, Direct(parties))
     with pytest.raises(Stopped, match="budget: the client's own budget does not allow it"):
         runner.go()
-    assert not any("150" in line or "epsilon" in line for line in said)
-    assert "over the budget of 150" in parties[1].log.read_text()
+    assert not any("6.6" in line or "epsilon" in line for line in said)
+    assert "over the budget of 6.6" in parties[1].log.read_text()
 
 
 def test_what_nobody_can_read_in_a_confirmation():

@@ -26,8 +26,8 @@ from trilemma.privacy.ledger import Ledger
 from trilemma.simulate import engine
 
 CLIENTS, ROUNDS = 4, 3
-SECLDP = ("privacy.threat=secldp", "privacy.clip=1.0", "privacy.sigma_cor=0.5", "privacy.sigma_ind=0.2")
-LDP = ("privacy.threat=ldp", "privacy.clip=1.0", "privacy.sigma_ind=0.5")
+SECLDP = ("privacy.threat=secldp", "privacy.clip=0.1", "privacy.sigma_cor=0.5", "privacy.sigma_ind=0.2")
+LDP = ("privacy.threat=ldp", "privacy.clip=0.1", "privacy.sigma_ind=0.5")
 
 
 ALGORITHMS = {
@@ -43,7 +43,7 @@ ALGORITHMS = {
         "algorithm.name=safe-dshb",
         "aggregation.rule=nnm+cwmed",
         "privacy.threat=ldp",
-        "privacy.clip=1.0",
+        "privacy.clip=0.1",
         "privacy.sigma_ind=0.05",
     ),
     "cafcor-secldp": ("algorithm.name=cafcor", "aggregation.rule=caf", *SECLDP),

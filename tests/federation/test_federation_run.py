@@ -213,13 +213,13 @@ def test_a_server_that_forgot_cannot_start_over(parties):
 
 def test_a_client_refuses_to_overspend(tmp_path):
     """Budgets for two rounds; the third is refused by everybody, whatever the server asks."""
-    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=150.0)
+    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=6.6)
     runner, said = coordinator(parties, Direct(parties))
     with pytest.raises(Stopped):
         runner.go()
     assert runner.log.last().rounds == 2
     assert any("budget: the client's own budget does not allow it" in line for line in said)
-    assert "over the budget of 150" in parties[1].log.read_text()
+    assert "over the budget of 6.6" in parties[1].log.read_text()
     assert all(len(ledger_entries(party)) == 2 for party in parties[1:])
 
 
@@ -237,7 +237,7 @@ def test_a_small_epoch_costs_more(tmp_path):
 
 def test_under_cdp_a_small_epoch_costs_more(tmp_path):
     """The server is trusted and the sum is what is seen: it hides less when fewer add their noise."""
-    options = ("algorithm.name=dsgd", "aggregation.rule=mean", "privacy.threat=cdp", "privacy.clip=1.0")
+    options = ("algorithm.name=dsgd", "aggregation.rule=mean", "privacy.threat=cdp", "privacy.clip=0.1")
     config = small_config(CLIENTS, *options, "privacy.sigma_ind=0.5", "algorithm.momentum=0")
     parties = make(tmp_path / "federation", CLIENTS, config, budget=1e6)
     coordinator(parties, Direct(parties), "all")[0].go()
@@ -261,7 +261,7 @@ class Dies(BaseException):
 def test_a_server_killed_at_any_exchange_continues(tmp_path, moment, when):
     """Die before or after the k-th exchange (hello, keys, confirm, rounds, result); the end is the same."""
     config = small_config(
-        CLIENTS, *PRIVATE[:2], "privacy.threat=ldp", "privacy.clip=1.0", "privacy.sigma_ind=0.5"
+        CLIENTS, *PRIVATE[:2], "privacy.threat=ldp", "privacy.clip=0.1", "privacy.sigma_ind=0.5"
     )
     whole = make(tmp_path / "whole", CLIENTS, config, budget=1e6)
     reproducible(whole)
@@ -523,7 +523,7 @@ def test_a_client_cannot_speak_for_another(parties):
 
 def test_a_run_without_a_guarantee_needs_no_budget(tmp_path):
     """Noise whose ε is no guarantee is held against nothing: there is no budget, no ledger, and a run."""
-    options = ("algorithm.name=cafcor", "aggregation.rule=caf", "privacy.threat=cdp", "privacy.clip=1.0")
+    options = ("algorithm.name=cafcor", "aggregation.rule=caf", "privacy.threat=cdp", "privacy.clip=0.1")
     config = small_config(CLIENTS, *options, "privacy.sigma_ind=0.5", "privacy.uncertified=true")
     parties = make(tmp_path / "federation", CLIENTS, config)
     runner, said = coordinator(parties, Direct(parties))

@@ -36,7 +36,7 @@ CAFCOR = (
     "algorithm.name=cafcor",
     "aggregation.rule=caf",
     "privacy.threat=secldp",
-    "privacy.clip=1.0",
+    "privacy.clip=0.1",
     "privacy.sigma_cor=0.5",
     "privacy.sigma_ind=0.2",
 )

@@ -131,3 +131,49 @@ def test_every_message_is_possible_under_other_data() -> None:
     needed = first + steps[0] - second  # the noise that makes the other data send the same message
     assert needed.abs().max() < 10 * 0.5 / grid.step
     assert torch.equal(grid.message(first[None], steps), grid.message(second[None], needed[None]))
+
+
+@dataclass(frozen=True)
+class Given:
+    """Noise in whole steps, as given."""
+
+    whole: Tensor
+
+    def draw(self, law, ids, dim, round_, device) -> Tensor:
+        raise NotImplementedError
+
+    def steps(self, law, step, ids, dim, round_, device) -> Tensor:
+        return self.whole
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_every_algorithms_message_is_possible_under_a_neighbours_data(name: str) -> None:
+    """Bit for bit: noise within reach makes client 0's new data send the very bytes of the old.
+
+    That noise is another integer of the same stream, so the sets of possible messages are the same.
+    """
+    algorithm, clients = built(name, "grid"), make_clients()
+    x = clients.data.dataset.x_train.clone()
+    x[clients.data.holdings.train[0]] *= -3.0
+    held = data.FederatedData(replace(clients.data.dataset, x_train=x), clients.data.holdings)
+    begin = algorithm.init(clients.model, clients.ids, Key(1).fold("init"))
+    layout = algorithm.message(clients.model)
+
+    def sent(noise, held=clients.data):
+        mine = replace(clients, noise=noise, data=held)
+        return algorithm.client(begin.broadcast, begin.clients, mine, 0, Key(2)).messages
+
+    before, after = sent(Silent()).beside[STEPS].long(), sent(Silent(), held).beside[STEPS].long()
+    grid = Grid.of(algorithm.release, layout.dim, CLIENTS)
+    noise = clients.noise.steps(LAW, grid.step, clients.ids, layout.dim, 0, torch.device("cpu"))
+    needed = noise + before - after
+    assert bool((before != after).any()), "the neighbour's data differ"
+    assert torch.equal(needed[1:], noise[1:]), "nobody else's message depends on them"
+    assert (needed - noise).abs().max() * grid.step <= 2 * algorithm.release.clip
+    assert needed.abs().max() * grid.step < 13 * LAW.sigma_ind + 13 * LAW.sigma_cor * (CLIENTS - 1)
+    old, new = sent(Given(noise)), sent(Given(needed), held)
+    for i in range(CLIENTS):
+        one, other = layout.encode(old.rows([i])), layout.encode(new.rows([i]))
+        assert {part: tensor.tolist() for part, tensor in one.items()} == {
+            part: tensor.tolist() for part, tensor in other.items()
+        }

@@ -312,3 +312,40 @@ def test_weight_decay_inside_clipping():
         found = one_gradient(made("mlp"), theta, exhibit, 0, [i]) + 0.3 * theta
         rows.append(found * min(1.0, 0.5 / float(found.norm())) / 4)
     close(result.value[:1], sum(rows)[None])
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_whether_a_model_is_accepted_does_not_tell_whether_examples_are_broken(broken):
+    """The first batch decides whether examples are coupled: one that is not finite has no say in it."""
+    for rows in (slice(0, 1), slice(None)):
+        model, theta, batch = problem(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), 6)
+        batch.x[:, rows] = broken
+        assert models.couples(model, theta, batch) == ""
+        assert models.verify(model, theta, batch) < 1e-4
+        result = models.gradients(model, theta, batch, clip=Clip.example(1.0))
+        assert bool(torch.isfinite(result.value).all())
+        assert bool(result.value.any()) == (rows.stop == 1)
+
+
+def test_a_broken_first_batch_does_not_hide_that_examples_are_coupled():
+    def centred(outputs: Tensor, y: Tensor) -> Tensor:
+        return (outputs - outputs.mean(0)).square().mean()
+
+    model, theta, batch = problem(nn.Linear(6, 4), 6, loss=centred)
+    broken = Stack(torch.full_like(batch.x, torch.nan), batch.y)
+    models.gradients(model, theta, broken, clip=Clip.example(1.0))
+    with pytest.raises(UserError, match="couples the examples"):
+        models.gradients(model, theta, batch, clip=Clip.example(1.0))
+
+
+@pytest.mark.parametrize("size", [1000, 3000])
+def test_a_careful_sum_of_a_large_batch_is_right_to_the_share_that_is_given_to_rounding(size):
+    """All gradients nearly alike: single precision alone errs by more than 2⁻⁸ C/b, in parts it does not."""
+    generator = Key(6).torch()
+    model = models.build("logistic", (3,), 2)
+    x = 1 + 1e-3 * torch.randn(1, size, 3, generator=generator)
+    batch, theta = Stack(x, torch.zeros(1, size).long()), torch.zeros(model.dim)
+    result = models.gradients(model, theta, batch, clip=Clip.example(0.25, careful=True)).value[0]
+    each = torch.cat([x[0].double(), torch.ones(size, 1).double()], 1)
+    exact = (0.25 * each / each.norm(dim=1, keepdim=True)).mean(0)
+    assert float((result.double().abs() - exact).norm()) < 2**-8 * 0.25 / size

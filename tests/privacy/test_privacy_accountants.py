@@ -12,6 +12,7 @@ from trilemma.errors import ConfigError, UserError
 from trilemma.privacy import Mechanism, NoiseLaw, Release, Sampling, Threat, epsilon_curve
 from trilemma.privacy.accountants import Accountant, accountants, applicable, ask, base, default, everyday
 from trilemma.privacy.calculator import find_delta, find_noise, picture
+from trilemma.privacy.drawing import Drawing
 from trilemma.privacy.gaussian import gaussian_delta
 from trilemma.privacy.types import AccountingFailure
 
@@ -88,18 +89,18 @@ def test_no_figure_is_below_the_truth_of_one_round(accountant: Accountant, one: 
 def test_noise_that_is_not_quite_gaussian_is_paid_for(accountant: Accountant, one: Mechanism):
     """A sampler that gives everything away with chance τ is within τ of the Gaussian."""
     tau = 1e-7
-    drawn = replace(one, distance=tau)
+    drawn = replace(one, drawing=Drawing(missed=tau))
     epsilon = accountant.epsilon(((drawn, 1),), 1e-4)
     assert epsilon > accountant.epsilon(((one, 1),), 1e-4)
     assert (1 - tau) * true_delta(one, epsilon) + tau <= 1e-4
-    assert accountant.epsilon(((replace(one, distance=1e-3), 1),), 1e-4) == math.inf
+    assert accountant.epsilon(((replace(one, drawing=Drawing(missed=1e-3)), 1),), 1e-4) == math.inf
     if accountant.tells_delta:
         assert accountant.delta(((drawn, 1),), 0.4) >= (1 - tau) * true_delta(one, 0.4) + tau
     assert accountant.curve(drawn, 3, 1e-4)[-1] == accountant.epsilon(((drawn, 3),), 1e-4)
     z = accountant.multiplier(3.0, 1e-4, 3, drawn)
     assert accountant.epsilon(((replace(drawn, z=z), 3),), 1e-4) <= 3.0 * (1 + 1e-8)
     with pytest.raises(UserError, match="too far from a Gaussian"):
-        accountant.multiplier(3.0, 1e-4, 20, replace(one, distance=1e-5))
+        accountant.multiplier(3.0, 1e-4, 20, replace(one, drawing=Drawing(missed=1e-5)))
 
 
 @pytest.mark.parametrize(("accountant", "one"), EVERY)

@@ -27,6 +27,7 @@ from trilemma.privacy import (
     spent,
     spent_delta,
 )
+from trilemma.privacy.drawing import Drawing
 from trilemma.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from trilemma.privacy.rdp import SAMPLED_ORDERS, round_rdp, theorem_c1
 
@@ -347,7 +348,8 @@ class TestEdges:
             (lambda: spent(CAFCOR, Threat("byzldp", 100, 10), 30, 1e-4), "cancels in the sum"),
             (lambda: spent(CAFCOR, Threat("secldp", 100, 10), 30, 1e-4), "when nobody lies"),
             (lambda: Threat("secldp", 100, 10, assume="publishd"), "did you mean 'published'"),
-            (lambda: Mechanism(1.0, distance=-0.1), "total variation"),
+            (lambda: Mechanism(1.0, drawing=Drawing(missed=-0.1)), "less than nothing away"),
+            (lambda: Mechanism(1.0, drawing=Drawing(worst=0.3)), "too far from a Gaussian"),
             (lambda: spent(CAFCOR, Threat("ldp", 100, 10), 30, 1e-4), "known to the adversary"),
             (lambda: spent(CAFCOR, Threat("cdp", 100), 30, 1e-4), "cancels in the mean"),
             (lambda: Threat("secldp", 100, 10, 11), "q ≤ f"),

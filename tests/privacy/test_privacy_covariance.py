@@ -140,6 +140,27 @@ def test_the_worst_real_number_of_liars_is_that_of_the_colluders(graph, collusio
         assert worst[0, 0] == pytest.approx(1 / (2.0 * math.sqrt(nobody)))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_liar_that_leaves_its_own_noise_out_counts_as_a_colluder(count):
+    """Every set of such liars among six: their messages are the sums of their secrets, and nothing else.
+
+    The honest are without the liars' own noise, so the figure for q = 0 would be too good; the one that
+    counts them among the q holds.
+    """
+    n, law = 6, NoiseLaw(0.4, 0.9)
+    pairs = list(itertools.combinations(range(n), 2))
+    for liars in itertools.combinations(range(n), count):
+        mixing = np.zeros((n, n + len(pairs)))
+        for i in set(range(n)) - set(liars):
+            mixing[i, i] = law.sigma_ind
+        for place, (i, j) in enumerate(pairs):
+            mixing[i, n + place], mixing[j, n + place] = law.sigma_cor, -law.sigma_cor
+        precision = np.diag(np.linalg.inv(mixing @ mixing.T))
+        z = min(1 / (2.0 * math.sqrt(precision[i])) for i in set(range(n)) - set(liars))
+        assert complete_multiplier(law, 2.0, n, count, count) <= z * (1 + 1e-12)
+        assert z < 0.99 * complete_multiplier(law, 2.0, n, 0, 0)
+
+
 @pytest.mark.parametrize(("n", "degree"), [(8, 3), (9, 4), (20, 7), (6, 1), (6, 0)])
 def test_regular_graphs_are_regular(n, degree):
     graph = SecretGraph.regular(n, degree, Key(3))

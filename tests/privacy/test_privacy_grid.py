@@ -14,7 +14,6 @@ from trilemma.errors import PrivacyError, UserError
 from trilemma.keys import Key
 from trilemma.privacy import NoiseLaw, Release, SimulatedNoise
 from trilemma.privacy.grid import Grid, in_steps, step_for
-from trilemma.privacy.grid_price import sampler_price
 from trilemma.privacy.secrets import ChaChaStream, add_gaussians
 
 CPU = torch.device("cpu")
@@ -117,12 +116,3 @@ def test_a_stream_is_a_rounded_gaussian():
         wanted = len(drawn) * np.concatenate([[tails[0]], expected(scale, edges), [tails[1]]])
         assert wanted.min() > 5
         assert stats.chisquare(seen, wanted * seen.sum() / wanted.sum()).pvalue > 1e-6
-
-
-def test_the_price_of_drawing_is_small_and_grows_with_what_is_drawn():
-    grid = Grid.of(Release(2.25, LAW), 431_080, 100)
-    price = sampler_price(LAW, grid, rounds=400, clients=100, epsilon=8.0, delta=1e-5)
-    assert price.epsilon < 0.03
-    assert price.delta < 0.02 * 1e-5
-    less = sampler_price(LAW, grid, rounds=4, clients=100, epsilon=8.0, delta=1e-5)
-    assert 0 < less.epsilon < price.epsilon / 5

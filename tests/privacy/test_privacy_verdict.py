@@ -57,4 +57,16 @@ def test_where_no_secret_is_shared_the_published_assumption_assumes_nothing():
 
 def test_a_paper_s_own_noise_keeps_the_paper_s_figure():
     found = judge(USER, SECLDP, 30, 1e-4, ("noise as the paper sets it",), printed=13.0)
-    assert found == NoGuarantee("noise as the paper sets it", 13.0)
+    assert isinstance(found, NoGuarantee)
+    assert found.figure == 13.0
+    assert found.reason.startswith("noise as the paper sets it; ")
+
+
+def test_a_papers_noise_is_no_guarantee_and_says_what_it_is_worth():
+    release, threat = Release(1.0, NoiseLaw(4.0)), Threat("ldp", 10)
+    held = judge(release, threat, 2, 1e-5)
+    found = judge(release, threat, 2, 1e-5, doubts=("as the paper sets it",), printed=0.3)
+    assert isinstance(held, Guarantee)
+    assert isinstance(found, NoGuarantee)
+    assert found.figure == 0.3
+    assert f"really added certifies ε = {held.epsilon:.3g} (exact)" in found.reason

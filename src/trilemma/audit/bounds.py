@@ -27,6 +27,7 @@ from scipy.special import betaincinv, ndtri
 from scipy.stats import binom
 
 from trilemma.privacy.accountants import accountants
+from trilemma.privacy.drawing import EXACT
 from trilemma.privacy.gaussian import gaussian_epsilon
 from trilemma.privacy.mechanism import Mechanism
 
@@ -118,7 +119,7 @@ def epsilon_of_variation(apart: float, one: Mechanism, rounds: int, delta: float
     by = accountants["pld"]
 
     def variation(z: float) -> float:
-        return by.delta(((replace(one, z=z, distance=0.0), rounds),), 0.0)
+        return by.delta(((replace(one, z=z, drawing=EXACT), rounds),), 0.0)
 
     # δ by pld errs upwards: the noise found is rather too large, and the ε rather too small.
     low, high = one.z / 8, one.z * 8
@@ -127,7 +128,7 @@ def epsilon_of_variation(apart: float, one: Mechanism, rounds: int, delta: float
     for _ in range(10):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if variation(middle) > apart else (low, middle)
-    return by.epsilon(((replace(one, z=high, distance=0.0), rounds),), delta)
+    return by.epsilon(((replace(one, z=high, drawing=EXACT), rounds),), delta)
 
 
 def one_run_risk(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:

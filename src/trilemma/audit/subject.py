@@ -42,7 +42,7 @@ class Subject:
         cls, config: Config, examples: int, arithmetic: Arithmetic, rounds: int | None = None
     ) -> Subject | None:
         """Return what `config` means for clients of at least `examples` examples; None: nothing is noised."""
-        resolved = resolve(config, examples, arithmetic)
+        resolved = resolve(config, examples, arithmetic=arithmetic)
         return cls.resolved(config, resolved, examples, rounds)
 
     @classmethod

@@ -14,6 +14,9 @@ from trilemma.aggregation import Rule
 from trilemma.config.load import Config
 from trilemma.errors import ConfigError, PrivacyError
 from trilemma.learning import Algorithm, Setup
+from trilemma.models.types import Model
+from trilemma.privacy.drawing import EXACT, Drawing
+from trilemma.privacy.grid_price import drawing
 from trilemma.privacy.types import Arithmetic, NoiseLaw, Release
 
 
@@ -45,10 +48,14 @@ class Resolved:
         return not privacy.objections(self.release, self.threat, self.doubts)
 
 
-def resolve(config: Config, examples: int, arithmetic: Arithmetic | None = None) -> Resolved:
+def resolve(
+    config: Config, examples: int, model: Model | None = None, arithmetic: Arithmetic | None = None
+) -> Resolved:
     """Resolve `config` for clients who all hold at least `examples` training examples, a public number.
 
-    `arithmetic` is that of the configuration, unless given.
+    `arithmetic` is that of the configuration, unless given. On a grid the release also says how far drawn
+    noise is from a Gaussian, for which the size of `model` must be known; more noise makes up for it where an
+    ε is aimed at.
     """
     federation = config.federation
     needed = config.algorithm.options.least_examples
@@ -57,28 +64,46 @@ def resolve(config: Config, examples: int, arithmetic: Arithmetic | None = None)
             f"[algorithm] batch_size = {needed}: the poorest client holds {examples} examples; "
             f"allowed: 1 to {examples}"
         )
+    chosen = arithmetic or config.privacy.arithmetic
     rule = aggregation.parse(config.aggregation.rule, f=federation.f)
-    release, threat, notes, doubts = _release(config, examples)
-    algorithm = config.algorithm.options.build(
-        Setup(
-            federation.clients,
-            federation.f,
-            config.run.rounds,
-            rule,
-            release,
-            arithmetic or config.privacy.arithmetic,
-        )
-    )
+    reckoned = EXACT
+    for _ in range(_TRIES):
+        release, threat, notes, doubts = _release(config, examples, reckoned)
+        setup = Setup(federation.clients, federation.f, config.run.rounds, rule, release, chosen)
+        algorithm = config.algorithm.options.build(setup)
+        drawn = EXACT if model is None or threat is None else _drawn(setup, algorithm, model, threat)
+        if not config.privacy.aims or drawn.spread <= reckoned.spread:
+            break
+        reckoned = drawn * _SPARE  # the noise that pays for it may need a finer grid
+    else:
+        raise PrivacyError("no noise was found that makes up for being drawn: give sigma_ind and sigma_cor")
+    release = None if release is None else replace(release, drawing=drawn)
     paper = config.privacy.noise == "paper"
     printed = config.privacy.epsilon if paper else None
     return Resolved(rule, release, threat, algorithm, (*notes, *doubts), doubts, printed)
 
 
+_TRIES, _SPARE = 8, 1.01
+
+
+def _drawn(setup: Setup, algorithm: Algorithm, model: Model, threat: privacy.Threat) -> Drawing:
+    """Return how far the noise of one round is from the release's law: not at all among floating numbers."""
+    grid = setup.grid(algorithm.message(model).dim)
+    if grid is None or setup.release is None:
+        return EXACT
+    return drawing(setup.release.law, grid, setup.clients, threat.name)
+
+
 _Words = tuple[str, ...]
 
 
-def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Threat | None, _Words, _Words]:
-    """Return the release, the threat model, what must be said, and why there is no guarantee."""
+def _release(
+    config: Config, examples: int, reckoned: Drawing
+) -> tuple[Release | None, privacy.Threat | None, _Words, _Words]:
+    """Return the release, the threat model, what must be said, and why there is no guarantee.
+
+    Noise for a target is calibrated as if it were drawn as `reckoned`.
+    """
     wanted = config.privacy
     if wanted.clip is None:
         return None, None, (), ()
@@ -106,6 +131,7 @@ def _release(config: Config, examples: int) -> tuple[Release | None, privacy.Thr
             sampling=shape.sampling,
             accountant=wanted.accountant,
             adjacency=shape.adjacency,
+            drawing=reckoned,
         )
     elif wanted.noise_multiplier is not None:
         # The multiplier is linear in σ, so one evaluation at σ = 1 gives the scale under any threat model.

@@ -170,6 +170,11 @@ class PrivacyTable(Table):
         description="accountant used to calibrate; default: the tightest, exact without sampling, else pld",
     )
 
+    @property
+    def aims(self) -> bool:
+        """Whether noise is calibrated to a target ε."""
+        return self.epsilon is not None and self.noise == "certified"
+
     @field_validator("clip", "epsilon", "sigma_ind", "sigma_cor", "noise_multiplier")
     @classmethod
     def _not_nan(cls, value: float | None) -> float | None:

@@ -141,12 +141,12 @@ def load_task(party: Party) -> PartyTask:
     key = Key(config.run.seeds[0])
     if party.task is None:
         found = everybody(config, key, None, config.federation.clients)
-        return PartyTask(config, key, found, _resolve(config, int(found.held.sizes.min())))
+        return PartyTask(config, key, found, _resolve(config, int(found.held.sizes.min()), found.model))
     examples = party.federation.examples
     if examples is None:
         raise ConfigError("federation.toml must say `examples`: how many the poorest client holds")
     found = one_party(config, key, Task.from_file(party.task), party.client, examples)
-    resolved = _resolve(config, examples)
+    resolved = _resolve(config, examples, found.model)
     if found.data is not None and resolved.release is not None and resolved.release.unit == "example":
         # Before any ε is spent: what is clipped must be the gradients of single examples.
         first = found.data.sample((0,), min(2, int(found.data.sizes[0])), key)
@@ -154,9 +154,9 @@ def load_task(party: Party) -> PartyTask:
     return PartyTask(config, key, found, resolved)
 
 
-def _resolve(config: Config, examples: int) -> Resolved:
+def _resolve(config: Config, examples: int, model: Model) -> Resolved:
     # What leaves a real client is integers on a public grid, whatever a simulation of it does.
-    resolved = resolve(config, examples, arithmetic="grid")
+    resolved = resolve(config, examples, model, arithmetic="grid")
     _check_resolved(config, resolved)
     return resolved
 

@@ -83,7 +83,9 @@ def clip_of(release: Release | None, grid: Grid | None) -> models.Clip:
     if release is None:
         return models.Clip.none()
     threshold = release.clip if grid is None else grid.clip
-    return models.Clip.example(threshold) if release.unit == "example" else models.Clip.client(threshold)
+    if release.unit == "example":
+        return models.Clip.example(threshold, careful=grid is not None)
+    return models.Clip.client(threshold)
 
 
 def clip_rows(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ model's engine (`trilemma.models.engine`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -144,7 +144,9 @@ def sums_of(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: 
     norms, kept = theta.new_zeros((clients, size)), theta.new_zeros(clients)
     statistics: dict[str, list[Tensor]] = {name: [] for name in work.buffers}
     engine = model.engine or TAPE
-    for rows, columns in engine.groups(model, batch, work.memory, theta.dim() == 2):
+    planned = engine.groups(model, batch, work.memory, theta.dim() == 2)
+    total = value.new_zeros(value.shape, dtype=torch.float64) if work.clip.careful else None
+    for rows, columns in _cut(planned, work.clip.together(size)):
         share = weight[rows, columns]
         own = theta[rows] if theta.dim() == 2 else theta
         request = Request(
@@ -177,15 +179,27 @@ def sums_of(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: 
                 kept[rows] += (factor * share).sum(1)
             norms[rows, columns] = found
         # Engines overwrite; where a client's examples come in several groups, the later ones are added.
-        target = torch.empty_like(value[rows]) if columns.start else value[rows]
+        later = columns.start > 0 or total is not None
+        target = torch.empty_like(value[rows]) if later else value[rows]
         done.write(unflatten(model, target), factor)
         if nobody is not None:
             target[nobody] = 0.0
-        if columns.start:
+        if total is not None:
+            total[rows] += target
+        elif later:
             value[rows] += target
         for name, fresh in done.updated.items():
             statistics[name].append(fresh)
+    if total is not None:
+        value.copy_(total)
     return Sums(value, loss, norms, kept, {name: torch.cat(parts) for name, parts in statistics.items()})
+
+
+def _cut(groups: Iterable[tuple[slice, slice]], together: int) -> Iterator[tuple[slice, slice]]:
+    """Cut groups of clients and examples further, to at most `together` examples of a client."""
+    for rows, columns in groups:
+        for start in range(columns.start, columns.stop, together):
+            yield rows, slice(start, min(start + together, columns.stop))
 
 
 def _without(request: Request, broken: Tensor) -> tuple[Request, Tensor]:

@@ -105,6 +105,8 @@ def _release_notes(release: Release) -> tuple[str, ...]:
         )
     if release.sampling.amplifies and release.unit == "user":
         notes += ("sampling examples does not amplify a user-level guarantee",)
+    if not release.drawing.exact:
+        notes += ("noise in whole steps of a grid: what drawing it costs is in the figure",)
     return notes
 
 

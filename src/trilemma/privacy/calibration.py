@@ -25,6 +25,7 @@ from scipy.optimize import minimize_scalar
 from trilemma.errors import PrivacyError
 from trilemma.privacy.accountants import ask, default
 from trilemma.privacy.covariance import complete_multiplier, mean_noise
+from trilemma.privacy.drawing import EXACT, Drawing
 from trilemma.privacy.mechanism import WHOLE, Mechanism, mechanism
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Adjacency, NoiseLaw, Release, Sampling, Unit
@@ -79,10 +80,12 @@ def calibrate(
     accountant: str | None = None,
     objective: Objective = honest_mean,
     adjacency: Adjacency = "replace",
+    drawing: Drawing = EXACT,
 ) -> NoiseLaw:
     """Return the least noise for which no honest client spends more than `epsilon` in `rounds` rounds.
 
     Without `accountant` the tightest calibrates: exact where it applies, `pld` for sampled releases.
+    `drawing` says how far one round's noise will be from a Gaussian.
 
     >>> law = calibrate(26.4, 1e-4, rounds=30, clip=2.25, threat=Threat("secldp", 100, 10), accountant="rdp")
     >>> round(law.sigma_ind, 2), round(law.sigma_cor, 2)
@@ -95,7 +98,7 @@ def calibrate(
     >>> round(law.sigma_ind, 2)
     5.44
     """
-    shape = Release(clip, NoiseLaw(), unit, batch, sampling, adjacency)
+    shape = Release(clip, NoiseLaw(), unit, batch, sampling, adjacency, drawing)
     return plan(shape, (threat,), epsilon, delta, rounds, accountant, objective)[0].law
 
 

@@ -7,8 +7,8 @@ and noise that two clients share cancels exactly.
 **Contribution.** For unit "user" the rounded contribution q is checked in integers, Σ q_i² ≤ ⌊(C/g)²⌋, and
 shrunk until that holds: replacing the client moves it by at most 2C, and rounding costs no privacy. For unit
 "example" the sum over a batch is rounded, which moves it by at most g√d/2: examples are clipped at
-C − b g√d/2 and a margin for single precision (`Grid.clip`), so that the declared 2C/b holds all the same. A
-contribution that is not finite counts as zero.
+C − b g√d/2 and a margin for single precision (`Grid.clip`, `models.Clip.together`), so that the declared 2C/b
+holds all the same. A contribution that is not finite counts as zero.
 
 **Noise.** Every stream, a client's own or a pair's, is a Gaussian rounded to the grid,
 

@@ -1,75 +1,98 @@
-"""What it costs that drawn noise is not exactly Gaussian: a little ε and a little δ for a whole run.
+"""How far noise drawn on the grid is from the Gaussian noise that accountants speak of.
 
-Accountants assume Gaussian streams; `trilemma.privacy.secrets.streams` draws rounded ones from finite words
-with finite arithmetic. N numbers are drawn in a run, over all streams, coordinates and rounds, each with a
-standard deviation of at most s steps. For one of them let p(k) be the probability of ⌊N(0, s²)⌉ = k and p̃(k)
-that of drawing k. They differ in three ways:
+Ideally a pair of numbers is (X, Y) = R (cos Θ, sin Θ), R = √(−2 log U), with U and Θ uniform, and the
+integers are ⌊sX⌉ and ⌊sY⌉. `trilemma.privacy.secrets.streams` takes U and Θ from finite words and calculates
+in doubles. Both numbers of a pair come from the same words, so it is pairs of integers whose probabilities
+are compared, p(k, l) and p̃(k, l). ChaCha20, HKDF and the system's generator are taken for ideal.
 
-edges     A drawn number is off by at most Δ = 2⁻⁴⁶ standard deviations (compared with 40 digits, and a factor
-          of two to spare), so a bin, 1/s wide, wins or loses at most Δ at either end: |log p̃/p| ≤ 4Δs.
-words     θ has 2⁵⁴ values: for each u a bin's share of them is off by at most two, and u reaches the bin with
-          probability e^{−x²/2} ≤ 3 s p(k): |log p̃/p| ≤ 3 · 2⁻⁵³ s. u has M values that reach a bin at x,
-          at least 2⁴⁰ for |x| < 11; the share of θ that lies in the bin rises and falls once as a function of
-          u and is at most √(2/(x s)), so counting instead of integrating errs by 4√s/M ≤ 2⁻³⁸√s.
-tails     Beyond 11 standard deviations nothing is claimed. Probability: 3.9e-28 a number.
+**Points move a little.** Let the words be those whose little rectangle the ideal (U, Θ) lies in. Then what
+is drawn is (X, Y), each moved by at most
 
-So within the tails |log p̃/p| ≤ a = 2⁻⁴³s + 2⁻³⁸√s, and its mean under p̃ (or log p/p̃ under p) is at most a².
-By Azuma's inequality the sum over all N exceeds
+    D(r) = max(2⁻⁴⁸, 2⁻⁵¹/r) + r (2⁻⁵¹·³ + 2⁻⁵¹ + 2⁻⁵²) + snap(r):
 
-    e = N a² + a √(2 N L)         with probability at most exp(−L).
+the error of the radius (a test compares with 60 digits), θ's 2⁵⁴ values, the error of sine and cosine, two
+products that are rounded, and the values u may take: snap(r) = 2⁻⁶⁵/(u r), and 2⁻¹²⁹/(u r) where u < 2⁻²⁴,
+with u = e^{−r²/2}: at most 2⁻⁴³·⁵ up to r = 11, and 2⁻³⁷ up to r = 11.5.
 
-Let the exact mechanism be (ε, δ)-private. Going over from drawn to exact numbers for one data set, and back
-for the other, gives (ε + 2e, δ e^e + δ₁ + e^{ε+e} δ₂), where δ₁ and δ₂ bound what each way leaves out: the
-tails, N · 3.9e-28, and exp(−L), chosen as 1e-13 and as 1e-13 e^{−ε}.
+**So probabilities change a little.** A pair of integers is a square of side 1/s in the plane. Whoever moves
+into it or out of it was within D of its edge, so
 
-The lattice (`docs/privacy.md`) adds 4dT · 2m exp(−2π²ρ²/3), m < n² the number of independent cycles of
-secrets: below 1e-30 wherever this library can run.
+    |p̃/p − 1| ≤ x = 4 edges · 2D · s · 1.1 ≤ 9 s D,
+
+1.1 for how much the density varies over the square (r ≤ 11.5, s ≥ 2¹⁰, D s ≤ 2⁻⁶). Edges are never nearer to
+the origin than 1/(2s): D ≤ 2⁻³⁶ + 2⁻⁵⁰ s. In the mean square over all pairs D is below 2⁻⁴⁶: 2⁻⁴⁷·⁵ for the
+first and third term (E r² = 2), 2⁻⁵¹ √(18 + 4 log s) for what happens near the origin, 2⁻⁵⁵ for snap.
+
+**Nothing is claimed** beyond r = 11.5, which has probability e^{−66.1}; 3e-29 covers squares that are partly
+there, in both laws. That is what limits ε: noise that never exceeds 13.4 standard deviations cannot hide a
+move of many, and e^ε times what is missed must fit into δ. Beyond an ε of 25 to 45, depending on how much is
+drawn, nothing is certified.
+
+**How many?** The adversary sees all messages, so all streams count, n own and n(n−1)/2 shared ones, d numbers
+a round each; under ldp everybody else's noise is known, and only the client's own stream counts.
+
+The lattice (`docs/privacy.md`) adds a factor: 4d · 2m e^{−2π²ρ²/3} a round, m < n² the number of independent
+cycles of secrets: below 1e-30 wherever this library can run.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from trilemma.privacy.grid import SMOOTHING, Grid, in_steps
-from trilemma.privacy.types import NoiseLaw
+from trilemma.errors import PrivacyError
+from trilemma.privacy.drawing import LARGEST_WORST, Drawing
+from trilemma.privacy.grid import FINENESS, SMOOTHING, Grid, in_steps
+from trilemma.privacy.types import NoiseLaw, ThreatName
 
-TAIL = 3.9e-28
-"""Probability that a normal number is larger than 11 in size."""
+EDGES = 9.0
+"""x = |p̃/p − 1| of a pair of integers is at most this times s D."""
 
-_UNLIKELY = 1e-13
+MOVED, MOVED_MOST, MOVED_NEAR = 2.0**-46, 2.0**-36, 2.0**-50
+"""How far points move, in standard deviations: in the mean square, at most, and per step near the origin."""
 
-
-@dataclass(frozen=True)
-class SamplerPrice:
-    """What is added to a run's ε and δ."""
-
-    epsilon: float
-    delta: float
+TAIL = 3e-29
+"""Probability of pairs about which nothing is claimed."""
 
 
-def sampler_price(
-    law: NoiseLaw, grid: Grid, rounds: int, clients: int, epsilon: float, delta: float
-) -> SamplerPrice:
-    """Return what a run's (ε, δ) grows by because noise is drawn, as the module derives it.
+def pair_error(steps: float) -> tuple[float, float]:
+    """Return the error x of a pair's probabilities, in the mean square and at most, for s = `steps`.
+
+    >>> typical, worst = pair_error(2.0**13)
+    >>> typical < 2**-29, worst < 2**-19
+    (True, True)
+    """
+    if steps < FINENESS:
+        raise PrivacyError(f"a grid has at least {FINENESS:g} steps in a standard deviation, got {steps:g}")
+    return EDGES * steps * MOVED, EDGES * steps * (MOVED_MOST + MOVED_NEAR * steps)
+
+
+def drawing(law: NoiseLaw, grid: Grid, clients: int, threat: ThreatName) -> Drawing:
+    """Return how far one round's noise on `grid` is from `law`, in a federation of `clients` clients.
 
     >>> from trilemma.privacy.types import Release
     >>> law = NoiseLaw(sigma_ind=0.1, sigma_cor=0.6)
     >>> grid = Grid.of(Release(clip=2.25, law=law), dim=431_080, clients=100)
-    >>> price = sampler_price(law, grid, rounds=400, clients=100, epsilon=8.0, delta=1e-5)
-    >>> price.epsilon < 0.03, price.delta < 2e-7
+    >>> found = drawing(law, grid, clients=100, threat="secldp")
+    >>> found.spread < 2e-9, found.missed < 1e-18
     (True, True)
     """
-    streams = clients * (law.sigma_ind > 0) + clients * (clients - 1) // 2 * (law.sigma_cor > 0)
-    numbers = streams * grid.dim * rounds
-    steps = max(in_steps(sigma, grid.step) for sigma in (law.sigma_ind, law.sigma_cor))
-    a = 2.0**-43 * steps + 2.0**-38 * math.sqrt(steps)
-    rare = math.log(1 / _UNLIKELY) + epsilon
-    e = numbers * a * a + a * math.sqrt(2 * numbers * rare)
-    cycles = clients**2
-    lattice = 8 * grid.dim * rounds * cycles * math.exp(-2 * (math.pi * SMOOTHING) ** 2 / 3)
-    tails = numbers * TAIL
-    left_out = (
-        _UNLIKELY + tails + math.exp(min(e + epsilon, 700.0)) * (_UNLIKELY * math.exp(-epsilon) + tails)
-    )
-    return SamplerPrice(2 * e + lattice, delta * math.expm1(e) + left_out)
+    streams = {law.sigma_ind: clients, law.sigma_cor: clients * (clients - 1) // 2}
+    if law.sigma_ind == law.sigma_cor:
+        streams = {law.sigma_ind: clients * (clients + 1) // 2}
+    if threat == "ldp":
+        streams = {law.sigma_ind: 1}
+    pairs = (grid.dim + 1) // 2
+    spread = worst = missed = 0.0
+    for sigma, count in streams.items():
+        if sigma > 0:
+            typical, most = pair_error(in_steps(sigma, grid.step))
+            spread += count * pairs * typical**2
+            worst = max(worst, most)
+            missed += count * pairs * TAIL
+    if worst > LARGEST_WORST:
+        raise PrivacyError(
+            f"noise of {max(streams) / grid.step:.1e} steps is finer than what is drawn is exact: sigma_ind "
+            f"= {law.sigma_ind:g} and sigma_cor = {law.sigma_cor:g} are too far apart, or the model too large"
+        )
+    lattice = 8 * grid.dim * clients**2 * math.exp(-2 * (math.pi * SMOOTHING) ** 2 / 3)
+    return Drawing(spread, worst, min(1.0, missed), lattice)

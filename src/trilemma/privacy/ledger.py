@@ -34,6 +34,7 @@ from trilemma import files
 from trilemma.errors import PrivacyError, UserError
 from trilemma.privacy.accountants import Accountant, applicable, ask, default, everyday
 from trilemma.privacy.accountants import accountants as registry
+from trilemma.privacy.drawing import Drawing
 from trilemma.privacy.gaussian import check_delta
 from trilemma.privacy.mechanism import Mechanism, leans_on_liars, mechanism
 from trilemma.privacy.threats import Threat
@@ -340,8 +341,9 @@ def _entry_record(entry: Entry) -> dict[str, Any]:
 
 def _entry(record: dict[str, Any]) -> Entry:
     fields = _respelled(record["mechanism"])
-    distance = fields.get("distance", 0.0)  # absent where the ledger is older than the field
-    one = Mechanism(fields["z"], Sampling(**fields["sampling"]), fields["adjacency"], distance)
+    # Older ledgers have no drawing: a distance in total variation, or nothing at all.
+    drawing = Drawing(**fields.get("drawing", {"missed": fields.get("distance", 0.0)}))
+    one = Mechanism(fields["z"], Sampling(**fields["sampling"]), fields["adjacency"], drawing)
     return Entry(record["run"], record["round"], one, record["epsilon"], record["threat"]["name"])
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from trilemma.errors import PrivacyError
 from trilemma.privacy.covariance import complete_multiplier
+from trilemma.privacy.drawing import EXACT, Drawing
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Adjacency, Release, Sampling, check_sampling
 
@@ -20,8 +21,8 @@ WHOLE = Sampling()
 class Mechanism:
     """A Gaussian mechanism, perhaps on a sample of the examples.
 
-    `z` is the noise multiplier: standard deviation over the move when a unit is replaced. `distance` bounds
-    how far the noise is from a Gaussian, in total variation (see `Release.distance`).
+    `z` is the noise multiplier: standard deviation over the move when a unit is replaced. `drawing` says
+    how far the noise is from a Gaussian.
 
     >>> Mechanism(z=0.5, sampling=Sampling("poisson", 100 / 6000), adjacency="published").gaussian
     False
@@ -30,13 +31,11 @@ class Mechanism:
     z: float
     sampling: Sampling = WHOLE
     adjacency: Adjacency = "replace"
-    distance: float = 0.0
+    drawing: Drawing = EXACT
 
     def __post_init__(self) -> None:
         if not self.z >= 0:
             raise PrivacyError(f"a noise multiplier is not negative, got {self.z}")
-        if not 0 <= self.distance <= 1:
-            raise PrivacyError(f"a distance in total variation lies between 0 and 1, got {self.distance}")
         check_sampling(self.sampling, self.adjacency)
 
     @property
@@ -58,7 +57,7 @@ def history(mechanisms: Iterable[Mechanism]) -> History:
     """Return the rounds `mechanisms` as counts.
 
     >>> history([Mechanism(1.0), Mechanism(2.0), Mechanism(1.0)])[0]
-    (Mechanism(z=1.0, sampling=Sampling(scheme='none', rate=1.0), adjacency='replace', distance=0.0), 2)
+    (Mechanism(z=1.0, sampling=Sampling(scheme='none', rate=1.0), adjacency='replace', drawing=...), 2)
     """
     return tuple(Counter(mechanisms).items())
 
@@ -107,10 +106,10 @@ def mechanism(release: Release, threat: Threat) -> Mechanism:
     >>> sampling = Sampling("poisson", 0.01)
     >>> release = Release(clip=1.0, law=NoiseLaw(0.08), unit="example", batch=25, sampling=sampling)
     >>> mechanism(release, Threat("ldp", clients=7, byzantine=3))
-    Mechanism(z=1.0, sampling=Sampling(scheme='poisson', rate=0.01), adjacency='replace', distance=0.0)
+    Mechanism(z=1.0, sampling=Sampling(scheme='poisson', rate=0.01), adjacency='replace', drawing=...)
     """
     sampling = release.sampling if release.unit == "example" else Sampling()
-    return Mechanism(multiplier(release, threat), sampling, release.adjacency, release.distance)
+    return Mechanism(multiplier(release, threat), sampling, release.adjacency, release.drawing)
 
 
 def leans_on_liars(release: Release, threat: Threat) -> bool:

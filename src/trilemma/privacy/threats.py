@@ -11,6 +11,7 @@ A figure is worth having when it holds whoever turns out to be honest. The adver
 liar that exists colludes and everybody else sends an honest message: a liar that keeps its secrets leaves
 noise in its partners' messages that nobody can remove. So "guaranteed", the default, counts q liars, all of
 them colluding, and holds for every number of them from 0 to f (proof: `covariance.worst_multiplier`).
+A liar that leaves its own noise out of its message shows the sum of its secrets: it counts among the q.
 CafCor's Lemma A.4 counts on f − q liars that exist and keep quiet: "published" gives its figures.
 
 Reference: Allouah, Guerraoui, Stephan (ICML 2025), "Towards Trustworthy Federated Learning with Untrusted

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trilemma.errors import PrivacyError, UserError, nearest
+from trilemma.privacy.drawing import EXACT, Drawing
 
 Unit = Literal["user", "example"]
 Adjacency = Literal["replace", "add-remove", "published"]
@@ -119,8 +120,8 @@ class Release:
 
     `clip` bounds a unit's contribution to the message; for unit "example" the contribution is averaged over
     `batch` examples, a public constant, so replacing the unit moves the message by 2·clip (user) or
-    2·clip/batch (example). `distance` bounds how far the noise that is really drawn in a round is from the
-    Gaussian of the law, in total variation: accountants pay for it with δ.
+    2·clip/batch (example). `drawing` says how far the noise that is really drawn in a round is from the
+    Gaussian of the law (`trilemma.privacy.grid_price` for a grid's): accountants pay for it.
 
     `adjacency` says which two data sets the guarantee makes indistinguishable:
 
@@ -140,7 +141,7 @@ class Release:
     batch: int = 1
     sampling: Sampling = Sampling()
     adjacency: Adjacency = "replace"
-    distance: float = 0.0
+    drawing: Drawing = EXACT
 
     def __post_init__(self) -> None:
         choice("privacy unit", self.unit, Unit)

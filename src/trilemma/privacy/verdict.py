@@ -101,7 +101,8 @@ def judge(
 ) -> Verdict:
     """Return what `rounds` rounds of `release` guarantee every honest client under `threat`.
 
-    `printed` is the figure that goes with a refusal, where it is not the accountants'.
+    `printed` is the figure that goes with a refusal, where it is not the accountants'; what the noise is
+    really worth then stands in the reason, where that is the only objection.
 
     >>> from trilemma.privacy.types import NoiseLaw
     >>> published = Threat("secldp", clients=100, byzantine=10, assume="published")
@@ -121,6 +122,8 @@ def judge(
     if reasons:
         # What papers print is the Rényi figure.
         figure = cost.epsilon.get("rdp", epsilon) if printed is None else printed
+        if printed is not None and len(reasons) == 1 and math.isfinite(epsilon):
+            reasons += (f"the noise that is really added certifies ε = {epsilon:.3g} ({accountant})",)
         return NoGuarantee("; ".join(reasons), figure if math.isfinite(figure) else None)
     if not math.isfinite(epsilon):
         return NoGuarantee("no finite ε is certified")

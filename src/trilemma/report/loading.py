@@ -15,6 +15,7 @@ from trilemma.config import OWN, Config
 from trilemma.config.assembly import learner_of
 from trilemma.errors import UserError, nearest
 from trilemma.keys import Key
+from trilemma.privacy import NoGuarantee
 from trilemma.records import Record, Spread, Summary
 from trilemma.report.result import Result
 from trilemma.simulate import RunDirectory, assemble
@@ -129,6 +130,7 @@ def _so_far(
     notes = [f"not finished: {done} of {rounds} rounds"] if done < rounds else []
     if liars is None and settings.privacy.threat != "none":
         notes.append("what each client has spent is in its own ledger")
+    reason = _uncertified(seeds, done, rounds, deployed=liars is None)
     return Summary(
         metrics={
             name: Spread.of({seed: _latest(records, name) for seed, records in seeds.items()})
@@ -147,7 +149,18 @@ def _so_far(
         rounds=rounds,
         notes=tuple(notes),
         directory=str(folder),
+        verdict={} if settings.privacy.threat == "none" else NoGuarantee(reason).plain(),
     )
+
+
+def _uncertified(seeds: Mapping[int, Sequence[Record]], done: int, rounds: int, deployed: bool) -> str:
+    """Say why a run without a summary has no certificate of its own, and what held for the rounds it did."""
+    if deployed:
+        return f"after {done} rounds each client's guarantee is in its own ledger, which no server sees"
+    last = [records[done - 1] for records in seeds.values()] if done else []
+    spent = max((record.epsilon for record in last), default=math.inf)
+    held = f"; for those ε = {spent:.3g} was certified ({last[0].accountant})" if math.isfinite(spent) else ""
+    return f"unfinished: {done} of {rounds} rounds{held}"
 
 
 def _scored(seeds: Mapping[int, Sequence[Record]]) -> list[str]:

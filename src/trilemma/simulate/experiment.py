@@ -144,7 +144,7 @@ def assemble(config: Config, seed: int, task: Task | None = None) -> Experiment:
     computing = tuple(range(federation.clients)) if computes else tuple(honest)
     noise = privacy.SimulatedNoise(key.fold("noise"), federation.clients)
     clients = SimulatedClients(computing, federated, ground.model, noise)
-    resolved = resolve(config, poorest)
+    resolved = resolve(config, poorest, ground.model)
     return Experiment(config, seed, device, byzantine, clients, attack, resolved, ground.learner)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
@@ -65,7 +66,9 @@ def verify(model: Model, params: Tensor, batch: Examples, tolerance: float = 1e-
     """Compare the chosen path with single examples by autograd alone; return the largest relative error.
 
     Two examples of the batch are enough: they show whether the examples were told apart. Dropout is off for
-    both. An error above `tolerance` is refused, as clipping would not bound what it is meant to bound.
+    both. An error above `tolerance` is refused, as clipping would not bound what it is meant to bound. What
+    is not finite, in an example or in its gradient, is not compared: whether a model is refused must not tell
+    whether somebody's data are broken.
 
     >>> from torch import nn
     >>> from types import SimpleNamespace
@@ -76,9 +79,11 @@ def verify(model: Model, params: Tensor, batch: Examples, tolerance: float = 1e-
     True
     """
     theta = params.detach() if params.dim() == 1 else params.detach()[0]
-    x, y = _real(batch, 2)
     engine = model.engine or TAPE
     engine.require(model, batch, True)
+    x, y = _sound(batch, 2)
+    if not len(y):
+        return 0.0
     share = torch.ones(1, len(y), device=y.device)
     inputs = each_column(x, lambda column: column[None])
     request = Request(
@@ -95,6 +100,8 @@ def verify(model: Model, params: Tensor, batch: Examples, tolerance: float = 1e-
         done.write(unflatten(model, out), chosen)
         scale = float(expected.norm()) or 1.0
         norm = float(done.squared_norms()[0, number].sqrt())
+        if not math.isfinite(scale):
+            continue
         worst = max(
             worst, float((out[0] - expected).norm()) / scale, abs(norm - float(expected.norm())) / scale
         )
@@ -153,12 +160,13 @@ def couples(model: Model, params: Tensor, batch: Examples) -> str:
 
     Examples are apart if every output is the same in company as alone, and if the loss of a batch pulls every
     output where the loss of the example alone does. How hard it pulls may differ: a mean over the tokens of a
-    batch weighs examples by their length, here they all weigh the same.
+    batch weighs examples by their length, here they all weigh the same. Examples that are not finite are left
+    out: the answer is about the model, not about whose data are broken.
     """
     engine = model.engine
     if not isinstance(engine, ModuleEngine):
         return "batch normalisation" if model.buffers else ""
-    x, y = _real(batch, LOSSES)
+    x, y = _sound(batch, LOSSES)
     return coupling(engine.at(y.device), unflatten(model, params if params.dim() == 1 else params[0]), x, y)
 
 
@@ -166,20 +174,27 @@ def coupling(source: Source, params: Mapping[str, Tensor], x: Inputs, y: Tensor)
     """See `couples`; `x` (n, …) and `y` (n, …) are some examples."""
     from trilemma.models.modules.adapter import outputs_of
 
+    if len(y) < 2:
+        return ""
+
     def scored(rows: slice) -> Any:
         return outputs_of(source, params, each_column(x, lambda column: column[rows]))
 
     together = scored(slice(None))
-    if not isinstance(together, Tensor) or len(y) < 2:
+    if not isinstance(together, Tensor):
         return ""
     pulls = _pull(source, together, y)
     for number in range(len(y)):
         one = slice(number, number + 1)
         if number < OUTPUTS:
             alone = scored(one)
+            if not bool(torch.isfinite(alone).all()):
+                continue
             if not torch.allclose(together[one], alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max())):
                 return "the module's outputs"
         pull, own = pulls[one].flatten(), _pull(source, together[one], y[one]).flatten()
+        if not bool(torch.isfinite(own).all()):
+            continue
         along = (pull @ own) / (own @ own).clamp(min=1e-30)
         if float((pull - along * own).norm()) > 1e-3 * float(pull.norm()) or float(along) < 0:
             return "the loss"
@@ -195,11 +210,18 @@ def _pull(source: Source, outputs: Tensor, y: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if found is None else found
 
 
-def _real(batch: Examples, count: int) -> tuple[Inputs, Tensor]:
-    """Return up to `count` examples of the first client that has enough, padding left out."""
-    real = torch.ones(batch.y.shape[:2], dtype=torch.bool) if batch.weight is None else batch.weight.cpu() > 0
+def _sound(batch: Examples, count: int) -> tuple[Inputs, Tensor]:
+    """Return up to `count` finite examples of the client that has the most, padding left out."""
+    real = sound(batch)
     row = int(real.sum(1).argmax())
     columns = real[row].nonzero()[:count, 0].to(batch.y.device)
-    if not len(columns):
-        raise UserError("there is no example in this batch to look at")
     return each_column(batch.x, lambda column: column[row, columns]), batch.y[row, columns]
+
+
+def sound(batch: Examples) -> Tensor:
+    """Tell which examples (k, b) are there and finite."""
+    real = torch.ones(batch.y.shape[:2], dtype=torch.bool) if batch.weight is None else batch.weight.cpu() > 0
+    for column in (*([batch.x] if isinstance(batch.x, Tensor) else batch.x.values()), batch.y):
+        finite = torch.isfinite(column).cpu()
+        real = real & (finite.flatten(2).all(2) if finite.dim() > 2 else finite)
+    return real

@@ -75,7 +75,7 @@ class ModuleEngine:
 
     def _require_apart(self, model: Model, batch: Examples) -> None:
         """Refuse a loss that couples the examples of a batch and does not say so: once for every model."""
-        from trilemma.models.modules.checks import couples
+        from trilemma.models.modules.checks import couples, sound
 
         found = "" if model.buffers else couples(model, self._probed(model, batch.y.device), batch)
         if found:
@@ -85,7 +85,7 @@ class ModuleEngine:
                 f"whole, and you can {PER_CLIENT}, not per example. For that, use a loss that is a mean "
                 "over examples"
             )
-        self.apart = True
+        self.apart = bool((sound(batch).sum(1) > 1).any())  # otherwise the next batch will tell
 
     def _probed(self, model: Model, device: torch.device) -> Tensor:
         """Return parameters without accidental zeros."""

@@ -3,9 +3,8 @@
 The questions' edges are the same for everyone and are settled here: a history that the accountant is not for
 is refused, no rounds cost nothing, no noise costs everything. An accountant's own file answers the rest.
 
-So is noise that is not quite Gaussian. If what is drawn in all rounds together is within τ of the Gaussian in
-total variation (the distances of the rounds add up), an (ε, δ) guarantee of the Gaussian is one of
-(ε, δ + (1 + e^ε) τ) of what is drawn: each of the two data sets moves by τ, one of them counted e^ε times.
+So is noise that is not quite the Gaussian one an accountant's own file speaks of: what the difference costs
+in ε and in δ (`trilemma.privacy.drawing`) is added here, over all rounds together.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from trilemma.errors import PrivacyError, UserError
 from trilemma.privacy.accountants.search import least_multiplier
+from trilemma.privacy.drawing import EXACT, Drawing, all_of, drawn_delta, surcharge
 from trilemma.privacy.gaussian import check_delta
 from trilemma.privacy.mechanism import History, Mechanism
 from trilemma.registry import Registry
@@ -67,8 +67,10 @@ class Accountant(ABC):
             return 0.0
         if _bare(rounds):
             return math.inf
-        tau = _distance(rounds)
-        return self._epsilon(rounds, delta) if tau == 0 else self._drawn_epsilon(rounds, delta, tau)
+        drawing = _drawing(rounds)
+        if drawing.exact:
+            return self._epsilon(rounds, delta)
+        return self._drawn(_accounted(rounds), delta, drawing).total
 
     def delta(self, rounds: History, epsilon: float) -> float:
         """Return δ of all `rounds` together at ε: 0 without a round, 1 without noise."""
@@ -79,7 +81,8 @@ class Accountant(ABC):
             return 0.0
         if _bare(rounds):
             return 1.0
-        return min(1.0, self._delta(rounds, epsilon) + _surcharge(epsilon, _distance(rounds)))
+        left, times, added = drawn_delta(_drawing(rounds), epsilon)
+        return 1.0 if left < 0 else min(1.0, times * self._delta(_accounted(rounds), left) + added)
 
     def curve(self, one: Mechanism, rounds: int, delta: float) -> Array:
         """Return ε after each of the rounds 1 … `rounds` of the same mechanism."""
@@ -87,7 +90,15 @@ class Accountant(ABC):
         self._check(((one, rounds),))
         if one.z == 0:
             return np.full(rounds, np.inf)
-        return self._curve(one, rounds, delta) if one.distance == 0 else self._few(one, rounds, delta)
+        if one.drawing.exact:
+            return self._curve(one, rounds, delta)
+        ((plain, _),) = past = _accounted(((one, rounds),))
+        found = self._drawn(past, delta, one.drawing * rounds)
+        if not math.isfinite(found.total):
+            return np.full(rounds, np.inf)
+        # What is left of δ after the last round is less than what is left before, so it will do for all.
+        added = [surcharge(one.drawing * done, found.at_most, delta).epsilon for done in range(1, rounds + 1)]
+        return self._curve(plain, rounds, found.left) + added
 
     def multiplier(self, epsilon: float, delta: float, rounds: int, like: Mechanism) -> float:
         """Return the least noise multiplier whose `rounds` rounds cost at most `epsilon`, on the safe side.
@@ -102,14 +113,13 @@ class Accountant(ABC):
         if math.isinf(epsilon):
             return 0.0
         self._check(((like, rounds),))
-        left = delta - _surcharge(epsilon, rounds * like.distance)
-        if left <= 0:
+        price = surcharge(like.drawing * rounds, epsilon, delta)
+        if price.left <= 0 or price.epsilon >= epsilon:
             raise PrivacyError(
-                f"the noise drawn is too far from a Gaussian (total variation {like.distance:g} a "
-                f"round) to certify epsilon = {epsilon:g} at delta = {delta:g}: use fewer rounds, or a "
-                "larger delta"
+                f"the noise drawn is too far from a Gaussian to certify epsilon = {epsilon:g} at delta = "
+                f"{delta:g} over {rounds} rounds: use fewer rounds, or a larger epsilon or delta"
             )
-        return self._multiplier(epsilon, left, rounds, replace(like, distance=0.0))
+        return self._multiplier(epsilon - price.epsilon, price.left, rounds, replace(like, drawing=EXACT))
 
     def _check(self, rounds: History) -> None:
         if not self.applies(rounds):
@@ -135,18 +145,18 @@ class Accountant(ABC):
         """Ask for a few dozen rounds only; in between stands the next larger one's ε."""
         return at_few(rounds, lambda counts: np.array([self.epsilon(((one, n),), delta) for n in counts]))
 
-    def _drawn_epsilon(self, rounds: History, delta: float, tau: float) -> float:
-        """Return the least ε that is left with enough δ; the δ that is left falls as ε grows."""
-        epsilon = 0.0
+    def _drawn(self, rounds: History, delta: float, drawing: Drawing) -> _Drawn:
+        """Return ε of accounted `rounds` and of what is drawn; the δ that is left falls as ε grows."""
+        at_most = 0.0
         for _ in range(_STEPS):
-            left = delta - _surcharge(epsilon, tau)
-            if left <= 0:
-                return math.inf
-            needed = self._epsilon(rounds, left)
-            if needed <= epsilon:
-                return epsilon
-            epsilon = needed * (1 + _STEP)  # a little too far each time, so that the steps end
-        return math.inf
+            price = surcharge(drawing, at_most, delta)
+            if price.left <= 0:
+                break
+            needed = self._epsilon(rounds, price.left)
+            if needed <= at_most:
+                return _Drawn(needed + price.epsilon, at_most, price.left)
+            at_most = needed * (1 + _STEP)  # a little too far each time, so that the steps end
+        return _Drawn(math.inf, math.inf, 0.0)
 
     def _multiplier(self, epsilon: float, delta: float, rounds: int, like: Mechanism) -> float:
         """Search for it, one ε after the other."""
@@ -155,13 +165,22 @@ class Accountant(ABC):
         )
 
 
-def _distance(rounds: History) -> float:
-    return math.fsum(count * one.distance for one, count in rounds)
+@dataclass(frozen=True)
+class _Drawn:
+    """ε in all, what the accountant's share of it is at most, and how much of δ was left for that share."""
+
+    total: float
+    at_most: float
+    left: float
 
 
-def _surcharge(epsilon: float, tau: float) -> float:
-    """Return the δ that noise within τ of the Gaussian costs at ε."""
-    return 0.0 if tau == 0 else tau * (1 + math.exp(min(epsilon, 700.0)))
+def _drawing(rounds: History) -> Drawing:
+    return all_of([one.drawing * count for one, count in rounds if count])
+
+
+def _accounted(rounds: History) -> History:
+    """Return the rounds with the noise that is accounted for."""
+    return tuple((replace(one, drawing=EXACT), count) for one, count in rounds)
 
 
 def at_few(rounds: int, epsilons: Callable[[Sequence[int]], Array]) -> Array:
