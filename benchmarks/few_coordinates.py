@@ -73,12 +73,14 @@ GUARANTEED = "privacy.assume=guaranteed"
 """An ε that holds whether or not anybody lies; the papers' configurations count on liars."""
 
 STUDIES = {
-    "mnist": Study("MNIST", "cafcor-mnist", images("0.075", "30", "0.3", "2", "2"), (GUARANTEED,)),
-    "fashion": Study("Fashion-MNIST", "cafcor-fashion", images("0.3", "30", "0.3", "2", "2"), (GUARANTEED,)),
+    "mnist": Study("MNIST", "cafcor-mnist", images("0.075", "30", "0.3", "0.05", "0.1"), (GUARANTEED,)),
+    "fashion": Study(
+        "Fashion-MNIST", "cafcor-fashion", images("0.3", "30", "0.3", "0.1", "0.2"), (GUARANTEED,)
+    ),
     "cifar": Study(
         "CIFAR-10, its first 20,000",
         "cafcor-mnist",
-        images("0.075", "30", "0.3", "2", "2"),
+        images("0.075", "30", "0.3", "0.05", "0.1"),
         (GUARANTEED, "data.name=cifar10", "model.name=cifar-cnn"),
     ),
     "phishing": Study(

@@ -67,6 +67,7 @@ def run(
     rounds: int = 100,
     seeds: int | str | Sequence[int] = 1,
     out: Path | str | None = None,
+    resume: bool = False,
     baseline: bool = False,
     progress: bool = False,
     observer: simulate.Observer | None = None,
@@ -89,6 +90,8 @@ def run(
         rounds: Number of rounds.
         seeds: One run per seed: 3 means 1 to 3; or a list; or text such as "1-3,7".
         out: The directory of the run; default: a new one below `runs/`.
+        resume: Continue the run in `out`, if there is one, as it was configured. A `Task` made in Python is
+            not on disk and cannot be compared: give the same again.
         baseline: Also run with nobody lying and the plain mean.
         progress: Draw a progress bar.
         observer: Is told about every round (`simulate.Observer`): for a tracker of experiments.
@@ -106,12 +109,15 @@ def run(
         seeds=seeds,
         **more,
     )
+    if resume and out is None:
+        raise ConfigError("resume continues the run in a directory: name it with out")
     directory = simulate.named_directory(settings) if out is None else Path(out)
+    train = simulate.run_or_resume if resume else simulate.run
     with _bar(progress) as bar:
         everyone = simulate.Everyone([one for one in (bar, observer) if one is not None])
-        simulate.run(settings, directory, everyone, own)
+        train(settings, directory, everyone, own)
         if baseline and settings.federation.byzantine:
-            simulate.run(simulate.without_liars(settings), directory / BASELINE, bar, own)
+            train(simulate.without_liars(settings), directory / BASELINE, bar, own)
     return report.load(directory, task=own)
 
 

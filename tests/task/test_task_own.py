@@ -76,6 +76,29 @@ def test_the_trained_module_comes_back(tmp_path):
     assert [*tl.load(tmp_path / "run").state_dict()] == [*module.state_dict()]
 
 
+def test_a_run_of_a_task_made_in_python_continues_with_the_task_given_again(tmp_path):
+    class Stop:
+        def seed_started(self, seed, first_round, rounds):
+            self.first = first_round
+
+        def round_finished(self, record):
+            if record.round == 3 and not self.first:
+                raise KeyboardInterrupt
+
+    out, asked = tmp_path / "run", {"algorithm": DSGD, "rounds": 5}
+    with pytest.raises(KeyboardInterrupt):
+        tl.run(classifier(), **asked, out=out, observer=Stop())
+    with pytest.raises(UserError, match=r"made in Python .* resume=True"):
+        simulate.resume(out)
+    with pytest.raises(UserError, match="another configuration"):
+        tl.run(classifier(), **asked | {"rounds": 6}, out=out, resume=True)
+    with pytest.raises(ConfigError, match="name it with out"):
+        tl.run(classifier(), **asked, resume=True)
+    continued = tl.run(classifier(), **asked, out=out, resume=True)
+    whole = tl.run(classifier(), **asked, out=tmp_path / "whole", resume=True)
+    assert torch.equal(continued.model(), whole.model())
+
+
 def test_a_regression_is_never_called_accurate(tmp_path):
     rng = np.random.default_rng(0)
     weights = rng.normal(size=3)

@@ -194,7 +194,8 @@ class RunDirectory:
         if not self.has_task:
             if self.config.data.name == OWN:
                 raise UserError(
-                    f"the task of {str(self.path)!r} was made in Python and is not on disk: give it again"
+                    f"the task of {str(self.path)!r} was made in Python and is not on disk: continue where "
+                    "it is made, with trilemma.run(task, …, out=…, resume=True)"
                 )
             return None
         origin = json.loads((self.path / "task.json").read_text())
