@@ -24,7 +24,7 @@ from trilemma.config import Config
 from trilemma.config.schema import AggregationTable, DataTable, FederationTable, PrivacyTable, RunTable
 from trilemma.errors import ConfigError, nearest
 from trilemma.options import mistakes
-from trilemma.report.loading import BASELINE
+from trilemma.report.glance import BASELINE
 from trilemma.task import Task
 
 TABLES = ("algorithm", "attack", "data", "model", "privacy")

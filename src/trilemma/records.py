@@ -62,6 +62,21 @@ class Record:
             "seconds": dict(self.seconds),
         }
 
+    def figures(self) -> dict[str, float]:
+        """Return every number of the round by name, those that are there; a stage's seconds as `stage s`.
+
+        >>> Record(3, metrics={"accuracy": 0.9, "loss": None}, seconds={"clients": 0.5}).figures()
+        {'clients s': 0.5, 'accuracy': 0.9}
+        """
+        own = {
+            "train_loss": self.train_loss,
+            "attack_strength": self.attack_strength,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+        }
+        seconds = {f"{stage} s": spent for stage, spent in self.seconds.items()}
+        everything = {**seconds, **own, **self.facts, **self.metrics}
+        return {name: value for name, value in everything.items() if value is not None}
+
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Record:
         """Return the record that `plain` was written from; what a later version added is left out."""

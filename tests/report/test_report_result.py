@@ -15,6 +15,7 @@ from federation_harness import Direct, coordinator, make, small_config
 from trilemma import config, report, simulate
 from trilemma.errors import UserError
 from trilemma.records import Record, Spread, Summary
+from trilemma.report.pictures import draw
 
 BASE = {
     "federation": {"clients": 7, "byzantine": 2},
@@ -162,3 +163,37 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "federation", 3, small_config(3))
     with pytest.raises(UserError, match="has not run yet"):
         report.load(tmp_path / "federation")
+
+
+def test_pictures_of_runs_are_files(run: Path, tmp_path: Path) -> None:
+    result = report.load(run)
+    assert (
+        draw([result, result], "curves", tmp_path / "new" / "both.svg").read_text().count("caf under ipm")
+        == 2
+    )
+    for kind in ("suspects", "cost"):
+        assert draw([result], kind, tmp_path / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
+        with pytest.raises(UserError, match="of one run"):
+            draw([result, result], kind, tmp_path / "x.png")
+    with pytest.raises(UserError, match="has no guaranteed ε to draw: nothing is clipped and noised"):
+        draw([result], "privacy", tmp_path / "x.png")
+    with pytest.raises(UserError, match="did you mean 'cost'"):
+        draw([result], "costs", tmp_path / "x.png")
+    with pytest.raises(UserError, match=r"ends in \.png or \.svg"):
+        draw([result], "curves", tmp_path / "x.jpg")
+
+
+def test_the_picture_of_privacy_has_the_target(tmp_path: Path) -> None:
+    private = config.parse(
+        BASE,
+        [
+            "algorithm.name=safe-dshb",
+            "privacy={threat='ldp', clip=1.0, epsilon=3.0, delta=1e-4}",
+            "run.rounds=2",
+        ],
+    )
+    simulate.run(private, tmp_path / "run")
+    text = draw([report.load(tmp_path / "run")], "privacy", tmp_path / "p.svg").read_text()
+    assert "asked for: 3" in text
+    assert "ε = 3 by pld under ldp" in text
+    assert "f = 2, attack: ipm" in text

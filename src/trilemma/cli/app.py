@@ -90,6 +90,16 @@ COMMANDS = {
         "audit_command",
         "Attack a configuration, a task or a federation's copy; certified ε, empirical bound and ratio.",
     ),
+    "plot": Lazy(
+        "plot",
+        "plot_command",
+        "Draw runs: scores over rounds, whom the rule trusted, ε spent, or seconds per stage; PNG or SVG.",
+    ),
+    "page": Lazy(
+        "page",
+        "page_command",
+        "Show runs as they grow, a privacy planner, studies and federations in a browser; it only reads.",
+    ),
     "bench": Lazy(
         "bench",
         "bench_command",

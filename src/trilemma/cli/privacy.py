@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,11 +15,11 @@ from trilemma import plugins
 from trilemma.cli.options import PluginOption
 from trilemma.errors import UserError
 from trilemma.learning import theory
-from trilemma.privacy import NoiseLaw, Release, Sampling, Threat, calculator, mean_noise
-from trilemma.privacy.types import Adjacency, Assumption, Scheme, ThreatName, Unit
+from trilemma.privacy import NoiseLaw, calculator, mean_noise
 from trilemma.report.bounds import bounds_tables, lower_record, promise_record
 from trilemma.report.plain import plain_json
-from trilemma.report.privacy import calibration_record, finding_record, plot_privacy, privacy_tables
+from trilemma.report.privacy import plot_privacy, privacy_tables
+from trilemma.report.question import Question
 
 Clients = Annotated[int, typer.Option("-n", "--clients", help="number of clients")]
 Byzantine = Annotated[int, typer.Option("-f", "--byzantine", help="how many may be Byzantine")]
@@ -66,36 +66,36 @@ def privacy_command(
     trilemma privacy -n 100 -f 10 --clip 2.25 --rounds 30 --sigma-ind 1.2 --sigma-cor 0.65 --delta 1e-4
     """
     plugins.load(plugin or ())
-    model = _threat(threat, clients, byzantine, collusion, assume)
-    law = _law(sigma_ind, sigma_cor)
-    rate = _sampling(sampling, batch, examples)
-    shape = Release(clip, NoiseLaw(), cast(Unit, unit), batch, rate, cast(Adjacency, adjacency))
-    if noise_multiplier is not None:
-        if law is not None:
-            raise UserError("give --noise-multiplier or sigmas, not both")
-        law = NoiseLaw(sigma_ind=noise_multiplier * shape.sensitivity)
-    calibrated: dict[str, Any] = {}
-    if law is not None and epsilon is not None and delta is None:
-        found = calculator.find_delta(replace(shape, law=law), model, rounds, epsilon)
-    elif delta is None:
-        raise UserError("give --delta, or the noise and --epsilon to find it")
-    elif law is not None and epsilon is None:
-        found = calculator.find_epsilon(replace(shape, law=law), model, rounds, delta)
-    elif law is None and epsilon is not None:
-        aim = theory.objectives[objective]
-        least = calculator.find_noise(shape, model, rounds, epsilon, delta, accountant, aim)
-        found = calculator.find_epsilon(replace(shape, law=least.asked.law), model, rounds, delta)
-        calibrated = calibration_record(least, dim)
-    else:
-        raise UserError("give either the noise (--sigma-ind, --sigma-cor, --noise-multiplier) or --epsilon")
-    record = finding_record(found) | calibrated
+    question = Question(
+        clients=clients,
+        rounds=rounds,
+        threat=threat,
+        byzantine=byzantine,
+        collusion=collusion,
+        clip=clip,
+        sigma_ind=sigma_ind,
+        sigma_cor=sigma_cor,
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        batch=batch,
+        examples=examples,
+        sampling=sampling,
+        adjacency=adjacency,
+        assume=assume,
+        accountant=accountant,
+        objective=objective,
+        dim=dim,
+    )
+    found, record = question.finding, question.record()
     remarks = [f"note: {note}" for note in found.notes]
     if "no_guarantee" in record:
         remarks.insert(0, f"no guarantee: {record['no_guarantee']}")
     if plot is not None:
         if delta is None:
             raise UserError("--plot draws epsilon over the rounds: give --delta")
-        drawn = plot_privacy(calculator.picture(found.release, model, rounds, delta), plot)
+        drawn = plot_privacy(calculator.picture(found.release, found.threat, rounds, delta), plot)
         record["plot"] = str(drawn)
         remarks.append(f"picture: {drawn}")
     _print(record, privacy_tables(record), remarks, as_json)
@@ -150,23 +150,10 @@ def bounds_command(
     _print(record, bounds_tables(record), (), as_json)
 
 
-def _threat(name: str, clients: int, byzantine: int, collusion: int | None, assume: str) -> Threat:
-    threat = Threat(cast(ThreatName, name), clients, byzantine, assume=cast(Assumption, assume))
-    return threat if collusion is None else replace(threat, collusion=collusion)
-
-
 def _law(sigma_ind: float | None, sigma_cor: float | None) -> NoiseLaw | None:
     if sigma_ind is None and sigma_cor is None:
         return None
     return NoiseLaw(sigma_ind or 0.0, sigma_cor or 0.0)
-
-
-def _sampling(scheme: str, batch: int, examples: int | None) -> Sampling:
-    if scheme == "none":
-        return Sampling()
-    if examples is None or examples < batch:
-        raise UserError("a sampling rate needs --examples, at least as many as --batch")
-    return Sampling(cast(Scheme, scheme), batch / examples)
 
 
 def _print(record: dict[str, Any], tables: Iterable[Table], remarks: Sequence[str], as_json: bool) -> None:

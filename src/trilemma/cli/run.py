@@ -77,7 +77,7 @@ def _train(
     settings: Config, task: Task | None, directory: Path, resume: bool, baseline: bool, console: Console
 ) -> None:
     from trilemma import simulate
-    from trilemma.report.loading import BASELINE
+    from trilemma.report.glance import BASELINE
     from trilemma.report.progress import ProgressBar
 
     with ProgressBar(console) as bar:

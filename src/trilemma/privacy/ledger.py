@@ -330,6 +330,21 @@ def read_entries(path: Path) -> list[Entry]:
     return [_entry(record) for record in records if "remark" not in record]
 
 
+def read_lines(text: bytes) -> tuple[Budget, list[Entry | Remark]]:
+    """Return the budget of a ledger and what its whole lines say, in order; `trilemma.privacy.statement`."""
+    previous, found = _START, []
+    for number, line in enumerate(text.split(b"\n")[:-1]):
+        record = _unseal(line, previous)
+        if record is None:
+            raise LedgerError(f"line {number + 1} was changed or is out of place")
+        found.append(record)
+        previous = _digest(line)
+    if not found:
+        raise LedgerError("not a whole line")
+    said = [Remark(**one["remark"]) if "remark" in one else _entry(one) for one in found[1:]]
+    return Budget(**_respelled(found[0]["budget"])), said
+
+
 def _entry_record(entry: Entry) -> dict[str, Any]:
     return {
         "run": entry.run,

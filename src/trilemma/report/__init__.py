@@ -12,9 +12,10 @@
 from trilemma.report.curves import Curve, plot_curves
 from trilemma.report.loading import load
 from trilemma.report.privacy import verdict_of
-from trilemma.report.result import Result, Suspect, plot_results
+from trilemma.report.result import Result, plot_results
 from trilemma.report.sweeps import SweepResult, load_sweep
 from trilemma.report.tables import Table, percent, results_table, tightest_epsilon
+from trilemma.report.trust import Suspect
 
 __all__ = [
     "Curve",

@@ -15,21 +15,7 @@ from trilemma.errors import UserError
 from trilemma.records import Record, Summary
 from trilemma.report.curves import Curve, plot_curves
 from trilemma.report.tables import Table, results_table, tightest_epsilon
-from trilemma.report.trust import plot_shares, shares
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A client, and how far the rule trusted it: its mean weight over the `heard` rounds it was heard in.
-
-    `absent` and `rejected` count the rounds it was asked in and did not answer, and answers turned away.
-    """
-
-    client: int
-    weight: float
-    heard: int
-    absent: int = 0
-    rejected: int = 0
+from trilemma.report.trust import Suspect, plot_shares, shares, trusted
 
 
 @dataclass(frozen=True)
@@ -63,6 +49,14 @@ class Result:
     def title(self) -> str:
         """Data, algorithm and rounds, for a heading."""
         return f"{self.config.data.name}, {self.summary.algorithm}, {self.summary.rounds} rounds"
+
+    @property
+    def heading(self) -> str:
+        """The title, and below it ε with its accountant and threat model, f and the attack."""
+        epsilon, meaning = tightest_epsilon(self.summary)
+        by = f" by {meaning.split(' by ')[1].split(',')[0]}" if " by " in meaning else ""
+        attack = "nobody lies" if self.summary.attack == "none" else f"attack: {self.summary.attack}"
+        return f"{self.title}\nε = {epsilon}{by}, f = {self.config.federation.f}, {attack}"
 
     def model(self, seed: int | None = None) -> Tensor:
         """Return the parameters a seed returned, the first one's by default.
@@ -120,21 +114,7 @@ class Result:
         Liars placed at random are other clients in every seed: ask seed by seed then.
         """
         records = self.records if seed is None else self.seeds[seed]
-        weights: dict[int, list[float]] = {i: [] for i in range(self.summary.clients)}
-        for record in records:
-            for client, weight in record.weights.items():
-                weights[client].append(weight)
-        found = [
-            Suspect(
-                client,
-                round(math.fsum(own) / len(own), 6) if own else 0.0,
-                len(own),
-                sum(client in record.absent for record in records),
-                sum(client == who for record in records for who, _ in record.rejected),
-            )
-            for client, own in weights.items()
-        ]
-        return sorted(found, key=lambda suspect: (suspect.weight, -suspect.rejected, suspect.client))
+        return trusted(self.summary.clients, records)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one flat row per seed and round: scores and facts by name, weights as `weight_3`."""
@@ -186,10 +166,7 @@ class Result:
         if kind not in ("curves", "suspects"):
             raise UserError(f"kind = {kind!r}; allowed: 'curves', 'suspects'")
         target = self.directory / f"{kind}.png" if path is None else path
-        epsilon, meaning = tightest_epsilon(self.summary)
-        by = f" by {meaning.split(' by ')[1].split(',')[0]}" if meaning else ""
-        attack = "nobody lies" if self.summary.attack == "none" else f"attack: {self.summary.attack}"
-        title = f"{self.title}\nε = {epsilon}{by}, f = {self.config.federation.f}, {attack}"
+        title = self.heading
         if kind == "suspects":
             count = self.summary.clients
             first = next(iter(self.seeds))

@@ -1,13 +1,58 @@
-"""A picture of whom the rule trusted: every client's share in the aggregate, round by round."""
+"""Whom the rule trusted: every client's share in the aggregate, over a run, and as a picture of rounds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from trilemma.records import Record
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A client, and how far the rule trusted it: its mean weight over the `heard` rounds it was heard in.
+
+    `absent` and `rejected` count the rounds it was asked in and did not answer, and answers turned away.
+    """
+
+    client: int
+    weight: float
+    heard: int
+    absent: int = 0
+    rejected: int = 0
+
+
+def trusted(clients: int, records: Sequence[Record]) -> list[Suspect]:
+    """Return the clients, the least trusted first.
+
+    >>> trusted(2, [Record(1, weights={0: 0.9, 1: 0.1})])[0]
+    Suspect(client=1, weight=0.1, heard=1, absent=0, rejected=0)
+    """
+    weights: dict[int, list[float]] = {client: [] for client in range(clients)}
+    absent, rejected = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0)
+    for record in records:
+        for client, weight in record.weights.items():
+            weights[client].append(weight)
+        for client in set(record.absent) & set(weights):
+            absent[client] += 1
+        for who, _ in record.rejected:
+            if who in rejected:
+                rejected[who] += 1
+    found = [
+        Suspect(
+            client,
+            round(math.fsum(own) / len(own), 6) if own else 0.0,
+            len(own),
+            absent[client],
+            rejected[client],
+        )
+        for client, own in weights.items()
+    ]
+    return sorted(found, key=lambda suspect: (suspect.weight, -suspect.rejected, suspect.client))
 
 
 def shares(clients: int, seeds: Mapping[int, Sequence[Record]]) -> np.ndarray:

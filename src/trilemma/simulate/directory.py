@@ -25,7 +25,7 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -45,6 +45,9 @@ from trilemma.simulate.engine import Progress
 from trilemma.task import Task, copy_task, task_digest
 
 TASK = "task.py"
+
+LOOK_BACK = (1 << 14, 1 << 20)
+"""Bytes at the end of a seed's records in which the newest of a kind is looked for, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,22 @@ class SeedDirectory:
             return []
         lines = self.metrics_path.read_text().split("\n")
         return [Record.read(json.loads(line)) for line in lines[:-1]]
+
+    def newest(self, wanted: Callable[[Record], bool] = lambda _: True) -> Record | None:
+        """Return the newest complete record that is wanted, from the end of the file: it may be long."""
+        if not self.metrics_path.exists():
+            return None
+        with self.metrics_path.open("rb") as file:
+            length = file.seek(0, io.SEEK_END)
+            for back in LOOK_BACK:
+                start = max(0, length - back)
+                file.seek(start)
+                lines = file.read(length - start).split(b"\n")[1 if start else 0 : -1]
+                found = (Record.read(json.loads(line)) for line in reversed(lines))
+                chosen = next((record for record in found if wanted(record)), None)
+                if chosen is not None or start == 0:
+                    return chosen
+        return None
 
     def save(self, progress: Progress) -> None:
         """Replace the checkpoint."""

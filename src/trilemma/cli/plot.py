@@ -1,0 +1,23 @@
+"""`trilemma plot`: pictures of runs as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def plot_command(
+    runs: Annotated[list[Path], typer.Argument(help="run directories, or a federation's folder")],
+    kind: Annotated[str, typer.Option(help="curves, suspects, privacy or cost")] = "curves",
+    out: Annotated[Path | None, typer.Option(help="a .png or .svg file; default: KIND.png here")] = None,
+) -> None:
+    """Draw runs: scores over rounds, whom the rule trusted, ε spent, or seconds per stage; PNG or SVG."""
+    from rich.console import Console
+
+    from trilemma.report import load
+    from trilemma.report.pictures import draw
+
+    drawn = draw([load(run) for run in runs], kind, out or Path(f"{kind}.png"))
+    Console().print(str(drawn), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,169 @@
+"""A federation as one party's own folder tells it, and nothing that another party's folder would.
+
+The server's folder has who answered, who did not, whose answer was turned away and why; a client's has its
+ledger, its budget and its own log. Folders of secrets are not opened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trilemma.errors import UserError
+from trilemma.federation.layout import Party
+from trilemma.federation.spending import read_budget
+from trilemma.page.answers import Account, Member, PartyLine, PartyView, Role, ServerRun, Spent, Standing
+from trilemma.page.index import Found, Index, shown
+from trilemma.page.runs import flat
+from trilemma.privacy.statement import Statement, read_statement
+from trilemma.records import Record
+from trilemma.report.glance import Glance, plain_config, readable
+from trilemma.report.tables import shown as shown_score
+from trilemma.report.trust import trusted
+
+LATEST = 300
+"""Releases of a ledger, and lines of a log, that are shown: the newest."""
+
+LOG_TAIL = 1 << 16
+"""Bytes at the end of a log that are read."""
+
+
+def party_line(one: Found) -> PartyLine:
+    """Return a party's line in the list, or what is wrong with its folder."""
+    role: Role = "server" if one.folder.name == "server" else "client"
+    try:
+        with readable(one.folder):
+            facts = Party.open(one.folder).federation
+    except UserError as error:
+        return PartyLine(id=one.id, name=one.name, role=role, problem=shown(str(error)))
+    name = shown(str(facts.name))
+    return PartyLine(id=one.id, name=one.name, role=role, federation=name, clients=facts.clients)
+
+
+def party_view(one: Found, index: Index) -> PartyView:
+    """Return what a party's folder tells its owner."""
+    with readable(one.folder):
+        party = Party.open(one.folder)
+        config = flat(plain_config(party.config))
+        line, address = party_line(one), party.federation.address
+        if party.client is not None:
+            return PartyView(line=line, address=address, config=config, account=_account(party))
+        own = [run for run in index.all("deployed") if run.folder.parents[2] == one.folder]
+        runs = [view for run in own if (view := _server_run(run, index)) is not None]
+        return PartyView(line=line, address=address, config=config, runs=runs)
+
+
+def _server_run(run: Found, index: Index) -> ServerRun | None:
+    found = index.glance(run)
+    if isinstance(found, UserError):
+        return None
+    records = [record for one in index.records(run).values() for record in one]
+    summary = found.summary
+    return ServerRun(
+        id=run.id,
+        name=shown(run.folder.name),
+        state=found.state,
+        round=max(found.done.values(), default=0),
+        rounds=summary.rounds,
+        epoch=found.newest.epoch if found.newest else None,
+        score="" if summary.spread(summary.score).mean is None else _score(found),
+        changed=found.changed,
+        members=members(summary.clients, records),
+    )
+
+
+def _score(found: Glance) -> str:
+    name = found.summary.score
+    return f"{name} {shown_score(name, found.summary)}"
+
+
+def members(clients: int, records: Sequence[Record]) -> list[Member]:
+    """Return the clients as the server's records have them, in their order.
+
+    >>> [one.now for one in members(3, [Record(1, weights={0: 1.0, 1: 0.0}, absent=(1,))])]
+    ['heard', 'absent', 'not asked']
+    """
+    trust = {one.client: one for one in trusted(clients, records)}
+    heard: dict[int, int] = {}
+    reasons: dict[int, str] = {}
+    for record in records:
+        away = {client for client, _ in record.rejected}
+        heard |= {client: record.round for client in record.weights if client not in (*record.absent, *away)}
+        reasons |= {client: str(reason) for client, reason in record.rejected if client is not None}
+    newest = records[-1] if records else None
+    return [
+        Member(
+            client=client,
+            heard=heard.get(client),
+            absent=trust[client].absent,
+            rejected=trust[client].rejected,
+            reason=shown(reasons.get(client, "")),
+            weight=trust[client].weight,
+            now=_now(client, newest),
+        )
+        for client in range(clients)
+    ]
+
+
+def _now(client: int, newest: Record | None) -> Standing:
+    if newest is None:
+        return "nothing yet"
+    if any(client == who for who, _ in newest.rejected):
+        return "rejected"
+    if client in newest.absent:
+        return "absent"
+    return "heard" if client in newest.weights else "not asked"
+
+
+def _account(party: Party) -> Account:
+    """Return a client's ledger, budget and refusals; what cannot be read is said."""
+    problem, statement, budget = "", Statement(None), None
+    try:
+        statement = read_statement(party.ledger)
+        budget = statement.budget or (read_budget(party) if party.budget.is_file() else None)
+    except UserError as error:
+        problem = shown(str(error))
+    accountant, spent = statement.spent
+    return Account(
+        budget=None if budget is None else budget.epsilon,
+        delta=None if budget is None else budget.delta,
+        unit="" if budget is None else budget.unit,
+        adjacency="" if budget is None else budget.adjacency,
+        spent=spent,
+        left=None if budget is None else budget.epsilon - spent,
+        accountant=accountant,
+        rounds=_releases(statement),
+        spending=[_spent(entry.run, entry.round, entry.epsilon, entry.threat) for entry in statement.entries][
+            -LATEST:
+        ],
+        remarks=[shown(f"{one.run}, round {one.round}: {one.text}") for one in statement.remarks][-LATEST:],
+        refusals=_tail(party.log),
+        problem=problem,
+    )
+
+
+def _releases(statement: Statement) -> dict[str, int]:
+    return {shown(run): count for run, count in Counter(one.run for one in statement.entries).items()}
+
+
+def _spent(run: str, round_: int, epsilon: Mapping[str, float], threat: str) -> Spent:
+    by = min(epsilon, key=lambda name: epsilon[name], default="")
+    return Spent(
+        run=shown(run),
+        round=round_,
+        epsilon=epsilon.get(by, math.nan),
+        accountant=shown(by),
+        threat=shown(threat),
+    )
+
+
+def _tail(log: Path) -> list[str]:
+    """Return the newest lines of a client's own log."""
+    if not log.is_file():
+        return []
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_TAIL))
+        text = file.read().decode("utf-8", "backslashreplace")
+    return [shown(line) for line in text.splitlines() if line.strip()][-LATEST:]

@@ -1,0 +1,202 @@
+"""What lies below the watched folders: runs and parties, each under an id of its own.
+
+Nothing is found by a path that somebody sends: an id is looked up among what was found, or is nobody's. What
+was read of a run is kept until one of its files changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from trilemma.errors import UserError, printable
+from trilemma.records import Record
+from trilemma.report import glance as reading
+from trilemma.report.glance import Glance
+
+DEEPEST = 8
+"""How far below a watched folder runs are looked for."""
+
+MOST = 20_000
+"""Folders that are looked into at most."""
+
+INSIDE = frozenset({reading.BASELINE, "task", "tensorboard", "transcript"})
+"""Folders of a run that hold no other runs."""
+
+FRESH = 0.5
+"""Seconds for which what was found counts as found."""
+
+Stamp = tuple[tuple[int, int, int], ...]
+"""What tells one state of some files from another."""
+
+Kind = Literal["run", "deployed", "party"]
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Something below a watched folder: a run, a run in a server's folder, or a party's folder."""
+
+    id: str
+    name: str
+    folder: Path
+    kind: Kind
+    study: str = ""
+    """The watched folder it lies below, by its name: runs of one study lie together."""
+
+    @classmethod
+    def at(cls, folder: Path, kind: Kind, root: Path) -> Found:
+        """Name what lies in `folder`: by its path below the watched folder, in letters that can be shown."""
+        digest = hashlib.blake2b(os.fsencode(folder), digest_size=10).hexdigest()
+        below = folder.relative_to(root)
+        parts = [part for part in below.parts if kind != "deployed" or part not in ("state", "runs")]
+        return cls(digest, shown("/".join([root.name, *parts])), folder, kind, shown(root.name))
+
+    def files(self) -> list[Path]:
+        """Return the files whose change means that the thing has changed."""
+        if self.kind == "deployed":
+            return [self.folder / "rounds.jsonl", self.folder / "result", self.folder]
+        if self.kind == "party":
+            log = self.folder / "run" / "node.log"
+            return [self.folder / "state" / "ledger", log, self.folder / "state" / "runs", self.folder]
+        seeds = sorted(self.folder.glob("seed-*/metrics.jsonl"))
+        return [self.folder / "config.toml", self.folder / "summary.json", *seeds]
+
+
+def shown(text: str) -> str:
+    r"""Return a name as it can be shown: what no character stands for, or steers a terminal, is written out.
+
+    >>> shown("a\udcffb\x1b")
+    'a\\udcffb\\x1b'
+    """
+    return printable(text.encode("utf-8", "backslashreplace").decode())
+
+
+def find(root: Path) -> Iterator[Found]:
+    """Yield what lies in `root` and below it; links are not followed."""
+    waiting, seen = [(root, 0)], 0
+    while waiting and seen < MOST:
+        folder, depth = waiting.pop()
+        seen += 1
+        try:
+            with os.scandir(folder) as entries:
+                names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        except OSError:
+            continue
+        if "federation.toml" in names:
+            yield Found.at(folder, "party", root)
+            runs = folder / "state" / "runs"
+            if folder.name == "server" and runs.is_dir():
+                yield from (Found.at(run, "deployed", root) for run in sorted(runs.iterdir()) if run.is_dir())
+            continue
+        if "config.toml" in names:
+            yield Found.at(folder, "run", root)
+        if depth < DEEPEST:
+            below = [name for name, is_folder in names.items() if is_folder and not _inside(name)]
+            waiting += [(folder / name, depth + 1) for name in sorted(below, reverse=True)]
+
+
+def _inside(name: str) -> bool:
+    return name.startswith((".", "seed-")) or name in INSIDE
+
+
+def stamp(paths: Sequence[Path]) -> Stamp:
+    """Return inode, time and size of each file; zeros where there is none."""
+    return tuple(_stamp(path) for path in paths)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        facts = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+
+
+class Index:
+    """What is watched. Any number of threads may ask."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = [root.resolve() for root in roots]
+        self.version = 0
+        self._lock = threading.RLock()
+        self._looked = -FRESH
+        self._found: dict[str, Found] = {}
+        self._stamps: dict[str, Stamp] = {}
+        self._kept: OrderedDict[tuple[str, str], tuple[Stamp, object]] = OrderedDict()
+
+    def fresh(self) -> int:
+        """Look again, unless that was done a moment ago; return the version: every change counts it up."""
+        with self._lock:
+            if time.monotonic() - self._looked >= FRESH:
+                found = {one.id: one for root in self.roots for one in find(root)}
+                stamps = {id_: stamp(one.files()) for id_, one in found.items()}
+                if stamps != self._stamps:
+                    self.version += 1
+                self._found, self._stamps = found, stamps
+                self._looked = time.monotonic()
+            return self.version
+
+    def all(self, *kinds: Kind) -> list[Found]:
+        """Return everything of these kinds, what changed last first."""
+        self.fresh()
+        with self._lock:
+            chosen = [one for one in self._found.values() if one.kind in kinds]
+            return sorted(chosen, key=lambda one: (-self._changed(one), one.name))
+
+    def _changed(self, one: Found) -> int:
+        return max(part[1] for part in self._stamps[one.id])
+
+    def get(self, id_: str, *kinds: Kind) -> Found | None:
+        """Return what has this id; None where nothing has."""
+        self.fresh()
+        one = self._found.get(id_)
+        return one if one is not None and one.kind in kinds else None
+
+    def glance(self, one: Found) -> Glance | UserError:
+        """Look at a run, or say why it cannot be read."""
+        return self._keep("glance", one, lambda: _glance(one))
+
+    def records(self, one: Found) -> Mapping[int, Sequence[Record]]:
+        """Return every record of a run that can be read."""
+        config = _must(self.glance(one)).config
+        read = reading.deployed_records if one.kind == "deployed" else reading.simulated_records
+        return self._keep("records", one, lambda: read(config, one.folder), most=12)
+
+    def _keep(self, what: str, one: Found, read: Callable[[], Value], most: int = 4000) -> Value:
+        """Return what was read of a run before, unless its files have changed since."""
+        now = stamp(one.files())
+        with self._lock:
+            kept = self._kept.get((what, one.id))
+        if kept is not None and kept[0] == now:
+            return kept[1]  # type: ignore[return-value]
+        value = read()
+        with self._lock:
+            self._kept[what, one.id] = (now, value)
+            self._kept.move_to_end((what, one.id))
+            older = [key for key in self._kept if key[0] == what]
+            for key in older[: max(0, len(older) - most)]:
+                del self._kept[key]
+        return value
+
+
+def _glance(one: Found) -> Glance | UserError:
+    try:
+        if one.kind == "deployed":
+            return reading.glance_deployed(one.folder.parents[2], one.folder)
+        return reading.glance(one.folder)
+    except UserError as error:
+        return error
+
+
+def _must(found: Glance | UserError) -> Glance:
+    if isinstance(found, UserError):
+        raise found
+    return found

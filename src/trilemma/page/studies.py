@@ -1,0 +1,206 @@
+"""Many runs as a table: rows and columns are keys they differ in, the worst run of a cell stands first.
+
+A folder of a paper's runs (`trilemma papers`) is laid out as the paper has it, with the printed figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePosixPath
+
+from trilemma import papers
+from trilemma.errors import UserError
+from trilemma.page.answers import Square, StudyLine, StudyView
+from trilemma.page.index import Found, Index
+from trilemma.page.runs import flat
+from trilemma.papers.published import paper
+from trilemma.papers.verdicts import said
+from trilemma.report.glance import Glance
+from trilemma.report.tables import shown as shown_score
+from trilemma.task.metrics import LOWER_IS_BETTER
+
+UNTOLD = frozenset({"run.device", "run.log", "plugins"})
+"""Keys that say nothing about what is studied."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run of a study: its configuration as text, and where it stands."""
+
+    id: str
+    name: str
+    folder: PurePosixPath
+    config: Mapping[str, str]
+    found: Glance
+
+
+def lines(index: Index) -> list[StudyLine]:
+    """Return the folders that hold more than one run: those that are watched, and those one below."""
+    return [
+        StudyLine(id=id_, name=id_, runs=len(runs), paper=_paper(id_))
+        for id_, runs in _groups(index).items()
+        if len(runs) > 1
+    ]
+
+
+def view(index: Index, study: str, row: str, column: str, score: str) -> StudyView | None:
+    """Return a study as a table; None where there is none of that name."""
+    runs = _groups(index).get(study, [])
+    if len(runs) < 2:
+        return None
+    points = [
+        Point(one.id, one.name, PurePosixPath(one.name), flat(found.config), found)
+        for one in runs
+        if not isinstance(found := index.glance(one), UserError)
+    ]
+    broken = len(runs) - len(points)
+    remark = f"{broken} of {len(runs)} folders cannot be read" if broken else ""
+    name = _paper(study)
+    if name and not row:
+        table = _as_printed(study, name, points, remark)
+        if table is not None:
+            return table
+    return _table(study, points, row, column, score, remark)
+
+
+def _groups(index: Index) -> dict[str, list[Found]]:
+    """Return the runs below each watched folder, and below each folder in it, by name."""
+    groups: dict[str, list[Found]] = {}
+    for one in index.all("run"):
+        parts = PurePosixPath(one.name).parts
+        for depth in range(1, min(len(parts), 4)):
+            groups.setdefault("/".join(parts[:depth]), []).append(one)
+    return dict(sorted(groups.items()))
+
+
+def _paper(study: str) -> str:
+    last = study.rpartition("/")[2]
+    return last if last in papers.studies else ""
+
+
+def keys_of(points: Sequence[Point]) -> list[str]:
+    """Return the keys in which the runs differ, those with the most values first."""
+    every = dict.fromkeys(key for point in points for key in point.config if key not in UNTOLD)
+    count = {key: len({point.config.get(key, "") for point in points}) for key in every}
+    return sorted((key for key in every if count[key] > 1), key=lambda key: -count[key])
+
+
+def _table(study: str, points: Sequence[Point], row: str, column: str, score: str, remark: str) -> StudyView:
+    keys = keys_of(points)
+    scores = dict.fromkeys(name for point in points for name in point.found.summary.metrics)
+    score = score if score in (*scores, "loss") else next(iter(scores), "loss")
+    row = (
+        row if row in keys else next((key for key in PREFERRED_ROWS if key in keys), keys[0] if keys else "")
+    )
+    others = [key for key in keys if key != row]
+    preferred = next((key for key in PREFERRED_COLUMNS if key in others), others[0] if others else "")
+    column = column if column in others else preferred
+    rows = _values(points, row)
+    columns = _values(points, column)
+    cells: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        cells.setdefault((point.config.get(row, ""), point.config.get(column, "")), []).append(point)
+    squares = [[_square(cells.get((r, c), []), score) for c in columns] for r in rows]
+    return StudyView(
+        name=study,
+        score=score,
+        keys=keys,
+        row=row,
+        column=column,
+        rows=rows,
+        columns=columns,
+        squares=squares,
+        remark=remark,
+    )
+
+
+PREFERRED_ROWS = ("aggregation.rule", "algorithm.name")
+PREFERRED_COLUMNS = ("attack.name", "privacy.epsilon", "privacy.noise_multiplier", "federation.byzantine")
+"""What rows and columns are where nobody chose, if the runs differ in it."""
+
+
+def _values(points: Sequence[Point], key: str) -> list[str]:
+    values = {point.config.get(key, "") for point in points}
+    return sorted(values, key=_in_order)
+
+
+def _in_order(text: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(text), "")
+    except ValueError:
+        return (1, 0.0, text)
+
+
+def _square(points: Sequence[Point], score: str, printed: str = "") -> Square | None:
+    """Return a cell: the worst of its runs decides."""
+    if not points:
+        return None
+    scored = [(value, point) for point in points if (value := _mean(point, score)) is not None]
+    if not scored:
+        return Square(value=None, shown="*", printed=printed, worst=points[0].id, runs=[p.id for p in points])
+    ordered = sorted(scored, key=lambda pair: pair[0], reverse=score in LOWER_IS_BETTER)
+    value, worst = ordered[0]
+    return Square(
+        value=value,
+        shown=shown_score(score, worst.found.summary),
+        printed=printed,
+        worst=worst.id,
+        runs=[point.id for _, point in ordered],
+    )
+
+
+def _mean(point: Point, score: str) -> float | None:
+    summary = point.found.summary
+    return summary.spread(score).mean if score == "loss" or score in summary.metrics else None
+
+
+Spot = tuple[str, str, str, str]
+"""Where a run stands in a paper's tables, and what is printed there: table, row, column, figure."""
+
+
+@lru_cache(maxsize=8)
+def _printed(name: str) -> tuple[tuple[str, Spot], ...]:
+    """Return the runs of a paper's study by their folders' names, of a full and of a quick look."""
+    entry = papers.studies[name]
+    published = paper(entry.paper).of(name)
+    found: list[tuple[str, Spot]] = []
+    for place in (*entry.runs(), *entry.runs(quick=True)):
+        there = published.at(place.table, place.row, place.column)
+        text = "" if there is None else said(there)
+        found.append((place.cell.name, (place.table, place.row, place.column, text)))
+    return tuple(found)
+
+
+def _as_printed(study: str, name: str, points: Sequence[Point], remark: str) -> StudyView | None:
+    """Lay runs out as their paper does; None where none of them is the paper's."""
+    folders = {point.folder.name: point for point in points}
+    known = {spot: folders[folder] for folder, spot in _printed(name) if folder in folders}
+    if not known:
+        return None
+    rows = list(dict.fromkeys(_row(spot) for spot in known))
+    columns = list(dict.fromkeys(spot[2] for spot in known))
+    spots = {(_row(spot), spot[2]): spot for spot in known}
+    squares = [
+        [
+            _square([known[spot]], "accuracy", spot[3]) if (spot := spots.get((r, c))) else None
+            for c in columns
+        ]
+        for r in rows
+    ]
+    return StudyView(
+        name=study,
+        score="accuracy",
+        keys=keys_of(points),
+        row="",
+        column="",
+        rows=rows,
+        columns=columns,
+        squares=squares,
+        remark="; ".join(filter(None, [f"as in the paper ({name}); printed figures below ours", remark])),
+    )
+
+
+def _row(spot: Spot) -> str:
+    return f"{spot[1]} · {spot[0]}"

@@ -1,0 +1,86 @@
+"""Whom the rule trusted: every client's share in the aggregate, round by round, and what was turned away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from trilemma.errors import UserError
+from trilemma.page.answers import Incident, Trusted, TrustMap, finite
+from trilemma.page.index import shown
+from trilemma.records import Record
+from trilemma.report.glance import Glance
+from trilemma.report.trust import shares, trusted
+
+COLUMNS = 240
+"""Columns of the map at most; more rounds share one."""
+
+LARGEST = 50_000_000
+"""Clients times rounds that are looked at."""
+
+INCIDENTS = 1500
+"""Absences and rejections that are told one by one, the newest."""
+
+
+def trust_map(found: Glance, seeds: Mapping[int, Sequence[Record]], seed: int | None) -> TrustMap:
+    """Return the map of one seed, or the mean over seeds; the first one's where other clients lie in each."""
+    summary, federation = found.summary, found.config["federation"]
+    stays = len(seeds) == 1 or federation.get("placement", "last") == "last"
+    remark = ""
+    if seed is None and not stays:
+        seed = next(iter(seeds))
+        remark = f"other clients lie in every seed: this is seed {seed}"
+    chosen = dict(seeds) if seed is None else {seed: seeds[seed]}
+    count = summary.clients
+    last = federation.get("placement", "last") == "last"
+    liars = range(count - (summary.byzantine or 0), count) if last else range(0)
+    records = [record for one in chosen.values() for record in one]
+    if count * max((record.round for record in records), default=0) > LARGEST:
+        raise UserError(f"{count} clients in so many rounds are too many for a map")
+    table = shares(count, chosen)
+    edges = _edges(table.shape[1])
+    people = trusted(count, records)
+    return TrustMap(
+        columns=[(int(first) + 1, int(after)) for first, after in edges],
+        shares=[[_mean(row[first:after]) for first, after in edges] for row in table],
+        incidents=_incidents(records),
+        clients=[
+            Trusted(
+                client=one.client,
+                weight=one.weight,
+                heard=one.heard,
+                absent=one.absent,
+                rejected=one.rejected,
+                lies=one.client in liars,
+            )
+            for one in people
+        ],
+        equal=1 / count,
+        seed=seed,
+        remark=remark,
+    )
+
+
+def _edges(rounds: int) -> list[tuple[int, int]]:
+    width = max(1, -(-rounds // COLUMNS))
+    return [(first, min(first + width, rounds)) for first in range(0, rounds, width)]
+
+
+def _mean(part: np.ndarray) -> float | None:
+    heard = part[np.isfinite(part)]
+    return finite(round(float(heard.mean()), 5)) if heard.size else None
+
+
+def _incidents(records: Sequence[Record]) -> list[Incident]:
+    """Return who was absent and whose answer was turned away with which words, the newest of them."""
+    found = [
+        Incident(client=client, round=record.round, kind="absent")
+        for record in records
+        for client in record.absent
+    ] + [
+        Incident(client=client, round=record.round, kind="rejected", reason=shown(str(reason)))
+        for record in records
+        for client, reason in record.rejected
+    ]
+    return sorted(found, key=lambda one: one.round)[-INCIDENTS:]

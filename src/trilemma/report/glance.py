@@ -1,0 +1,205 @@
+"""A run at a glance: what its folder says, without running anything that lies there.
+
+`load` makes of a folder what can be worked with, and runs the plugins its configuration names. Who only
+looks, at a folder that may be anybody's, should not: here a configuration is plain values, and a summary is
+the one that was written, or is summed up from the newest records.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trilemma.config.schema import FederationTable, RunTable
+from trilemma.errors import UserError
+from trilemma.privacy import NoGuarantee
+from trilemma.records import Record, Spread, Summary
+from trilemma.simulate.directory import SeedDirectory
+
+BESIDE = ("loss", "variance", "worst_tenth")
+"""What stands in a record's scores and is no metric of its own: the loss, and how the first is spread."""
+
+BASELINE = "baseline"
+"""Where, below a run's directory, the same run with nobody lying is kept."""
+
+State = Literal["finished", "diverged", "under way", "quiet"]
+"""Where a run stands. Quiet: not finished, and nothing was written for longer than a round takes."""
+
+PATIENCE = 60.0
+"""Seconds without a record after which a run counts as quiet, unless its rounds take longer."""
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A run as its folder tells it: configuration as plain values, summary, where it stands.
+
+    `done` has the rounds each seed has finished, `newest` the newest record of them all, `changed` when
+    something was written last, in seconds since 1970. `deployed` tells a federation's run from a simulated.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    summary: Summary
+    state: State
+    done: Mapping[int, int]
+    newest: Record | None
+    changed: float
+    deployed: bool = False
+
+
+def glance(folder: Path) -> Glance:
+    """Look at a simulated run's directory."""
+    with readable(folder):
+        config = plain_config(folder / "config.toml")
+        parts = {seed: SeedDirectory(folder / f"seed-{seed}") for seed in RunTable(**config["run"]).seeds}
+        newest = {seed: part.newest() for seed, part in parts.items()}
+        written = folder / "summary.json"
+        if written.is_file():
+            summary = Summary.read(json.loads(written.read_text()))
+        else:
+            scored = {seed: part.newest(lambda record: bool(record.metrics)) for seed, part in parts.items()}
+            both = {seed: [one for one in (scored[seed], newest[seed]) if one] for seed in parts}
+            summary = so_far(config, both, folder)
+        paths = [folder / "config.toml", written, *(part.metrics_path for part in parts.values())]
+        return _stand(folder, config, summary, written.is_file(), newest, paths)
+
+
+def glance_deployed(server: Path, run: Path) -> Glance:
+    """Look at a run in the folder of a federation's server."""
+    with readable(run):
+        config = plain_config(server / "config.toml")
+        seeds = deployed_records(config, run)
+        summary = so_far(config, seeds, run, deployed=True)
+        newest = {seed: records[-1] if records else None for seed, records in seeds.items()}
+        paths = [run / "rounds.jsonl", run / "result", server / "config.toml"]
+        return _stand(run, config, summary, (run / "result").is_file(), newest, paths, deployed=True)
+
+
+def _stand(
+    folder: Path,
+    config: Mapping[str, Any],
+    summary: Summary,
+    finished: bool,
+    newest: Mapping[int, Record | None],
+    paths: Sequence[Path],
+    deployed: bool = False,
+) -> Glance:
+    changed = max(path.stat().st_mtime for path in paths if path.exists())
+    latest = max((one for one in newest.values() if one), key=lambda one: one.round, default=None)
+    patience = PATIENCE if latest is None else max(PATIENCE, 5 * math.fsum(latest.seconds.values()))
+    state: State = "under way" if time.time() - changed < patience else "quiet"
+    if finished:
+        state = "diverged" if summary.failed else "finished"
+    done = {seed: one.round if one else 0 for seed, one in newest.items()}
+    return Glance(folder, config, summary, state, done, latest, changed, deployed)
+
+
+def simulated_records(config: Mapping[str, Any], folder: Path) -> dict[int, list[Record]]:
+    """Return every record of a simulated run by seed."""
+    with readable(folder):
+        seeds = RunTable(**config["run"]).seeds
+        return {seed: SeedDirectory(folder / f"seed-{seed}").records() for seed in seeds}
+
+
+def deployed_records(config: Mapping[str, Any], run: Path) -> dict[int, list[Record]]:
+    """Return every record of a federation's run, under the seed of its configuration."""
+    from trilemma.federation.commits import CommitLog
+
+    with readable(run):
+        seed = RunTable(**config["run"]).seeds[0]
+        return {seed: [Record.read(record) for record in CommitLog(run).records()]}
+
+
+def plain_config(path: Path) -> dict[str, Any]:
+    """Read a resolved configuration as plain values, and see that the tables a reader needs are there."""
+    config = tomllib.loads(path.read_text("utf-8"))
+    FederationTable(**config["federation"])
+    RunTable(**config["run"])
+    for table, key in (("algorithm", "name"), ("aggregation", "rule"), ("attack", "name"), ("data", "name")):
+        if not isinstance(config[table][key], str):
+            raise ValueError(f"[{table}] {key} is no name")
+    if not isinstance(config["privacy"]["threat"], str):
+        raise ValueError("[privacy] threat is no name")
+    return config
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Turn whatever is wrong with a folder's files into one kind of error that says so.
+
+    >>> with readable(Path("runs/a")):
+    ...     json.loads("{")
+    Traceback (most recent call last):
+    trilemma.errors.UserError: 'a' cannot be read as a run: JSONDecodeError: Expecting property name ...
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"{folder.name!r} cannot be read as a run: {type(error).__name__}: {first[:200]}"
+        ) from None
+
+
+def so_far(
+    config: Mapping[str, Any], seeds: Mapping[int, Sequence[Record]], folder: Path, deployed: bool = False
+) -> Summary:
+    """Sum up what the records say, without a certificate: that is the finished run's, or the clients' own."""
+    rounds, threat = config["run"]["rounds"], config["privacy"]["threat"]
+    liars = None if deployed else config["federation"]["byzantine"]
+    done = min((records[-1].round if records else 0 for records in seeds.values()), default=0)
+    notes = [f"not finished: {done} of {rounds} rounds"] if done < rounds else []
+    if deployed and threat != "none":
+        notes.append("what each client has spent is in its own ledger")
+    reason = _uncertified(seeds, done, rounds, deployed)
+    return Summary(
+        metrics={
+            name: Spread.of({seed: _latest(records, name) for seed, records in seeds.items()})
+            for name in _scored(seeds)
+        },
+        loss=Spread.of({seed: _latest(records, "loss") for seed, records in seeds.items()}),
+        epsilon={},
+        delta=None,
+        seconds=round(math.fsum(s for one in seeds.values() for r in one for s in r.seconds.values()), 3),
+        algorithm=config["algorithm"]["name"],
+        rule=config["aggregation"]["rule"],
+        clients=config["federation"]["clients"],
+        byzantine=liars,
+        attack="unknown" if deployed else config["attack"]["name"] if liars else "none",
+        threat=threat,
+        rounds=rounds,
+        notes=tuple(notes),
+        directory=str(folder),
+        verdict={} if threat == "none" else NoGuarantee(reason).plain(),
+    )
+
+
+def _uncertified(seeds: Mapping[int, Sequence[Record]], done: int, rounds: int, deployed: bool) -> str:
+    """Say why a run without a summary has no certificate of its own, and what held for the rounds it did."""
+    if deployed:
+        return f"after {done} rounds each client's guarantee is in its own ledger, which no server sees"
+    last = [record for records in seeds.values() for record in records if record.round == done]
+    spent = max((record.epsilon for record in last), default=math.inf)
+    held = f"; for those ε = {spent:.3g} was certified ({last[0].accountant})" if math.isfinite(spent) else ""
+    return f"unfinished: {done} of {rounds} rounds{held}"
+
+
+def _scored(seeds: Mapping[int, Sequence[Record]]) -> list[str]:
+    """Return the metrics that the records have, without what stands beside them."""
+    names = dict.fromkeys(name for one in seeds.values() for record in one for name in record.metrics)
+    found = [name for name in names if name not in BESIDE]
+    return found or ["accuracy"]
+
+
+def _latest(records: Sequence[Record], name: str) -> float | None:
+    scores = [score for record in records if (score := record.metrics.get(name)) is not None]
+    return scores[-1] if scores else None

@@ -1,0 +1,309 @@
+"""What the page answers, to whom, and that its figures are those of the reports and of the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from page_harness import BASE, HOST, HOSTILE, TOKEN
+from trilemma import config, report, simulate
+from trilemma.cli import app as command
+from trilemma.records import Record
+
+pytest.importorskip("fastapi")
+from starlette.testclient import TestClient
+
+from trilemma.page.app import make_app
+from trilemma.page.guard import POLICY, hosts_of
+from trilemma.page.index import Index, find
+
+
+def client_of(root: Path, token: str | None = TOKEN) -> TestClient:
+    app = make_app(Index([root]), TOKEN, hosts_of("127.0.0.1", 8765))
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return TestClient(app, base_url=f"http://{HOST}", headers=headers, follow_redirects=False)
+
+
+def runs_of(client: TestClient) -> dict[str, dict]:
+    return {line["name"]: line for line in client.get("/api/runs").json()["runs"]}
+
+
+# --- who may ask -------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_answered_without_the_token(watched: Path) -> None:
+    client = client_of(watched, token=None)
+    for address in ("/", "/api/runs", "/static/main.js", "/openapi.json", "/api/events", "/?token=guess"):
+        assert client.get(address).status_code == 403, address
+    assert client.get("/api/runs", headers={"Authorization": "Bearer guess"}).status_code == 403
+    assert client.get("/api/runs", headers={"Cookie": "trilemma=guess"}).status_code == 403
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_address(watched: Path) -> None:
+    client = client_of(watched, token=None)
+    admitted = client.get(f"/?token={TOKEN}")
+    assert (admitted.status_code, admitted.headers["location"]) == (303, "/")
+    kept = admitted.headers["set-cookie"].lower()
+    assert "httponly" in kept
+    assert "samesite=strict" in kept
+    assert client.get("/api/runs").status_code == 200  # the client keeps cookies
+
+
+def test_another_name_for_this_machine_is_turned_away(watched: Path) -> None:
+    """A web site whose name was made to point here after it was loaded: the browser sends its name."""
+    client = client_of(watched)
+    for name in ("evil.example", "evil.example:8765", "127.0.0.1:80", "localhost"):
+        assert client.get("/api/runs", headers={"Host": name}).status_code == 403, name
+    assert client.get("/api/runs", headers={"Host": "localhost:8765"}).status_code == 200
+
+
+def test_it_only_reads_and_says_what_a_browser_may_do(watched: Path) -> None:
+    client = client_of(watched)
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert client.request(method, "/api/runs").status_code == 405
+    for address in ("/", "/api/runs", "/api/runs/nobody", "/plotly.js"):
+        headers = client.get(address).headers
+        assert headers["content-security-policy"] == POLICY
+        assert headers["x-content-type-options"] == "nosniff"
+    assert "unsafe" not in POLICY
+    assert "http" not in POLICY
+
+
+def test_no_path_leads_out_of_what_was_found(watched: Path) -> None:
+    client = client_of(watched)
+    for address in (
+        "/api/runs/..%2Fbroken",
+        "/api/runs/%2Fetc%2Fpasswd",
+        "/static/..%2Fapp.py",
+        "/static/%2e%2e/app.py",
+        "/api/parties/..",
+        "/api/study?name=../..",
+    ):
+        assert client.get(address).status_code in (404, 400), address
+    assert str(watched.parent) not in client.get("/api/runs").text
+
+
+# --- runs --------------------------------------------------------------------------------------------------
+
+
+def test_the_list_says_what_reports_say(watched: Path) -> None:
+    lines = runs_of(client_of(watched))
+    caf = lines["runs/study/caf"]
+    result = report.load(watched / "study" / "caf")
+    assert (caf["state"], caf["done"], caf["seeds"]) == ("finished", 6, 2)
+    assert caf["shown"] == report.percent(result.summary.accuracy)
+    assert caf["guarantee"] == {
+        "held": False, "text": "nothing is clipped and noised", "epsilon": None, "assumptions": [],
+    }  # fmt: skip
+    private = lines[f"runs/{HOSTILE}"]
+    verdict = report.verdict_of(report.load(watched / HOSTILE).summary)
+    assert private["guarantee"]["epsilon"] == verdict.epsilon
+    assert "example level, replace, under ldp, by pld" in private["guarantee"]["text"]
+    assert lines["runs/federation/server/pilot"]["deployed"]
+    assert lines["runs/broken"]["state"] == "broken"
+    assert "TOMLDecodeError" in lines["runs/broken"]["problem"]
+    assert not any(name.endswith("baseline") for name in lines)
+
+
+def test_the_list_is_searched_and_paged(watched: Path) -> None:
+    client = client_of(watched)
+    found = client.get("/api/runs", params={"search": "MEAN study"}).json()
+    assert [line["name"] for line in found["runs"]] == ["runs/study/mean"]
+    part = client.get("/api/runs", params={"limit": 2, "offset": 1}).json()
+    assert (len(part["runs"]), part["total"]) == (2, 5)
+
+
+def test_a_runs_curves_are_the_results(watched: Path) -> None:
+    client = client_of(watched)
+    result = report.load(watched / "study" / "caf")
+    view = client.get(f"/api/runs/{runs_of(client)['runs/study/caf']['id']}").json()
+    accuracy = next(one for one in view["series"] if one["name"] == "accuracy")
+    assert accuracy["rounds"] == [3, 6]
+    assert accuracy["mean"] == pytest.approx(result.curve().mean.tolist(), rel=1e-5)
+    assert accuracy["high"][1] - accuracy["mean"][1] == pytest.approx(result.curve().deviation[1], rel=1e-3)
+    assert {one["name"] for one in view["baseline"]} == {"accuracy", "loss"}
+    assert view["config"]["aggregation.rule"] == "caf"
+    assert {one["name"] for one in view["stages"]} >= {"clients s", "server s"}
+
+
+def test_the_map_is_the_suspects(watched: Path) -> None:
+    client = client_of(watched)
+    lines = runs_of(client)
+    found = client.get(f"/api/runs/{lines['runs/study/caf']['id']}/trust").json()
+    assert [one["client"] for one in found["clients"][:2]] == [5, 6]
+    assert [one["lies"] for one in found["clients"][:3]] == [True, True, False]
+    assert len(found["shares"]) == 7
+    assert found["columns"] == [[round_, round_] for round_ in range(1, 7)]
+    deployed = client.get(f"/api/runs/{lines['runs/federation/server/pilot']['id']}/trust").json()
+    incidents = [(one["client"], one["round"], one["kind"]) for one in deployed["incidents"]]
+    assert incidents == [(2, 2, "absent"), (2, 3, "absent")]
+    wrong = client.get(f"/api/runs/{lines['runs/study/caf']['id']}/trust", params={"seed": 9})
+    assert (wrong.status_code, wrong.json()["detail"]) == (400, "there is no seed 9; allowed: 1, 2")
+
+
+def test_configurations_differ_where_they_do(watched: Path) -> None:
+    client = client_of(watched)
+    lines = runs_of(client)
+    chosen = [lines["runs/study/caf"]["id"], lines["runs/study/mean"]["id"]]
+    found = client.get("/api/differences", params={"run": chosen}).json()
+    assert found["rows"] == [{"key": "aggregation.rule", "values": ["caf", "mean"]}]
+
+
+def test_a_run_that_grows_is_read_again(tmp_path: Path) -> None:
+    directory = simulate.RunDirectory.create(tmp_path / "runs" / "new", config.parse(BASE))
+    client = client_of(tmp_path / "runs")
+    before = runs_of(client)["runs/new"]
+    assert (before["state"], before["done"], before["shown"]) == ("under way", 0, "")
+    for seed in (1, 2):
+        directory.seed(seed).path.mkdir()
+        directory.seed(seed).append(Record(1, metrics={"accuracy": 0.5}, epsilon=0.25, accountant="pld"))
+    after = runs_of(client)["runs/new"]
+    assert (after["done"], after["shown"], after["epsilon"]) == (1, "50.0 ± 0.0", "0.25 so far")
+
+
+def test_folders_of_strangers_are_shown_and_never_run(tmp_path: Path, watched: Path) -> None:
+    """A plugin beside a configuration, values of wrong kinds, half a summary: told, not executed."""
+    root = tmp_path / "runs"
+    for name in ("plugin", "summary", "records", "kinds"):
+        shutil.copytree(watched / "study" / "mean", root / name)
+    text = (root / "plugin" / "config.toml").read_text()
+    (root / "plugin" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (root / "plugin" / "config.toml").write_text(
+        'plugins = ["evil.py"]\n' + text.replace('"ipm"', '"<i>mine"')
+    )
+    (root / "summary" / "summary.json").write_text('{"loss": 3')
+    (root / "records" / "seed-1" / "metrics.jsonl").write_text('{"round": 1, "weights": {"99": 1}}\n')
+    (root / "kinds" / "config.toml").write_text(text.replace("rounds = 6", 'rounds = "many"'))
+    client = client_of(root)
+    lines = runs_of(client)
+    assert {name: line["state"] for name, line in lines.items()} == {
+        "runs/plugin": "finished",
+        "runs/summary": "broken",
+        "runs/records": "finished",
+        "runs/kinds": "broken",
+    }
+    assert client.get(f"/api/runs/{lines['runs/plugin']['id']}").json()["config"]["attack.name"] == "<i>mine"
+    assert client.get(f"/api/runs/{lines['runs/records']['id']}/trust").status_code == 400
+    assert not (tmp_path / "ran").exists()
+
+
+def test_links_are_not_followed(tmp_path: Path, watched: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "link").symlink_to(watched / "study")
+    assert list(find(tmp_path / "runs")) == []
+
+
+# --- planner -----------------------------------------------------------------------------------------------
+
+QUESTIONS = [
+    {"clients": 100, "byzantine": 10, "clip": 2.25, "rounds": 30, "epsilon": 26.4, "delta": 1e-4, "dim": 69},
+    {"clients": 100, "byzantine": 10, "clip": 2.25, "rounds": 30, "sigma_ind": 1.2, "sigma_cor": 0.65,
+     "delta": 1e-4},
+    {"clients": 7, "rounds": 40, "threat": "ldp", "unit": "example", "batch": 25, "examples": 2764,
+     "sampling": "without-replacement", "noise_multiplier": 1.0, "delta": 1e-4},
+    {"clients": 100, "byzantine": 10, "rounds": 30, "sigma_cor": 0.6, "assume": "published", "epsilon": 25.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=["noise", "epsilon", "sampled", "published"])
+def test_every_figure_equals_the_command_to_the_digit(question: dict, watched: Path) -> None:
+    plan = client_of(watched).get("/api/plan", params=question).json()
+    words = plan["command"].split()
+    assert words[:2] == ["trilemma", "privacy"]
+    done = CliRunner().invoke(command, [*words[1:], "--json"])
+    assert plan["record"] == json.loads(done.stdout)
+    told = plan["record"]["printed"] if plan["reason"] else plan["record"][plan["asked"]]
+    assert {one["accountant"]: one["value"] for one in plan["figures"]} == told
+    if not plan["toml_problem"]:
+        config.parse(tomllib.loads(plan["toml"]))
+
+
+def test_an_impossible_setting_says_why_in_the_commands_words(watched: Path) -> None:
+    client = client_of(watched)
+    question = {"clients": 10, "byzantine": 10, "rounds": 5, "sigma_ind": 1.0, "delta": 1e-5}
+    refused = client.get("/api/plan", params=question)
+    assert refused.status_code == 400
+    assert refused.json()["detail"] == "at least one client is honest: 0 ≤ f < n = 10, got f = 10"
+    many = client.get("/api/plan", params={**question, "byzantine": 6}).json()
+    assert "2f < n" in many["toml_problem"]
+
+
+def test_curves_of_the_planner_meet_its_figures(watched: Path) -> None:
+    client = client_of(watched)
+    plan = client.get("/api/plan", params=QUESTIONS[1]).json()
+    curves = client.get("/api/plan/curves", params=QUESTIONS[1]).json()
+    exact = next(one for one in plan["figures"] if one["accountant"] == "exact")["value"]
+    over_rounds = {one["name"]: one["y"][-1] for one in curves["over_rounds"]}
+    assert over_rounds["exact"] == pytest.approx(exact, rel=1e-9)
+    noise = curves["over_noise"]
+    assert noise["y"][noise["x"].index(1.0)] == exact
+    assert noise["y"] == sorted(noise["y"], reverse=True)
+
+
+# --- studies and federations -------------------------------------------------------------------------------
+
+
+def test_a_study_shows_the_worst_run_of_a_cell(watched: Path) -> None:
+    client = client_of(watched)
+    assert "runs/study" in [one["name"] for one in client.get("/api/studies").json()]
+    view = client.get("/api/study", params={"name": "runs/study"}).json()
+    assert (view["row"], view["rows"], view["keys"]) == (
+        "aggregation.rule",
+        ["caf", "mean"],
+        ["aggregation.rule"],
+    )
+    caf = report.load(watched / "study" / "caf").summary.accuracy
+    assert view["squares"][0][0]["value"] == caf.mean
+    whole = client.get("/api/study", params={"name": "runs", "row": "attack.name", "column": "x"}).json()
+    scores = [
+        report.load(watched / name).summary.accuracy.mean for name in ("study/caf", "study/mean", HOSTILE)
+    ]
+    assert min(one["value"] for row in whole["squares"] for one in row if one) == min(scores)
+
+
+def test_the_servers_folder_tells_who_answered(watched: Path) -> None:
+    client = client_of(watched)
+    lines = {one["name"]: one for one in client.get("/api/parties").json()}
+    assert len(lines) == 5
+    view = client.get(f"/api/parties/{lines['runs/federation/server']['id']}").json()
+    (run,) = view["runs"]
+    assert (run["name"], run["round"], run["rounds"], run["state"]) == ("pilot", 3, 3, "finished")
+    assert [(one["heard"], one["absent"], one["now"]) for one in run["members"]][1:3] == [
+        (3, 0, "heard"), (1, 2, "absent"),
+    ]  # fmt: skip
+    assert view["account"] is None
+
+
+def test_a_clients_folder_tells_its_ledger_to_its_owner_alone(watched: Path, tmp_path: Path) -> None:
+    """Whatever the page tells of a party, it tells when that folder is all there is, without its secrets."""
+    root = tmp_path / "runs"
+    shutil.copytree(watched / "federation" / "client-1", root / "client-1")
+    shutil.rmtree(root / "client-1" / "secrets")
+    client, alone = client_of(watched), client_of(root)
+    lines = {one["name"]: one for one in client.get("/api/parties").json()}
+    view = client.get(f"/api/parties/{lines['runs/federation/client-1']['id']}").json()
+    (line,) = alone.get("/api/parties").json()
+    again = alone.get(f"/api/parties/{line['id']}").json()
+    assert {**view, "line": None} == {**again, "line": None}
+    account = view["account"]
+    assert (view["runs"], account["rounds"]) == ([], {"pilot/0": 3})
+    assert account["left"] == pytest.approx(account["budget"] - account["spending"][-1]["epsilon"])
+    assert 0 < account["spent"] < account["budget"]
+    server = client.get(f"/api/parties/{lines['runs/federation/server']['id']}").text
+    assert '"budget":' not in server.replace('"account":null', "")
+
+
+def test_a_ledger_that_was_changed_is_not_believed(watched: Path, tmp_path: Path) -> None:
+    shutil.copytree(watched / "federation" / "client-1", tmp_path / "runs" / "client-1")
+    ledger = tmp_path / "runs" / "client-1" / "state" / "ledger"
+    ledger.write_bytes(ledger.read_bytes().replace(b'"round":1', b'"round":9'))
+    client = client_of(tmp_path / "runs")
+    (line,) = client.get("/api/parties").json()
+    account = client.get(f"/api/parties/{line['id']}").json()["account"]
+    assert "changed or is out of place" in account["problem"]
+    assert account["spending"] == []
