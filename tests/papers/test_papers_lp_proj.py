@@ -241,3 +241,19 @@ def test_a_table_that_the_paper_lacks_is_named_with_exit_code_2(tmp_path, monkey
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: there is no Table 9 of results; allowed: 3, 4, 5, 6, 7, 8\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_study_measures_what_the_tables_report(tmp_path: Path) -> None:
+    """The costs and losses of a run without liars; of an attacked one its scores alone."""
+    from trilemma import report
+    from trilemma.papers import studies
+
+    study = studies["lp-proj-synthetic00"]
+    for percent, more in ((0, {"accuracy_in_budget", "scalars_to_target", "train_loss"}), (20, set())):
+        point = Point("synthetic00", "lp-proj-1", "same-value" if percent else "none", percent)
+        simulate.run(point.config(rounds=3, seeds=(1, 2)), tmp_path / str(percent))
+        found = study.measure(report.load(tmp_path / str(percent)))
+        assert {"accuracy", "variance", "worst_tenth"} | more <= set(found)
+        assert set(found["accuracy"].per_seed) == {"1", "2"}
+        assert ("train_loss" in found) == (not percent)

@@ -8,6 +8,7 @@ repository's `results/`. Nothing here computes anything that `trilemma.simulate`
 """
 
 from trilemma.papers import byz_clip21, cafcor, safe_dshb
+from trilemma.papers.lp_proj import study as lp_proj_tables
 from trilemma.papers.study import Study, run_study, studies
 
-__all__ = ["Study", "byz_clip21", "cafcor", "run_study", "safe_dshb", "studies"]
+__all__ = ["Study", "byz_clip21", "cafcor", "lp_proj_tables", "run_study", "safe_dshb", "studies"]

@@ -13,7 +13,7 @@ from trilemma.config import Config
 from trilemma.errors import ConfigError, nearest
 from trilemma.learning.compressed.wire import QuantisedFormat
 from trilemma.papers.lp_proj.methods import CHOSEN, METHODS, TABLES
-from trilemma.papers.lp_proj.printed import PRINTED
+from trilemma.papers.published import line
 
 ROUNDS = 200
 """Rounds T. Not printed; the default of the authors' code, above every budget of Table 4."""
@@ -179,11 +179,7 @@ def printed(table: int, task: str, method: str) -> list[str]:
     >>> printed(6, "synthetic00", "lp-proj-2")[3]
     '*/*'
     """
-    for line in PRINTED.strip().split("\n"):
-        number, where, name, *cells = line.split(" ")
-        if (int(number), where, name) == (table, task, method):
-            return cells
-    return []
+    return line("lp-proj", f"lp-proj-{task}", f"Table {table}", method).split()
 
 
 def quantised_scalars(dim: int, sampled: int, levels: int = 5, bucket: int = 500) -> float:

@@ -84,7 +84,11 @@ class SeedCurve:
 
 def curves(point: Point, out: Path) -> list[SeedCurve]:
     """Read what is there of a point, one curve per finished seed."""
-    folder = out / point.folder
+    return curves_in(out / point.folder)
+
+
+def curves_in(folder: Path) -> list[SeedCurve]:
+    """Read what is there of a run, one curve per finished seed."""
     if not (folder / "summary.json").exists():
         return []
     directory = simulate.RunDirectory.open(folder)
@@ -100,9 +104,14 @@ def train_losses(point: Point, out: Path) -> list[tuple[float, float]]:
 
     They are computed once, from the final checkpoints, and kept in train.json beside them.
     """
-    kept = out / point.folder / "train.json"
+    return train_losses_in(out / point.folder)
+
+
+def train_losses_in(folder: Path) -> list[tuple[float, float]]:
+    """Return the same for the run in `folder`."""
+    kept = folder / "train.json"
     if not kept.exists():
-        directory = simulate.RunDirectory.open(out / point.folder)
+        directory = simulate.RunDirectory.open(folder)
         folders = {seed: directory.seed(seed) for seed in directory.config.run.seeds}
         found = [_train_loss(directory.config, seed, f) for seed, f in folders.items() if f.finished]
         kept.write_text(json.dumps(found))

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from trilemma.errors import nearest
 
@@ -87,13 +88,7 @@ def paper(name: str) -> Paper:
     >>> found.value, found.figure
     (0.83, 'Figure 1')
     """
-    folder = resources.files(__name__)
-    names = sorted(
-        file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")
-    )
-    if name not in names:
-        raise KeyError(f"no paper is called {name!r}: {nearest(name, names)}")
-    said = tomllib.loads((folder / f"{name}.toml").read_text("utf-8"))
+    said = _said(name)
     printed = [Printed(**one) for one in said.get("printed", [])]
     printed += [one for rows in said.get("rows", []) for one in _row(**rows)]
     causes = (
@@ -101,6 +96,28 @@ def paper(name: str) -> Paper:
         for one in said.get("cause", [])
     )
     return Paper(said["reference"], tuple(printed), tuple(causes))
+
+
+@cache
+def _said(name: str) -> dict[str, Any]:
+    folder = resources.files(__name__)
+    names = sorted(
+        file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")
+    )
+    if name not in names:
+        raise KeyError(f"no paper is called {name!r}: {nearest(name, names)}")
+    return tomllib.loads((folder / f"{name}.toml").read_text("utf-8"))
+
+
+@cache
+def line(name: str, study: str, table: str, row: str) -> str:
+    """Return a row of a printed table as it stands in the file; empty where there is none.
+
+    >>> line("lp-proj", "lp-proj-synthetic00", "Table 4", "Ditto")
+    ''
+    """
+    found = (rows for rows in _said(name).get("rows", []) if (rows["study"], rows["table"]) == (study, table))
+    return next((str(rows["lines"].get(row, "")) for rows in found), "")
 
 
 def _row(
