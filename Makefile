@@ -10,7 +10,7 @@ endif
 export FLWR_TELEMETRY_ENABLED = 0
 export MPLBACKEND = Agg
 
-.PHONY: demo test check lint types imports docs-reference docs-results docs dist clean help
+.PHONY: demo test check audit lint types imports docs-reference docs-results docs dist clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -32,6 +32,9 @@ test: $(VENV)/.dev lint types imports  ## everything CI runs
 
 check: $(VENV)/.dev lint types imports  ## the inner loop: everything but the slow tests
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not federation" --hypothesis-profile quick
+
+audit: $(VENV)/.runtime  ## nightly: attack every private algorithm under every threat model, beside its certificate
+	$(BIN)/python -m trilemma.audit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks examples tools docs

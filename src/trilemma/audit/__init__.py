@@ -7,14 +7,17 @@
     bounds        from right and wrong guesses to a lower bound on ε
     likelihood, one_run, sensitivity, bits      the tests
     examine       all of them, on a configuration or a task
+    nodes         a federation's own nodes, driven by a malicious server, on copies
+    matrix        every private algorithm under every threat model
     outcomes      what was found, typed
 
 `docs/audit.md` says what a pass means, and what it does not.
 """
 
 from trilemma.audit.examine import Effort, examine
+from trilemma.audit.nodes import examine_federation
 from trilemma.audit.outcomes import Audit, Outcome
 from trilemma.audit.subject import Subject
 from trilemma.audit.tables import audit_table
 
-__all__ = ["Audit", "Effort", "Outcome", "Subject", "audit_table", "examine"]
+__all__ = ["Audit", "Effort", "Outcome", "Subject", "audit_table", "examine", "examine_federation"]

@@ -1,8 +1,9 @@
 """Canaries: two data sets that a client might hold, made to be told apart, and who plays them.
 
-On the canary model the loss of an example x is ⟨θ, x⟩, so its gradient is x itself whatever is broadcast: a
-canary's gradient points where it likes and is as long as it likes, which is the worst data there can be for
-a mechanism that clips. Everything behind the gradient is the algorithm's own: clip, noise, momentum, message.
+On the canary model the loss of an example (x, y) is y (⟨w, x⟩ + b), so its gradient is y (x, 1) whatever is
+broadcast: a canary's gradient points where it likes and is as long as it likes, which is the worst data there
+can be for a mechanism that clips. Everything behind the gradient is the algorithm's own: clip, noise,
+momentum, message. An example of zeros has no gradient.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trilemma import models
 from trilemma.data import Dataset, FederatedData, Holdings
 from trilemma.data.types import Batch, Features, each
 from trilemma.keys import Key
 from trilemma.learning.protocol import Clients, State
+from trilemma.models.layers import Linear, Objective, sequential
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource, Release
 from trilemma.simulate.experiment import SimulatedClients
@@ -31,18 +32,22 @@ LOUD = 1e3
 
 
 def canary_model(dim: int = DIMENSIONS) -> Model:
-    """Return the model whose gradient is the example.
+    """Return the model of `dim` parameters whose gradient an example chooses.
 
-    >>> model = canary_model(3)
-    >>> batch = Batch(torch.tensor([[[1.0, -2.0, 0.5]]]), torch.ones(1, 1))
-    >>> models.gradients(model, torch.full((3,), 7.0), batch).value
+    >>> from trilemma import models
+    >>> x, y = canary(torch.tensor([1.0, -2.0, 0.5]))
+    >>> models.gradients(canary_model(3), torch.full((3,), 7.0), Batch(x[None, None], y[None, None])).value
     tensor([[ 1.0000, -2.0000,  0.5000]])
     """
-    return models.from_module(lambda: nn.Linear(dim, 1, bias=False), _inner_product)
+    objective = Objective(
+        lambda outputs, y: outputs[..., 0] * y, lambda outputs: (outputs[..., 0] > 0).long()
+    )
+    return sequential("canaries", [Linear("canary", dim - 1, 1)], objective)
 
 
-def _inner_product(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs[..., 0] * targets).mean()
+def canary(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the example, x and y, that has this gradient, whose last coordinate is not zero."""
+    return gradient[:-1] / gradient[-1], gradient[-1]
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ class Pair:
 def direction(dim: int, key: Key) -> Tensor:
     """Return a direction that is no axis, so that its coordinates are no round numbers."""
     drawn = torch.randn(dim, generator=key.fold("direction").torch())
+    drawn[-1] = drawn.abs().max()  # not near zero: an example is a gradient divided by it
     return torch.nn.functional.normalize(drawn, dim=0)
 
 
@@ -87,16 +93,16 @@ def canary_pairs(release: Release, dim: int = DIMENSIONS, key: Key | None = None
     loud = LOUD * release.clip * direction(dim, key or Key(0))
     model, batch = canary_model(dim), release.batch if release.unit == "example" else 1
 
-    def held(first: Tensor) -> Examples:
-        x = torch.zeros(batch, dim)
-        x[0] = first
-        return Examples(x, torch.ones(batch))
+    def held(sign: float) -> Examples:
+        x, y = torch.zeros(batch, dim - 1), torch.zeros(batch)
+        x[0], y[0] = canary(loud)
+        return Examples(x, sign * y)
 
     if release.adjacency == "add-remove":
-        return [Pair("absent", model, held(loud), held(torch.zeros(dim)), absent=True)]
+        return [Pair("absent", model, held(1.0), held(0.0), absent=True)]
     return [
-        Pair("opposite", model, held(loud), held(-loud)),
-        Pair("blank", model, held(loud), held(torch.zeros(dim))),
+        Pair("opposite", model, held(1.0), held(-1.0)),
+        Pair("blank", model, held(1.0), held(0.0)),
     ]
 
 
@@ -147,9 +153,9 @@ def whole(pair: Pair, coins: np.ndarray, noise: NoiseSource) -> Whole:
 
 def sampled(pair: Pair, coins: np.ndarray, noise: NoiseSource, examples: int) -> Clients:
     """Return one client per coin that holds the canary among `examples` and draws real batches."""
-    rows = [pair.heads, pair.tails]
-    x = torch.stack([*(one.x[0] for one in rows), torch.zeros_like(pair.heads.x[0])])
-    y = torch.stack([*(one.y[0] for one in rows), pair.heads.y[0]])
+    shown = (pair.heads, pair.tails)
+    x = torch.stack([*(one.x[0] for one in shown), torch.zeros_like(pair.heads.x[0])])
+    y = torch.stack([*(one.y[0] for one in shown), torch.zeros(())])
     others = np.full(examples - 1, 2)
     tails = others if pair.absent else np.concatenate([[1], others])
     held = [np.concatenate([[0], others]) if coin else tails for coin in coins]
@@ -183,9 +189,9 @@ _CHANGES: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 def without_canary(pair: Pair) -> Pair:
-    """Return the pair with a blank example where the tails' canary was."""
+    """Return the pair with an example of zeros where the tails' canary was."""
 
     def blank(column: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(column[:1]), column[1:]])
 
-    return replace(pair, tails=Examples(each(pair.tails.x, blank), pair.tails.y))
+    return replace(pair, tails=Examples(each(pair.tails.x, blank), blank(pair.tails.y)))

@@ -88,8 +88,8 @@ def examine(
         notes = ("nothing is noised, so there is nothing to test: whoever sees a message sees what is in it",)
         return Audit(name, verdict, config.privacy.delta, config.run.rounds, 0, effort.confidence, (), notes)
     key = Key(effort.seed).fold("audit")
-    size = _batch(config, subject, held)
-    own = _own_pairs(subject, experiment.clients.model, held, size)
+    size = batch_of(config, subject, held)
+    own = own_pairs_of(subject, experiment.clients.model, held, size)
     outcomes = [*canary_tests(subject, effort, key)]
     outcomes.append(sensitivity(subject, own, key, experiment.clients.model.name))
     if task is not None and not subject.amplified and not subject.absent:
@@ -133,15 +133,15 @@ def notes_on(config: Config, subject: Subject) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _batch(config: Config, subject: Subject, held: FederatedData) -> int:
-    """Return how many of its own examples a client holds in the sensitivity test: one batch."""
-    wanted = subject.release.batch
+def batch_of(config: Config, subject: Subject, held: FederatedData) -> int:
+    """Return how many of its own examples a client holds in these tests: one batch, as small as allowed."""
+    options, wanted = config.algorithm.options, subject.release.batch
     if subject.release.unit == "user":
-        wanted = min(32, int(getattr(config.algorithm.options, "batch_size", 32)))
+        wanted = max(options.least_examples, min(32, int(getattr(options, "batch_size", 32))))
     return min(wanted, int(held.sizes.min()))
 
 
-def _own_pairs(subject: Subject, model: Model, held: FederatedData, size: int) -> list[Pair]:
+def own_pairs_of(subject: Subject, model: Model, held: FederatedData, size: int) -> list[Pair]:
     """Return pairs of the first two clients' examples, on the model they train."""
     both = held.everything((0, min(1, held.clients - 1)))
 

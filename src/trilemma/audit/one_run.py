@@ -29,6 +29,9 @@ from trilemma.privacy.gaussian import gaussian_mu
 from trilemma.privacy.types import NoiseSource
 from trilemma.simulate.experiment import SimulatedClients
 
+TOGETHER = 1 << 25
+"""Numbers that all messages of the run may have: where clients are canaries, each has a coordinate."""
+
 
 def from_one_run(subject: Subject, canaries: int, risk: float, key: Key) -> Outcome:
     """Return what one run with many canaries shows about ε."""
@@ -39,7 +42,8 @@ def from_one_run(subject: Subject, canaries: int, risk: float, key: Key) -> Outc
         scores = _examples(subject, coins, key.fold("one run"))
     else:
         observer = Observer.of(subject.threat, subject.release.law)
-        count = canaries if observer.members == 1 else observer.members
+        affordable = math.isqrt(TOGETHER // subject.rounds)
+        count = min(canaries, affordable) if observer.members == 1 else observer.members
         coins = coins_key.numpy().random(count) < 0.5
         scores = _clients(subject, coins, observer, key.fold("one run"))
     guesses = worth_guessing(count, subject)
@@ -72,8 +76,8 @@ def _reading(subject: Subject, model: Model, key: Key) -> Reading:
         tuple(range(subject.rounds)),
         model,
         Silent(),
-        torch.zeros(subject.rounds, 1, model.dim),
-        torch.ones(subject.rounds, 1),
+        torch.zeros(subject.rounds, 1, model.dim - 1),
+        torch.zeros(subject.rounds, 1),
     )
     sent = subject.always(subject.first_broadcast(model, key))
     return Reading.of(subject.algorithm, probes, subject.release.law, sent, key)
@@ -82,10 +86,9 @@ def _reading(subject: Subject, model: Model, key: Key) -> Reading:
 def _examples(subject: Subject, coins: np.ndarray, key: Key) -> np.ndarray:
     """Return the log-likelihood ratio of every example's coin."""
     count, release = len(coins), subject.release
-    model = canary_model(count)
-    loud = LOUD * release.clip * torch.eye(count)
-    x = torch.cat([loud, -loud, torch.zeros(1, count)])
-    y = torch.ones(len(x))
+    model = canary_model(count + 1)
+    x = torch.cat([LOUD * torch.eye(count), LOUD * torch.eye(count), torch.zeros(1, count)])
+    y = release.clip * torch.tensor([1.0] * count + [-1.0] * count + [0.0])
     absent = release.adjacency == "add-remove"
     numbers = np.arange(count)
     canaries = numbers[coins] if absent else np.where(coins, numbers, count + numbers)
@@ -97,17 +100,17 @@ def _examples(subject: Subject, coins: np.ndarray, key: Key) -> np.ndarray:
     sent = subject.always(subject.first_broadcast(model, key))
     reading = _reading(subject, model, key)
 
-    silent = Whole((0,), model, Silent(), torch.zeros(1, 1, count), torch.ones(1, 1))
+    silent = Whole((0,), model, Silent(), torch.zeros(1, 1, count), torch.zeros(1, 1))
     seen, nothing = (
         reading.releases(play(subject.algorithm, clients, sent, key))
         for clients in (SimulatedClients((0,), data, model, noise), silent)
     )
-    seen = observer.residual(seen - nothing, noise)[:, 0]
+    seen = observer.residual(seen - nothing, noise)[:, 0, :count]
     size = release.clip / release.batch
     rate = release.sampling.rate if subject.amplified else 1.0
     heads = _present(seen, size, observer.variance, rate)
     tails = torch.zeros_like(heads) if absent else _present(-seen, size, observer.variance, rate)
-    return (heads - tails).sum(0).numpy()
+    return np.asarray((heads - tails).sum(0))
 
 
 def _present(seen: Tensor, size: float, variance: float, rate: float) -> Tensor:
@@ -121,20 +124,18 @@ def _present(seen: Tensor, size: float, variance: float, rate: float) -> Tensor:
 def _clients(subject: Subject, coins: np.ndarray, observer: Observer, key: Key) -> np.ndarray:
     """Return how much every client's messages look like heads."""
     count = len(coins)
-    model = canary_model(count)
-    loud = LOUD * subject.release.clip * torch.eye(count)
-    signs = torch.from_numpy(np.where(coins, 1.0, -1.0)).float()
-    ids, y = tuple(range(count)), torch.ones(count, 1)
+    model = canary_model(count + 1)
+    ids, x = tuple(range(count)), LOUD * torch.eye(count)[:, None]
     sent = subject.always(subject.first_broadcast(model, key))
     reading = _reading(subject, model, key)
 
-    def releases(noise: NoiseSource, x: Tensor) -> Tensor:
-        return reading.releases(play(subject.algorithm, Whole(ids, model, noise, x[:, None], y), sent, key))
+    def releases(noise: NoiseSource, signs: Tensor) -> Tensor:
+        clients = Whole(ids, model, noise, x, subject.release.clip * signs[:, None])
+        return reading.releases(play(subject.algorithm, clients, sent, key))
 
+    nothing = releases(Silent(), torch.zeros(count))
+    moves = releases(Silent(), torch.ones(count)) - nothing
     noise = SimulatedNoise(key.fold("noise"), count)
-    nothing = releases(Silent(), torch.zeros_like(loud))
-    moves = (releases(Silent(), loud) - nothing).diagonal(dim1=1, dim2=2)
-    seen = releases(noise, signs[:, None] * loud) - nothing
-    own = seen.diagonal(dim1=1, dim2=2)
-    residual = own + observer.weight * (seen.sum(1) - own)
-    return (moves * residual).sum(0).numpy()
+    seen = releases(noise, torch.from_numpy(np.where(coins, 1.0, -1.0)).float()) - nothing
+    residual = seen + observer.weight * (seen.sum(1, keepdim=True) - seen)
+    return np.asarray((moves * residual).sum((0, 2)))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trilemma.audit.canaries import Examples, Pair, Whole, broadcasts, canary_model, direction
+from trilemma.audit.canaries import Examples, Pair, Whole, broadcasts, canary, canary_model, direction
 from trilemma.audit.outcomes import Outcome, Value
 from trilemma.audit.subject import Subject
 from trilemma.audit.trials import Reading, Silent, play
@@ -82,24 +82,26 @@ def wild_pairs(subject: Subject, dim: int, key: Key) -> list[Pair]:
     release = subject.release
     model, batch = canary_model(dim), release.batch if release.unit == "example" else 2
     u, v = direction(dim, key), direction(dim, key.fold("another"))
-    common = release.clip * torch.randn(batch, dim, generator=key.fold("others").torch())
-    sizes = {"short": 0.5, "at the clip": 1.0, "loud": 1e3, "huge": 1e30}
+    sizes = {"short": 0.5, "at the clip": 1.0, "loud": 1e3, "huge": 1e30, "overflowing": 1e38}
     firsts = {f"{name}, opposite": (size * u, -size * u) for name, size in sizes.items()}
-    firsts |= {f"{name}, against nothing": (size * u, 0 * u) for name, size in sizes.items()}
     firsts |= {f"{name}, unrelated": (size * u, size * v) for name, size in sizes.items()}
-    firsts |= {
-        "overflow": (1e38 * u, u),
-        "infinite": (torch.inf * u.sign(), u),
-        "not a number": (torch.nan * u, u),
+    firsts |= {f"{name}, against a short one": (size * u, 1e-3 * v) for name, size in sizes.items()}
+    others = [canary(release.clip * direction(dim, key.fold("other", i))) for i in range(batch)]
+
+    def held(gradient: Tensor, factor: float = 1.0) -> Examples:
+        first = canary(release.clip * gradient)
+        chosen = [first, *others[1:]] if release.unit == "example" else [first] * batch
+        x, y = (torch.stack(column) for column in zip(*chosen, strict=True))
+        y[0] *= factor
+        return Examples(x, y)
+
+    pairs = {name: (held(a), held(b)) for name, (a, b) in firsts.items()}
+    pairs |= {
+        f"{factor}, against a short one": (held(u, factor), held(1e-3 * v))
+        for factor in (torch.inf, torch.nan)
     }
-
-    def held(first: Tensor) -> Examples:
-        x = common.clone() if release.unit == "example" else release.clip * first.expand(batch, dim).clone()
-        x[0] = release.clip * first
-        return Examples(x, torch.ones(batch))
-
     absent = release.adjacency == "add-remove"
-    return [Pair(name, model, held(a), held(b), absent) for name, (a, b) in firsts.items()]
+    return [Pair(name, model, a, b, absent) for name, (a, b) in pairs.items()]
 
 
 def own_pairs(subject: Subject, model: Model, mine: Examples, others: Examples) -> list[Pair]:

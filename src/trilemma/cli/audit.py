@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 from rich.console import Console
 
 from trilemma.cli.options import PluginOption
 from trilemma.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from trilemma.audit import Audit
 
 
 def audit_command(
@@ -37,17 +40,30 @@ def audit_command(
     Exit code 1 if anything found exceeds what is certified, 2 for bad input.
     """
     from trilemma import config as configuration
-    from trilemma.audit import Effort, audit_table, examine
+    from trilemma.audit import Effort, examine, examine_federation
     from trilemma.privacy.types import Arithmetic
     from trilemma.task import Task
 
     if arithmetic not in get_args(Arithmetic):
         raise UserError(f"unknown arithmetic {arithmetic!r}: {nearest(arithmetic, get_args(Arithmetic))}")
     effort = Effort(trials, canaries, confidence, seed, rounds)
+    if target is not None and Path(target).is_dir():
+        if task is not None or assignments or plugin or arithmetic != "grid":
+            raise UserError(
+                "a federation is audited as it is: leave out --task, --set, --plugin, --arithmetic"
+            )
+        _show(examine_federation(Path(target), effort), as_json)
+        return
     own = None if task is None else Task.from_file(task)
     known = None if own is None else configuration.Own(own.clients_known)
     settings = configuration.load(target, assignments or (), known, plugin or ())
-    done = examine(settings, own, effort, cast(Arithmetic, arithmetic))
+    _show(examine(settings, own, effort, cast(Arithmetic, arithmetic)), as_json)
+
+
+def _show(done: Audit, as_json: bool) -> None:
+    """Print an audit, and exit with 1 if something exceeds its certificate."""
+    from trilemma.audit import audit_table
+
     if as_json:
         print(json.dumps(done.plain()))
     else:
