@@ -78,9 +78,9 @@ STUDIES = {
         "Fashion-MNIST", "cafcor-fashion", images("0.3", "30", "0.3", "0.1", "0.2"), (GUARANTEED,)
     ),
     "cifar": Study(
-        "CIFAR-10, its first 20,000",
+        "CIFAR-10, its first 8,000 images, tested on 2,000",
         "cafcor-mnist",
-        images("0.075", "30", "0.3", "0.05", "0.1"),
+        images("0.2", "30", "0.3", "0.03", "0.1"),
         (GUARANTEED, "data.name=cifar10", "model.name=cifar-cnn"),
     ),
     "phishing": Study(
