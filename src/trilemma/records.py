@@ -22,10 +22,11 @@ class Record:
 
     `metrics` is empty where the model was not scored. `weights` is every heard client's share in the
     aggregate; `absent` are those who were asked and did not answer, `rejected` those whose answer was turned
-    away, with the reason (None: nobody knows whose answer it was). `epsilon` is what is guaranteed so far,
-    and `accountant` by whom: infinite where nothing is, and in the records of a federation's server, whose
-    clients keep their own ledgers. `facts` are the algorithm's own figures and what was sent, `seconds` the
-    time by stage.
+    away, with the reason (None: nobody knows whose answer it was). `expelled` are those who were expelled for
+    good, with the test, what it gave and its threshold (`trilemma.learning.evidence.Expulsion`). `epsilon` is
+    what is guaranteed so far, and `accountant` by whom: infinite where nothing is, and in the records of a
+    federation's server, whose clients keep their own ledgers. `facts` are the algorithm's own figures and
+    what was sent, `seconds` the time by stage.
 
     >>> record = Record(3, weights={0: 0.5, 2: 0.5}, metrics={"accuracy": 0.9}, absent=(1,))
     >>> Record.read(record.plain()) == record
@@ -41,6 +42,7 @@ class Record:
     epoch: int | None = None
     absent: tuple[int, ...] = ()
     rejected: tuple[tuple[int | None, str], ...] = ()
+    expelled: tuple[Mapping[str, Any], ...] = ()
     attack_strength: float | None = None
     facts: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class Record:
             "weights": {str(client): weight for client, weight in self.weights.items()},
             "absent": list(self.absent),
             "rejected": [list(one) for one in self.rejected],
+            "expelled": [dict(one) for one in self.expelled],
             "attack_strength": self.attack_strength,
             "facts": dict(self.facts),
             "seconds": dict(self.seconds),
@@ -85,6 +88,7 @@ class Record:
         values["weights"] = {int(client): weight for client, weight in values.get("weights", {}).items()}
         values["absent"] = tuple(values.get("absent", ()))
         values["rejected"] = tuple((client, reason) for client, reason in values.get("rejected", ()))
+        values["expelled"] = tuple(values.get("expelled", ()))
         return cls(**values)
 
 

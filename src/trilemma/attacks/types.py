@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -48,6 +48,29 @@ class GramTarget(Protocol):
         """The map from the Gram matrix (n, n) of the messages to every client's weight (n,)."""
 
 
+class Defence(Protocol):
+    """A server that remembers, after a round in which everybody sent what it computed (n clients)."""
+
+    @property
+    def sums(self) -> Tensor:
+        """How far each client alone would have moved the model by now (n, d)."""
+
+    @property
+    def moved(self) -> Tensor:
+        """How far the model would have been moved (d,)."""
+
+    @property
+    def step(self) -> float:
+        """What the round's aggregate is multiplied by."""
+
+    @property
+    def rows(self) -> Any:
+        """Who still takes part, as places (m,)."""
+
+    def judge(self, gram: Any, moved: Any) -> tuple[int, Any]:
+        """Return how many would be expelled for sums with this Gram matrix, and the correction's (n,)."""
+
+
 @dataclass(frozen=True)
 class Crafted:
     """What the Byzantine clients send in a round.
@@ -69,6 +92,10 @@ class View:
     attackers draw from `key`, which is theirs: they do not see the server's coins. `positions` says which
     rows of the stacked messages are the Byzantine ones; None: the last f.
 
+    Attackers that know everything but honest secrets also have `defence`, the server's state as a way to ask
+    what would become of a lie (None: it has no memory), `truth` (d,), the honest clients' mean contribution
+    without noise, and `members`, the liars' places among all clients.
+
     >>> view = View(
     ...     honest=torch.zeros(2, 3), own=None, byzantine=1,
     ...     target=lambda x, key=None: x, round=0, key=Key(0), positions=(1,),
@@ -84,6 +111,9 @@ class View:
     round: int
     key: Key
     positions: tuple[int, ...] | None = None
+    defence: Callable[[], Defence] | None = None
+    truth: Callable[[], Tensor] | None = None
+    members: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.honest.ndim != 2:
@@ -131,10 +161,11 @@ class Attack:
 
     `poison(labels, classes, key)` is applied once to the labels of a Byzantine client, with a key of that
     client. An attack without `craft` sends what the honest protocol computes on the poisoned data.
-    `reads_own` says that `craft` needs `View.own`.
+    `reads_own` says that `craft` needs `View.own`, `reads_truth` that it reads `View.truth`.
     """
 
     name: str
     craft: Callable[[View], Crafted] | None = None
     poison: Callable[[Tensor, int, Key], Tensor] | None = None
     reads_own: bool = False
+    reads_truth: bool = False

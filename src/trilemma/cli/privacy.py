@@ -15,6 +15,7 @@ from trilemma import plugins
 from trilemma.cli.options import PluginOption
 from trilemma.errors import UserError
 from trilemma.learning import theory
+from trilemma.learning.evidence import hidden_shift
 from trilemma.privacy import NoiseLaw, calculator, mean_noise
 from trilemma.report.bounds import bounds_tables, lower_record, promise_record
 from trilemma.report.plain import plain_json
@@ -125,6 +126,9 @@ def bounds_command(
     epsilon: Annotated[float | None, typer.Option(help="for the lower bound: example-level ε")] = None,
     delta: Annotated[float, typer.Option(help="for the lower bound")] = 1e-5,
     plugin: PluginOption = None,
+    hidden: Annotated[bool, typer.Option("--hidden", help="what f liars can hide in the noise")] = False,
+    clip: Annotated[float, typer.Option(help="for --hidden: bound C on a contribution")] = 1.0,
+    alarm: Annotated[float, typer.Option(help="for --hidden: probability of a false alarm")] = 1e-6,
     as_json: AsJson = False,
 ) -> None:
     """Tell what the papers' theorems promise, constants included, and where they promise nothing.
@@ -147,6 +151,9 @@ def bounds_command(
     if epsilon is not None:
         lower = theory.lower_bound(epsilon, delta, clients, byzantine, examples, dim, far.g)
         record["lower_bound"] = lower_record(lower)
+    if hidden:
+        found = hidden_shift(law, clip, clients, byzantine, dim, rounds, alarm)
+        record["hidden"] = {**asdict(found), "shift": found.shift}
     _print(record, bounds_tables(record), (), as_json)
 
 

@@ -14,6 +14,7 @@ from trilemma.aggregation import Rule
 from trilemma.config.load import Config
 from trilemma.errors import ConfigError, PrivacyError
 from trilemma.learning import Algorithm, Setup
+from trilemma.learning.evidence import evidence_of, guarded
 from trilemma.models.types import Model
 from trilemma.privacy.drawing import EXACT, Drawing
 from trilemma.privacy.grid_price import drawing
@@ -70,7 +71,7 @@ def resolve(
     for _ in range(_TRIES):
         release, threat, notes, doubts = _release(config, examples, reckoned)
         setup = Setup(federation.clients, federation.f, config.run.rounds, rule, release, chosen)
-        algorithm = config.algorithm.options.build(setup)
+        algorithm = guarded(config.algorithm.options.build, setup)
         drawn = EXACT if model is None or threat is None else _drawn(setup, algorithm, model, threat)
         if not config.privacy.aims or drawn.spread <= reckoned.spread:
             break
@@ -176,11 +177,12 @@ def _who_counts(config: Config) -> tuple[int, int]:
     """Return n and f as the threat model sees them.
 
     Under cdp a client hides in the noise of the mean, and only honest clients that are heard add to it; all
-    liars may be among those. Under the others, not to hear a message is to see less of the same joint noise.
+    liars may be among those. Under the others, not to hear a message is to see less of the same joint noise,
+    but who is expelled shares no secrets any more.
     """
     federation = config.federation
     if config.privacy.threat != "cdp":
-        return federation.clients, federation.f
+        return _least_members(config), federation.f
     heard, liars = federation.heard, max(federation.f, federation.byzantine)
     if liars >= heard:
         raise PrivacyError(
@@ -188,3 +190,16 @@ def _who_counts(config: Config) -> tuple[int, int]:
             f"lie and add no noise; allowed: [federation] sampled > {liars}, or another threat model"
         )
     return heard, liars
+
+
+def _least_members(config: Config) -> int:
+    """Return among how many clients noise cancels at least: all, less the liars that may be expelled.
+
+    More members only help: a client whose secrets are known leaves the others as if it were not there.
+    A published figure counts on liars that stay.
+    """
+    federation = config.federation
+    rule = aggregation.parse(config.aggregation.rule, f=federation.f)
+    if evidence_of(rule) is None or config.privacy.assume == "published":
+        return federation.clients
+    return federation.clients - federation.f

@@ -173,6 +173,11 @@ def _check_config(config: Config, party: Party) -> None:
 
 def _check_resolved(config: Config, resolved: Resolved) -> None:
     algorithm, sampled = resolved.algorithm, config.federation.sampled
+    if algorithm.court is not None:
+        raise ConfigError(
+            f"[aggregation] rule = {config.aggregation.rule!r}: evidence expels clients and shares secrets "
+            "anew, which a federation does not do yet; in simulations it works; allowed: a rule without it"
+        )
     if sampled is not None and algorithm.everyone_trains:
         raise ConfigError(
             f"[federation] sampled = {sampled}: in {algorithm.name} clients that are not sampled train too, "

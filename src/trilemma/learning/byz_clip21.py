@@ -21,6 +21,7 @@ Algorithm 1; Algorithm 5 for the variant with per-example clipping inside.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -34,6 +35,7 @@ from trilemma.learning.privatise import batch_gradients, clip_of, clip_rows, con
 from trilemma.learning.protocol import Algorithm, ClientFunction, Clients, ClientStep, Start, State
 from trilemma.learning.server import descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
+from trilemma.learning.trace import Trace
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release, Sampling
 
@@ -91,7 +93,8 @@ class ByzClip21SGD2M(_ErrorFeedbackSettings):
             state = {"v": v, "g": state["g"] + self.beta_hat * sent.kept, **after}
             return ClientStep(sent.messages(after["m"]), state, {"loss": step.loss, "clipped": clipped})
 
-        return _algorithm(self, setup, client, follow, remembered=("m",))
+        trace = Trace(lambda _: -self.lr, keeps=lambda _: 1.0, adds=lambda _: self.beta_hat)
+        return replace(_algorithm(self, setup, client, follow, remembered=("m",)), trace=trace)
 
 
 @algorithms.register("byz-clip21-sgd2m+")

@@ -32,6 +32,7 @@ from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, ServerStep, Start, State
 from trilemma.learning.server import aggregate, blend
 from trilemma.learning.settings import Setup, WholeClientSettings, algorithms
+from trilemma.learning.trace import Trace
 from trilemma.models.normalisation import EPSILON
 from trilemma.models.types import Model
 
@@ -108,7 +109,8 @@ class FedAvg(GlobalSettings):
             params, averaged = broadcast["params"], everyones(broadcast, clients)
             return with_statistics(clients.model, params, averaged, EPSILON) if averaged else params
 
-        return Algorithm("fedavg", init, client, server, moved(setup, message), setup.release, evaluated)
+        declared, trace = moved(setup, message), Trace(lambda _: self.beta, around=True)
+        return Algorithm("fedavg", init, client, server, declared, setup.release, evaluated, trace=trace)
 
 
 def with_statistics(model: Model, params: Tensor, statistics: Mapping[str, Tensor], epsilon: float) -> Tensor:

@@ -130,12 +130,13 @@ class Messages:
 
     `vectors` (k, d) is what the rule aggregates: the aggregated parts of the layout, flattened and joined.
     `beside` are the parts that are not aggregated, each (k, …). `question` is what the server had asked for,
-    where it asked something (see `Inquiry`).
+    where it asked something (see `Inquiry`). `senders` says whose they are; empty: all clients', in order.
     """
 
     vectors: Tensor
     beside: Parts = field(default_factory=dict)
     question: Parts = field(default_factory=dict)
+    senders: tuple[int, ...] = ()
 
     def rows(self, rows: Sequence[int]) -> Messages:
         """Return the messages of some of the clients.
@@ -147,7 +148,8 @@ class Messages:
             return self
         chosen = list(rows)
         beside = {name: part[chosen] for name, part in self.beside.items()}
-        return Messages(self.vectors[chosen], beside, self.question)
+        senders = tuple(self.senders[row] for row in chosen) if self.senders else ()
+        return Messages(self.vectors[chosen], beside, self.question, senders)
 
 
 @dataclass(frozen=True)

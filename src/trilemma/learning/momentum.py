@@ -30,6 +30,7 @@ from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, St
 from trilemma.learning.server import descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup
 from trilemma.learning.theory.schedules import Schedule, Theory
+from trilemma.learning.trace import Trace
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release, Sampling, Unit
 
@@ -113,4 +114,10 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
 
     name, server = type(settings).__name__, descent_server(setup, lr)
     message = declared(setup, one_vector("momentum"), decayed, remembered=("momentum",))
-    return Algorithm(name, init, client, server, message, release)
+
+    def takes(round_: int) -> float:
+        """Return what a message takes of its round's release."""
+        return 1.0 if round_ == 0 and settings.start == "first" else 1.0 - beta(round_)
+
+    trace = Trace(lambda t: -lr(t), beta, takes, decay=settings.weight_decay)
+    return Algorithm(name, init, client, server, message, release, trace=trace)

@@ -22,6 +22,7 @@ from torch import Tensor
 from trilemma.data.types import Batch
 from trilemma.keys import Key
 from trilemma.learning.messages import Declaration, Messages
+from trilemma.learning.trace import Trace
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource, Release
 
@@ -135,6 +136,9 @@ class Algorithm:
         everyone_listens: Whether clients that do not train this round are sent the broadcast all the same.
         downlink: broadcast -> scalars and bytes that travel to one client; None: the broadcast's numbers.
         inquiry: The second exchange of every round; None: there is none.
+        trace: How releases reach the model, where that is linear; None: it is not.
+        members: server state -> who still takes part; None: everybody.
+        court: What a defended server judges by (`trilemma.learning.evidence.guard.Court`); None: undefended.
     """
 
     name: str
@@ -149,3 +153,6 @@ class Algorithm:
     everyone_listens: bool = False
     downlink: Callable[[State], tuple[float, int]] | None = None
     inquiry: Inquiry | None = None
+    trace: Trace | None = None
+    members: Callable[[State], tuple[int, ...]] | None = None
+    court: Any = None

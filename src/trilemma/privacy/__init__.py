@@ -44,7 +44,7 @@ from trilemma.privacy.covariance import (
 )
 from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
 from trilemma.privacy.mechanism import Mechanism, history, leans_on_liars, mechanism, multiplier
-from trilemma.privacy.noise import SimulatedNoise
+from trilemma.privacy.noise import Noiseless, SimulatedNoise
 from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import (
@@ -72,6 +72,7 @@ __all__ = [
     "NoGuarantee",
     "NoiseLaw",
     "NoiseSource",
+    "Noiseless",
     "Objective",
     "Plan",
     "Price",

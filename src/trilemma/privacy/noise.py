@@ -13,7 +13,7 @@ pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -48,15 +48,33 @@ class SimulatedNoise:
 
     key: Key
     clients: int
+    members: tuple[int, ...] | None = None
+    """Who shares secrets; None: all clients."""
     _means: dict[tuple[int, int, str], Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def sharing(self) -> Sequence[int]:
+        """The clients among whom noise cancels."""
+        return range(self.clients) if self.members is None else self.members
+
+    def among(self, members: tuple[int, ...]) -> SimulatedNoise:
+        """Return the noise once secrets are shared among `members` alone.
+
+        >>> some = SimulatedNoise(Key(1), clients=5).among((0, 2, 4))
+        >>> drawn = some.draw(NoiseLaw(sigma_cor=1.0), (0, 2, 4), 8, 3, torch.device("cpu"))
+        >>> bool(drawn.sum(0).abs().max() < 1e-5)
+        True
+        """
+        return self if tuple(self.sharing) == members else SimulatedNoise(self.key, self.clients, members)
 
     def draw(
         self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
     ) -> Tensor:
         """Return the noise (k, dim) that clients `ids` add in round `round_`, float32."""
+        sharing = self.sharing
         for client in ids:
-            if not 0 <= client < self.clients:
-                raise UserError(f"client {client} is not one of the {self.clients} simulated")
+            if client not in sharing:
+                raise UserError(f"client {client} is not one of the {len(sharing)} simulated")
         if law.silent:
             return torch.zeros(len(ids), dim, device=device)
         out = torch.empty(len(ids), dim, device=device)
@@ -64,7 +82,7 @@ class SimulatedNoise:
             self._fill(dict(zip(ids, out, strict=True)), round_)
             return out.mul_(law.sigma_ind)
         mean = self._fill_and_mean(dict(zip(ids, out, strict=True)), round_, out)
-        spread = math.sqrt(law.sigma_ind**2 + self.clients * law.sigma_cor**2)
+        spread = math.sqrt(law.sigma_ind**2 + len(sharing) * law.sigma_cor**2)
         return torch.add(mean * (law.sigma_ind - spread), out, alpha=spread, out=out)
 
     def steps(
@@ -87,15 +105,16 @@ class SimulatedNoise:
             self._fill(rows, round_)
             return self._means[key]
         mean = like.new_zeros(like.shape[1])
-        scratch = like.new_empty(min(TOGETHER, self.clients), like.shape[1])
-        for first in range(0, self.clients, TOGETHER):
-            some = range(first, min(first + TOGETHER, self.clients))
-            drawn = {client: rows.get(client, scratch[client - first]) for client in some}
+        sharing = self.sharing
+        scratch = like.new_empty(min(TOGETHER, len(sharing)), like.shape[1])
+        for first in range(0, len(sharing), TOGETHER):
+            some = sharing[first : first + TOGETHER]
+            drawn = {client: rows.get(client, scratch[place]) for place, client in enumerate(some)}
             self._fill(drawn, round_)
             for row in drawn.values():
                 mean += row
         self._means.clear()
-        self._means[key] = mean / self.clients
+        self._means[key] = mean / len(sharing)
         return self._means[key]
 
     def _fill(self, rows: Mapping[int, Tensor], round_: int) -> None:
@@ -114,3 +133,19 @@ class SimulatedNoise:
             return
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(fill, rows))
+
+
+class Noiseless:
+    """A source of no noise at all: what clients would send if nothing were hidden."""
+
+    def draw(
+        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> Tensor:
+        """Return zeros (k, dim)."""
+        return torch.zeros(len(ids), dim, device=device)
+
+    def steps(
+        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> Tensor:
+        """Return zeros (k, dim), int64."""
+        return torch.zeros(len(ids), dim, dtype=torch.int64, device=device)

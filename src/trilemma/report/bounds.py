@@ -38,6 +38,8 @@ def bounds_tables(record: Mapping[str, Any]) -> Iterator[Table]:
     yield _rule_table(record["rules"])
     if "lower_bound" in record:
         yield _lower_table(record["lower_bound"])
+    if "hidden" in record:
+        yield _hidden_table(record["hidden"])
 
 
 def _rule_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -69,4 +71,21 @@ def _lower_table(bound: Mapping[str, Any]) -> Table:
     table.add_row(*(f"{bound[key]:.3g}" for key in ("privacy", "coupling", "heterogeneity", "total")))
     if bound["unmet"]:
         table.caption = "proves nothing here, its assumptions fail: " + "; ".join(bound["unmet"])
+    return table
+
+
+def _hidden_table(found: Mapping[str, float]) -> Table:
+    table = Table(title="what liars can hide after these rounds (docs/frontier.md)", title_justify="left")
+    table.add_column("what")
+    table.add_column("at most", justify="right")
+    words = {
+        "length": "shift per liar and round that passes the test of lengths",
+        "pairs": "… the test of pairs",
+        "spectrum": "… below the edge of the noise",
+        "mean": "in the mean of all clients: the largest that passes all three",
+        "left": "in the mean after the correction, whatever they choose",
+        "seen_after": "rounds until liars who cancel contributions of the clip's length are seen",
+    }
+    for name, text in words.items():
+        table.add_row(text, f"{found[name]:.4g}")
     return table

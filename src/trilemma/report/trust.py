@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trilemma.learning.evidence import Expulsion
 from trilemma.records import Record
 
 
@@ -17,6 +18,7 @@ class Suspect:
     """A client, and how far the rule trusted it: its mean weight over the `heard` rounds it was heard in.
 
     `absent` and `rejected` count the rounds it was asked in and did not answer, and answers turned away.
+    `expelled` says in which round and for what it was expelled for good, in words; empty where it was not.
     """
 
     client: int
@@ -24,13 +26,14 @@ class Suspect:
     heard: int
     absent: int = 0
     rejected: int = 0
+    expelled: str = ""
 
 
 def trusted(clients: int, records: Sequence[Record]) -> list[Suspect]:
     """Return the clients, the least trusted first.
 
     >>> trusted(2, [Record(1, weights={0: 0.9, 1: 0.1})])[0]
-    Suspect(client=1, weight=0.1, heard=1, absent=0, rejected=0)
+    Suspect(client=1, weight=0.1, heard=1, absent=0, rejected=0, expelled='')
     """
     weights: dict[int, list[float]] = {client: [] for client in range(clients)}
     absent, rejected = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0)
@@ -49,10 +52,11 @@ def trusted(clients: int, records: Sequence[Record]) -> list[Suspect]:
             len(own),
             absent[client],
             rejected[client],
+            "; ".join(why for record in records for who, why in expulsions(record) if who == client),
         )
         for client, own in weights.items()
     ]
-    return sorted(found, key=lambda suspect: (suspect.weight, -suspect.rejected, suspect.client))
+    return sorted(found, key=lambda one: (not one.expelled, one.weight, -one.rejected, one.client))
 
 
 def shares(clients: int, seeds: Mapping[int, Sequence[Record]]) -> np.ndarray:
@@ -69,6 +73,16 @@ def shares(clients: int, seeds: Mapping[int, Sequence[Record]]) -> np.ndarray:
                 total[client, record.round - 1] += weight
                 heard[client, record.round - 1] += 1
     return np.divide(total, heard, out=np.full_like(total, np.nan), where=heard > 0)
+
+
+def expulsions(record: Record) -> list[tuple[int, str]]:
+    """Return who was expelled in a round, and why in words.
+
+    >>> expulsions(Record(4, expelled=(Expulsion(2, "length", 9.0, 7.5).plain(),)))
+    [(2, 'round 4, length: 9 > 7.5')]
+    """
+    found = [Expulsion.read(one) for one in record.expelled]
+    return [(one.client, f"round {record.round}, {one}") for one in found]
 
 
 def plot_shares(table: np.ndarray, path: Path, title: str = "", liars: Collection[int] = ()) -> Path:

@@ -12,15 +12,18 @@ was interrupted continues exactly as it would have.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from trilemma.attacks.types import View
 from trilemma.learning import ClientStep, MessageLayout, Messages
+from trilemma.learning.evidence.outlook import Outlook, Rehearsal
 from trilemma.learning.messages import Length, Lengths
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import returned_model
+from trilemma.privacy import Noiseless
 from trilemma.records import Record
 from trilemma.simulate.experiment import Experiment
 from trilemma.stopwatch import Stopwatch
@@ -67,21 +70,23 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     """Run one round: clients, then the attack, then the server."""
     algorithm = experiment.resolved.algorithm
     key = experiment.key.fold("round", progress.round)
-    heard = experiment.sampled(progress.round)
+    members = experiment.members(progress.server)
+    heard = experiment.sampled(progress.round, members)
     watch = Stopwatch(experiment.device)
 
     with watch.stage("clients"), experiment.precision():
-        stepped, sent = _clients(experiment, progress, heard)
+        stepped, sent = _clients(experiment, progress, heard, members)
         honest = [row for row, i in enumerate(stepped) if i not in experiment.byzantine]
         _check_finite(experiment, progress.round, sent, honest)
     with watch.stage("attack"):
         layout = algorithm.message(experiment.clients.model)
-        received = _received(experiment, layout, progress.round, stepped, sent.messages, heard)
+        received = _received(experiment, layout, progress, stepped, sent.messages, heard)
     if algorithm.inquiry is not None:
         with watch.stage("inquiry"):
             received = _inquired(experiment, progress, stepped, sent, received, heard)
     with watch.stage("server"):
-        done = algorithm.server(received.messages, progress.server, progress.round, key.fold("server"))
+        messages = replace(received.messages, senders=heard)
+        done = algorithm.server(messages, progress.server, progress.round, key.fold("server"))
 
     following = Progress(
         round=progress.round + 1,
@@ -98,6 +103,7 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
         accountant=experiment.spending.by,
         train_loss=float(sent.report["loss"][honest].mean()) if honest else None,
         weights={i: round(weight, 6) for i, weight in weights},
+        expelled=tuple(one.plain() for one in done.report.get("expelled", ())),
         attack_strength=received.strength,
         facts=_facts(sent, honest) | _wire(experiment, progress.broadcast, received, len(heard)),
         seconds=watch.take(),
@@ -114,14 +120,15 @@ def latest_model(experiment: Experiment, progress: Progress) -> Tensor:
 
 
 def _clients(
-    experiment: Experiment, progress: Progress, heard: tuple[int, ...]
+    experiment: Experiment, progress: Progress, heard: tuple[int, ...], members: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ClientStep]:
     """Step the clients that train this round; return who they are and what they sent."""
     algorithm, everyone = experiment.resolved.algorithm, experiment.clients
+    if algorithm.members is not None:
+        everyone = everyone.among(members)
     key = experiment.key.fold("round", progress.round)
-    stepped = everyone.ids
-    if not algorithm.everyone_trains and len(heard) < experiment.config.federation.clients:
-        stepped = tuple(i for i in everyone.ids if i in heard)
+    training = set(members if algorithm.everyone_trains else heard)
+    stepped = tuple(i for i in everyone.ids if i in training)
     if stepped == everyone.ids:
         return stepped, algorithm.client(progress.broadcast, progress.clients, everyone, progress.round, key)
     rows = [everyone.ids.index(i) for i in stepped]
@@ -149,7 +156,7 @@ class _Received:
 def _received(
     experiment: Experiment,
     layout: MessageLayout,
-    round_: int,
+    progress: Progress,
     stepped: tuple[int, ...],
     sent: Messages,
     heard: tuple[int, ...],
@@ -174,14 +181,57 @@ def _received(
         own=own,
         byzantine=len(liars),
         target=experiment.resolved.rule,
-        round=round_,
-        key=experiment.key.fold("round", round_, "attack", *exchange),
+        round=progress.round,
+        key=experiment.key.fold("round", progress.round, "attack", *exchange),
         positions=None if last else positions,
+        members=liars,
     )
+    if not exchange:
+        view = _informed(experiment, progress, view, sent, stepped, heard)
     crafted = craft(view)
     stack = torch.cat([honest.vectors, crafted.messages]) if last else view.stack(crafted.messages)
     length = layout.lengths(honest).total + Lengths.of(len(liars), layout.longest).total
     return _Received(Messages(stack, question=sent.question), length, crafted.strength)
+
+
+def _informed(
+    experiment: Experiment,
+    progress: Progress,
+    view: View,
+    sent: Messages,
+    stepped: tuple[int, ...],
+    heard: tuple[int, ...],
+) -> View:
+    """Tell the attackers what they know beside the messages: a defence's state, the truth without noise."""
+    algorithm, round_ = experiment.resolved.algorithm, progress.round
+    if algorithm.court is not None:
+        court, everything = algorithm.court, sent
+        if view.own is not None:
+            everything = sent.rows([stepped.index(i) for i in heard])
+        rehearsal = Rehearsal(algorithm, progress.server, round_, heard)
+        vectors = everything.vectors
+        outlook = partial(Outlook.of, court, progress.server, vectors, heard, round_)
+        view = replace(view, target=rehearsal, defence=None if view.own is None else outlook)
+    if experiment.attack.reads_truth:
+        view = replace(view, truth=partial(_truth, experiment, progress, heard))
+    return view
+
+
+def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...]) -> Tensor:
+    """Return the honest clients' mean contribution of this round without noise (d,)."""
+    algorithm, round_ = experiment.resolved.algorithm, progress.round
+    honest = tuple(i for i in heard if i not in experiment.byzantine)
+    rows = [experiment.clients.ids.index(i) for i in honest]
+    state = {name: tensor[rows] for name, tensor in progress.clients.items()}
+    trace = algorithm.trace
+    if trace is not None and "momentum" in state:
+        state["momentum"] = torch.zeros_like(state["momentum"])
+    quiet = replace(experiment.clients.only(*honest), noise=Noiseless())
+    key = experiment.key.fold("round", round_)
+    messages = algorithm.client(progress.broadcast, state, quiet, round_, key).messages.vectors
+    if trace is None:
+        return messages.mean(0)
+    return trace.vectors(messages, progress.broadcast[trace.model]).mean(0) / trace.adds(round_)
 
 
 def _inquired(
@@ -199,7 +249,7 @@ def _inquired(
     question = inquiry.question(first.messages, progress.server, round_, key)
     answers = inquiry.answer(question, sent.state)
     layout = inquiry.message(experiment.clients.model)
-    second = _received(experiment, layout, round_, stepped, answers, heard, ("inquiry",))
+    second = _received(experiment, layout, progress, stepped, answers, heard, ("inquiry",))
     return replace(second, length=first.length + second.length)
 
 

@@ -18,6 +18,7 @@ from trilemma.config.resolve import Resolved, resolve
 from trilemma.data.types import Batch
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
+from trilemma.learning.protocol import State
 from trilemma.learning.rounds import sampled_clients
 from trilemma.models.types import Model
 from trilemma.privacy.accountants import Answer
@@ -49,6 +50,11 @@ class SimulatedClients:
     def everything(self) -> Batch:
         """Return all training examples of each client, padded with weight 0."""
         return self.data.everything(self.ids)
+
+    def among(self, members: tuple[int, ...]) -> SimulatedClients:
+        """Return the same clients, with secrets shared among `members` alone."""
+        assert isinstance(self.noise, privacy.SimulatedNoise)
+        return replace(self, noise=self.noise.among(members))
 
     def only(self, *ids: int) -> SimulatedClients:
         """Return the same federation played for `ids` alone."""
@@ -106,10 +112,14 @@ class Experiment:
         finally:
             torch.set_float32_matmul_precision(before)
 
-    def sampled(self, round_: int) -> tuple[int, ...]:
-        """The clients whose messages are aggregated in a round: all of them, or S drawn uniformly."""
-        federation = self.config.federation
-        return sampled_clients(range(federation.clients), federation.sampled, round_, self.key)
+    def members(self, server: State) -> tuple[int, ...]:
+        """The clients that take part, as the server's state has it: all of them, unless some are expelled."""
+        who = self.resolved.algorithm.members
+        return tuple(range(self.config.federation.clients)) if who is None else who(server)
+
+    def sampled(self, round_: int, members: tuple[int, ...]) -> tuple[int, ...]:
+        """The members whose messages are aggregated in a round: all of them, or S drawn uniformly."""
+        return sampled_clients(members, self.config.federation.sampled, round_, self.key)
 
 
 def assemble(config: Config, seed: int, task: Task | None = None) -> Experiment:

@@ -41,6 +41,7 @@ from trilemma.learning.privatise import publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.server import blending_server
 from trilemma.learning.settings import Setup, WholeClientSettings
+from trilemma.learning.trace import Trace
 from trilemma.models.projection import Identity, Projection
 from trilemma.models.types import Model
 
@@ -215,6 +216,7 @@ def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, 
         evaluated=personal_model,
         everyone_trains=True,
         tolerates_nonfinite=coupling.tolerates,
+        trace=Trace(lambda _: settings.beta, model="w", around=True),
     )
 
 

@@ -1,0 +1,197 @@
+"""Whom the evidence proves to lie.
+
+For honest clients i and j, whatever their data and however everybody else behaved, the noise in S_i, and in
+S_i/√K_ii ± S_j/√K_jj, is a Gaussian vector of known variance: its squared length is a multiple of χ²_d. What
+the data added is no longer than the bounds, so by the triangle inequality
+
+    √v χ_low − b ≤ ‖S‖ ≤ √v χ_high + b,
+
+S a client's own sum or a pair's, v its variance, b its bound. Nothing is assumed about how contributions
+depend on noise. A length outside proves a lie: of the client, or of one of the two.
+
+**Who of the two.** Any client can make a pair fail alone, by copying the other's message for instance, so a
+failing pair accuses both. Honest clients accuse each other with at most the stated probability; all who
+accuse an honest client therefore lie, and are at most as many as there may be liars. So whoever is accused by
+more is a liar for certain. Of the pairs then left both clients are set aside: at least one of the two lies.
+
+**Directions.** Along a direction that stands out of everybody's noise (`correction.visible`), be it the
+mean's or the liars' own, each member's move ⟨S_i, v⟩/√K_ii is compared with the median: beyond k times the
+spread of the middle half (at least 1), plus twice the data's bound, a client is expelled; at most as many as
+may lie. This test is for clients whose noise the others do not know: liars who add an honest client's very
+noise to their messages can turn the direction towards it, at the price of pushing the model nowhere else
+(docs/frontier.md). It is asked only where lengths and pairs are silent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy import special
+
+from trilemma.learning.evidence.correction import visible
+from trilemma.learning.trace import Array, Law
+
+Reason = Literal["not finite", "length", "pairs", "one of a pair", "direction"]
+
+
+QUARTILES = 2 * 0.6744897501960817
+"""Distance of a Gaussian's quartiles, in standard deviations."""
+
+SLACK = 2.0
+"""How far honest contributions may lie apart along a direction, in bounds: two, from end to end."""
+
+
+@dataclass(frozen=True)
+class Expulsion:
+    """Why a client was expelled: the test, what it gave and what an honest client would not have exceeded.
+
+    `statistic` is a length; beyond `threshold`, or below it where `low`. `others` are the clients whose sums
+    with this one's failed.
+    """
+
+    client: int
+    test: Reason
+    statistic: float = math.nan
+    threshold: float = math.nan
+    low: bool = False
+    others: tuple[int, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        found = asdict(self) | {"others": list(self.others)}
+        return {name: None if value != value else value for name, value in found.items()}
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> Expulsion:
+        """Return what `plain` was written from.
+
+        >>> Expulsion.read(Expulsion(3, "pairs", 2.0, 1.0, others=(1, 2)).plain()).others
+        (1, 2)
+        """
+        missing = {name: math.nan for name in ("statistic", "threshold") if plain[name] is None}
+        return cls(**{**plain, **missing, "others": tuple(plain["others"])})
+
+    def __str__(self) -> str:
+        if self.test == "not finite":
+            return "a message that is not finite"
+        beside = f", with {len(self.others)} others" if len(self.others) > 1 else ""
+        beside = f", with client {self.others[0]}" if len(self.others) == 1 else beside
+        return f"{self.test}: {self.statistic:.4g} {'<' if self.low else '>'} {self.threshold:.4g}{beside}"
+
+
+def lengths(dim: int, alarm: float) -> tuple[float, float]:
+    """Return χ_low and χ_high: a standard Gaussian vector of length outside has probability `alarm` each.
+
+    >>> low, high = lengths(100, 1e-6)
+    >>> round(low, 2), round(high, 2)
+    (6.82, 13.5)
+    """
+    half = dim / 2
+    return math.sqrt(2 * special.gammaincinv(half, alarm)), math.sqrt(2 * special.gammainccinv(half, alarm))
+
+
+def convict(gram: Array, law: Law, liars: int, alarm: float) -> list[Expulsion]:
+    """Return who lies, by their place in `gram` (m, m), the Gram matrix of the members' sums.
+
+    `liars` is how many of them may lie; honest clients are expelled with probability at most `alarm` as long
+    as there are no more, those set aside with a liar excepted. Members that sent nothing yet have no variance
+    and are left alone.
+    """
+    heard = np.flatnonzero(law.covariance.diagonal() > 0)
+    if not len(heard):
+        return []
+    known, m = law.select(heard), len(heard)
+    low, high = lengths(law.dim, alarm / (2 * m * m))
+    deviation = np.sqrt(known.covariance.diagonal())
+    unit = gram[np.ix_(heard, heard)] / np.outer(deviation, deviation)
+    bound = known.bounds / deviation
+
+    own = np.sqrt(np.maximum(unit.diagonal(), 0.0))
+    found: dict[int, Expulsion] = {}
+    for i in np.flatnonzero((own > high + bound) | (own < low - bound)):
+        below = bool(own[i] < low - bound[i])
+        limit = low - bound[i] if below else high + bound[i]
+        found[int(i)] = Expulsion(int(heard[i]), "length", float(own[i]), float(limit), below)
+    found |= _by_pairs(unit, known.covariance, deviation, bound, (low, high), heard, found, liars)
+    if not found:
+        found = _by_direction(gram[np.ix_(heard, heard)], known, deviation, bound, heard, liars, alarm)
+    return [found[i] for i in sorted(found)]
+
+
+def _by_pairs(
+    unit: Array,
+    covariance: Array,
+    deviation: Array,
+    bound: Array,
+    limits: tuple[float, float],
+    heard: Any,
+    gone: Mapping[int, Expulsion],
+    liars: int,
+) -> dict[int, Expulsion]:
+    """Convict by sums and differences of two; `gone` are convicted already."""
+    correlation = covariance / np.outer(deviation, deviation)
+    both = unit.diagonal()[:, None] + unit.diagonal()[None, :]
+    slack = bound[:, None] + bound[None, :]
+    worst = np.zeros_like(unit)  # how far outside, as a share of the limit
+    measured, allowed, below = (np.zeros_like(unit) for _ in range(3))
+    for sign in (1.0, -1.0):
+        length = np.sqrt(np.maximum(both + 2 * sign * unit, 0.0))
+        scale = np.sqrt(np.maximum(2 * (1 + sign * correlation), 0.0))
+        for low, limit in ((False, limits[1] * scale + slack), (True, limits[0] * scale - slack)):
+            size = np.maximum(limits[1] * scale + slack, 1e-300)  # nothing is its own difference
+            outside = (limit - length if low else length - limit) / size
+            better = outside > worst
+            worst[better], measured[better], allowed[better] = outside[better], length[better], limit[better]
+            below[better] = low
+    left = np.ones(len(unit), bool)
+    left[list(gone)] = False
+    edges = (worst > 0) & left[:, None] & left[None, :]
+    np.fill_diagonal(edges, False)
+
+    def expelled(i: int, test: Reason, others: Any) -> Expulsion:
+        j = max(others, key=lambda other: worst[i, other])
+        names = tuple(int(heard[other]) for other in others)
+        return Expulsion(
+            int(heard[i]), test, float(measured[i, j]), float(allowed[i, j]), bool(below[i, j]), names
+        )
+
+    found: dict[int, Expulsion] = {}
+    while edges.any():
+        degree = edges.sum(axis=1)
+        i = int(np.argmax(degree))
+        if degree[i] <= liars - len(gone) - len(found):
+            break
+        found[i] = expelled(i, "pairs", np.flatnonzero(edges[i]))
+        edges[i] = edges[:, i] = False
+    while edges.any():
+        i, j = (int(place) for place in np.unravel_index(np.argmax(np.where(edges, worst, 0.0)), edges.shape))
+        found[i], found[j] = expelled(i, "one of a pair", [j]), expelled(j, "one of a pair", [i])
+        for k in (i, j):
+            edges[k] = edges[:, k] = False
+    return found
+
+
+def _by_direction(
+    gram: Array, law: Law, deviation: Array, bound: Array, heard: Any, liars: int, alarm: float
+) -> dict[int, Expulsion]:
+    """Convict by how far members moved along directions that stand out of the noise; at most `liars`."""
+    found: dict[int, Expulsion] = {}
+    m = len(heard)
+    if not liars or m < 2 * liars + 1:
+        return found
+    high = float(special.ndtri(1 - alarm / (2 * m * (liars + 1))))
+    for direction in visible(gram, law, liars + 1):
+        along = direction.along / deviation
+        low, middle, up = np.quantile(along, (0.25, 0.5, 0.75))
+        scale = max(1.0, float(up - low) / QUARTILES)
+        over = np.abs(along - middle) - (high * scale + SLACK * bound)
+        for i in np.argsort(-over)[:liars]:
+            if over[i] > 0 and int(i) not in found and len(found) < liars:
+                statistic = float(abs(along[i] - middle))
+                limit = float(high * scale + SLACK * bound[i])
+                found[int(i)] = Expulsion(int(heard[i]), "direction", statistic, limit)
+    return found

@@ -1,0 +1,283 @@
+"""A server that remembers: evidence before the rule.
+
+Every round, beside what the algorithm's own server does:
+
+    S_i ← S_i + step · x_i          what client i alone would have moved the model by (`trace`)
+    G = S Sᵀ                        all that the tests look at
+    expelled ← convict(G)           for good; secrets are shared anew among those who stay
+    moved ← moved + (the server's own step on the messages of those who stay) − what is undone
+    model = θ_0 + moved + Sᵀ y      y = correct(G, S·moved): directions that stand out of the noise
+
+The state is one number per client and coordinate beside two vectors. The first `wait` rounds leave the model
+at θ_0; nothing is lost, since sums go on.
+
+**Undo.** An expelled client's part in the move, q = Σ_{i out} w_i S_i, is taken back as far as it is not the
+noise that cancels other clients': of ‖q‖² about x² = dσ_cor² Σ_s c²·(pairs of one out and one in) is, so that
+1 − x²/‖q‖² of q leaves the least error in mean square. Gross lies are taken back whole, subtle ones hardly:
+those are the correction's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trilemma import aggregation
+from trilemma.aggregation import Chain, Rule
+from trilemma.aggregation.evidence import Evidence
+from trilemma.errors import ConfigError
+from trilemma.keys import Key
+from trilemma.learning.evidence.conviction import Expulsion, convict
+from trilemma.learning.evidence.correction import correct
+from trilemma.learning.messages import Messages
+from trilemma.learning.protocol import Algorithm, ServerStep, Start, State
+from trilemma.learning.settings import Setup
+from trilemma.learning.trace import Array, Law, Places, Trace
+from trilemma.models.types import Model
+
+PREFIX = "evidence."
+
+
+def evidence_of(rule: Rule) -> Evidence | None:
+    """Return the evidence stage a rule begins with, None where it has none.
+
+    >>> evidence_of(aggregation.parse("evidence+nnm+mean", f=1)).label
+    'evidence'
+    """
+    steps = rule.steps if isinstance(rule, Chain) else ()
+    found = [step for step in steps if isinstance(step, Evidence)]
+    if found and (len(found) > 1 or steps[0] is not found[0]):
+        raise ConfigError(f"{rule.name!r}: evidence is looked at once, before everything else")
+    return found[0] if found else None
+
+
+def lessened(rule: Rule, liars: int) -> Rule:
+    """Return the same rule for another number of liars.
+
+    >>> lessened(aggregation.parse("evidence+caf", f=3), 1).f
+    1
+    """
+    return rule if rule.f == liars else aggregation.parse(rule.name, f=liars)
+
+
+@dataclass(frozen=True)
+class File:
+    """What the server has on its clients, out of its state.
+
+    `sums` (n, d); `coefficients` c and `carried` p (n, T); `spreads` R_s² and `clips` C(s) (T,); `members`
+    (n,) who is still in; `taken` (n,) each one's weight in the model's steps; `origin` and `moved` (d,).
+    """
+
+    sums: Tensor
+    coefficients: Tensor
+    carried: Tensor
+    spreads: Tensor
+    clips: Tensor
+    members: Tensor
+    taken: Tensor
+    origin: Tensor
+    moved: Tensor
+
+    @classmethod
+    def empty(cls, clients: int, rounds: int, model: Tensor) -> File:
+        """Return what is known before the first round."""
+        steps = torch.zeros(clients, rounds, dtype=torch.float64)
+        return cls(
+            model.new_zeros(clients, len(model)),
+            steps,
+            steps,
+            steps[0],
+            steps[0],
+            torch.ones(clients, dtype=torch.bool),
+            steps[:, 0],
+            model,
+            torch.zeros_like(model),
+        )
+
+    @classmethod
+    def read(cls, state: State) -> File:
+        """Return the file out of a server's state."""
+        return cls(**{name: state[PREFIX + name] for name in cls.__dataclass_fields__})
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the file as part of a server's state."""
+        return {PREFIX + name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def staying(self) -> Places:
+        """Who is still in, as places."""
+        return np.flatnonzero(self.members.cpu().numpy()).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Court:
+    """The stage for one federation: pure functions on its file."""
+
+    settings: Evidence
+    setup: Setup
+    trace: Trace
+
+    @property
+    def silent(self) -> bool:
+        """Whether there is no noise, hence no evidence."""
+        return self.setup.release is None or self.setup.release.law.silent
+
+    def liars(self, file: File) -> int:
+        """How many of the members may still lie."""
+        return max(0, self.setup.byzantine - (self.setup.clients - len(file.staying)))
+
+    def heard(self, file: File, x: Tensor, senders: tuple[int, ...], round_: int) -> File:
+        """Add a round's messages x (k, d), all finite, of `senders` to the file."""
+        assert self.setup.release is not None
+        rows, law = torch.tensor(senders), self.setup.release.law
+        step = self.trace.step(round_)
+        if len(senders) == len(file.sums):
+            sums = file.sums.add(x, alpha=step)
+        else:
+            sums = file.sums.index_add(0, rows.to(x.device), x.to(file.sums.dtype), alpha=step)
+        carried, coefficients = file.carried.clone(), file.coefficients.clone()
+        carried[rows] *= self.trace.keeps(round_)
+        carried[rows, round_] = self.trace.adds(round_)
+        coefficients[rows] += step * carried[rows]
+        spreads, clips = file.spreads.clone(), file.clips.clone()
+        spreads[round_] = law.sigma_ind**2 + len(file.staying) * law.sigma_cor**2
+        length = float(torch.linalg.vector_norm(file.origin + file.moved)) if self.trace.decay else 0.0
+        clips[round_] = self.setup.release.clip + self.trace.decay * length
+        return replace(
+            file, sums=sums, carried=carried, coefficients=coefficients, spreads=spreads, clips=clips
+        )
+
+    def law(self, file: File) -> Law:
+        """Return the law of all clients' sums."""
+        assert self.setup.release is not None
+        c, spreads, clips = (part.cpu().numpy() for part in (file.coefficients, file.spreads, file.clips))
+        return Law.of(self.setup.release.law, c, spreads, clips, file.sums.shape[1])
+
+    def convict(self, gram: Array, law: Law, file: File) -> list[Expulsion]:
+        """Return who is proved to lie; `gram` (m, m) and `law` are the members'."""
+        rows = file.staying
+        alarm = self.settings.alarm / self.setup.rounds
+        found = convict(gram, law, self.liars(file), alarm)
+        return [
+            replace(one, client=int(rows[one.client]), others=tuple(int(rows[j]) for j in one.others))
+            for one in found
+        ]
+
+    def undone(self, gram: Array, file: File, expelled: Places) -> Array:
+        """Return coefficients (n,) of the sums to take out of the model's move."""
+        assert self.setup.release is not None
+        answer = np.zeros(len(gram))
+        total = float(file.taken.sum())
+        if not self.settings.undo or not len(expelled) or total == 0:
+            return answer
+        part = file.taken.cpu().numpy() / total
+        answer[expelled] = part[expelled]
+        squared = (file.coefficients.cpu().numpy()[expelled] ** 2).sum(axis=1)
+        shared = self.setup.release.law.sigma_cor**2 * (len(file.staying) - len(expelled))
+        noise = file.sums.shape[1] * shared * float((part[expelled] ** 2 * squared).sum())
+        length = float(answer @ gram @ answer)
+        return answer * max(0.0, 1 - noise / length) if length > 0 else answer * 0
+
+    def corrected(self, gram: Array, moved: Array, law: Law, file: File) -> Array:
+        """Return coefficients (m,) of the members' sums to add to the move; `moved` (m,) as in `correct`."""
+        if not self.settings.correct:
+            return np.zeros(len(gram))
+        weight = np.abs(file.coefficients.cpu().numpy()[file.staying].sum(axis=1))
+        shares = weight.max(initial=0.0) / np.maximum(weight, 1e-300)
+        return correct(gram, moved, law, self.liars(file), shares)
+
+
+def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
+    """Return the algorithm with evidence before its rule, if the rule asks for it and there is noise."""
+    algorithm = build(setup)
+    settings = evidence_of(setup.rule)
+    if settings is None or setup.release is None or setup.release.law.silent:
+        return algorithm
+    trace = _traceable(algorithm, setup)
+    court = Court(settings, setup, trace)
+
+    @cache
+    def without(liars: int) -> Algorithm:
+        return build(replace(setup, byzantine=liars, rule=lessened(setup.rule, liars)))
+
+    def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
+        start = algorithm.init(model, ids, key)
+        if set(start.server) != {trace.model} or set(start.broadcast) != {trace.model}:
+            raise ConfigError(
+                f"evidence needs a server that keeps one vector; {algorithm.name} here keeps "
+                f"{', '.join(sorted({*start.server, *start.broadcast}))}"
+            )
+        file = File.empty(setup.clients, setup.rounds, start.broadcast[trace.model])
+        return replace(start, server={**start.server, **file.state()})
+
+    def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
+        file, model = File.read(state), state[trace.model]
+        senders = messages.senders or tuple(range(setup.clients))
+        broken = ~torch.isfinite(messages.vectors).all(1)
+        sound = messages.rows([row for row in range(len(senders)) if not broken[row]])
+        found = [Expulsion(senders[row], "not finite") for row in np.flatnonzero(broken.cpu().numpy())]
+        file = _without(file, np.array([one.client for one in found], dtype=np.int64))
+        sane = tuple(i for i, bad in zip(senders, broken.tolist(), strict=True) if not bad)
+        file = court.heard(file, trace.vectors(sound.vectors, model), sane, round_)
+        gram, law = aggregation.gram(file.sums).numpy(), court.law(file)
+        rows = file.staying
+        convicted = court.convict(gram[np.ix_(rows, rows)], law.select(rows), file)
+        names = np.array([one.client for one in convicted], dtype=np.int64)
+        undone = court.undone(gram, file, names)
+        file = _without(file, names)
+
+        staying = [row for row, i in enumerate(sane) if i not in set(names.tolist())]
+        inner = without(min(court.liars(file), max(0, (len(staying) - 1) // 2)))
+        step = inner.server(sound.rows(staying), {trace.model: model}, round_, key)
+        weights = torch.zeros(len(senders), dtype=torch.float64)
+        places = [senders.index(sane[row]) for row in staying]
+        weights[places] = step.report["weights"].detach().double().cpu()
+        taken = file.taken.clone()
+        taken[torch.tensor(senders)] += weights.to(taken.device)
+        change = step.broadcast[trace.model] - model - _combined(file.sums, undone)
+        file = replace(file, taken=taken, moved=file.moved + change)
+        if round_ < setup.rounds - 1 and round_ + 1 < settings.wait:
+            after = file.origin
+        else:
+            rows, beside = file.staying, (file.sums @ file.moved).double().cpu().numpy()
+            inside, y = gram[np.ix_(rows, rows)], np.zeros(len(gram))
+            y[rows] = court.corrected(inside, beside[rows], law.select(rows), file)
+            after = file.origin + file.moved + _combined(file.sums, y)
+        report = {**step.report, "weights": weights, "expelled": tuple(found + convicted)}
+        return ServerStep({trace.model: after}, {trace.model: after, **file.state()}, report)
+
+    def members(state: State) -> tuple[int, ...]:
+        return tuple(int(i) for i in File.read(state).staying)
+
+    return replace(algorithm, init=init, server=server, members=members, court=court)
+
+
+def _traceable(algorithm: Algorithm, setup: Setup) -> Trace:
+    """Return how releases reach the model, or refuse with the reason."""
+    assert setup.release is not None
+    if algorithm.trace is None:
+        raise ConfigError(
+            f"evidence needs messages that are sums of clipped contributions and known noise; those of "
+            f"{algorithm.name} are not, or not only; allowed: a rule without evidence"
+        )
+    if setup.release.sampling.scheme == "poisson":
+        raise ConfigError(
+            "evidence needs a bound on every contribution; a Poisson batch has none on its size; "
+            "allowed: algorithm.sampling = 'without-replacement'"
+        )
+    return algorithm.trace
+
+
+def _without(file: File, clients: Places) -> File:
+    members = file.members.clone()
+    members[torch.from_numpy(clients)] = False
+    return replace(file, members=members)
+
+
+def _combined(sums: Tensor, coefficients: Array) -> Tensor:
+    return torch.from_numpy(coefficients).to(sums.device, sums.dtype) @ sums

@@ -1,0 +1,110 @@
+"""What liars can hide: the largest common shift that no test and no correction sees, with constants.
+
+f liars who carry their own noise and add the same shift of length s in every one of t rounds have sums that
+are longer by y = s√t/R, in units of their noise (R² = σ_ind² + nσ_cor²; b = C√t/R is the data's bound, ρ the
+correlation of two clients' noise, χ the largest length of noise that counts as honest). They hide
+
+    from the test of lengths      while  d + y² ≤ (χ + b)²
+    from the test of pairs        while  2(1+ρ)d + 4y² ≤ (√(2(1+ρ)) χ + 2b)²
+    from the spectrum             while  y² f (1 − f/n) ≤ ℓ²,   (ℓ² + d)(ℓ² + n)/ℓ² = the edge,  ℓ² ≈ √(nd)
+
+and their shift moves the mean of n by (f/n) s = √f ℓ R/(n√t). Beyond the last line a direction is seen, whose
+overlap with the true one is c² = (1 − nd/ℓ⁴)/(1 + d/ℓ²), and the model is put right along it: 1 − c² of the
+shift stays. That is largest near ℓ = √d, so the most that liars can do, however they choose s, is about
+√(fd) R/(2n√t): half of what they could do by turning their own noise into one direction. Derivations:
+docs/frontier.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trilemma.errors import UserError
+from trilemma.learning.evidence.conviction import lengths
+from trilemma.learning.evidence.correction import edge
+from trilemma.privacy.types import NoiseLaw
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What f liars can hide after t rounds: shifts per liar and round, and what they leave in the mean.
+
+    `length`, `pairs` and `spectrum` are the largest shifts that each lets pass. `mean` is what the largest
+    that passes all three moves the mean of all clients by. `left` is the most that remains in it after the
+    correction, over all shifts that pass lengths and pairs. `seen_after` is the round from which liars who
+    cancel contributions as long as the clip are seen.
+    """
+
+    length: float
+    pairs: float
+    spectrum: float
+    mean: float
+    left: float
+    seen_after: float
+
+    @property
+    def shift(self) -> float:
+        """The largest shift that passes everything."""
+        return min(self.length, self.pairs, self.spectrum)
+
+
+def hidden_shift(
+    law: NoiseLaw, clip: float, clients: int, byzantine: int, dim: int, rounds: int, alarm: float = 1e-6
+) -> Hidden:
+    """Return what liars can hide in `rounds` rounds of a run with false-alarm probability `alarm`.
+
+    >>> found = hidden_shift(NoiseLaw(1.19, 0.64), 2.25, clients=100, byzantine=10, dim=1290, rounds=30)
+    >>> round(found.shift, 2), round(found.mean, 3), round(found.left, 3)
+    (9.41, 0.941, 0.939)
+    """
+    n, f, t = clients, byzantine, rounds
+    if not (f > 0 and 2 * f < n and dim >= 1 and t >= 1 and clip > 0):
+        raise UserError(f"what liars hide needs 0 < f < n/2, d ≥ 1, T ≥ 1; got f = {f}, n = {n}, d = {dim}")
+    if law.silent:
+        raise UserError("without noise liars hide nothing from it: give sigma_ind, sigma_cor or a target ε")
+    spread = math.sqrt(law.sigma_ind**2 + n * law.sigma_cor**2)
+    own = math.sqrt(law.sigma_ind**2 + (n - 1) * law.sigma_cor**2)
+    correlation = -((law.sigma_cor / own) ** 2)
+    bound, unit = clip * math.sqrt(t) / own, own / math.sqrt(t)
+    _, high = lengths(dim, alarm / (2 * n * n * t))
+    pair = 2 * (1 + correlation)
+    alone = math.sqrt(max(0.0, (high + bound) ** 2 - dim))
+    two = math.sqrt(max(0.0, (math.sqrt(pair) * high + 2 * bound) ** 2 - pair * dim)) / 2
+    least = smallest_spike(n, dim)
+    group = math.sqrt(least / (f * (1 - f / n))) * spread / own
+    shift = min(alone, two, group) * unit
+    across = n**2 / (f * (1 - f / n) * spread**2)
+    along = n / max(law.sigma_ind**2, 1e-12 * spread**2)
+    longest = min(alone, two) * math.sqrt(f * (1 - f / n)) * own / spread
+    left = max(remaining(longest * share / 200, n, dim) for share in range(1, 201))
+    return Hidden(
+        alone * unit,
+        two * unit,
+        group * unit,
+        f / n * shift,
+        math.sqrt(f / (1 - f / n)) / n * left * spread / math.sqrt(t),
+        least / (clip**2 * along * across / (along + across)),
+    )
+
+
+def remaining(spike: float, members: int, dim: int) -> float:
+    """Return what the correction leaves of a shift whose spike in white noise is of length ℓ = `spike`.
+
+    >>> remaining(10.0, 100, 1290), round(remaining(36.0, 100, 1290), 1)
+    (10.0, 19.3)
+    """
+    square = spike**2
+    if square <= smallest_spike(members, dim):
+        return spike
+    return spike * (1 - (1 - members * dim / square**2) / (1 + dim / square))
+
+
+def smallest_spike(members: int, dim: int) -> float:
+    """Return ℓ² of the smallest rank-one addition to white noise (m, d) that stands above the edge.
+
+    >>> round(smallest_spike(100, 1290) / math.sqrt(100 * 1290), 2)
+    1.57
+    """
+    over = max(edge(members, dim) - dim - members, 2 * math.sqrt(members * dim))
+    return (over + math.sqrt(over**2 - 4 * members * dim)) / 2

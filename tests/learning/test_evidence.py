@@ -1,0 +1,266 @@
+"""Evidence: the law of sums, who is expelled and who never is, corrections, and whole runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trilemma import aggregation, config, privacy, simulate
+from trilemma.errors import ConfigError
+from trilemma.keys import Key
+from trilemma.learning.evidence import Expulsion, convict, correct, edge, hidden_shift, lengths
+from trilemma.learning.evidence.guard import File, evidence_of
+from trilemma.learning.evidence.hidden import smallest_spike
+from trilemma.learning.trace import Law
+from trilemma.privacy.covariance import SecretGraph, covariance
+from trilemma.privacy.types import NoiseLaw
+
+LAW = NoiseLaw(sigma_ind=0.7, sigma_cor=0.5)
+RUN = {
+    "federation": {"clients": 9, "byzantine": 2},
+    "algorithm": {"name": "cafcor", "lr": 0.1, "batch_size": 5},
+    "aggregation": {"rule": "evidence+mean"},
+    "privacy": {"threat": "secldp", "clip": 1.0, "epsilon": 20.0, "delta": 1e-4},
+    "run": {"rounds": 6},
+}
+
+
+def noise(members: int, dim: int, seed: int, rounds: int = 1) -> tuple[np.ndarray, Law]:
+    """Sums of `rounds` rounds of honest noise without contributions, and their law."""
+    source, everyone = privacy.SimulatedNoise(Key(seed), members), tuple(range(members))
+    cpu = torch.device("cpu")
+    drawn = [source.draw(LAW, everyone, dim, round_, cpu).double().numpy() for round_ in range(rounds)]
+    spread = np.full(rounds, LAW.sigma_ind**2 + members * LAW.sigma_cor**2)
+    return np.sum(drawn, axis=0), Law.of(LAW, np.ones((members, rounds)), spread, np.zeros(rounds), dim)
+
+
+def experiment(*changes: str) -> simulate.Experiment:
+    return simulate.assemble(config.parse(RUN, changes), 1)
+
+
+def run(*changes: str) -> tuple[list[tuple[int, str]], simulate.engine.Progress]:
+    ready = experiment(*changes)
+    progress, expelled = simulate.engine.start(ready), []
+    for _ in range(ready.config.run.rounds):
+        progress, record = simulate.engine.step(ready, progress)
+        expelled += [(one["client"], one["test"]) for one in record.expelled]
+    return expelled, progress
+
+
+def test_the_law_of_sums_is_the_covariance_that_certifies_privacy_added_up() -> None:
+    """Round 0 hears all four clients, round 1 the first three; coefficients are the clients' own."""
+    c = np.array([[1.0, 0.5], [2.0, 0.5], [1.0, 1.0], [3.0, 0.0]])
+    heard = [(0, 1, 2, 3), (0, 1, 2)]
+    expected = np.zeros((4, 4))
+    for round_, who in enumerate(heard):
+        sigma = covariance(SecretGraph.complete(4), LAW, who)
+        expected[np.ix_(who, who)] += np.outer(c[who, round_], c[who, round_]) * sigma
+    spreads = np.full(2, LAW.sigma_ind**2 + 4 * LAW.sigma_cor**2)
+    assert np.allclose(Law.of(LAW, c, spreads, np.ones(2), 3).covariance, expected)
+
+
+def test_sums_in_a_run_have_the_law_they_are_said_to_have() -> None:
+    """Whitened by its law, what a real run's clients add up to has the size of d standard Gaussians."""
+    _, progress = run("federation.byzantine=0", "federation.tolerate=2", "run.rounds=5", "privacy.epsilon=1")
+    file = File.read(progress.server)
+    ready = experiment("federation.byzantine=0", "federation.tolerate=2", "run.rounds=5", "privacy.epsilon=1")
+    law = ready.resolved.algorithm.court.law(file)
+    white = law.whitening @ file.sums.double().numpy()
+    assert np.sum(white**2) == pytest.approx(white.size, rel=0.35)
+
+
+@pytest.mark.parametrize("dim", [20, 400])
+def test_the_false_alarm_rate_of_lengths_is_the_stated_one(dim: int) -> None:
+    """Tail probabilities of 1e-2, measured on 20,000 Gaussian vectors: within four standard errors."""
+    low, high = lengths(dim, 1e-2)
+    drawn = np.linalg.norm(np.random.default_rng(1).normal(size=(20000, dim)), axis=1)
+    for rate in ((drawn < low).mean(), (drawn > high).mean()):
+        assert abs(rate - 1e-2) < 4 * np.sqrt(1e-2 / 20000)
+
+
+def test_honest_noise_is_expelled_no_more_often_than_stated() -> None:
+    """At alarm 1e-1, 400 federations of five: at most 40 expected; the union bound leaves it below."""
+    alarms = 0
+    for seed in range(400):
+        sums, law = noise(5, 30, seed)
+        alarms += bool(convict(sums @ sums.T, law, liars=1, alarm=1e-1))
+    assert 0 < alarms <= 55
+
+
+def test_a_longer_and_a_shorter_sum_are_expelled_with_statistic_and_threshold() -> None:
+    sums, law = noise(8, 500, 1)
+    sums[2] *= 3.0
+    sums[5] *= 0.1
+    found = convict(sums @ sums.T, law, liars=2, alarm=1e-6)
+    assert [(one.client, one.test, one.low) for one in found] == [(2, "length", False), (5, "length", True)]
+    assert all((one.statistic < one.threshold) == one.low for one in found)
+    assert "length" in str(found[0])
+
+
+def test_whoever_fails_with_more_clients_than_may_lie_is_named_and_nobody_else() -> None:
+    """Client 0 adds a piece of everybody's noise: all its pairs fail, theirs with each other do not."""
+    sums, law = noise(6, 60000, 2)
+    sums[0] = 0.75 * sums[0] + 0.25 * (sums[1] + sums[2] + sums[3] + sums[4] + sums[5])
+    found = convict(sums @ sums.T, law, liars=1, alarm=1e-6)
+    assert [one.client for one in found] == [0]
+
+
+def test_a_copy_sets_both_aside_because_nobody_knows_who_copied() -> None:
+    sums, law = noise(8, 500, 3)
+    sums[6] = sums[1]
+    found = convict(sums @ sums.T, law, liars=2, alarm=1e-6)
+    assert [(one.client, one.test, one.others) for one in found] == [
+        (1, "one of a pair", (6,)),
+        (6, "one of a pair", (1,)),
+    ]
+
+
+def test_a_framed_client_stays_and_the_liars_who_frame_it_lose_one_for_one_at_most() -> None:
+    """Two of nine add client 0's noise: an honest client goes only together with a liar."""
+    sums, law = noise(9, 2000, 4)
+    sums[7] = (sums[7] + sums[0]) / np.sqrt(2)
+    sums[8] = (sums[8] + sums[0]) / np.sqrt(2)
+    found = {one.client for one in convict(sums @ sums.T, law, liars=2, alarm=1e-6)}
+    assert len(found - {7, 8}) <= len(found & {7, 8})
+
+
+def test_common_shifts_are_named_along_the_direction_they_make_visible() -> None:
+    sums, law = noise(40, 300, 5)
+    shift = np.zeros(300)
+    shift[0] = 8.5 * np.sqrt(law.covariance[0, 0])
+    sums[:4] += shift
+    found = convict(sums @ sums.T, law, liars=4, alarm=1e-6)
+    assert {one.client for one in found} <= set(range(4))
+    assert found
+    assert found[0].test == "direction"
+
+
+def test_without_a_direction_above_the_edge_nothing_is_corrected() -> None:
+    sums, law = noise(20, 300, 6)
+    assert not correct(sums @ sums.T, sums @ sums.mean(0), law, liars=3).any()
+
+
+def test_the_edge_is_passed_by_noise_once_in_a_thousand() -> None:
+    rng = np.random.default_rng(2)
+    tops = [np.linalg.norm(rng.normal(size=(20, 200)), 2) ** 2 for _ in range(1000)]
+    assert np.mean(np.array(tops) > edge(20, 200)) < 6e-3
+    assert edge(20, 200) < 1.15 * (np.sqrt(20) + np.sqrt(200)) ** 2
+
+
+def test_a_visible_lie_is_taken_out_of_the_mean() -> None:
+    """A quarter of the clients push far along one axis: most of it is gone after the correction."""
+    sums, law = noise(40, 200, 7)
+    quiet = sums.mean(0)[0]
+    sums[:10, 0] += 60 * np.sqrt(law.covariance[0, 0])
+    moved = sums.mean(0)
+    after = moved + correct(sums @ sums.T, sums @ moved, law, liars=10) @ sums
+    assert abs(after[0] - quiet) < 0.1 * abs(moved[0] - quiet)
+
+
+def test_what_hides_grows_with_dimension_and_shrinks_with_rounds() -> None:
+    found = [hidden_shift(LAW, 1.0, 50, 5, dim, 30) for dim in (100, 10000)]
+    assert found[0].shift < found[1].shift
+    assert found[1].left < hidden_shift(LAW, 1.0, 50, 5, 10000, 10).left
+    assert found[0].left >= found[0].mean * 0.98
+
+
+def test_a_spike_below_the_smallest_hides_and_one_above_is_seen() -> None:
+    """Measured: the top eigenvalue of noise plus a rank-one matrix against the edge."""
+    rng, m, d = np.random.default_rng(3), 60, 600
+    left, right = np.ones(m) / np.sqrt(m), np.zeros(d)
+    right[0] = 1.0
+    for factor, seen in ((0.6, False), (1.5, True)):
+        spike = np.sqrt(smallest_spike(m, d)) * factor
+        tops = [
+            np.linalg.norm(spike * np.outer(left, right) + rng.normal(size=(m, d)), 2) ** 2 > edge(m, d)
+            for _ in range(20)
+        ]
+        assert np.mean(tops) > 0.9 if seen else np.mean(tops) < 0.1
+
+
+def test_an_expulsion_is_written_and_read() -> None:
+    for one in (Expulsion(1, "not finite"), Expulsion(2, "pairs", 3.0, 2.0, others=(4, 5))):
+        assert str(Expulsion.read(one.plain())) == str(one)
+
+
+def test_without_noise_evidence_does_nothing() -> None:
+    quiet = ["privacy.threat=none", "attack.name=sf"]
+    base = {name: table for name, table in RUN.items() if name != "privacy"}
+    models = []
+    for rule in ("evidence+mean", "mean"):
+        ready = simulate.assemble(config.parse(base, [*quiet, f"aggregation.rule={rule}"]), 1)
+        progress = simulate.engine.start(ready)
+        for _ in range(3):
+            progress, _ = simulate.engine.step(ready, progress)
+        models.append(progress.chosen)
+    assert torch.equal(*models)
+
+
+@pytest.mark.parametrize("attack", ["sf", "alie", "inf"])
+def test_liars_who_leave_their_noise_out_are_expelled_and_nobody_else(attack: str) -> None:
+    expelled, progress = run(f"attack.name={attack}", "privacy.epsilon=2", "run.rounds=12")
+    assert {client for client, _ in expelled} == {7, 8}
+    assert File.read(progress.server).members.tolist() == [True] * 7 + [False] * 2
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "algorithm={name='safe-dshb', unit='user'}",
+        "algorithm={name='byz-clip-sgd'}",
+        "algorithm={name='byz-clip21-sgd2m'}",
+        "algorithm={name='fedavg'}",
+        "algorithm={name='lp-proj', dim=8, local_rounds=1, inner_steps=1}",
+    ],
+)
+def test_algorithms_of_clipped_contributions_and_noise_are_guarded(algorithm: str) -> None:
+    everyone, _ = run(algorithm, "federation.byzantine=0", "federation.tolerate=2", "federation.sampled=7")
+    assert everyone == []
+    expelled, _ = run(algorithm, "attack.name=inf")
+    assert {client for client, _ in expelled} == {7, 8}
+
+
+def test_what_cannot_be_traced_is_refused_with_a_reason() -> None:
+    noise = "privacy={threat='ldp', clip=1.0, sigma_ind=1.0}"
+    with pytest.raises(ConfigError, match="sums of clipped contributions"):
+        experiment("algorithm={name='byz-clip21-sgd2m+'}", noise)
+    with pytest.raises(ConfigError, match="Poisson batch"):
+        experiment("algorithm={name='safe-dshb', sampling='poisson', batch_size=5}", noise)
+    with pytest.raises(ConfigError, match="once, before everything"):
+        evidence_of(aggregation.parse("nnm+evidence+mean", f=1))
+
+
+def test_waiting_leaves_the_model_where_it_is_and_loses_nothing() -> None:
+    ready = experiment(
+        "aggregation.rule=evidence(wait=4)+mean", "federation.byzantine=0", "federation.tolerate=2"
+    )
+    progress = first = simulate.engine.start(ready)
+    for _ in range(3):
+        progress, _ = simulate.engine.step(ready, progress)
+    assert torch.equal(progress.broadcast["params"], first.broadcast["params"])
+    progress, _ = simulate.engine.step(ready, progress)
+    file = File.read(progress.server)
+    assert torch.allclose(progress.broadcast["params"], file.origin + file.sums.mean(0), atol=1e-5)
+
+
+def test_secrets_are_shared_without_the_expelled() -> None:
+    """After the liars are out, noise that only cancels among all nine would not cancel among seven."""
+    _, progress = run("attack.name=inf")
+    ready = experiment("attack.name=inf")
+    members = ready.members(progress.server)
+    source = ready.clients.among(members).noise
+    drawn = source.draw(NoiseLaw(sigma_cor=1.0), members, 50, 3, torch.device("cpu"))
+    assert members == tuple(range(7))
+    assert drawn.sum(0).abs().max() < 1e-4
+
+
+def test_the_guarantee_counts_on_the_members_that_may_be_left() -> None:
+    """Noise is calibrated for n − f members, for whom it cancels among fewer."""
+    with_evidence = experiment().resolved
+    assert with_evidence.threat is not None
+    assert with_evidence.threat.clients == 7
+    assert (
+        with_evidence.release.law.sigma_cor
+        >= experiment("aggregation.rule=mean").resolved.release.law.sigma_cor
+    )
