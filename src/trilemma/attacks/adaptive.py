@@ -27,6 +27,7 @@ Against a server without memory they face its rule alone.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -36,6 +37,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trilemma.attacks.settings import AttackSettings, attacks
+from trilemma.attacks.span import finite_rows
 from trilemma.attacks.types import Attack, Crafted, Defence, View
 
 Array = NDArray[np.float64]
@@ -71,7 +73,10 @@ class Adaptive(AttackSettings):
         own = view.honest.new_zeros(view.byzantine, view.honest.shape[1]) if view.own is None else view.own
         if view.byzantine == 0 or view.round < self.start or (self.stop or math.inf) <= view.round:
             return Crafted(own, 0.0)
-        truth = view.honest.float().mean(0) if view.truth is None else view.truth().float()
+        honest = finite_rows(view.honest)
+        if len(honest) < len(view.honest):  # the server leaves these out, and so do the attackers
+            view = replace(view, honest=honest, positions=None)
+        truth = (honest.mean(0) if view.truth is None else view.truth()).double()
         length = float(torch.linalg.vector_norm(truth)) or 1.0
         strengths = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
         lying = self._lying(view)
@@ -105,9 +110,9 @@ class Adaptive(AttackSettings):
             elif name == "ones":
                 vector = torch.ones_like(truth)
             elif name == "std":
-                vector = view.honest.float().std(0, correction=0)
+                vector = view.honest.double().std(0, correction=0)
             else:
-                vector = stage.top().float()
+                vector = stage.top()
             length = torch.linalg.vector_norm(vector)
             found.append(
                 vector / length if float(length) > 0 else torch.ones_like(vector) / len(vector) ** 0.5
@@ -213,7 +218,7 @@ def _unopposed(view: View, own: Tensor, shift: Tensor, lying: Array, strengths: 
     """Return the shift that leaves least of the descent, against a server that forgets."""
     factors = torch.from_numpy(lying).to(own.dtype).to(own.device)[:, None]
     candidates = [own, *(own + factors * (strength * shift).to(own.dtype) for strength in strengths)]
-    values = [view.target(view.stack(one), key=view.key.fold("coin")).value.float() for one in candidates]
+    values = [view.target(view.stack(one), key=view.key.fold("coin")).value.double() for one in candidates]
     harm = [float(value @ shift.to(value.device)) for value in values]
     best = max(range(len(harm)), key=harm.__getitem__)
     return Crafted(candidates[best], [0.0, *strengths][best])

@@ -117,9 +117,10 @@ class Experiment:
         who = self.resolved.algorithm.members
         return tuple(range(self.config.federation.clients)) if who is None else who(server)
 
-    def sampled(self, round_: int, members: tuple[int, ...]) -> tuple[int, ...]:
-        """The members whose messages are aggregated in a round: all of them, or S drawn uniformly."""
-        return sampled_clients(members, self.config.federation.sampled, round_, self.key)
+    def sampled(self, round_: int, members: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """The members, all clients by default, whose messages are aggregated in a round: all, or S drawn."""
+        everyone = range(self.config.federation.clients) if members is None else members
+        return sampled_clients(everyone, self.config.federation.sampled, round_, self.key)
 
 
 def assemble(config: Config, seed: int, task: Task | None = None) -> Experiment:
