@@ -71,19 +71,22 @@ def noise_rows(clients: int, dim: int, repeats: int, device: str) -> Iterator[Ro
         simulated=lambda: source.draw(LAW, ids, dim, next(rounds), place),
     )
     yield Row(f"simulated noise, all {clients} clients, over n × d Gaussians", simulated / plain, "×", 1.3)
-    pairs = {j: j.to_bytes(32, "big") for j in range(1, clients)}
-    node = SecretNoise(0, pairs)
     grid = Grid.of(Release(2.25, LAW), dim, clients)
-    vector = torch.randn(1, dim, generator=Key(3).torch())
+    vectors = torch.randn(clients, dim, generator=generator, device=place)
 
     def whole() -> None:
-        noise = node.steps(LAW, grid.step, (0,), dim, next(rounds), place)
-        grid.numbers(grid.message(grid.contribution(vector), noise))
+        noise = source.steps(LAW, grid.step, ids, dim, next(rounds), place)
+        grid.numbers(grid.message(grid.contribution(vectors), noise))
 
     floating, gridded = best(
-        repeats, floating=lambda: vector + node.draw(LAW, (0,), dim, next(rounds), place), gridded=whole
+        repeats,
+        device,
+        floating=lambda: vectors + source.draw(LAW, ids, dim, next(rounds), place),
+        gridded=whole,
     )
-    yield Row("one client's message on the grid, over float noise", gridded / floating, "×", 1.5)
+    yield Row(f"simulated messages of {clients} clients: grid over float", gridded / floating, "×", 1.5)
+    pairs = {j: j.to_bytes(32, "big") for j in range(1, clients)}
+    node = SecretNoise(0, pairs)
     (seconds,) = best(repeats, one=lambda: node.draw(LAW, (0,), dim, next(rounds), place))
     yield Row(f"one client's pairwise noise, {clients - 1} partners, d = {dim}", seconds, "s", 2.5)
     tracemalloc.start()
