@@ -6,6 +6,7 @@ python tools/try_wheel.py dist
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,22 +46,30 @@ def main(folder: Path) -> None:
         say(where, python, "-m", "trilemma", "--version")
         say(where, python, "-m", "trilemma", "demo", "--out", "demo")
         (where / "task.py").write_text(TASK)
-        say(where, python, "-m", "trilemma", "check", "task.py")
-        run = [
-            "run",
-            "--task",
-            "task.py",
-            "--set",
-            "run.rounds=3",
-            "--set",
-            "federation.clients=3",
-            "--out",
-            "own",
-        ]
-        say(where, python, "-m", "trilemma", *run)
-        say(where, python, "-m", "trilemma", "export", "own", "own.safetensors")
-        say(where, python, "-m", "trilemma", "federation", "up", "nowhere", status=2)
+        trilemma = (python, "-m", "trilemma")
+        say(where, *trilemma, "check", "task.py")
+        small = ("--set", "run.rounds=3", "--set", "federation.clients=3")
+        say(where, *trilemma, "run", "--task", "task.py", *small, "--out", "own")
+        say(where, *trilemma, "export", "own", "own.safetensors")
+        say(
+            where, *trilemma, "federation", "init", "pilot", "--task", "task.py", status=2
+        )  # the extra is missing
+        say(where, *pip, "-c", ROOT / "constraints.txt", f"{wheel}[flower]")
+        pilot(where, trilemma)
     print(f"{wheel.name}: works")
+
+
+def pilot(where: Path, trilemma: tuple[str | Path, ...]) -> None:
+    """Let the four hospitals of the examples train together, from a copy of their folder."""
+    shutil.copytree(ROOT / "examples" / "hospitals", where / "hospitals")
+    files = ("--task", "hospitals/task.py", "--config", "hospitals/run.toml")
+    say(where, *trilemma, "federation", "init", "pilot", *files)
+    try:
+        say(where, *trilemma, "federation", "up", "pilot")
+        say(where, *trilemma, "federation", "run", "pilot")
+        say(where, *trilemma, "export", "pilot", "hospitals.safetensors")
+    finally:
+        say(where, *trilemma, "federation", "down", "pilot")
 
 
 def say(where: Path, *command: str | Path, status: int = 0) -> None:
