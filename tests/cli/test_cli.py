@@ -129,7 +129,7 @@ def test_a_result_of_some_seeds_says_which_diverged(tmp_path: Path, monkeypatch)
 
 
 def test_help_says_what_an_argument_means() -> None:
-    for command, help_ in (("run", "a TOML file"), ("papers", "safe-dshb"), ("list", "a kind (rules")):
+    for command, help_ in (("run", "a TOML file"), ("check", "task.py"), ("list", "a kind (rules")):
         assert help_ in CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
     below = CliRunner().invoke(app, ["federation", "up", "--help"], env={"COLUMNS": "200"})
     assert "one party's folder in it" in below.output

@@ -29,6 +29,7 @@ from trilemma.privacy import (
     mechanism,
 )
 from trilemma.privacy import ledger as module
+from trilemma.privacy.drawing import Drawing
 from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
 
 BUDGET = Budget(epsilon=20.0, delta=1e-5)
@@ -321,3 +322,16 @@ def test_remarks_stand_among_the_entries_and_cost_nothing(path):
     path.write_bytes(b"".join(line for line in lines if b"not heard" not in line))
     with pytest.raises(LedgerError, match="changed or is out of place"):
         Ledger(path, BUDGET)
+
+
+def test_an_accountant_that_says_nothing_is_left_out(tmp_path: Path):
+    """Drawn noise ends somewhere: after some rounds Rényi moments certify nothing, and the exact accountant does."""
+    drawing = Drawing(spread=2.7e-17, worst=3.2e-07, missed=1.6e-26, factor=2.6e-42)
+    release = Release(clip=1.0, law=NoiseLaw(1.057, 0.748), drawing=drawing)
+    threat = Threat("secldp", clients=5, byzantine=1, collusion=1)
+    budget = Budget(epsilon=1e6, delta=1e-5)
+    with Ledger(tmp_path / "ledger", budget) as ledger:
+        said = [set(ledger.authorise(release, threat, "run", round_).epsilon) for round_ in range(25)]
+    assert said[0] > said[-1] >= {"exact"}
+    with Ledger(tmp_path / "ledger", budget) as again:
+        assert len(again.entries) == 25

@@ -51,7 +51,10 @@ from trilemma.privacy.types import NoiseLaw, Sampling
 RELEASES = 1000
 """Releases that nodes are asked for, at most: each is written to a ledger and a journal."""
 
-FORGOTTEN = shutil.ignore_patterns("state", "memory", "run", "flwr", "lock")
+PAST = ("state", "memory")
+"""What a client remembers of earlier runs."""
+
+FORGOTTEN = shutil.ignore_patterns(*PAST, "run", "flwr", "lock")
 """What a copy of a party does not have: its past."""
 
 
@@ -197,7 +200,13 @@ class Adversary:
         return cls(parties, nodes, broadcast)
 
     def open(self, run: str) -> None:
-        """Open a run with an epoch of everybody, as an honest server would: nothing is answered before."""
+        """Open a run with an epoch of everybody, as an honest server would: nothing is answered before.
+
+        The copies forget the run before it: a single ledger of thousands of releases is over every certificate.
+        """
+        for party in self.parties[1:]:
+            for name in PAST:
+                shutil.rmtree(party.folder / name, ignore_errors=True)
         hello = wire.dumps(wire.Hello(run=run, epoch=0, terms=self.parties[0].terms))
         offers = {str(i): wire.loads(self._say(i, hello), wire.Joined)[0].key for i in self.nodes}
         keys = wire.dumps(wire.Keys(run=run, epoch=0, keys=offers))

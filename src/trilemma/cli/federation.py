@@ -247,14 +247,17 @@ def proposals_command(folder: Folder) -> None:
     """Show what was proposed to clients and is not allowed yet: what it would cost, and who takes part."""
     from trilemma.federation.proposals import proposed
 
-    table = Table("client", "run", "ε", "rounds", "members", "at least", "configuration", "task", "keys")
-    for party in _clients(folder):
-        for one in proposed(party):
-            cost = "no guarantee" if one.epsilon is None else f"{one.epsilon:.3g}"
-            digests = (digest[:12] for digest in (one.configuration, one.task, one.keys))
-            numbers = map(str, (one.rounds, one.members, one.threshold))
-            table.add_row(party.name, one.run, cost, *numbers, *digests)
-    console.print(table if table.row_count else "nothing was proposed that is not allowed")
+    found = [(party, one) for party in _clients(folder) for one in proposed(party)]
+    for party, one in found:
+        cost = "no guarantee" if one.epsilon is None else f"ε = {one.epsilon:.3g}"
+        who = f"{one.members} members, of whom {one.threshold} suffice"
+        digests = {"configuration": one.configuration, "task": one.task, "keys": one.keys}
+        console.print(f"{party.name}: {one.run}", markup=False, highlight=False)
+        console.print(f"    {cost}, {one.rounds} rounds, {who}", highlight=False)
+        said = ", ".join(f"{name} {digest[:12]}" for name, digest in digests.items() if digest)
+        console.print(f"    {said}", highlight=False)
+    if not found:
+        console.print("nothing was proposed that is not allowed")
 
 
 @federation_app.command("allow")

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from typer.main import get_command
-
-from trilemma.cli.app import app
+from trilemma.cli.app import COMMANDS
 
 HEAD = "# Command line\n\nWhat `--help` says, on one page.\n"
 
 
 def markdown() -> str:
     """Return every command with its arguments and options."""
-    return "\n".join([HEAD, *_commands("trilemma", get_command(app))])
+    parts = [HEAD]
+    for name, lazy in COMMANDS.items():
+        parts += _commands(f"trilemma {name}", lazy.load(name))
+    return "\n".join(parts)
 
 
 def _commands(name: str, command: Any) -> Iterator[str]:

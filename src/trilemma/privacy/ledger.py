@@ -164,7 +164,9 @@ class Ledger:
                 f"round {round_} of run {run!r} would bring the cost to epsilon = {least:.3g} (delta = "
                 f"{self.budget.delta:g}), over the budget of {self.budget.epsilon:g}; nothing was released"
             )
-        entry = Entry(run, round_, one, epsilon, threat.name)
+        # An accountant may say nothing (∞) where another says something: what was drawn for many rounds, say.
+        said = {name: figure for name, figure in epsilon.items() if math.isfinite(figure)}
+        entry = Entry(run, round_, one, said, threat.name)
         self._append({"release": asdict(release), "threat": asdict(threat), **_entry_record(entry)})
         self._enter(entry)
         return entry
