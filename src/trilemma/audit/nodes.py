@@ -202,7 +202,7 @@ class Adversary:
     def open(self, run: str) -> None:
         """Open a run with an epoch of everybody, as an honest server would: nothing is answered before.
 
-        The copies forget the run before it: a single ledger of thousands of releases is over every certificate.
+        The copies forget the run before: one ledger of thousands of releases is over every certificate.
         """
         for party in self.parties[1:]:
             for name in PAST:
