@@ -9,12 +9,14 @@ import torch
 from trilemma import aggregation, config, privacy, simulate
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
-from trilemma.learning.evidence import Expulsion, convict, correct, edge, hidden_shift, lengths
+from trilemma.learning import Messages, Setup, algorithms
+from trilemma.learning.evidence import Expulsion, convict, correct, edge, guarded, hidden_shift, lengths
 from trilemma.learning.evidence.guard import File, evidence_of
 from trilemma.learning.evidence.hidden import smallest_spike
 from trilemma.learning.trace import Law
+from trilemma.models import build
 from trilemma.privacy.covariance import SecretGraph, covariance
-from trilemma.privacy.types import NoiseLaw
+from trilemma.privacy.types import NoiseLaw, Release
 
 LAW = NoiseLaw(sigma_ind=0.7, sigma_cor=0.5)
 RUN = {
@@ -264,3 +266,16 @@ def test_the_guarantee_counts_on_the_members_that_may_be_left() -> None:
         with_evidence.release.law.sigma_cor
         >= experiment("aggregation.rule=mean").resolved.release.law.sigma_cor
     )
+
+
+def test_where_all_who_were_asked_are_expelled_the_model_stays() -> None:
+    release = Release(clip=1.0, law=NoiseLaw(1.0, 0.5))
+    setup = Setup(6, 2, 3, aggregation.parse("evidence+mean", f=2), release)
+    algorithm = guarded(algorithms["cafcor"]().build, setup)
+    model = build("logistic", (40,), 2)
+    state = algorithm.init(model, tuple(range(6)), Key(1)).server
+    noiseless = Messages(torch.full((1, model.dim), 1e3), senders=(5,))
+    step = algorithm.server(noiseless, state, 0, Key(2))
+    assert [one.client for one in step.report["expelled"]] == [5]
+    assert torch.equal(step.broadcast["params"], state["params"])
+    assert step.report["weights"].tolist() == [0.0]

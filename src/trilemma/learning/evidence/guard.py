@@ -232,14 +232,16 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         file = _without(file, names)
 
         staying = [row for row, i in enumerate(sane) if i not in set(names.tolist())]
-        inner = without(min(court.liars(file), max(0, (len(staying) - 1) // 2)))
-        step = inner.server(sound.rows(staying), {trace.model: model}, round_, key)
-        weights = torch.zeros(len(senders), dtype=torch.float64)
-        places = [senders.index(sane[row]) for row in staying]
-        weights[places] = step.report["weights"].detach().double().cpu()
+        weights, report, heard = torch.zeros(len(senders), dtype=torch.float64), {}, model
+        if staying:  # where all who were asked this time are expelled, the model stays where it is
+            inner = without(min(court.liars(file), max(0, (len(staying) - 1) // 2)))
+            step = inner.server(sound.rows(staying), {trace.model: model}, round_, key)
+            report, heard = dict(step.report), step.broadcast[trace.model]
+            places = [senders.index(sane[row]) for row in staying]
+            weights[places] = report["weights"].detach().double().cpu()
         taken = file.taken.clone()
         taken[torch.tensor(senders)] += weights.to(taken.device)
-        change = step.broadcast[trace.model] - model - _combined(file.sums, undone)
+        change = heard - model - _combined(file.sums, undone)
         file = replace(file, taken=taken, moved=file.moved + change)
         if round_ < setup.rounds - 1 and round_ + 1 < settings.wait:
             after = file.origin
@@ -248,8 +250,8 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
             inside, y = gram[np.ix_(rows, rows)], np.zeros(len(gram))
             y[rows] = court.corrected(inside, beside[rows], law.select(rows), file)
             after = file.origin + file.moved + _combined(file.sums, y)
-        report = {**step.report, "weights": weights, "expelled": tuple(found + convicted)}
-        return ServerStep({trace.model: after}, {trace.model: after, **file.state()}, report)
+        told = {**report, "weights": weights, "expelled": tuple(found + convicted)}
+        return ServerStep({trace.model: after}, {trace.model: after, **file.state()}, told)
 
     def members(state: State) -> tuple[int, ...]:
         return tuple(int(i) for i in File.read(state).staying)
