@@ -90,7 +90,7 @@ def walk(
     travelled: Tensor | None = None
     losses: list[Tensor] = []
     for number, batch in enumerate(batches):
-        drawn = None if keys is None else [key.fold("step", number) for key in keys]
+        drawn = None if keys is None else step_keys(keys, number)
         found = step.gradient(model, params, batch, statistics, drawn)
         direction = found.value if force is None else found.value + force(params)
         params = params - step.rate * direction
@@ -100,6 +100,11 @@ def walk(
     if travelled is None:
         raise ValueError("local training needs at least one batch")
     return Walk(params, torch.stack(losses).mean(0), travelled, statistics)
+
+
+def step_keys(keys: Sequence[Key], number: int) -> list[Key]:
+    """Return the key that each client's model draws from in one local step, given those of its round."""
+    return [key.fold("step", number) for key in keys]
 
 
 def initial_models(model: Model, ids: tuple[int, ...], key: Key) -> Tensor:

@@ -21,7 +21,7 @@ from trilemma.learning.local_steps import (
     statistics_of,
 )
 from trilemma.learning.presets import Preset
-from trilemma.learning.privatise import clip_rows
+from trilemma.learning.privatise import client_keys, clip_rows
 from trilemma.learning.protocol import Clients, ServerFunction, Start, State
 from trilemma.learning.server import aggregate, descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup
@@ -66,7 +66,8 @@ def compute(
     model = clients.model
     batch = next(iter(clients.epochs(settings.batch_size, 1, key.fold("batch"))))
     step = LocalStep(1.0, clip=None if carries else GRADIENT_CLIP)
-    found = step.gradient(model, broadcast["params"], batch, statistics_of(model, state))
+    statistics, keys = statistics_of(model, state), client_keys(clients, key)
+    found = step.gradient(model, broadcast["params"], batch, statistics, keys)
     gradient, kept = found.value, {**state, **found.buffers}
     if carries:
         gradient, _ = clip_rows(state["carried"] + gradient, GRADIENT_CLIP)

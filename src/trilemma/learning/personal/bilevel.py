@@ -13,7 +13,7 @@ One round of client k, started from the received w and its own x_k, which is nev
 
 With `tolerance` ν > 0 a solve ends for a client once ‖∇‖² of its inner problem is at most ν, and K is the
 most steps it may take; `resample = false` keeps the mini-batch fixed during a solve, as the paper's analysis
-does.
+does. Dropout is drawn anew in every step, whatever the mini-batch.
 
 A coordinate of w that is not finite cannot pull anything anywhere. What happens then is explicit:
 `nonfinite = "drop"` leaves that coordinate's penalty out and reports the share of such coordinates as
@@ -23,7 +23,7 @@ its pull grows with w and wrecks x_k long before w overflows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,10 +34,10 @@ from torch import Tensor
 from trilemma.data.types import Batch
 from trilemma.keys import Key
 from trilemma.learning.gridded import moved
-from trilemma.learning.local_steps import LocalStep, initial_model, initial_models, statistics_of
+from trilemma.learning.local_steps import LocalStep, initial_model, initial_models, statistics_of, step_keys
 from trilemma.learning.messages import one_vector
 from trilemma.learning.presets import Preset
-from trilemma.learning.privatise import publish
+from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.server import blending_server
 from trilemma.learning.settings import Setup, WholeClientSettings
@@ -190,8 +190,9 @@ def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, 
         losses: list[Tensor] = []
         steps = torch.zeros(len(x), device=x.device)
         batches = settings_batches(settings, clients, key)
-        for _ in range(settings.local_rounds):
-            solved = solver.solve(model, projection, x, px, w, statistics, batches)
+        for number in range(settings.local_rounds):
+            keys = client_keys(clients, key.fold("solve", number))
+            solved = solver.solve(model, projection, x, px, w, statistics, batches, keys)
             x, px, statistics = solved.x, solved.px, solved.statistics
             losses += solved.losses
             steps = steps + solved.steps
@@ -248,6 +249,7 @@ class _Solver:
         w: Tensor,
         statistics: Mapping[str, Tensor],
         batches: Iterator[Batch],
+        keys: Sequence[Key],
     ) -> _Solved:
         settings, losses = self.settings, []
         active: Tensor | None = None
@@ -256,7 +258,7 @@ class _Solver:
         for index in range(settings.inner_steps):
             if settings.resample and index:
                 batch = next(batches)
-            found = self.step.gradient(model, x, batch, statistics)
+            found = self.step.gradient(model, x, batch, statistics, step_keys(keys, index))
             losses.append(found.loss)
             statistics = found.buffers
             force = settings.lam * self.penalty(w - px)

@@ -18,7 +18,7 @@ model-agnostic meta-learning approach", NeurIPS 2020.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -29,10 +29,10 @@ from trilemma.data.types import Batch
 from trilemma.keys import Key
 from trilemma.learning.fedavg import GlobalSettings
 from trilemma.learning.gridded import moved
-from trilemma.learning.local_steps import LocalStep, clients_state, initial_model, statistics_of
+from trilemma.learning.local_steps import LocalStep, clients_state, initial_model, statistics_of, step_keys
 from trilemma.learning.messages import one_vector
 from trilemma.learning.presets import Preset, switches
-from trilemma.learning.privatise import publish
+from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.server import blending_server
 from trilemma.learning.settings import Setup, algorithms
@@ -66,13 +66,17 @@ class PerFedAvg(GlobalSettings):
             statistics: Mapping[str, Tensor] = statistics_of(model, state)
             batches = iter(clients.epochs(self.batch_size, 2 * self.local_steps, key.fold("batch")))
             losses: list[Tensor] = []
-            for _ in range(self.local_steps):
+            keys = client_keys(clients, key)
+            for number in range(self.local_steps):
                 support, query = next(batches), next(batches)
-                found = inner.gradient(model, w, support, statistics)
-                ahead = outer.gradient(model, w - inner.rate * found.value, query, found.buffers)
+                # Every batch has masks of its own, as it has examples of its own.
+                first, second = step_keys(keys, 2 * number), step_keys(keys, 2 * number + 1)
+                found = inner.gradient(model, w, support, statistics, first)
+                u = w - inner.rate * found.value
+                ahead = outer.gradient(model, u, query, found.buffers, second)
                 direction, statistics = ahead.value, ahead.buffers
                 if self.order == "product":
-                    curved = hessian_product(model, w, direction, support, statistics)
+                    curved = hessian_product(model, w, direction, support, statistics, first)
                     direction = direction - inner.rate * curved
                 w = w - outer.rate * direction
                 losses.append(ahead.loss)
@@ -84,8 +88,10 @@ class PerFedAvg(GlobalSettings):
             w, statistics = broadcast["params"], statistics_of(clients.model, state)
             steps = switches(self.preset).tuning_steps
             batches = clients.epochs(self.batch_size, steps, key.fold("adapt"))
-            for step, batch in zip((inner, outer)[:steps], batches, strict=True):
-                w = w - step.rate * step.gradient(clients.model, w, batch, statistics).value
+            keys = client_keys(clients, key.fold("adapt"))
+            for number, (step, batch) in enumerate(zip((inner, outer)[:steps], batches, strict=True)):
+                drawn = step_keys(keys, number)
+                w = w - step.rate * step.gradient(clients.model, w, batch, statistics, drawn).value
             return w
 
         server = blending_server(setup, "params", self.beta)
@@ -94,12 +100,20 @@ class PerFedAvg(GlobalSettings):
 
 
 def hessian_product(
-    model: Model, w: Tensor, v: Tensor, batch: Batch, statistics: Mapping[str, Tensor]
+    model: Model,
+    w: Tensor,
+    v: Tensor,
+    batch: Batch,
+    statistics: Mapping[str, Tensor],
+    keys: Sequence[Key] | None = None,
 ) -> Tensor:
-    """Return ∇²f_B(w) v for k clients by a central difference of gradients, (k, D)."""
+    """Return ∇²f_B(w) v for k clients by a central difference of gradients, (k, D).
+
+    Both gradients draw from the same `keys`: they are those of one network.
+    """
     length: Tensor = torch.linalg.vector_norm(v, dim=1, keepdim=True)
     size = length.clamp(min=torch.finfo(v.dtype).tiny)
     nudge, plain = DIFFERENCE * v / size, LocalStep(1.0, clip=None)
-    after = plain.gradient(model, w + nudge, batch, statistics).value
-    before = plain.gradient(model, w - nudge, batch, statistics).value
+    after = plain.gradient(model, w + nudge, batch, statistics, keys).value
+    before = plain.gradient(model, w - nudge, batch, statistics, keys).value
     return (after - before) * (size / (2.0 * DIFFERENCE))
