@@ -72,6 +72,9 @@ MIXINGS = {
     "bucketing": Known(no_reference="drawn; see test_bucketing_is_one_of_all_bucketings"),
     "clip": Known(lambda mixing, X, f: ref.clip(X, f, mixing.radius)),
     "arc": Known(plain(ref.arc)),
+    "evidence": Known(
+        no_reference="it leaves messages alone; the server asks it, tests/learning/test_evidence.py"
+    ),
 }
 SUBJECTS = [s for s in subjects() if all(name in {**RULES, **MIXINGS} for name in s.split("+"))]
 
