@@ -16,6 +16,7 @@ from trilemma import models
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.models import Clip
+from trilemma.models.modules.passes import Source
 from trilemma.testing.examples import Stack
 
 KEYS = [Key(7).fold("client", i) for i in range(3)]
@@ -349,3 +350,25 @@ def test_a_careful_sum_of_a_large_batch_is_right_to_the_share_that_is_given_to_r
     each = torch.cat([x[0].double(), torch.ones(size, 1).double()], 1)
     exact = (0.25 * each / each.norm(dim=1, keepdim=True)).mean(0)
     assert float((result.double().abs() - exact).norm()) < 2**-8 * 0.25 / size
+
+
+def test_clients_who_share_their_parameters_share_what_stands_for_them(monkeypatch):
+    """One by one, with small units, making it anew for each was most of what a loop by hand does not pay."""
+    model, theta, batch = problem(ZOO["custom"].module(), 6)
+    assert models.paths(model, batch).way == "looped"
+    made_for: list[object] = []
+    plain = Source.slots
+
+    def watched(source, values, own):
+        made_for.append(values)
+        return plain(source, values, own)
+
+    monkeypatch.setattr(Source, "slots", watched)
+    personal = theta.expand(3, -1).clone()
+    counts, values = [], []
+    for params in (theta, personal, theta, personal):  # the first two times a batch of this kind is tried out
+        made_for.clear()
+        values.append(models.gradients(model, params, batch, clip=Clip.example(0.1)).value)
+        counts.append(len(made_for))
+    assert counts[2:] == [1, 3]
+    assert torch.equal(values[2], values[3])

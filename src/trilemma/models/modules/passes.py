@@ -202,43 +202,50 @@ def _looped(
 ) -> ModulePass:
     """Go through clients, or examples, one by one, by autograd alone; losses one by one too."""
     clients, size = request.share.shape
-    total = request.share.new_zeros(clients)
+    found: list[Tensor] = []
     each: dict[str, list[Tensor]] = {name: [] for name in params}
     updated: dict[str, list[Tensor]] = {}
     width = 1 if request.by_example else size
-    units = [(row, slice(start, start + width)) for row in range(clients) for start in range(0, size, width)]
-    for row, columns in units:
-        values = {name: value[row if len(value) > 1 else 0] for name, value in params.items()}
-        own = {name: value.detach().requires_grad_() for name, value in values.items()}
-        share = request.share[row, columns]
-        present = share > 0
-        some = not request.padded or bool(present.any())
-        keep = present if request.padded and some else slice(None)
-        x = {"": request.x} if isinstance(request.x, Tensor) else request.x
-        mine = {name: column[row, columns][keep] for name, column in x.items()}
-        statistics = Statistics(
-            source.statistics, {name: part[row] for name, part in request.buffers.items()}
-        )
-        draws = Draws(None if seeds is None else seeds[row, columns][keep], not request.dropout)
-        with Recorder(source.slots(values, own), None, log, draws, statistics):
-            outputs = source.call(mine[""] if isinstance(request.x, Tensor) else mine)
-        targets = request.y[row, columns][keep]
-        if request.by_example:
-            loss = source.loss(outputs, targets) * share.sum()
-        else:
-            loss = losses(source, outputs, targets, share[keep]).sum()
-        if not some:
-            loss = loss * 0.0
-        total[row] += loss.detach()
-        grads = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
-        for name, grad in zip(own, grads, strict=True):
-            each[name].append(torch.zeros_like(own[name]) if grad is None else grad)
-        for name, fresh in statistics.updated.items():
-            updated.setdefault(name, []).append(fresh.detach())
+    x = {"": request.x} if isinstance(request.x, Tensor) else request.x
+    common = all(len(value) == 1 for value in params.values())
+    # Units are small and many, so whatever is the same for all of them is made once.
+    for row in range(clients):
+        if row == 0 or not common:
+            values = {name: value[row if len(value) > 1 else 0] for name, value in params.items()}
+            own = {name: value.detach().requires_grad_() for name, value in values.items()}
+            slots = source.slots(values, own)
+        buffers = {name: part[row] for name, part in request.buffers.items()}
+        for start in range(0, size, width):
+            columns = slice(start, start + width)
+            share, targets = request.share[row, columns], request.y[row, columns]
+            mine = {name: column[row, columns] for name, column in x.items()}
+            drawn = None if seeds is None else seeds[row, columns]
+            present = share > 0 if request.padded else None
+            some = present is None or bool(present.any())
+            if present is not None and some:
+                targets, mine = targets[present], {name: column[present] for name, column in mine.items()}
+                drawn = None if drawn is None else drawn[present]
+                share = share[present]
+            statistics = Statistics(source.statistics, buffers)
+            with Recorder(slots, None, log, Draws(drawn, not request.dropout), statistics):
+                outputs = source.call(mine[""] if isinstance(request.x, Tensor) else mine)
+            if request.by_example:
+                loss = source.loss(outputs, targets) * share.sum()
+            else:
+                loss = losses(source, outputs, targets, share).sum()
+            if not some:
+                loss = loss * 0.0
+            found.append(loss.detach())
+            grads = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
+            for name, grad in zip(own, grads, strict=True):
+                each[name].append(torch.zeros_like(own[name]) if grad is None else grad)
+            for name, fresh in statistics.updated.items():
+                updated.setdefault(name, []).append(fresh.detach())
+    total = torch.stack(found).to(request.share.dtype).view(clients, -1).sum(1)
     lead = (clients, size) if request.by_example else (clients, 1)
     terms: dict[str, dict[Rows, list[Term]]] = {
-        name: {None: [Whole(torch.stack(found).view(*lead, *params[name].shape[1:]))]}
-        for name, found in each.items()
+        name: {None: [Whole(torch.stack(grown).view(*lead, *params[name].shape[1:]))]}
+        for name, grown in each.items()
     }
     statistics_ = {name: torch.stack(parts) for name, parts in updated.items()}
     return ModulePass(total, terms, params, (clients, size), statistics_)
