@@ -170,6 +170,8 @@ def opacus(net: nn.Module, batch: Batch, limit: float) -> Callable[[], Any] | No
     )
 
     class Nothing:
+        loss_reduction = "mean"
+
         def zero_grad(self) -> None:
             private.zero_grad()
 
