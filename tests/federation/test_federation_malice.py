@@ -253,6 +253,35 @@ def kind(block):
     return wire.kind_of(block)
 
 
+# --- what no ledger would show ----------------------------------------------------------------------------
+
+
+def test_who_has_a_budget_says_nothing_without_noise(parties):
+    """A budget holds over all runs: a later configuration without noise would leave nothing in its ledger."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    server.ask(0, 0, 0)
+    for party in parties:
+        party.config.write_text(small_config(CLIENTS))
+        Permission().with_plan(party.plan).save(party.allowed)
+    server.open(1, range(CLIENTS))
+    refusal(Reason.BUDGET, server.ask, 0, 1, 1)
+
+
+def test_a_round_over_budget_leaves_no_remark_either(tmp_path):
+    """Otherwise a server could fill a client's disk, and its ledger with its own words, for nothing."""
+    config = small_config(CLIENTS, *PRIVATE)
+    parties = make(tmp_path / "federation", CLIENTS, config, budget=1e-3)
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    ask = wire.Ask(run="run", epoch=0, round=0, heard={}, unused=list(range(CLIENTS)))
+    block = wire.dumps(ask, {"params": torch.zeros(DIM)})
+    refusal(Reason.BUDGET, server.nodes[0].answer, block)
+    size = parties[1].ledger.stat().st_size
+    refusal(Reason.BUDGET, server.nodes[0].answer, block)
+    assert parties[1].ledger.stat().st_size == size
+
+
 # --- two workers, lost and old memories, texts (defect 9) -------------------------------------------------
 
 

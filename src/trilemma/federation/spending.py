@@ -134,26 +134,27 @@ def pay(
     journal was lost) or not (the process died in between); its shared noise may be known, so only another
     epoch can have the round.
     """
-    release, threat = task.resolved.release, task.resolved.threat
-    if release is None or threat is None or release.law.silent:
-        return {}
     if not _is_paid_for(task):
+        # Noise that guarantees nothing, or none at all: a ledger would show neither to whoever has a budget.
         if party.budget.exists():
             raise Refused(Reason.BUDGET, "this configuration gives no guarantee to hold against it")
         return {}
+    release, threat = task.resolved.release, task.resolved.threat
+    assert release is not None
+    assert threat is not None
     clients = len(secrets.members) if task.counts_on_others else threat.clients
     name = epoch_name(run, secrets.epoch)
     with _opened(party) as ledger:
         if any(entry.round >= round_ and entry.run.split("~")[0] == name for entry in ledger.entries):
             raise Refused(Reason.LOST, f"round {round_} of {name} is in the ledger and not in the journal")
-        if unheard:
+        entry = ledger.authorise(release, replace(threat, clients=clients), name, round_)
+        if unheard:  # after the entry: a round that is refused leaves nothing, however often it is asked for
             absent = ", ".join(str(client) for client in unheard)
             ledger.remark(
                 name,
                 round_ - 1,
                 f"not heard last time: clients {absent}; noise shared with them stayed in",
             )
-        entry = ledger.authorise(release, replace(threat, clients=clients), name, round_)
         _remember(party)
     return entry.epsilon
 
