@@ -24,10 +24,10 @@ from trilemma.audit.canaries import Pair, broadcasts, sampled, whole, without_ca
 from trilemma.audit.observer import Observer
 from trilemma.audit.outcomes import Outcome, Value
 from trilemma.audit.subject import Subject
-from trilemma.audit.trials import Reading, Silent, TrialNoise, play
+from trilemma.audit.trials import Reading, TrialNoise, play
 from trilemma.keys import Key
 from trilemma.learning.protocol import State
-from trilemma.privacy import SimulatedNoise
+from trilemma.privacy import Noiseless, SimulatedNoise
 
 TOGETHER = 1 << 22
 """Numbers of noise, or examples held, that are in memory at once."""
@@ -68,11 +68,11 @@ def plan(subject: Subject, pairs: Sequence[Pair], key: Key) -> Plan:
 def _planned(subject: Subject, pair: Pair, name: str, sent: Sequence[State], key: Key) -> Plan:
     algorithm = subject.algorithm
     coins = np.array([True, False])
-    silent = play(algorithm, whole(pair, coins, Silent()), sent, key)
-    tails_only = whole(pair, np.zeros(subject.rounds, bool), Silent())
+    silent = play(algorithm, whole(pair, coins, Noiseless()), sent, key)
+    tails_only = whole(pair, np.zeros(subject.rounds, bool), Noiseless())
     reading = Reading.of(algorithm, tails_only, subject.release.law, sent, key)
     heads, tails = reading.releases(silent).unbind(1)
-    empty = play(algorithm, whole(without_canary(pair), coins[1:], Silent()), sent, key)
+    empty = play(algorithm, whole(without_canary(pair), coins[1:], Noiseless()), sent, key)
     nothing = reading.releases(empty)[:, 0]
     return Plan(pair, name, sent, reading, heads, tails, nothing)
 

@@ -20,11 +20,11 @@ from trilemma.audit.canaries import LOUD, Whole, canary_model
 from trilemma.audit.observer import Observer
 from trilemma.audit.outcomes import Outcome
 from trilemma.audit.subject import Subject
-from trilemma.audit.trials import Reading, Silent, TrialNoise, play
+from trilemma.audit.trials import Reading, TrialNoise, play
 from trilemma.data import Dataset, FederatedData, Holdings
 from trilemma.keys import Key
 from trilemma.models.types import Model
-from trilemma.privacy import SimulatedNoise
+from trilemma.privacy import Noiseless, SimulatedNoise
 from trilemma.privacy.gaussian import gaussian_mu
 from trilemma.privacy.types import NoiseSource
 from trilemma.simulate.experiment import SimulatedClients
@@ -75,7 +75,7 @@ def _reading(subject: Subject, model: Model, key: Key) -> Reading:
     probes = Whole(
         tuple(range(subject.rounds)),
         model,
-        Silent(),
+        Noiseless(),
         torch.zeros(subject.rounds, 1, model.dim - 1),
         torch.zeros(subject.rounds, 1),
     )
@@ -100,7 +100,7 @@ def _examples(subject: Subject, coins: np.ndarray, key: Key) -> np.ndarray:
     sent = subject.always(subject.first_broadcast(model, key))
     reading = _reading(subject, model, key)
 
-    silent = Whole((0,), model, Silent(), torch.zeros(1, 1, count), torch.zeros(1, 1))
+    silent = Whole((0,), model, Noiseless(), torch.zeros(1, 1, count), torch.zeros(1, 1))
     seen, nothing = (
         reading.releases(play(subject.algorithm, clients, sent, key))
         for clients in (SimulatedClients((0,), data, model, noise), silent)
@@ -133,8 +133,8 @@ def _clients(subject: Subject, coins: np.ndarray, observer: Observer, key: Key) 
         clients = Whole(ids, model, noise, x, subject.release.clip * signs[:, None])
         return reading.releases(play(subject.algorithm, clients, sent, key))
 
-    nothing = releases(Silent(), torch.zeros(count))
-    moves = releases(Silent(), torch.ones(count)) - nothing
+    nothing = releases(Noiseless(), torch.zeros(count))
+    moves = releases(Noiseless(), torch.ones(count)) - nothing
     noise = SimulatedNoise(key.fold("noise"), count)
     seen = releases(noise, torch.from_numpy(np.where(coins, 1.0, -1.0)).float()) - nothing
     residual = seen + observer.weight * (seen.sum(1, keepdim=True) - seen)

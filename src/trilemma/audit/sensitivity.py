@@ -16,11 +16,12 @@ from torch import Tensor
 from trilemma.audit.canaries import Examples, Pair, Whole, broadcasts, canary, canary_model, direction
 from trilemma.audit.outcomes import Outcome, Value
 from trilemma.audit.subject import Subject
-from trilemma.audit.trials import Reading, Silent, play
+from trilemma.audit.trials import Reading, play
 from trilemma.data.types import Features, each
 from trilemma.keys import Key
 from trilemma.learning.protocol import State
 from trilemma.models.types import Model
+from trilemma.privacy import Noiseless
 
 ROUNDS = 6
 """Rounds that state is carried along for."""
@@ -74,7 +75,7 @@ def stacked(model: Model, held: Sequence[Examples]) -> Whole:
         if isinstance(first, Tensor)
         else {name: column(name) for name in first}
     )
-    return Whole(tuple(range(len(held))), model, Silent(), x, torch.stack([one.y for one in held]))
+    return Whole(tuple(range(len(held))), model, Noiseless(), x, torch.stack([one.y for one in held]))
 
 
 def wild_pairs(subject: Subject, dim: int, key: Key) -> list[Pair]:

@@ -20,24 +20,8 @@ from trilemma.learning import Algorithm, Messages
 from trilemma.learning.gridded import GridCodec
 from trilemma.learning.messages import STEPS
 from trilemma.learning.protocol import Clients, State
+from trilemma.privacy import Noiseless
 from trilemma.privacy.types import NoiseLaw, NoiseSource
-
-
-@dataclass(frozen=True)
-class Silent:
-    """Noise that is all zeros: what is left of a message is the contribution."""
-
-    def draw(
-        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
-    ) -> Tensor:
-        """Return zeros."""
-        return torch.zeros(len(ids), dim, device=device)
-
-    def steps(
-        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
-    ) -> Tensor:
-        """Return zeros."""
-        return torch.zeros(len(ids), dim, dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True)
@@ -129,7 +113,7 @@ class Reading:
         size = math.hypot(law.sigma_ind, law.sigma_cor)
         loud, quiet = (
             _vectors(play(algorithm, replace(probes, noise=noise), sent, key))
-            for noise in (Impulse(size), Silent())
+            for noise in (Impulse(size), Noiseless())
         )
         response = (loud - quiet).mean(2) / size
         readable = bool(torch.isfinite(response).all()) and float(response.diagonal().abs().min()) > 1e-9
