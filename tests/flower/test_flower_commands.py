@@ -35,7 +35,7 @@ def test_a_pilot_from_its_making_to_its_end(tmp_path):
         first = command("run", folder)
         assert [line.split(",")[0] for line in first.splitlines()[:3]] == ["round 1", "round 2", "round 3"]
         assert "round" not in command("run", folder), "a finished run is not run again"
-        assert "run default: 3 rounds committed" in command("status", folder)
+        assert "run default: finished, 3 rounds committed of 3" in command("status", folder)
         with pytest.raises(UserError, match="budget: the client's own budget does not allow it"):
             command("run", folder, "--name", "again")
         assert "9 processes stopped" in command("down", folder)

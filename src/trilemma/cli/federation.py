@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from trilemma.cli.options import PluginOption
+from trilemma.cli.watching import Folder, status_command
 from trilemma.errors import UserError
 from trilemma.records import Record
 
@@ -25,8 +25,6 @@ federation_app = typer.Typer(
     no_args_is_help=True,
 )
 console = Console()
-
-Folder = Annotated[Path, typer.Argument(help="a federation's folder, or one party's folder in it")]
 
 
 def _require_flower() -> None:
@@ -301,21 +299,7 @@ def _clients(folder: Path) -> list[Party]:
     return found
 
 
-@federation_app.command("status")
-def status_command(folder: Folder) -> None:
-    """Show every process and every run."""
-    from trilemma.federation.commits import CommitLog
-    from trilemma.federation.layout import parties
-    from trilemma.flower import deployment
-
-    table = Table("party", "process", "pid", "state")
-    for one in deployment.status(folder):
-        table.add_row(one.party, one.process, str(one.pid), "running" if one.alive else "[red]dead[/]")
-    console.print(table)
-    server = parties(folder)[0]
-    for run in sorted((server.state / "runs").glob("*")) if server.client is None else []:
-        last = CommitLog(run).last()
-        console.print(f"run {run.name}: {0 if last is None else last.rounds} rounds committed")
+federation_app.command("status")(status_command)
 
 
 @federation_app.command("down")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trilemma.report.federations import Now
 from trilemma.report.question import Question
 
 
@@ -264,9 +265,6 @@ class StudyView(Answer):
 
 Role = Literal["server", "client"]
 
-Standing = Literal["heard", "absent", "rejected", "not asked", "nothing yet"]
-"""How a client did in the newest round."""
-
 
 class PartyLine(Answer):
     """A party of a federation."""
@@ -288,7 +286,7 @@ class Member(Answer):
     rejected: int
     reason: str = Field(description="why its answer was last turned away")
     weight: float
-    now: Standing
+    now: Now
 
 
 class ServerRun(Answer):

@@ -7,21 +7,17 @@ ledger, its budget and its own log. Folders of secrets are not opened.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from trilemma.errors import UserError
 from trilemma.federation.layout import Party
-from trilemma.federation.spending import read_budget
-from trilemma.page.answers import Account, Member, PartyLine, PartyView, Role, ServerRun, Spent, Standing
+from trilemma.page.answers import Account, Member, PartyLine, PartyView, Role, ServerRun, Spent
 from trilemma.page.index import Found, Index, shown
 from trilemma.page.runs import flat
-from trilemma.privacy.statement import Statement, read_statement
-from trilemma.records import Record
+from trilemma.report import federations
 from trilemma.report.glance import Glance, plain_config, readable
 from trilemma.report.tables import shown as shown_score
-from trilemma.report.trust import trusted
 
 LATEST = 300
 """Releases of a ledger, and lines of a log, that are shown: the newest."""
@@ -70,7 +66,7 @@ def _server_run(run: Found, index: Index) -> ServerRun | None:
         epoch=found.newest.epoch if found.newest else None,
         score="" if summary.spread(summary.score).mean is None else _score(found),
         changed=found.changed,
-        members=members(summary.clients, records),
+        members=[_member(one) for one in federations.members(summary.clients, records)],
     )
 
 
@@ -79,73 +75,38 @@ def _score(found: Glance) -> str:
     return f"{name} {shown_score(name, found.summary)}"
 
 
-def members(clients: int, records: Sequence[Record]) -> list[Member]:
-    """Return the clients as the server's records have them, in their order.
-
-    >>> [one.now for one in members(3, [Record(1, weights={0: 1.0, 1: 0.0}, absent=(1,))])]
-    ['heard', 'absent', 'not asked']
-    """
-    trust = {one.client: one for one in trusted(clients, records)}
-    heard: dict[int, int] = {}
-    reasons: dict[int, str] = {}
-    for record in records:
-        away = {client for client, _ in record.rejected}
-        heard |= {client: record.round for client in record.weights if client not in (*record.absent, *away)}
-        reasons |= {client: str(reason) for client, reason in record.rejected if client is not None}
-    newest = records[-1] if records else None
-    return [
-        Member(
-            client=client,
-            heard=heard.get(client),
-            absent=trust[client].absent,
-            rejected=trust[client].rejected,
-            reason=shown(reasons.get(client, "")),
-            weight=trust[client].weight,
-            now=_now(client, newest),
-        )
-        for client in range(clients)
-    ]
-
-
-def _now(client: int, newest: Record | None) -> Standing:
-    if newest is None:
-        return "nothing yet"
-    if any(client == who for who, _ in newest.rejected):
-        return "rejected"
-    if client in newest.absent:
-        return "absent"
-    return "heard" if client in newest.weights else "not asked"
+def _member(one: federations.Member) -> Member:
+    return Member(
+        client=one.client,
+        heard=one.heard,
+        absent=one.absent,
+        rejected=one.rejected,
+        reason=shown(one.reason),
+        weight=one.weight,
+        now=one.now,
+    )
 
 
 def _account(party: Party) -> Account:
     """Return a client's ledger, budget and refusals; what cannot be read is said."""
-    problem, statement, budget = "", Statement(None), None
-    try:
-        statement = read_statement(party.ledger)
-        budget = statement.budget or (read_budget(party) if party.budget.is_file() else None)
-    except UserError as error:
-        problem = shown(str(error))
-    accountant, spent = statement.spent
+    found = federations.account(party)
+    budget, statement = found.budget, found.statement
     return Account(
         budget=None if budget is None else budget.epsilon,
         delta=None if budget is None else budget.delta,
         unit="" if budget is None else budget.unit,
         adjacency="" if budget is None else budget.adjacency,
-        spent=spent,
-        left=None if budget is None else budget.epsilon - spent,
-        accountant=accountant,
-        rounds=_releases(statement),
+        spent=found.spent,
+        left=found.left,
+        accountant=found.accountant,
+        rounds={shown(run): count for run, count in found.rounds.items()},
         spending=[_spent(entry.run, entry.round, entry.epsilon, entry.threat) for entry in statement.entries][
             -LATEST:
         ],
         remarks=[shown(f"{one.run}, round {one.round}: {one.text}") for one in statement.remarks][-LATEST:],
         refusals=_tail(party.log),
-        problem=problem,
+        problem=shown(found.problem),
     )
-
-
-def _releases(statement: Statement) -> dict[str, int]:
-    return {shown(run): count for run, count in Counter(one.run for one in statement.entries).items()}
 
 
 def _spent(run: str, round_: int, epsilon: Mapping[str, float], threat: str) -> Spent:

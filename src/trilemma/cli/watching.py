@@ -1,0 +1,146 @@
+"""`trilemma federation status`: where every party in a folder stands, once or again and again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from trilemma.errors import printable
+
+if TYPE_CHECKING:
+    from trilemma.report.federations import Account, Member, PartyStanding, RunStanding
+
+console = Console()
+
+Folder = Annotated[Path, typer.Argument(help="a federation's folder, or one party's folder in it")]
+
+SCORES = 5
+"""Scores of a run that are shown: the newest; `--json` has more."""
+
+
+def status_command(
+    folder: Folder,
+    watch: Annotated[bool, typer.Option("--watch", help="look again and again, until stopped")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one line of JSON per look")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="with --watch: seconds between two looks")] = 2.0,
+) -> None:
+    """Show where every party in the folder stands: processes, runs, clients, what was spent."""
+    from trilemma.report.federations import standing
+
+    found = standing(folder)
+    if as_json:
+        print(_json(found), flush=True)
+    elif not watch:
+        console.print(_shown(found))
+    if not watch:
+        return
+    try:
+        if as_json:
+            while True:
+                time.sleep(every)
+                print(_json(standing(folder)), flush=True)
+        with Live(_shown(found), console=console, auto_refresh=False, screen=console.is_terminal) as live:
+            while True:
+                time.sleep(every)
+                live.update(_shown(standing(folder)), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _json(found: Iterable[PartyStanding]) -> str:
+    return json.dumps({"time": round(time.time(), 3), "parties": [one.plain() for one in found]})
+
+
+def _shown(found: list[PartyStanding]) -> RenderableType:
+    """Lay out what was found: processes of all, the server's runs, the clients' accounts."""
+    parts: list[RenderableType] = [_processes(found)]
+    for party in found:
+        if party.problem:
+            parts.append(Text(f"{party.party}: {printable(party.problem)}", style="red"))
+        for run in party.runs:
+            parts += [Text(_head(run)), _members(run.members)]
+            parts += [Text(line) for line in _remarks(run)]
+    accounts = [(one.party, one.account) for one in found if one.account is not None]
+    if accounts:
+        parts.append(_accounts(accounts))
+    return Group(*parts)
+
+
+def _processes(found: list[PartyStanding]) -> Table:
+    table = Table("party", "process", "pid", "state")
+    for party in found:
+        for one in party.processes:
+            state = Text("running") if one.alive else Text("dead", style="red")
+            table.add_row(party.party, printable(one.name), str(one.pid), state)
+    return table
+
+
+def _head(run: RunStanding) -> str:
+    epoch = "" if run.epoch is None else f", epoch {run.epoch}"
+    since = f", last written {ago(time.time() - run.changed)}"
+    return f"run {run.name}: {run.state}, {run.round} rounds committed of {run.rounds}{epoch}{since}"
+
+
+def _members(members: Iterable[Member]) -> Table:
+    table = Table("client", "now", "heard in", "absent", "rejected", "weight", "of late")
+    for one in members:
+        table.add_row(
+            str(one.client),
+            Text(one.now, style="" if one.now in ("heard", "not asked", "nothing yet") else "red"),
+            "never" if one.heard is None else f"round {one.heard}",
+            str(one.absent),
+            str(one.rejected),
+            f"{one.weight:.3f}",
+            "" if one.share is None else f"{one.share:.3f}",
+        )
+    return table
+
+
+def _remarks(run: RunStanding) -> list[str]:
+    """Say why clients were rejected or expelled, and how the model scored of late."""
+    lines = []
+    for one in run.members:
+        if one.reason:
+            lines.append(f"client {one.client} was last rejected: {printable(one.reason)}")
+        if one.expelled:
+            lines.append(f"client {one.client} was expelled: {printable(one.expelled)}")
+    for round_, scores in list(run.scores.items())[-SCORES:]:
+        finite = {printable(name): value for name, value in scores.items() if value is not None}
+        said = ", ".join(f"{name} {value:.3f}" for name, value in finite.items())
+        lines.append(f"round {round_}: {said or 'no finite score'}")
+    return lines
+
+
+def _accounts(accounts: list[tuple[str, Account]]) -> Table:
+    table = Table("client", "ε spent", "ε left", "by", "releases")
+    for name, one in accounts:
+        if one.problem:
+            table.add_row(name, Text(printable(one.problem), style="red"))
+            continue
+        left = "no budget" if one.left is None else f"{one.left:.3g}"
+        releases = ", ".join(f"{printable(run)}: {count}" for run, count in one.rounds.items())
+        table.add_row(name, f"{one.spent:.3g}", left, one.accountant or "–", releases or "none")
+    return table
+
+
+def ago(seconds: float) -> str:
+    """Say how long ago something was.
+
+    >>> ago(3.2), ago(200), ago(7300), ago(-4)
+    ('3 s ago', '3 min ago', '2 h ago', 'just now')
+    """
+    if seconds < 1:
+        return "just now"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

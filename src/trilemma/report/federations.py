@@ -1,0 +1,248 @@
+"""Where a federation stands, as one party's own folder tells it, and nothing that another party's would.
+
+The server's folder has who answered, who did not, whose answer was turned away and why; a client's has its
+ledger and its budget. Folders of secrets are not opened, nothing is written, and no process is asked: what is
+shown is as true after a crash as before. `trilemma federation status` and the page show it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trilemma.errors import UserError
+from trilemma.federation import processes
+from trilemma.federation.layout import Party, parties
+from trilemma.federation.spending import read_budget
+from trilemma.privacy.ledger import Budget
+from trilemma.privacy.statement import Statement, read_statement
+from trilemma.records import Record
+from trilemma.report.glance import deployed_records, glance_deployed, readable
+from trilemma.report.trust import trusted
+
+Now = Literal["heard", "absent", "rejected", "not asked", "nothing yet"]
+"""What became of a client in the newest round."""
+
+LATEST = 300
+"""Scores of a run that are told: the newest."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client as the server's records have it.
+
+    `heard` is the last round in which its answer counted, `reason` why one was last turned away; `weight` is
+    its mean share in the aggregate over the rounds it was heard in, `share` that in the newest round.
+    """
+
+    client: int
+    heard: int | None
+    absent: int
+    rejected: int
+    reason: str
+    weight: float
+    now: Now
+    share: float | None = None
+    expelled: str = ""
+
+
+@dataclass(frozen=True)
+class RunStanding:
+    """A run as the server has committed it; `scores` are those of its newest scored rounds, by round."""
+
+    name: str
+    state: str
+    round: int
+    rounds: int
+    epoch: int | None
+    changed: float
+    scores: Mapping[int, Mapping[str, float | None]]
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a client has spent and may spend; `problem` says what cannot be read, or believed.
+
+    `rounds` counts releases by run and epoch.
+    """
+
+    budget: Budget | None
+    statement: Statement = field(repr=False, default=Statement(None))
+    problem: str = ""
+
+    @property
+    def spent(self) -> float:
+        """ε of all releases."""
+        return self.statement.spent[1]
+
+    @property
+    def accountant(self) -> str:
+        """By whom that was counted."""
+        return self.statement.spent[0]
+
+    @property
+    def left(self) -> float | None:
+        """What the budget leaves; None where there is none."""
+        return None if self.budget is None else self.budget.epsilon - self.spent
+
+    @property
+    def rounds(self) -> dict[str, int]:
+        """Releases by run and epoch."""
+        return dict(Counter(one.run for one in self.statement.entries))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the account as JSON values, without the single releases."""
+        return {
+            "budget": None if self.budget is None else self.budget.epsilon,
+            "delta": None if self.budget is None else self.budget.delta,
+            "unit": None if self.budget is None else self.budget.unit,
+            "spent": self.spent,
+            "left": self.left,
+            "accountant": self.accountant or None,
+            "rounds": self.rounds,
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True)
+class ProcessStanding:
+    """A process that `up` started, and whether it is still there."""
+
+    name: str
+    pid: int
+    alive: bool
+
+
+@dataclass(frozen=True)
+class PartyStanding:
+    """A party: its processes; the server's runs, or a client's account. `problem`: what cannot be read."""
+
+    party: str
+    processes: tuple[ProcessStanding, ...] = ()
+    runs: tuple[RunStanding, ...] = ()
+    account: Account | None = None
+    problem: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything as JSON values; what is not a finite number is None."""
+        plain: dict[str, Any] = {
+            "party": self.party,
+            "problem": self.problem,
+            "processes": [asdict(one) for one in self.processes],
+        }
+        if self.account is None:
+            plain["runs"] = [asdict(one) for one in self.runs]
+        else:
+            plain["account"] = self.account.plain()
+        finite: dict[str, Any] = _finite(plain)
+        return finite
+
+
+def standing(folder: Path) -> list[PartyStanding]:
+    """Return where each party in `folder` stands; one that cannot be read says so and hides no other."""
+    return [_party(party) for party in parties(folder)]
+
+
+def _party(party: Party) -> PartyStanding:
+    known: tuple[ProcessStanding, ...] = ()
+    try:
+        with readable(party.folder):
+            known = tuple(
+                ProcessStanding(one.name, one.pid, processes.leads(one))
+                for one in processes.recorded(party.running)
+            )
+            if party.client is not None:
+                return PartyStanding(party.name, known, account=account(party))
+            runs = tuple(run_standing(party, run) for run in _runs(party))
+            return PartyStanding(party.name, known, runs)
+    except UserError as error:
+        return PartyStanding(party.name, known, problem=str(error))
+
+
+def _runs(server: Party) -> list[Path]:
+    return [run for run in sorted((server.state / "runs").glob("*")) if (run / "commits").is_dir()]
+
+
+def run_standing(server: Party, run: Path) -> RunStanding:
+    """Return where a run in the server's folder stands."""
+    found = glance_deployed(server.folder, run)
+    records = [record for one in deployed_records(found.config, run).values() for record in one]
+    scored = [record for record in records if record.metrics][-LATEST:]
+    return RunStanding(
+        name=run.name,
+        state=found.state,
+        round=max(found.done.values(), default=0),
+        rounds=found.summary.rounds,
+        epoch=found.newest.epoch if found.newest else None,
+        changed=found.changed,
+        scores={record.round: dict(record.metrics) for record in scored},
+        members=tuple(members(found.summary.clients, records)),
+    )
+
+
+def members(clients: int, records: Sequence[Record]) -> list[Member]:
+    """Return the clients as the server's records have them, in their order.
+
+    >>> [one.now for one in members(3, [Record(1, weights={0: 1.0, 1: 0.0}, absent=(1,))])]
+    ['heard', 'absent', 'not asked']
+    """
+    trust = {one.client: one for one in trusted(clients, records)}
+    heard: dict[int, int] = {}
+    reasons: dict[int, str] = {}
+    for record in records:
+        away = {client for client, _ in record.rejected}
+        heard |= {client: record.round for client in record.weights if client not in (*record.absent, *away)}
+        reasons |= {client: str(reason) for client, reason in record.rejected if client is not None}
+    newest = records[-1] if records else None
+    return [
+        Member(
+            client=client,
+            heard=heard.get(client),
+            absent=trust[client].absent,
+            rejected=trust[client].rejected,
+            reason=reasons.get(client, ""),
+            weight=trust[client].weight,
+            now=_now(client, newest),
+            share=None if newest is None else newest.weights.get(client),
+            expelled=trust[client].expelled,
+        )
+        for client in range(clients)
+    ]
+
+
+def _now(client: int, newest: Record | None) -> Now:
+    if newest is None:
+        return "nothing yet"
+    if any(client == who for who, _ in newest.rejected):
+        return "rejected"
+    if client in newest.absent:
+        return "absent"
+    return "heard" if client in newest.weights else "not asked"
+
+
+def account(party: Party) -> Account:
+    """Return a client's ledger and budget; what cannot be read is said."""
+    try:
+        statement = read_statement(party.ledger)
+        budget = statement.budget or (read_budget(party) if party.budget.is_file() else None)
+    except UserError as error:
+        return Account(None, problem=str(error))
+    return Account(budget, statement)
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON values that every reader takes: numbers are finite or None.
+
+    >>> _finite({"a": [1.0, math.inf], 2: "x"})
+    {'a': [1.0, None], '2': 'x'}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
