@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from trilemma.flower.internals import run_supernode
+from trilemma.flower.supernode_internals import run_supernode
 
 
 def breaks(client: object, request: object) -> object:

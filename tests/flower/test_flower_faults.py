@@ -21,7 +21,7 @@ from trilemma.federation.processes import Command
 from trilemma.flower import deployment
 from trilemma.flower.control import connect
 from trilemma.flower.deployment import commands
-from trilemma.flower.internals import ACTIVATION
+from trilemma.flower.supernode_internals import ACTIVATION
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
 

@@ -1,14 +1,16 @@
-"""What is not public in Flower is used in two files only, and does there what we believe it does."""
+"""What is not public in Flower is used in three files only, and does there what we believe it does."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from flwr.app import ConfigRecord, Message, Metadata, RecordDict
@@ -18,11 +20,11 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from trilemma import flower
 from trilemma.federation.reasons import Reason
-from trilemma.flower import internals
+from trilemma.flower import supernode_internals
 from trilemma.flower.worker import Worker
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
-PRIVATE = {"internals.py", "control.py"}
+PRIVATE = {"internals.py", "supernode_internals.py", "control.py"}
 ROOM = Path(flower.__file__).parent
 
 
@@ -38,10 +40,13 @@ def test_the_rest_of_the_room_uses_what_flower_calls_public():
         assert used <= PUBLIC or path.name in PRIVATE, f"{path.name}: {used - PUBLIC}"
 
 
-def test_a_supernode_hands_blocks_on_without_torch():
-    program = "import sys, trilemma.flower.supernode; print('torch' in sys.modules)"
+@pytest.mark.parametrize("process", ["supernode", "worker"])
+def test_a_client_waits_without_torch(process):
+    """Both processes of a client, until a block comes: neither the numbers nor what calculates with them."""
+    heavy = "torch", "scipy", "numba", "trilemma.federation.node", "trilemma.federation.wire"
+    program = f"import sys, trilemma.flower.{process}; print([one for one in {heavy} if one in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert done.stdout == "[]\n"
 
 
 class SuperNode:
@@ -99,7 +104,7 @@ def test_a_late_reply_to_an_old_message_does_not_stand_for_the_new_one(supernode
     meanwhile(monkeypatch, lambda: supernode.answered(new, "the answer"))
     supernode.push()
     assert supernode.sent == ["an error"], "as Flower has it: the answer would leave one message late"
-    internals.answer_in_step()
+    supernode_internals.answer_in_step()
     another = supernode.received("another")
     supernode.answered(new, "the answer")
     meanwhile(monkeypatch, lambda: supernode.answered(another, "another answer"))
@@ -108,11 +113,37 @@ def test_a_late_reply_to_an_old_message_does_not_stand_for_the_new_one(supernode
 
 
 def test_one_message_has_one_reply(supernode, monkeypatch):
-    internals.answer_in_step()
+    supernode_internals.answer_in_step()
     message = supernode.received("question")
     meanwhile(monkeypatch, lambda: supernode.answered(message, "the answer"))
     supernode.push()
     assert supernode.sent == ["the answer"]
+
+
+def test_a_worker_starts_anew_when_it_rests_and_not_while_it_works():
+    events, working = [], threading.Event()
+
+    class Tasks:
+        tokens: ClassVar = [None, "first", *[None] * 20]
+
+        def acquire(self):
+            if not self.tokens:
+                raise SystemExit
+            return self.tokens.pop(0)
+
+    def at_rest():
+        events.append("rests")
+        Tasks.tokens.clear()
+
+    worker = Worker(Tasks(), poll=0.01, rest=0.05, at_rest=at_rest)
+
+    def run(token):
+        working.wait(0.12)  # longer than it would rest
+        events.append(token)
+
+    with pytest.raises(SystemExit):
+        worker.serve(lambda token: worker.in_background(run, token))
+    assert events == ["first", "rests"]
 
 
 def test_what_a_client_app_raises_does_not_travel():

@@ -3,7 +3,7 @@
 * `client_app`, `server_app`, `records`: the two apps and what a message holds.
 * `worker`, `supernode`: the processes that run them.
 * `guard`, `lines`, `limits`, `announcements`, `meters`: the server's door, and what may pass it.
-* `internals`: everything that leans on parts of Flower that are not public, with the reasons.
+* `internals`, `supernode_internals`: what leans on parts of Flower that are not public, with the reasons.
 * `deployment`, `control`, `files`: bringing parties up and down, talking to the SuperLink.
 
 Flower is an optional extra (`pip install trilemma[flower]`); nothing outside this room imports it.

@@ -1,7 +1,7 @@
 """What a federation's operator asks of the SuperLink: register nodes, start a run, look, stop.
 
 Flower has no public interface for this: its own command line prints what it finds. All of this file speaks
-the SuperLink's control protocol; with `internals` it is the only one that leans on parts that are not public.
+the SuperLink's control protocol, which is not public either (`internals` says what else is not).
 """
 
 from __future__ import annotations

@@ -1,47 +1,34 @@
-"""Everything here leans on parts of Flower 1.41 that it does not call public; nothing else in this room does.
+"""Parts of Flower 1.41 that it does not call public, as far as a party's worker needs them.
 
-`control` is the one exception: the operator's connection to the SuperLink, for which there is no public way
-at all. Whoever moves to another version of Flower reads these two files; `flwr` is pinned to one minor
-version for their sake. What is used, and why:
+What leans on such parts is in three files of this room and nowhere else: here; in `supernode_internals`, what
+is changed in a SuperNode; and in `control`, the operator's connection to the SuperLink, for which there is no
+public way at all. Whoever moves to another version of Flower reads these three; `flwr` is pinned to one minor
+version for their sake. What is used here, and why:
 
 * **Tasks** (`Tasks`): Flower's process isolation lets a process of ours run the apps, and its protocol is
   spoken by Flower's own executor only. Without it a new Python starts for every message and runs the code
   that the server uploaded.
 * **Replies** (`nodes`, `announced`, `content`): the public grid looks every 3 s, waits for the content of
   every reply that was announced, and does not tell by which key a node authenticated.
-* **Waiting times** (`run_supernode`, `bound_pulls`): a SuperNode sleeps 3 s between two looks for a message,
-  0.5 s between two looks for its app's reply, and 1 s, then 2 s, … when it asks for an object a moment before
-  it was uploaded. On a fast network with a small model a round consists of little else. And a SuperNode that
-  was killed is taken for alive, and refused when it comes back, for 60 s. The constants are not settable, so
-  they are set here, in the processes this package starts and nowhere else; docs/federation.md has the
-  measurements.
-* **The door** (`present_certificate`): a SuperNode has no option for a certificate of its own.
-* **Silence** (`restart_when_silent`): a SuperNode that meets an error it does not expect stops asking for
-  work, and its process stays: its other thread has no reason to end.
+* **Waiting times** (`bound_pulls`): who asks for an object a moment before it was uploaded waits 1 s, then
+  2 s, … and docs/federation.md has the measurements.
 
-Longer than most modules: whoever moves to another Flower has one file to read.
+A client's worker waits most of its life: what only a SuperNode or only the server needs is not imported here.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import ssl
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import httpx
 from flwr.app import Context, Error, Message
-from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, ErrorCode, SubStatus
+from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.serde import context_from_proto, context_to_proto, run_from_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -50,7 +37,6 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
 )
 from flwr.serverapp import Grid
-from flwr.supercore import heartbeat
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
@@ -69,18 +55,9 @@ from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid.http_grid import HttpGrid
-from flwr.supernode import fleet_http_connection, start_client_internal
-from flwr.supernode.cli import flower_supernode
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
-from trilemma.flower import CERTIFICATE, CERTIFICATE_KEY, POLL, SILENCE
-
-log = logging.getLogger("flwr")
-ACTIVATION = "TRILEMMA_ACTIVATION"
-"""Environment variable: seconds for which a SuperNode that is refused tries again."""
+from trilemma.flower import POLL
 
 BROKEN_OFF = (httpx.HTTPError, RunNotRunningException, ObjectPullError)
 """What a task ends with when its run was stopped, or the Flower process is away."""
@@ -158,6 +135,8 @@ class Tasks:
     @contextmanager
     def run(self, token: str) -> Iterator[OneTask]:
         """Take on the server's task."""
+        from flwr.superlink.grid.http_grid import HttpGrid
+
         grid = HttpGrid(self.address, self.certificate is None, self.certificate, token=token)
         client = grid._runtime_client
         with _alive(client):
@@ -220,18 +199,6 @@ def refused(reply: Message) -> bool:
 # --- waiting times ----------------------------------------------------------------------------------------
 
 
-def run_supernode() -> None:
-    """Run `flower-supernode`, with the waits below and its command line."""
-    bound_pulls()
-    beat_faster()
-    keep_knocking()
-    answer_in_step()
-    present_certificate()
-    restart_when_silent(float(os.environ.get(SILENCE, "60")))
-    start_client_internal.time = bounded_clock(poll_seconds())
-    flower_supernode()
-
-
 def poll_seconds() -> float:
     """Return the bound on a wait, in seconds.
 
@@ -240,17 +207,6 @@ def poll_seconds() -> float:
     0.2
     """
     return float(os.environ.get(POLL, "0.2"))
-
-
-def bounded_clock(bound: float) -> SimpleNamespace:
-    """Return a stand-in for the `time` module whose sleeps last at most `bound` seconds.
-
-    >>> clock = bounded_clock(0.001)
-    >>> start = clock.monotonic(); clock.sleep(3); clock.monotonic() - start < 1
-    True
-    """
-    names = {name: getattr(time, name) for name in dir(time) if not name.startswith("_")}
-    return SimpleNamespace(**{**names, "sleep": lambda seconds: time.sleep(min(seconds, bound))})
 
 
 def bound_pulls(limit: float = 600.0) -> None:
@@ -262,155 +218,3 @@ def bound_pulls(limit: float = 600.0) -> None:
     for pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
         pull.__kwdefaults__["initial_backoff"] = poll_seconds() / 4
         pull.__kwdefaults__["max_time"] = limit
-
-
-def beat_faster() -> None:
-    """Send heartbeats as often as Flower allows: a dead node is known to be dead after 20 s, not 60."""
-    heartbeat.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_MIN_INTERVAL
-    fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_MIN_INTERVAL
-
-
-def answer_in_step() -> None:
-    """Let a SuperNode send the reply to the message it received last before it receives another.
-
-    Flower's waits for any reply. Where an older message gets one late (a run was stopped while its message
-    was on the way: a minute later the SuperNode answers it itself, with an error), it sends that one, goes on
-    to receive, and from then on every reply leaves only when the next message has come: a client that seems
-    to be silent, for ever.
-    """
-    honest = start_client_internal._push_messages
-
-    def push(*, state: InMemoryNodeState, **rest: Any) -> None:
-        received = _received_last(state)
-        honest(state=state, **rest)
-        while received in state.msg_store:
-            honest(state=state, **rest)
-
-    start_client_internal._push_messages = push
-
-
-def _received_last(state: InMemoryNodeState) -> str | None:
-    """Return the id of the newest message that is not itself a reply."""
-    with state.lock_msg_store:
-        stored = [(name, entry.message.metadata) for name, entry in state.msg_store.items()]
-    return next((name for name, about in reversed(stored) if not about.reply_to_message_id), None)
-
-
-def keep_knocking() -> None:
-    """Let a SuperNode that is refused try again for a while, not exit.
-
-    It may have been killed and still be taken for alive, or its key is just being registered.
-    """
-    limit = float(os.environ.get(ACTIVATION, "30"))
-    honest: Callable[[FleetHttpClient, ActivateNodeRequest], ActivateNodeResponse]
-    honest = FleetHttpClient.ActivateNode
-
-    def activate(client: FleetHttpClient, request: ActivateNodeRequest) -> ActivateNodeResponse:
-        deadline = time.monotonic() + limit
-        while True:
-            try:
-                return honest(client, request)
-            except httpx.HTTPStatusError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(1.0)
-
-    FleetHttpClient.ActivateNode = activate
-
-
-# --- the door, and silence --------------------------------------------------------------------------------
-
-
-def present_certificate() -> None:
-    """Let a SuperNode show this client's certificate, where the environment names one."""
-    certificate, key = os.environ.get(CERTIFICATE), os.environ.get(CERTIFICATE_KEY)
-    if certificate is None:
-        return
-
-    def connect(
-        address: str,
-        insecure: bool,
-        root_certificates: bytes | str | None,
-        interceptors: Sequence[ProtobufClientInterceptor],
-        **options: Any,
-    ) -> FleetHttpClient:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        if isinstance(root_certificates, bytes):
-            context.load_verify_locations(cadata=root_certificates.decode())
-        else:
-            context.load_verify_locations(root_certificates)
-        context.load_cert_chain(certificate, key)
-        return FleetHttpClient(f"https://{address}", interceptors=interceptors, verify=context, **options)
-
-    FleetHttpClient.from_server_address = staticmethod(connect)
-
-
-class Watch:
-    """Since when a SuperNode has asked the SuperLink for nothing, and whether it has a reason not to.
-
-    While its worker computes it does not ask, and need not.
-
-    >>> watch = Watch(lambda: moment[0]); moment = [0.0]
-    >>> watch.asked(); moment[0] = 9.0; watch.silent
-    9.0
-    >>> with watch.working():
-    ...     watch.silent
-    0.0
-    """
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._last, self._working = now, 0.0, False
-
-    def asked(self) -> None:
-        """It asks just now."""
-        self._last = self._now()
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Its worker has something to do for a while."""
-        self._working = True
-        try:
-            yield
-        finally:
-            self._working = False
-            self.asked()
-
-    @property
-    def silent(self) -> float:
-        """Seconds of silence that nothing explains."""
-        return 0.0 if self._working else self._now() - self._last
-
-
-def restart_when_silent(limit: float, restart: Callable[[], None] | None = None) -> Watch:
-    """Start this SuperNode anew, in its own process, when it has not asked for `limit` seconds.
-
-    That is three polls and more: the slowest a SuperNode asks, while the server is away, is every 20 s, and
-    a request is given up after 30 s. Heartbeats do not count: they come from another thread.
-    """
-    watch, limit = Watch(), max(limit, 3 * poll_seconds())
-    watch.asked()
-    honest, push = FleetHttpClient._unary_unary, start_client_internal._push_messages
-
-    def ask(client: FleetHttpClient, *, path: str, **rest: Any) -> Any:
-        if not path.endswith("heartbeat"):
-            watch.asked()
-        return honest(client, path=path, **rest)
-
-    def working(**everything: Any) -> None:
-        with watch.working():
-            push(**everything)
-
-    def look() -> None:
-        while watch.silent < limit:
-            time.sleep(limit / 20)
-        log.error("nothing was asked for in %.0f s: starting anew", watch.silent)
-        (restart or _start_anew)()
-
-    FleetHttpClient._unary_unary, start_client_internal._push_messages = ask, working
-    threading.Thread(target=look, daemon=True).start()
-    return watch
-
-
-def _start_anew() -> None:
-    """Replace this process by the same program: whoever watches it sees the same process go on."""
-    os.execv(sys.executable, [sys.executable, "-m", "trilemma.flower.supernode", *sys.argv[1:]])

@@ -5,7 +5,7 @@ python -m trilemma.flower.supernode --superlink HOST:PORT …      (every option
 
 from __future__ import annotations
 
-from trilemma.flower.internals import run_supernode
+from trilemma.flower.supernode_internals import run_supernode
 
 if __name__ == "__main__":
     run_supernode()

@@ -8,11 +8,16 @@ server's code is protected from nothing: that code could read the identity key. 
 the apps of the package installed on its own machine, whatever the upload says. Flower knows this arrangement
 as process isolation; the worker speaks the same protocol as `flower-superexec` with `flwr-clientapp` and
 `flwr-serverapp` (`internals.Tasks`), with a secret shared between it and the party's Flower process.
+
+A client waits longer than it works. Until the first block comes its worker has not imported torch; when no
+block has come for a while it replaces itself by the same program, in the same process, which then has not
+either. All that a client must remember is on its disk.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -30,17 +35,28 @@ from trilemma.federation.reasons import what_travels
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.client_app import app as client_app
 from trilemma.flower.internals import BROKEN_OFF, Tasks, bound_pulls
-from trilemma.flower.server_app import app as server_app
 
 log = logging.getLogger("flwr")  # Flower's own: a party's log is one story
 
+REST = "TRILEMMA_REST"
+"""Environment variable: seconds without a task after which a client's worker starts itself anew."""
+
 
 class Worker:
-    """Takes a party's tasks and runs them."""
+    """Takes a party's tasks and runs them; after `rest` seconds without any, `at_rest` is called."""
 
-    def __init__(self, tasks: Tasks, poll: float) -> None:
+    def __init__(
+        self,
+        tasks: Tasks,
+        poll: float,
+        rest: float = math.inf,
+        at_rest: Callable[[], None] = lambda: None,
+    ) -> None:
         self.tasks = tasks
         self.poll = min(poll, 1.0)  # Flower's own executor looks once a second
+        self.rest, self.at_rest = rest, at_rest
+        self._busy, self._counting = 0, threading.Lock()
+        self._last = math.inf  # who has not worked yet has nothing to rest from
 
     def serve(self, run: Callable[[str], None]) -> None:
         """Run tasks until the process is terminated. A Flower process that is away is waited for.
@@ -51,10 +67,12 @@ class Worker:
         while True:
             try:
                 token = self.tasks.acquire()
-                if token is None:
-                    time.sleep(self.poll)
-                else:
+                if token is not None:
                     run(token)
+                elif not self._busy and time.monotonic() - self._last > self.rest:
+                    self.at_rest()
+                else:
+                    time.sleep(self.poll)
             except KeyboardInterrupt:
                 log.info("the task was stopped")
             except BROKEN_OFF as error:
@@ -72,7 +90,13 @@ class Worker:
                 run(token)
             except Exception as error:  # the thread ends here; the reason must not be lost with it
                 log.info("the task broke off: %s: %s", type(error).__name__, error)
+            finally:
+                self._last = time.monotonic()
+                with self._counting:
+                    self._busy -= 1
 
+        with self._counting:
+            self._busy += 1
         threading.Thread(target=quietly, daemon=True).start()
 
     def client_task(self, app: ClientApp, token: str) -> None:
@@ -113,23 +137,44 @@ def what_an_operator_reads(error: Exception) -> str:
     return str(error)[:4000] if own else f"{type(error).__name__}: worker.log says more"
 
 
-def work(folder: str, client_app: ClientApp = client_app, server_app: ServerApp = server_app) -> None:
-    """Work for the party whose folder is given, with the installed apps, until stopped."""
+def work(
+    folder: str,
+    client_app: ClientApp = client_app,
+    server_app: ServerApp | None = None,
+    at_rest: Callable[[], None] | None = None,
+) -> None:
+    """Work for the party whose folder is given, with the installed apps, until stopped.
+
+    Where there is something to do `at_rest`, it is done when a client has had no task for some time.
+    """
     party = Party.open(Path(folder))
     federation = party.federation
     bound_pulls(federation.timing.round_limit)
     os.environ[PARTY] = str(party.folder)
     log.info("working for %s", party.name)
     if party.client is None:
+        if server_app is None:
+            from trilemma.flower.server_app import app as server_app
         certificate = party.authority.read_bytes()
         tasks = Tasks("server", federation.superlink, certificate, party.executor_secret)
         worker = Worker(tasks, federation.timing.poll)
         worker.serve(partial(worker.server_task, server_app))
     else:
         address = f"127.0.0.1:{federation.runtime_port(party.client)}"
-        worker = Worker(Tasks("client", address, None, party.executor_secret), federation.timing.poll)
+        tasks = Tasks("client", address, None, party.executor_secret)
+        timing = federation.timing
+        # Longer than any pause within a run: an epoch's first half is in memory only.
+        pause = max(300.0, 2 * (timing.join_limit + timing.round_limit * (timing.repeats + 1)))
+        rest = math.inf if at_rest is None else float(os.environ.get(REST, pause))
+        worker = Worker(tasks, timing.poll, rest, at_rest or (lambda: None))
         worker.serve(partial(worker.in_background, partial(worker.client_task, client_app)))
 
 
+def start_anew() -> None:
+    """Replace this process by the same program: whoever watches it sees the same process go on."""
+    log.info("nothing to do: starting anew, without what a round needs")
+    os.execv(sys.executable, [sys.executable, "-m", "trilemma.flower.worker", *sys.argv[1:]])
+
+
 if __name__ == "__main__":
-    work(sys.argv[1])
+    work(sys.argv[1], at_rest=start_anew)

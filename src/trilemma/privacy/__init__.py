@@ -10,54 +10,61 @@ accountant, `calibrate` the least noise for an ε, `SimulatedNoise` draws it.
 10.0
 """
 
-from trilemma.privacy.accountants import Accountant
-from trilemma.privacy.accounting import (
-    Spending,
-    certified,
-    certified_curve,
-    composed_delta,
-    composed_epsilon,
-    epsilon_curve,
-    everyday_names,
-    spent,
-    spent_delta,
-)
-from trilemma.privacy.calibration import (
-    Objective,
-    Plan,
-    Price,
-    allocate,
-    calibrate,
-    default_accountant,
-    honest_mean,
-    plan,
-    required_multiplier,
-)
-from trilemma.privacy.covariance import (
-    SecretGraph,
-    bound_multiplier,
-    complete_multiplier,
-    covariance,
-    mean_noise,
-    multipliers,
-    worst_multiplier,
-)
-from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
-from trilemma.privacy.mechanism import Mechanism, history, leans_on_liars, mechanism, multiplier
-from trilemma.privacy.noise import Noiseless, SimulatedNoise
-from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
-from trilemma.privacy.threats import Threat
-from trilemma.privacy.types import (
-    Adjacency,
-    Assumption,
-    NoiseLaw,
-    NoiseSource,
-    Release,
-    Sampling,
-    ThreatName,
-    Unit,
-)
-from trilemma.privacy.verdict import Guarantee, NoGuarantee, Verdict, judge, objections, read_verdict
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trilemma.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from trilemma.privacy.accountants import Accountant
+    from trilemma.privacy.accounting import (
+        Spending,
+        certified,
+        certified_curve,
+        composed_delta,
+        composed_epsilon,
+        epsilon_curve,
+        everyday_names,
+        spent,
+        spent_delta,
+    )
+    from trilemma.privacy.calibration import (
+        Objective,
+        Plan,
+        Price,
+        allocate,
+        calibrate,
+        default_accountant,
+        honest_mean,
+        plan,
+        required_multiplier,
+    )
+    from trilemma.privacy.covariance import (
+        SecretGraph,
+        bound_multiplier,
+        complete_multiplier,
+        covariance,
+        mean_noise,
+        multipliers,
+        worst_multiplier,
+    )
+    from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
+    from trilemma.privacy.mechanism import Mechanism, history, leans_on_liars, mechanism, multiplier
+    from trilemma.privacy.noise import Noiseless, SimulatedNoise
+    from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
+    from trilemma.privacy.threats import Threat
+    from trilemma.privacy.types import (
+        Adjacency,
+        Assumption,
+        NoiseLaw,
+        NoiseSource,
+        Release,
+        Sampling,
+        ThreatName,
+        Unit,
+    )
+    from trilemma.privacy.verdict import Guarantee, NoGuarantee, Verdict, judge, objections, read_verdict
 
 __all__ = [
     "Accountant",
@@ -115,3 +122,21 @@ __all__ = [
     "spent_delta",
     "worst_multiplier",
 ]
+
+on_demand(
+    __name__,
+    __all__,
+    [
+        "accountants",
+        "accounting",
+        "calibration",
+        "covariance",
+        "ledger",
+        "mechanism",
+        "noise",
+        "secrets",
+        "threats",
+        "types",
+        "verdict",
+    ],
+)

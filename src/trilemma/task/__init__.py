@@ -8,9 +8,22 @@
 * `metrics`: how good outputs are, by name.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trilemma.on_demand import on_demand
 from trilemma.task.file import copy_task, task_digest
-from trilemma.task.learner import Learner
-from trilemma.task.metrics import LOWER_IS_BETTER, Metric, metrics
-from trilemma.task.task import Task
+
+if TYPE_CHECKING:
+    from trilemma.task.learner import Learner
+    from trilemma.task.metrics import LOWER_IS_BETTER, Metric, metrics
+    from trilemma.task.task import Task
 
 __all__ = ["LOWER_IS_BETTER", "Learner", "Metric", "Task", "copy_task", "metrics", "task_digest"]
+
+on_demand(
+    __name__,
+    __all__,
+    ["learner", "metrics", "task"],
+)

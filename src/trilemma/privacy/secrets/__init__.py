@@ -1,9 +1,16 @@
 """Secrets of a real federation: identities, agreement on pairwise keys, and noise from them."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trilemma.on_demand import on_demand
 from trilemma.privacy.secrets.agreement import Handshake, Offer, RunLog, run_digest
 from trilemma.privacy.secrets.identity import Identity, Roster, check_signature
-from trilemma.privacy.secrets.noise import SecretNoise, StackedSecretNoise, pair_stream
 from trilemma.privacy.secrets.streams import ChaChaStream, add_gaussians, derive, system_bytes
+
+if TYPE_CHECKING:
+    from trilemma.privacy.secrets.noise import SecretNoise, StackedSecretNoise, pair_stream
 
 __all__ = [
     "ChaChaStream",
@@ -21,3 +28,9 @@ __all__ = [
     "run_digest",
     "system_bytes",
 ]
+
+on_demand(
+    __name__,
+    __all__,
+    ["noise"],
+)
