@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import linear_oracles as oracle
 import numpy as np
 import pytest
 import torch
@@ -25,6 +24,7 @@ from trilemma.learning.personal.bilevel import (
 from trilemma.learning.personal.lp_proj import LpProj
 from trilemma.learning.personal.pfedme import PFedMe
 from trilemma.learning.personal.rsa import RSA
+from trilemma.papers.lp_proj import linear as oracle
 
 FULL, SUB, CLIENTS, HELD = 5, 2, 4, 12
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import linear_oracles as oracle
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+
+from trilemma.papers.lp_proj import linear as oracle
 
 WORKED = oracle.Federation(
     w=np.array([[1.0, 0, 0], [0, 2, 0], [0, 0, 1], [3, 1, 1]]),

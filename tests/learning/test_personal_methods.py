@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import linear_oracles as oracle
 import numpy as np
 import pytest
 import torch
@@ -22,6 +21,7 @@ from trilemma.learning.personal.local import Local
 from trilemma.learning.personal.lp_proj import LpProj
 from trilemma.learning.personal.per_fedavg import PerFedAvg, hessian_product
 from trilemma.models.normalisation import EPSILON
+from trilemma.papers.lp_proj import linear as oracle
 from trilemma.privacy.types import NoiseLaw, Release
 
 NAMES = ["fedavg", "local", "ditto", "per-fedavg", "lg-fedavg", "lp-proj", "pfedme", "rsa"]

@@ -11,14 +11,17 @@ from trilemma.papers import studies
 from trilemma.papers.grid import Place
 from trilemma.papers.published import paper
 
+RUN = [name for name, study in studies.items() if study.compute is None]
+"""The studies that have runs."""
 
-@pytest.fixture(scope="module", params=studies)
+
+@pytest.fixture(scope="module", params=RUN)
 def places(request: pytest.FixtureRequest) -> Sequence[Place]:
     return studies[request.param].runs("1-2")
 
 
-def test_every_place_is_taken_once_and_has_the_seeds(places: Sequence[Place]) -> None:
-    assert len({(place.table, place.row, place.column) for place in places}) == len(places)
+def test_every_run_stands_at_a_place_once_and_has_the_seeds(places: Sequence[Place]) -> None:
+    assert len({(place.at, place.cell.name) for place in places}) == len(places)
     assert all(place.config.run.seeds == (1, 2) for place in places)
 
 
@@ -30,18 +33,21 @@ def test_rows_without_liars_have_none_and_the_others_have_an_attack(places: Sequ
 
 
 def test_a_quick_look_is_one_seed_of_some_places() -> None:
-    for name, study in studies.items():
+    for name in RUN:
+        study = studies[name]
         quick = study.runs(quick=True)
-        whole = {(place.table, place.row, place.column) for place in study.runs()}
+        whole = {place.at for place in study.runs()}
         assert 0 < len(quick) < len(whole), name
-        assert {(place.table, place.row, place.column) for place in quick} < whole
+        assert {place.at for place in quick} < whole
+        assert study.left_out
         assert {place.config.run.seeds for place in quick} == {(1,)}
 
 
 def test_what_is_printed_is_about_a_place_of_its_study() -> None:
     """A misspelt row or column in a file of published numbers would never be compared."""
-    for name, study in studies.items():
-        places = [(place.table, place.row, place.column) for place in study.runs("1")]
+    for name in RUN:
+        study = studies[name]
+        places = [place.at for place in study.runs("1")]
         for printed in paper(study.paper).of(name).printed:
             assert any(printed.stands_at(*place, printed.metric) for place in places), printed
 
@@ -71,3 +77,48 @@ def test_only_narrows_the_grid_and_unknown_names_are_refused() -> None:
     assert {place.row for place in studies["safe-dshb"].runs("1", only="filter")} == {"filter"}
     with pytest.raises(ConfigError, match="did you mean 'byz-clip21'"):
         studies["byz-clip"]
+
+
+def test_cafcor_has_both_numbers_of_liars_and_its_baselines_have_none() -> None:
+    for name, budgets in (("mnist", (27.8, 26.4)), ("fashion", (39.6, 39.6))):
+        places = studies[f"cafcor-{name}"].runs("1")
+        liars = {(p.config.federation.byzantine, p.config.privacy.epsilon) for p in places}
+        assert liars == {*zip((5, 10), budgets, strict=True), *((0, budget) for budget in budgets)}
+
+
+def test_rules_on_uneven_data_hear_ten_honest_clients() -> None:
+    for name in ("mnist", "fashion"):
+        for place in studies[f"cafcor-rules-{name}"].runs("1"):
+            federation = place.config.federation
+            assert federation.clients - federation.byzantine == 10
+            assert f"f = {federation.byzantine} " in place.table or place.column == "no attack"
+            assert place.config.privacy.noise_multiplier == 0.5
+
+
+def test_the_figures_of_byz_clip21_try_three_steps_at_each_place() -> None:
+    for name in ("byz-clip21-figure1", "byz-clip21-figure2", "byz-clip21-figureF1"):
+        places = studies[name].runs("1")
+        assert len(places) == 3 * len({place.at for place in places})
+        for place in places:
+            assert f"f = {place.config.federation.byzantine}," in place.table
+            clients = place.config.federation.clients
+            assert clients == (20 + place.config.federation.byzantine if "IPM" in place.table else 25)
+
+
+def test_terms_vary_one_thing_at_a_time() -> None:
+    """Within a row of a table the configurations differ in one of noise, liars and examples alone."""
+    noise, liars = {"noise_multiplier", "threat", "delta"}, {"federation", "attack"}
+    varied = {"privacy": noise, "liars": liars, "examples": {"data"}}
+    rows: dict[tuple[str, str], list[Place]] = {}
+    for place in studies["safe-dshb-terms"].runs("1"):
+        rows.setdefault((place.table, place.row), []).append(place)
+    for (table, _), places in rows.items():
+        told = [place.config.dump() for place in places]
+        differing = {
+            key if section == "privacy" else section
+            for one in told
+            for section, values in one.items()
+            for key, value in (values.items() if isinstance(values, dict) else [(section, values)])
+            if (told[0][section].get(key) if isinstance(values, dict) else told[0][section]) != value
+        }
+        assert differing <= varied[table.partition(":")[0]], table

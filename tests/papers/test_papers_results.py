@@ -83,7 +83,9 @@ def test_kept_results_are_of_places_of_their_study(name: str) -> None:
     path = ROOT / "results" / f"{name}.json"
     if not path.exists():
         pytest.skip("has not been run yet")
-    places = {(place.table, place.row, place.column) for place in studies[name].runs("1")}
+    if studies[name].compute is not None:
+        pytest.skip("has no runs")
+    places = {place.at for place in studies[name].runs("1")}
     assert {cell.place for cell in read_results(path).cells} <= places
 
 

@@ -168,7 +168,17 @@ def test_checkpoints_take_a_small_share_of_the_time(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(SeedDirectory, "save", slow)
     own_pace = {**BASE, "run": {"rounds": 12}}
     simulate.run(config.parse(own_pace), tmp_path / "run")
-    assert saved == [1, 12], "after the first round, to learn what it costs, and at the end"
+    assert saved == [1], "after the first round, to learn what it costs"
+
+
+def test_a_finished_seed_leaves_no_checkpoint_and_is_summed_up_from_its_model(tmp_path: Path) -> None:
+    settings = config.parse(BASE)
+    summary = simulate.run(settings, tmp_path / "run")
+    assert not (tmp_path / "run/seed-1/checkpoint.pt").exists()
+    records = metrics(tmp_path / "run")
+    (tmp_path / "run/summary.json").unlink()
+    assert simulate.resume(tmp_path / "run") == summary
+    assert metrics(tmp_path / "run") == records
 
 
 def test_a_directory_in_use_is_left_alone(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from trilemma.papers.measured import Results
+    from trilemma.papers.measured import Measured, Results
     from trilemma.papers.published import Paper
 
 papers_app = typer.Typer(
@@ -18,6 +19,7 @@ papers_app = typer.Typer(
 Name = Annotated[str, typer.Argument(help="a study (trilemma papers list)")]
 ResultsFolder = Annotated[Path, typer.Option("--results", help="folder of NAME.json")]
 RESULTS = Path("results")
+RUNS = Path("runs") / "papers"
 
 
 @papers_app.command("list")
@@ -41,8 +43,8 @@ def list_command(results: ResultsFolder = RESULTS) -> None:
                 studies.summary(name),
                 when,
                 mark,
-                str(len(study.runs())),
-                str(len(study.runs(quick=True))),
+                "computed" if study.compute else str(len(study.runs())),
+                "computed" if study.compute else str(len(study.runs(quick=True))),
             )
         )
     heads = ("study", "what it is", "results of", "", "runs", "quick")
@@ -51,7 +53,7 @@ def list_command(results: ResultsFolder = RESULTS) -> None:
 
 @papers_app.command("run")
 def run_command(
-    name: Name,
+    names: Annotated[list[str], typer.Argument(help="studies (trilemma papers list), or all")],
     quick: Annotated[
         bool, typer.Option("--quick/--full", help="a look that leaves much out, and says what")
     ] = False,
@@ -59,31 +61,47 @@ def run_command(
     only: Annotated[str, typer.Option(help="runs whose table, row or column contains this")] = "",
     jobs: Annotated[int | None, typer.Option(help="runs at a time", min=1)] = None,
     engine: Annotated[str, typer.Option(help="local or ray")] = "local",
-    out: Annotated[Path | None, typer.Option(help="directory of the runs; default: runs/papers/NAME")] = None,
+    out: Annotated[Path, typer.Option(help="directory of the runs of all studies")] = RUNS,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Run a study, resumably, and write what it gave to results/NAME.json (quick: NAME-quick.json)."""
+    """Run studies, resumably, and write what each gave to results/NAME.json (quick: NAME-quick.json).
+
+    A run that stands in several is run once; results are written as runs end.
+    """
     from rich.console import Console
 
     from trilemma.errors import ConfigError
-    from trilemma.papers import run_study, studies
+    from trilemma.papers import run_studies, studies
     from trilemma.papers.measured import Results, read_results, write_results
     from trilemma.report.progress import GridProgress
 
     console = Console(stderr=True)
-    study = studies[name]
-    places = study.runs(seeds, quick, only)
+    chosen = {name: studies[name] for name in ([*studies] if names == ["all"] else names)}
+    places = {name: study.runs(seeds, quick, only) for name, study in chosen.items() if study.compute is None}
+    if places and not any(places.values()):
+        raise ConfigError(f"{', '.join(places)}: no run whose table, row or column contains {only!r}")
+    for name, study in chosen.items() if quick else ():
+        said = f"{name}, quick: left out are {study.left_out}"
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
+    paths = {name: results / f"{name}{'-quick' if quick else ''}.json" for name in chosen}
+    before = {
+        name: read_results(path) if path.is_file() else Results(name, ()) for name, path in paths.items()
+    }
+
+    def keep(name: str, found: Sequence[Measured]) -> None:
+        write_results(before[name].merged(found), paths[name])
+
+    for name, study in chosen.items():
+        if study.compute is not None:
+            keep(name, study.compute(quick))
+            print(paths[name])
     if not places:
-        raise ConfigError(f"{name} has no run whose table, row or column contains {only!r}")
-    if quick:
-        console.print(f"quick: left out are {study.left_out}", highlight=False, markup=False, soft_wrap=True)
-    folder = out or Path("runs") / "papers" / name
+        return
     with GridProgress(console) as watcher:
-        found, outcome = run_study(name, places, folder, jobs=jobs, engine=engine, watcher=watcher)
-    path = results / f"{name}{'-quick' if quick else ''}.json"
-    before = read_results(path) if path.is_file() else Results(name, ())
-    write_results(before.merged(found), path)
-    print(f"{path}: {len(found)} of {len(places)} runs")
+        found, outcome = run_studies(places, out, jobs=jobs, engine=engine, watcher=watcher, keep=keep)
+    for name, cells in found.items():
+        keep(name, cells)
+        print(f"{paths[name]}: {len(cells)} of {len({place.at for place in places[name]})} places")
     if outcome.failed:
         raise typer.Exit(1)
 

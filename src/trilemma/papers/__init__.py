@@ -1,14 +1,26 @@
 """The papers' experiments: each one's runs, the numbers it printed, and how ours compare.
 
 A module per paper registers its studies; what papers printed is in `published/`, what ours gave in the
-repository's `results/`. Nothing here computes anything that `trilemma.simulate` does not.
+repository's `results/`. Runs are `trilemma.simulate`'s; what has none, times and formulas, is computed here.
 
 >>> sorted(studies)[:3]
-['byz-clip21', 'cafcor-fashion', 'cafcor-mnist']
+['byz-clip21', 'byz-clip21-figure1', 'byz-clip21-figure2']
 """
 
-from trilemma.papers import byz_clip21, cafcor, safe_dshb
+from trilemma.papers import byz_clip21, cafcor, costs, heterogeneity, safe_dshb
 from trilemma.papers.lp_proj import study as lp_proj_tables
-from trilemma.papers.study import Study, run_study, studies
+from trilemma.papers.lp_proj import theory as lp_proj_theory
+from trilemma.papers.study import Study, run_studies, studies
 
-__all__ = ["Study", "byz_clip21", "cafcor", "lp_proj_tables", "run_study", "safe_dshb", "studies"]
+__all__ = [
+    "Study",
+    "byz_clip21",
+    "cafcor",
+    "costs",
+    "heterogeneity",
+    "lp_proj_tables",
+    "lp_proj_theory",
+    "run_studies",
+    "safe_dshb",
+    "studies",
+]

@@ -1,13 +1,15 @@
-"""CafCor on MNIST and Fashion-MNIST, Figure 1 and its kin: threat models × attacks at one ε (ICML 2025).
+"""CafCor on MNIST and Fashion-MNIST, Figures 1 and 3 to 6: threat models × attacks at one ε (ICML 2025).
 
-What the paper reports is in `published/cafcor.toml`.
+A study for each data set, with a table for f = 5 (Figures 3 and 5) and one for f = 10 (Figures 4 and 6);
+Figure 1 is the ALIE panel of all four. What the paper reports is in `published/cafcor.toml`. Its rules under
+heterogeneity are in `heterogeneity.py`, its Table 1 in `costs.py`.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from trilemma.config import load
+from trilemma.config import Config, load
 from trilemma.papers.grid import Place
 from trilemma.papers.study import Study, studies
 
@@ -23,11 +25,20 @@ RULES = {
     "CafCor-ByzLDP": ("byzldp", "caf"),
     "mean, SecLDP noise": ("secldp", "mean"),
 }
+LIARS = {
+    "mnist": (("cafcor-mnist", ()), ("cafcor-mnist-f10", ())),
+    "fashion": (("cafcor-fashion", ()), ("cafcor-fashion", ("federation.byzantine=10",))),
+}
+"""The ready configurations of each data set with f = 5 and 10, and what is changed in them."""
 
 
 def places(seeds: str, name: str) -> list[Place]:
-    """Return the grid of one data set, "mnist" or "fashion", for f = 5."""
-    base = load(f"cafcor-{name}", [f"run.seeds='{seeds}'"])
+    """Return the grids of one data set, "mnist" or "fashion"."""
+    bases = [load(ready, [f"run.seeds='{seeds}'", *changes]) for ready, changes in LIARS[name]]
+    return [place for base in bases for place in _grid(base)]
+
+
+def _grid(base: Config) -> list[Place]:
     table = f"{base.data.name}, n = 100, f = {base.federation.byzantine}, printed ε = {base.privacy.epsilon}"
     grid = []
     for threat in ("cdp", "ldp"):
@@ -47,15 +58,19 @@ def places(seeds: str, name: str) -> list[Place]:
     return grid
 
 
-for _name in ("mnist", "fashion"):
-    studies.register(f"cafcor-{_name}", f"CafCor, Figure 1: threat models × attacks, f = 5, {_name}")(
+for _name, _figures in (("mnist", "3 and 4"), ("fashion", "5 and 6")):
+    studies.register(
+        f"cafcor-{_name}", f"CafCor, Figures 1, {_figures}: threat models × attacks, f = 5 and 10, {_name}"
+    )(
         Study(
             paper="cafcor",
-            figures="Figure 1 and those of its kin with f = 5",
+            figures=f"Figures 1, {_figures}",
             places=partial(places, name=_name),
-            left_out="seeds 2 and 3; all attacks but ALIE at strength 1.5; the plain mean",
+            left_out="f = 10; seeds 2 and 3; all attacks but ALIE at strength 1.5; the plain mean",
             kept=lambda place: (
-                place.column in ("no attack", "ALIE (τ 1.5)") and place.row.startswith(("DSGD", "CafCor"))
+                place.column in ("no attack", "ALIE (τ 1.5)")
+                and place.row.startswith(("DSGD", "CafCor"))
+                and "f = 5" in place.table
             ),
         )
     )

@@ -17,13 +17,18 @@ Watch = Callable[[str], AbstractContextManager[Observer]]
 class Place:
     """One run of a study and where it stands: in which table, row and column.
 
-    A run may stand in several places.
+    A run may stand in several places, and several runs in one: a grid of hyper-parameters.
     """
 
     table: str
     row: str
     column: str
     config: Config
+
+    @property
+    def at(self) -> tuple[str, str, str]:
+        """Where it stands."""
+        return (self.table, self.row, self.column)
 
     @property
     def cell(self) -> Cell:

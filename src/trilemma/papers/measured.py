@@ -14,6 +14,7 @@ import datetime
 import hashlib
 import importlib.metadata
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,6 +98,26 @@ def measured(place: Place, result: Result, metrics: Mapping[str, Spread]) -> Mea
         diverged=summary.diverged,
         settings=dict(leaves(place.config.dump())),
     )
+
+
+def best(cells: Sequence[Measured], metric: str = "accuracy") -> list[Measured]:
+    """Return one measurement for each place: where a grid was tried, the best of its first metric.
+
+    >>> tried = [Measured("t", "r", "c", {"accuracy": Spread.of({1: value})}) for value in (0.5, 0.7, 0.6)]
+    >>> [cell.metrics["accuracy"].mean for cell in best(tried)]
+    [0.7]
+    """
+    found: dict[tuple[str, str, str], Measured] = {}
+    for cell in cells:
+        rival = found.get(cell.place)
+        if rival is None or _score(cell, metric) > _score(rival, metric):
+            found[cell.place] = cell
+    return [*found.values()]
+
+
+def _score(cell: Measured, metric: str) -> float:
+    spread = cell.metrics.get(metric)
+    return -math.inf if spread is None or spread.mean is None else spread.mean
 
 
 def new_results(study: str, cells: Sequence[Measured]) -> Results:

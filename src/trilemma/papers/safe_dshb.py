@@ -1,13 +1,23 @@
-"""SAFE-DSHB on phishing: three privacy regimes × four attacks × rules (ICML 2023, Section 6).
+"""SAFE-DSHB on phishing: three privacy regimes × attacks × rules (ICML 2023); what its bound's terms cost.
 
-What can be read off the paper's curves is in `published/safe-dshb.toml`.
+The paper's six figures are accuracy and training loss in each regime. What can be read off their curves is in
+`published/safe-dshb.toml`. Its lower bound (Theorem 3.1) is
+
+    d/(ε²nm²) + (f/n)/(ε²m²) + (f/n)G²,
+
+privacy, what liars make of it, and liars alone; `safe-dshb-terms` varies one of ε, f, m and G at a time.
 """
 
 from __future__ import annotations
 
-from trilemma.config import load
+import statistics
+from collections.abc import Mapping
+
+from trilemma.config import Config, load
 from trilemma.papers.grid import Place
 from trilemma.papers.study import Study, studies
+from trilemma.records import Spread
+from trilemma.report import Result
 
 EPSILON = {1: 1.14, 2: 0.32, 3: 0.19}
 """The printed ε of each noise multiplier (Poisson convention, δ = 1e-4)."""
@@ -19,6 +29,28 @@ ATTACKS = {
     "LF": ("attack={name='lf'}",),
 }
 
+NOBODY_LIES = (
+    "federation.byzantine=0",
+    "federation.clients=4",
+    "aggregation.rule=mean",
+    "attack={name='none'}",
+)
+
+LAST = 20
+"""Rounds at the end over which the training loss is averaged: one batch's loss is noise."""
+
+
+def measure(result: Result) -> Mapping[str, Spread]:
+    """Return the scores and the training loss at the end."""
+    found = result.summary
+    ends = {
+        seed: [r.train_loss for r in result.seeds[seed][-LAST:] if r.train_loss is not None]
+        for seed in result.config.run.seeds
+    }
+    lost = {seed for seed, losses in ends.items() if str(seed) in found.diverged or not losses}
+    losses = {seed: None if seed in lost else round(statistics.fmean(end), 6) for seed, end in ends.items()}
+    return {**found.metrics, "train_loss": Spread.of(losses)}
+
 
 def places(seeds: str) -> list[Place]:
     """Return the grid."""
@@ -28,9 +60,7 @@ def places(seeds: str) -> list[Place]:
         regime = base.with_(f"privacy.noise_multiplier={multiplier}")
         table = f"noise multiplier {multiplier} (printed ε = {epsilon})"
         # Without adversaries the paper's baseline is DP-DSGD: no momentum, everyone honest.
-        free = regime.with_(
-            "federation.byzantine=0", "federation.clients=4", "aggregation.rule=mean", "attack={name='none'}"
-        )
+        free = regime.with_(*NOBODY_LIES)
         for attack, changes in ATTACKS.items():
             for rule in ("smea", "filter", "caf", "mean"):
                 settings = regime.with_(f"aggregation.rule={rule}", *changes)
@@ -40,12 +70,86 @@ def places(seeds: str) -> list[Place]:
     return grid
 
 
+MULTIPLIERS = (0, 1, 2, 4, 8)
+SHARES_HELD_BACK = (0.2, 0.6, 0.8, 0.9)
+"""Test fractions of a random split: 2,211, 1,106, 553 and 276 examples a client are left."""
+
+
+def term_places(seeds: str) -> list[Place]:
+    """Return a table for each term: one of ε, f, m and G varies, the rest stands still."""
+    base = load("safe-dshb-phishing", [f"run.seeds='{seeds}'"])
+    return [*_noise(base), *_liars(base), *_examples(base)]
+
+
+def _noise(base: Config) -> list[Place]:
+    """d/(ε²nm²): noise alone, nobody lies."""
+    table = "privacy: noise grows, nobody lies"
+    free = base.with_(*NOBODY_LIES)
+    return [Place(table, "mean", f"σ = {z}", free.with_(_noised(z))) for z in MULTIPLIERS]
+
+
+def _liars(base: Config) -> list[Place]:
+    """(f/n)/(ε²m²) and (f/n)G²: f of 4 + f clients lie, on even and uneven data, without and with noise."""
+    grid = []
+    for data, partition in (("even", "homogeneous"), ("uneven", "extreme")):
+        for z in (0, 2):
+            table = f"liars: f grows, {data} data, σ = {z}"
+            for f in range(4):
+                liars = (f"federation.byzantine={f}", f"federation.clients={4 + f}")
+                attack = ATTACKS["ALIE (searched)"] if f else ("attack={name='none'}",)
+                changes = (*liars, *attack, f"data.partition='{partition}'", _noised(z))
+                grid += [
+                    Place(table, rule, f"f = {f}", base.with_(*changes, f"aggregation.rule={rule}"))
+                    for rule in ("smea", "caf")
+                ]
+    return grid
+
+
+def _examples(base: Config) -> list[Place]:
+    """M: the same ε costs more noise where a client holds less."""
+    table = "examples: m shrinks at a certified ε of 0.5"
+    grid = []
+    for held_back in SHARES_HELD_BACK:
+        examples = round((1 - held_back) * 11055 / 4)
+        private = (
+            f"data={{name='phishing', split='random', test_fraction={held_back}, partition='homogeneous'}}",
+            "privacy={threat='ldp', clip=1.0, epsilon=0.5, delta=1e-4}",
+        )
+        column = f"m ≈ {examples}"
+        grid.append(Place(table, "nobody lies, mean", column, base.with_(*private, *NOBODY_LIES)))
+        grid.append(Place(table, "smea, f = 3, ALIE", column, base.with_(*private)))
+    return grid
+
+
+def _noised(multiplier: float) -> str:
+    """Return `[privacy]` for a noise multiplier; none at 0, gradients clipped all the same."""
+    if not multiplier:
+        return "privacy={threat='none', clip=1.0}"
+    return f"privacy={{threat='ldp', clip=1.0, noise_multiplier={multiplier}, delta=1e-4}}"
+
+
 studies.register("safe-dshb", "SAFE-DSHB on phishing: three noises × four attacks × rules")(
     Study(
         paper="safe-dshb",
-        figures="the figures of Section 6",
+        figures="the six figures of its experiments: accuracy and training loss in three regimes",
         places=places,
+        measure=measure,
         left_out="seeds 2 and 3; CAF; noise multiplier 2",
         kept=lambda place: place.row != "caf" and "multiplier 2" not in place.table,
+    )
+)
+
+studies.register(
+    "safe-dshb-terms", "SAFE-DSHB on phishing: what ε, f, m and uneven data cost, one at a time"
+)(
+    Study(
+        paper="safe-dshb",
+        figures="Theorem 3.1, term by term",
+        places=term_places,
+        measure=measure,
+        left_out="seeds 2 and 3; every other value",
+        kept=lambda place: (
+            place.column in ("σ = 0", "σ = 2", "σ = 8", "f = 0", "f = 3", "m ≈ 2211", "m ≈ 276")
+        ),
     )
 )

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trilemma import simulate
 from trilemma.papers.grid import Place
-from trilemma.papers.measured import Measured, measured
+from trilemma.papers.measured import Measured, best, measured
 from trilemma.records import Spread
 from trilemma.registry import Registry
 from trilemma.report import Result, load
 from trilemma.simulate import Watcher
+from trilemma.simulate.sweep import Failure, Job
 
 Measure = Callable[[Result], Mapping[str, Spread]]
 """Reads off a finished run what a paper reports of such runs."""
+
+Compute = Callable[[bool], Sequence[Measured]]
+"""Computes a study that has no runs, quickly or in full."""
+
+Keep = Callable[[str, Sequence[Measured]], None]
+"""Hears all that is measured of a study so far, whenever there is more of it."""
 
 
 def scores(result: Result) -> Mapping[str, Spread]:
@@ -28,17 +35,22 @@ class Study:
     """One entry of `trilemma papers`.
 
     `places` are its runs, for seeds written as in 1-3. `quick` says what a quick look leaves out and how: the
-    places it keeps, and what it changes in their runs. `paper` names the file of published numbers.
+    places it keeps, and what it changes in their runs. `paper` names the file of published numbers. Several
+    runs at one place are a paper's grid of hyper-parameters, of which it shows the best. `reported` are the
+    metrics of a table, by its name; of a table that is not named there, all. A study without runs, of
+    formulas or of times, is computed.
     """
 
     paper: str
     figures: str
-    places: Callable[[str], Sequence[Place]]
     left_out: str
+    places: Callable[[str], Sequence[Place]] = lambda seeds: ()
     kept: Callable[[Place], bool] = lambda place: True
     shorter: tuple[str, ...] = ()
     seeds: str = "1-3"
     measure: Measure = scores
+    reported: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    compute: Compute | None = None
 
     def runs(self, seeds: str | None = None, quick: bool = False, only: str = "") -> list[Place]:
         """Return the places of a full or a quick look; with `only`, those that contain it in some name."""
@@ -47,32 +59,84 @@ class Study:
         named = [p for p in found if any(only in name for name in (p.table, p.row, p.column))]
         return [place.with_(*(self.shorter if quick else ())) for place in named]
 
+    def read(self, places: Sequence[Place], result: Result) -> list[Measured]:
+        """Return what one finished run gave at the places it stands in."""
+        values = self.measure(result)
+        return [
+            measured(place, result, {name: one for name, one in values.items() if self._says(place, name)})
+            for place in places
+        ]
+
+    def _says(self, place: Place, metric: str) -> bool:
+        return metric in self.reported.get(place.table, (metric,))
+
 
 studies: Registry[Study] = Registry("study")
 """Every study by its name."""
 
 
-def run_study(
-    name: str,
-    places: Sequence[Place],
+def run_studies(
+    wanted: Mapping[str, Sequence[Place]],
     out: Path,
     *,
     jobs: int | None = None,
     engine: str = "local",
     watcher: Watcher | None = None,
-) -> tuple[list[Measured], simulate.Outcome]:
-    """Run the places of a study below `out`, or continue there; return what was measured.
+    keep: Keep = lambda name, found: None,
+) -> tuple[dict[str, list[Measured]], simulate.Outcome]:
+    """Run the places of studies below `out`, or continue there; return what was measured, by study.
 
-    A place whose run failed has no measurement; the outcome says why.
+    A run that stands in several studies is run once. A place whose run failed has no measurement; the outcome
+    says why. What is measured is kept as runs end, so that a study that is stopped has given what it could.
     """
-    cells = {place.cell.name: place.cell for place in places}
-    outcome = simulate.run_cells([*cells.values()], out, jobs=jobs, engine=engine, watcher=watcher)
-    measure = studies[name].measure
-    done = {cell: load(out / cell) for cell in cells if cell not in outcome.failed}
-    values = {cell: measure(result) for cell, result in done.items()}
-    found = [
-        measured(place, done[place.cell.name], values[place.cell.name])
-        for place in places
-        if place.cell.name in done
-    ]
-    return found, outcome
+    cells = {place.cell.name: place.cell for places in wanted.values() for place in places}
+    reader = _Reader(wanted, out, watcher or simulate.Unwatched(), keep)
+    reader.before([name for name in cells if simulate.finished(out, name)])
+    outcome = simulate.run_cells([*cells.values()], out, jobs=jobs, engine=engine, watcher=reader)
+    return {name: reader.found(name) for name in wanted}, outcome
+
+
+class _Reader:
+    """A watcher that measures runs as they end, and tells another."""
+
+    def __init__(
+        self, wanted: Mapping[str, Sequence[Place]], out: Path, watcher: Watcher, keep: Keep
+    ) -> None:
+        self._out, self._watcher, self._keep = out, watcher, keep
+        self._places: dict[str, dict[str, list[Place]]] = {}
+        self._measured: dict[str, dict[str, list[Measured]]] = {name: {} for name in wanted}
+        self._order = {name: [place.cell.name for place in places] for name, places in wanted.items()}
+        for name, places in wanted.items():
+            for place in places:
+                self._places.setdefault(place.cell.name, {}).setdefault(name, []).append(place)
+
+    def before(self, cells: Sequence[str]) -> None:
+        for cell in cells:
+            self._read(cell)
+
+    def waits(self, jobs: Sequence[Job]) -> None:
+        self._watcher.waits(jobs)
+
+    def started(self, job: Job, worker: int) -> None:
+        self._watcher.started(job, worker)
+
+    def moved(self, job: Job, rounds: int) -> None:
+        self._watcher.moved(job, rounds)
+
+    def ended(self, job: Job, failure: Failure | None) -> None:
+        if failure is None:
+            for name in self._read(job.name):
+                self._keep(name, self.found(name))
+        self._watcher.ended(job, failure)
+
+    def found(self, name: str) -> list[Measured]:
+        """What is measured of a study so far, in the order of its places."""
+        there = self._measured[name]
+        return best([one for cell in dict.fromkeys(self._order[name]) for one in there.get(cell, [])])
+
+    def _read(self, cell: str) -> list[str]:
+        """Measure a finished run; return the studies it belongs to."""
+        result = load(self._out / cell)
+        for name, places in self._places[cell].items():
+            self._measured[name][cell] = studies[name].read(places, result)
+        return [*self._places[cell]]

@@ -15,7 +15,7 @@ from trilemma.simulate.evaluation import Evaluation, Fairness, evaluate
 from trilemma.simulate.experiment import Experiment, SimulatedClients, assemble
 from trilemma.simulate.observers import Everyone, Observer, Silent, figures
 from trilemma.simulate.runner import resume, run, run_or_resume, without_liars
-from trilemma.simulate.sweep import Outcome, Watcher, run_cells
+from trilemma.simulate.sweep import Outcome, Unwatched, Watcher, finished, run_cells
 
 __all__ = [
     "Diverged",
@@ -32,10 +32,12 @@ __all__ = [
     "SimulatedClients",
     "Spread",
     "Summary",
+    "Unwatched",
     "Watcher",
     "assemble",
     "evaluate",
     "figures",
+    "finished",
     "fresh_directory",
     "latest_model",
     "named_directory",

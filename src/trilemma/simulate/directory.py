@@ -5,7 +5,8 @@
     model.json               names and shapes of what is trained, in the order of model.npy
     my_rules.py              a copy of each plugin's file, whose digest config.toml holds
     seed-1/metrics.jsonl     one line per round, flushed as it happens
-    seed-1/checkpoint.pt     the latest checkpoint, replaced atomically
+    seed-1/checkpoint.pt     the latest checkpoint, replaced atomically; gone when the seed is finished,
+                             unless clients keep running statistics, which stand nowhere else
     seed-1/model.npy         the returned model, written when the seed is finished
     seed-1/statistics.npz    its running statistics, the honest clients' mean, where it normalises batches
     summary.json             accuracy, loss, ε by accountant, seconds

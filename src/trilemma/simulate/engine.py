@@ -50,6 +50,12 @@ class Progress:
     server: State
     chosen: Tensor
 
+    @property
+    def bytes(self) -> int:
+        """How long it is."""
+        parts = (*self.broadcast.values(), *self.clients.values(), *self.server.values(), self.chosen)
+        return sum(part.nbytes for part in parts)
+
 
 def start(experiment: Experiment) -> Progress:
     """Return the progress before the first round."""

@@ -97,12 +97,19 @@ def _run(directory: RunDirectory, observer: Observer, task: Task | None) -> Summ
         return summary
 
 
+SAVED_PER_SECOND = 2e8
+"""Bytes of a checkpoint that are taken to be saved in a second, until one has been."""
+
+
 @dataclass
 class _Cadence:
-    """When to save: every so many rounds, or as often as costs at most a twentieth of the time."""
+    """When to save: every so many rounds, or as often as costs at most a twentieth of the time.
+
+    `cost` is what saving takes, guessed from the size until it is known.
+    """
 
     every: int | None
-    cost: float = 0.0
+    cost: float
     last: float = field(default_factory=time.monotonic)
 
     def due(self, round_: int) -> bool:
@@ -122,9 +129,13 @@ class _Cadence:
 def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer) -> Evaluation:
     run_table = experiment.config.run
     evaluate_every = run_table.evaluate_every or max(1, run_table.rounds // 50)
-    checkpoints = _Cadence(run_table.checkpoint_every)
+    buffers = experiment.clients.model.buffers
+    if folder.finished and not folder.checkpoint_path.exists():
+        observer.seed_started(experiment.seed, run_table.rounds, run_table.rounds)
+        return evaluate(experiment, folder.model().to(experiment.device), {})
 
     progress = folder.restore(experiment.device) or engine.start(experiment)
+    checkpoints = _Cadence(run_table.checkpoint_every, progress.bytes / SAVED_PER_SECOND)
     observer.seed_started(experiment.seed, progress.round, run_table.rounds)
     saved = progress.round
     try:
@@ -142,10 +153,13 @@ def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer)
             folder.save(progress)
         raise
     if not folder.finished:
-        folder.save(progress)
+        if buffers:  # what each client keeps of them is in no other file
+            folder.save(progress)
         honest = [row for row, i in enumerate(experiment.clients.ids) if i not in experiment.byzantine]
         statistics = _statistics(experiment, progress)
         folder.finish(progress.chosen, {name: part[honest].mean(0) for name, part in statistics.items()})
+        if not buffers:
+            folder.checkpoint_path.unlink(missing_ok=True)
     return evaluate(experiment, progress.chosen, _statistics(experiment, progress))
 
 

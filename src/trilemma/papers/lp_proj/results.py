@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import Tensor
+
 from trilemma import data, models, simulate
 from trilemma.config import Config
-from trilemma.errors import ConfigError
+from trilemma.learning.protocol import State
 from trilemma.papers.lp_proj.grid import ATTACKS, SHARES, TASKS, Point, points, printed
 from trilemma.papers.lp_proj.methods import TABLES
 from trilemma.records import Record
@@ -102,7 +104,7 @@ def curves_in(folder: Path) -> list[SeedCurve]:
 def train_losses(point: Point, out: Path) -> list[tuple[float, float]]:
     """Return the final mean training loss and its variance over clients, for every seed that has them.
 
-    They are computed once, from the final checkpoints, and kept in train.json beside them.
+    They are computed once, from the returned models, and kept in train.json beside them.
     """
     return train_losses_in(out / point.folder)
 
@@ -120,21 +122,19 @@ def train_losses_in(folder: Path) -> list[tuple[float, float]]:
 
 def _train_loss(settings: Config, seed: int, folder: SeedDirectory) -> tuple[float, float]:
     experiment = simulate.assemble(settings, seed)
-    progress = folder.restore(experiment.device)
-    if progress is None:
-        raise ConfigError(f"{str(folder.path)!r} is finished but has no checkpoint; remove it and run again")
-    score = _score(experiment, progress, "train")
+    progress = folder.restore(experiment.device) if folder.checkpoint_path.exists() else None
+    params = folder.model().to(experiment.device)
+    score = _score(experiment, params, {} if progress is None else progress.clients, "train")
     loss, count = score.loss.double(), score.examples.double()
     return float((loss * count).sum() / count.sum()), float(loss.var(unbiased=False))
 
 
-def _score(experiment: simulate.Experiment, progress: simulate.Progress, split: data.Split) -> models.Score:
+def _score(experiment: simulate.Experiment, params: Tensor, state: State, split: data.Split) -> models.Score:
     """Score the honest clients' models on one split of their own data."""
     clients = experiment.clients
     rows = [row for row, i in enumerate(clients.ids) if i not in experiment.byzantine]
-    params = simulate.latest_model(experiment, progress)
     held = clients.data.everything([clients.ids[row] for row in rows], split)
-    buffers = {name: progress.clients[name][rows] for name, _ in clients.model.buffers}
+    buffers = {name: state[name][rows] for name, _ in clients.model.buffers}
     own = params[rows] if params.dim() == 2 else params
     return models.evaluate(clients.model, own, held.x, held.y, held.weight, buffers=buffers or None)
 
@@ -299,5 +299,5 @@ def validation_accuracy(settings: Config, seed: int) -> float:
             progress, _ = simulate.step(experiment, progress)
     except simulate.Diverged:
         return 0.0
-    score = _score(experiment, progress, "valid")
+    score = _score(experiment, simulate.latest_model(experiment, progress), progress.clients, "valid")
     return float(score.correct.sum() / score.examples.sum())

@@ -1,4 +1,8 @@
-"""lp-proj's tables as studies, one for each data set: its points in the tables they stand in."""
+"""lp-proj's tables and figures as studies, one for each data set: its points in the tables they stand in.
+
+Figure 5 is Table 3's runs round by round, Figure 6 its accuracies against their variance over clients; both
+are drawn from what is measured here (`trilemma.papers.lp_proj.pictures`).
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,37 @@ from trilemma.config import parse_seeds
 from trilemma.papers.grid import Place
 from trilemma.papers.lp_proj.grid import ROUNDS, TASKS, points
 from trilemma.papers.lp_proj.methods import TABLES
-from trilemma.papers.lp_proj.results import curves_in, train_losses_in
+from trilemma.papers.lp_proj.results import Reached, curves_in, train_losses_in
 from trilemma.papers.study import Study, studies
-from trilemma.records import Spread
+from trilemma.records import Record, Spread
 from trilemma.report import Result
+
+CURVE = (1, 2, 5, 10, 20, 50, 100, 150, 200)
+"""Rounds of Figure 5's curves."""
+
+REPORTED = {
+    "Figure 5": tuple(f"{name}@{t}" for name in ("train_loss", "accuracy") for t in CURVE),
+    "Table 3": ("train_loss", "train_loss_variance", "accuracy", "variance", "worst_tenth"),
+    "Table 4": ("accuracy_in_budget", "scalars_to_target"),
+    **{f"Table {number}": ("accuracy", "variance") for number in (5, 6, 7, 8)},
+}
+"""What each table says of a run."""
 
 
 def places(seeds: str, task: str) -> list[Place]:
     """Return the points of all tables; a run without attack stands in each of them."""
     numbers = parse_seeds(seeds)
-    configs = {point: point.config(ROUNDS, numbers) for table in TABLES for point in points(task, table)}
+    tables = {f"Table {table}": points(task, table) for table in TABLES} | {"Figure 5": points(task, 3)}
+    configs = {point: point.config(ROUNDS, numbers) for found in tables.values() for point in found}
     return [
-        Place(
-            f"Table {table}", point.method, f"{point.percent} %" if point.percent else "clean", configs[point]
-        )
-        for table in TABLES
-        for point in points(task, table)
+        Place(table, point.method, f"{point.percent} %" if point.percent else "clean", configs[point])
+        for table, found in tables.items()
+        for point in found
     ]
 
 
 def measure(result: Result, task: str) -> Mapping[str, Spread]:
-    """Return what the tables report of a run; without liars also training losses and costs."""
+    """Return what the tables report of a run; without liars also training losses, costs and curves."""
     seeds = result.config.run.seeds
     curves = curves_in(result.directory)
     reached = [curve.result() for curve in curves]
@@ -46,21 +60,34 @@ def measure(result: Result, task: str) -> Mapping[str, Spread]:
         if len(losses) == len(seeds):
             found["train_loss"] = [loss for loss, _ in losses]
             found["train_loss_variance"] = [variance for _, variance in losses]
+        for t in CURVE:
+            found[f"accuracy@{t}"] = [_at(curve.reached, t) for curve in curves]
+            found[f"train_loss@{t}"] = [_loss(result.seeds[seed], t) for seed in seeds]
     return {name: Spread.of(dict(zip(seeds, values, strict=True))) for name, values in found.items()}
+
+
+def _at(reached: Sequence[Reached], round_: int) -> float | None:
+    return round(reached[round_ - 1].accuracy, 6) if round_ <= len(reached) else None
+
+
+def _loss(records: Sequence[Record], round_: int) -> float | None:
+    loss = records[round_ - 1].train_loss if round_ <= len(records) else None
+    return None if loss is None else round(loss, 6)
 
 
 SHORT = ("lp-proj-1", "lp-proj-2", "FedAvg", "Local, 20 steps")
 
 for _task, _benchmark in TASKS.items():
-    studies.register(f"lp-proj-{_task}", f"lp-proj, Tables 3 to 8 on {_benchmark.title}")(
+    studies.register(f"lp-proj-{_task}", f"lp-proj, Tables 3 to 8, Figures 5 and 6 on {_benchmark.title}")(
         Study(
             paper="lp-proj",
-            figures="Tables 3 to 8",
+            figures="Tables 3 to 8, Figures 5 and 6",
             places=partial(places, task=_task),
             left_out=f"all but Table 3 of {', '.join(SHORT)}; 180 of 200 rounds; seeds 2 to 5",
             kept=lambda place: place.table == "Table 3" and place.row in SHORT,
             shorter=("run.rounds=20",),
             seeds="1-5",
             measure=partial(measure, task=_task),
+            reported=REPORTED,
         )
     )

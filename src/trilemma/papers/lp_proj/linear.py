@@ -2,7 +2,10 @@
 
 y_k = Ξ_k w_k + z_k, z_k ~ N(0, σ² I_n), Ξ_k fixed (n × D), f_k(x) = ‖Ξ_k x − y_k‖²/(2n), A_k = Ξ_kᵀΞ_k/n and
 ŵ_k the least-squares solution of client k. From `Federation` on, A_k = b I and P has orthonormal rows.
-Everything is numpy in double precision, written after the formulas and not after the implementation.
+Everything is numpy in double precision, written after the formulas and not after the algorithms, whose tests
+hold them against it. Slips of the appendix are mended: E var_k below, and what is summed over whom.
+
+Reference: Lin, Han, Li, Zhang, NeurIPS 2022, appendix B.
 """
 
 from __future__ import annotations
@@ -57,18 +60,22 @@ class Federation:
 
     @property
     def clients(self) -> int:
-        return self.w.shape[0]
+        """N."""
+        return len(self.w)
 
     @property
     def full(self) -> int:
-        return self.w.shape[1]
+        """D."""
+        return int(self.w.shape[1])
 
     @property
     def sub(self) -> int:
-        return self.p.shape[0]
+        """d, the projected dimension."""
+        return len(self.p)
 
     @property
     def s2(self) -> float:
+        """The variance of a coordinate of ŵ_k."""
         return self.sigma**2 / (self.b * self.n)
 
     @property
@@ -77,10 +84,12 @@ class Federation:
         return self.lam / (self.b + self.lam)
 
     def distances(self, centre: np.ndarray) -> np.ndarray:
-        return np.square(self.w - centre).sum(1)
+        """Squared distances of the true models to a centre (N,)."""
+        return np.asarray(np.square(self.w - centre).sum(1))
 
     def projected_distances(self, centre: np.ndarray) -> np.ndarray:
-        return np.square((self.w - centre) @ self.p.T).sum(1)
+        """The same after projection."""
+        return np.asarray(np.square((self.w - centre) @ self.p.T).sum(1))
 
 
 @dataclass(frozen=True)
@@ -217,10 +226,10 @@ def simulate(
                     sent[k] = tau * rng.standard_normal(messages.shape[1])
                 case "sign_flip":
                     sent[k] = -abs(tau * rng.standard_normal()) * messages[k]
-        return sent.mean(0)
+        return np.asarray(sent.mean(0))
 
     def loss(x: np.ndarray) -> np.ndarray:
-        return f.sigma**2 / 2 + f.b / 2 * np.square(x - f.w)[good].sum(1)
+        return np.asarray(f.sigma**2 / 2 + f.b / 2 * np.square(x - f.w)[good].sum(1))
 
     whole, part = mean(what), mean(what @ f.p.T)
     me = what + f.shrink * (whole - what)
