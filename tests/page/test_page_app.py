@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from page_harness import BASE, HOST, HOSTILE, TOKEN
-from trilemma import config, report, simulate
+from page_harness import BASE, HOST, HOSTILE, TOKEN, make_run
+from trilemma import config, papers, report, simulate
 from trilemma.cli import app as command
+from trilemma.learning.evidence import Expulsion
 from trilemma.records import Record
 
 pytest.importorskip("fastapi")
@@ -192,6 +193,19 @@ def test_folders_of_strangers_are_shown_and_never_run(tmp_path: Path, watched: P
     assert not (tmp_path / "ran").exists()
 
 
+def test_the_map_tells_who_was_expelled_and_why(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "expelled", "run.seeds=[1]")
+    (path,) = folder.glob("seed-1/*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[2]["expelled"] = [Expulsion(5, "length", 9.0, 7.5).plain()]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    client = client_of(tmp_path / "runs")
+    told = client.get(f"/api/runs/{runs_of(client)['runs/expelled']['id']}/trust").json()
+    (one,) = [event for event in told["incidents"] if event["kind"] == "expelled"]
+    assert (one["client"], one["round"], one["reason"]) == (5, 3, "round 3, length: 9 > 7.5")
+    assert [who["client"] for who in told["clients"] if who["expelled"]] == [5]
+
+
 def test_links_are_not_followed(tmp_path: Path, watched: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "link").symlink_to(watched / "study")
@@ -245,6 +259,29 @@ def test_curves_of_the_planner_meet_its_figures(watched: Path) -> None:
     assert noise["y"] == sorted(noise["y"], reverse=True)
 
 
+def test_what_liars_hide_is_what_bounds_says(watched: Path) -> None:
+    plan = client_of(watched).get("/api/plan", params={**QUESTIONS[1], "dim": 1290}).json()
+    sizes = f"-n 100 -f 10 -d 1290 --rounds 30 --clip 2.25 --sigma-ind {plan['sigma_ind']}"
+    words = f"bounds {sizes} --sigma-cor {plan['sigma_cor']} --rule caf --hidden --json"
+    told = json.loads(CliRunner().invoke(command, words.split()).stdout)
+    assert (plan["hidden"], plan["hidden_problem"]) == (told["hidden"]["mean"], "")
+    honest = client_of(watched).get("/api/plan", params={**QUESTIONS[1], "byzantine": 0}).json()
+    assert honest["hidden"] is None
+    assert "0 < f" in honest["hidden_problem"]
+
+
+def test_seconds_grow_with_the_model_and_with_noise(watched: Path) -> None:
+    client = client_of(watched)
+    small, large, quiet, many = (
+        client.get("/api/plan/seconds", params={**QUESTIONS[1], "dim": 1000, **more}).json()
+        for more in ({}, {"dim": 10**6}, {"sigma_cor": 0.0}, {"clients": 2000})
+    )
+    assert large["rule"] == pytest.approx(1000 * small["rule"])
+    assert large["noise"] == pytest.approx(1000 * small["noise"])
+    assert 0 < quiet["noise"] < small["noise"]
+    assert many == {"rule": None, "noise": None}
+
+
 # --- studies and federations -------------------------------------------------------------------------------
 
 
@@ -264,6 +301,18 @@ def test_a_study_shows_the_worst_run_of_a_cell(watched: Path) -> None:
         report.load(watched / name).summary.accuracy.mean for name in ("study/caf", "study/mean", HOSTILE)
     ]
     assert min(one["value"] for row in whole["squares"] for one in row if one) == min(scores)
+
+
+def test_a_papers_runs_stand_beside_what_is_printed_with_a_verdict(tmp_path: Path) -> None:
+    places = papers.studies["safe-dshb"].runs(quick=True)
+    for place in places[:2]:
+        make_run(tmp_path / "runs" / "safe-dshb" / place.cell.name)
+    view = client_of(tmp_path / "runs").get("/api/study", params={"name": "runs/safe-dshb"}).json()
+    found = [one for row in view["squares"] for one in row if one]
+    assert len(found) == 2
+    for one in found:
+        assert one["printed"]
+        assert one["verdict"].split(" by ")[0] in ("agrees", "ordering agrees", "differs")
 
 
 def test_the_servers_folder_tells_who_answered(watched: Path) -> None:

@@ -45,7 +45,7 @@ COMMANDS = {
     "sweep": Lazy(
         "sweep",
         "sweep_command",
-        "Run every cell of FILE's [sweep]; finished cells are skipped, stopped ones continue.",
+        "Run every cell of FILE's table `sweep`; finished cells are skipped, stopped ones continue.",
     ),
     "table": Lazy(
         "table",

@@ -12,7 +12,7 @@ from trilemma.cli.options import PluginOption
 
 def sweep_command(
     file: Annotated[
-        str, typer.Argument(help="a TOML file with a [sweep], or a name (trilemma list configs)")
+        str, typer.Argument(help="a TOML file with a table `sweep`, or a name (trilemma list configs)")
     ],
     jobs: Annotated[
         int | None, typer.Option(help="cells at a time; default: one per core, on a GPU one", min=1)
@@ -29,7 +29,7 @@ def sweep_command(
     task: Annotated[Path | None, typer.Option(help="a task.py with your own model and data")] = None,
     plugin: PluginOption = None,
 ) -> None:
-    """Run every cell of FILE's [sweep]; finished cells are skipped, stopped ones continue.
+    """Run every cell of FILE's table `sweep`; finished cells are skipped, stopped ones continue.
 
     Exit code 1: some cells have no result; the others do, and the reasons are told.
     """

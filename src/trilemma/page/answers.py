@@ -87,11 +87,11 @@ class RunView(Answer):
 
 
 class Incident(Answer):
-    """A client that did not answer in a round, or whose answer was turned away."""
+    """A client that did not answer in a round, whose answer was turned away, or who was expelled for good."""
 
     client: int | None
     round: int
-    kind: Literal["absent", "rejected"]
+    kind: Literal["absent", "rejected", "expelled"]
     reason: str = ""
 
 
@@ -103,6 +103,7 @@ class Trusted(Answer):
     heard: int
     absent: int
     rejected: int
+    expelled: str
     lies: bool
 
 
@@ -188,12 +189,21 @@ class Plan(Answer):
     kappa: float | None
     criterion: str
     rule_problem: str
+    hidden: float | None = Field(description="how far f liars can move the mean of all, unseen, by evidence")
+    hidden_problem: str
     up_bytes: int
     down_bytes: int
     command: str
     toml: str
     toml_problem: str
     record: dict[str, Any]
+
+
+class PlanSeconds(Answer):
+    """What a round takes on this machine, training apart; None where it is not timed."""
+
+    rule: float | None = Field(description="the server's pass over all messages")
+    noise: float | None = Field(description="one client's noise")
 
 
 class PlanCurve(Answer):
@@ -245,6 +255,7 @@ class Square(Answer):
     value: float | None
     shown: str
     printed: str = ""
+    verdict: str = ""
     worst: str = Field(description="the id of the worst run")
     runs: list[str]
 

@@ -23,6 +23,7 @@ from trilemma.page.answers import (
     PartyView,
     Plan,
     PlanCurves,
+    PlanSeconds,
     Problem,
     RunLine,
     RunList,
@@ -175,6 +176,11 @@ def _add_planner(app: FastAPI) -> None:
     def plan_curves(asked: Annotated[Asked, Query()]) -> PlanCurves:
         """Return ε over rounds and over the noise, and the noise over the number of clients."""
         return planner.plan_curves(asked.question())
+
+    @app.get("/api/plan/seconds")
+    def plan_seconds(asked: Annotated[Asked, Query()]) -> PlanSeconds:
+        """Return what a round takes on this machine: the rule, and a client's noise."""
+        return planner.plan_seconds(asked.question(), asked.rule)
 
 
 def _add_others(app: FastAPI, index: Index) -> None:

@@ -16,11 +16,13 @@ import tomli_w
 
 from trilemma import aggregation, config
 from trilemma.errors import UserError
-from trilemma.page.answers import Choices, Figure, Plan, PlanCurve, PlanCurves, finite
+from trilemma.learning.evidence import hidden_shift
+from trilemma.page.answers import Choices, Figure, Plan, PlanCurve, PlanCurves, PlanSeconds, finite
 from trilemma.privacy import NoiseLaw, calculator, mean_noise
 from trilemma.privacy.accountants import accountants
 from trilemma.privacy.calibration import plan as least_noise
 from trilemma.privacy.types import Adjacency, Scheme, ThreatName, Unit
+from trilemma.report.expected import expected_seconds
 from trilemma.report.plain import plain_json
 from trilemma.report.question import Question
 
@@ -61,6 +63,7 @@ def plan(question: Question, rule: str) -> Plan:
     figures = record["printed"] if reason else record[asked]
     variance = mean_noise(law, question.clients, question.byzantine)
     kappa, criterion, problem = _robustness(rule, question)
+    hidden, nothing_hides = _hidden(question, law)
     toml, wrong = _toml(question, law, rule)
     return Plan(
         asked=asked,
@@ -79,6 +82,8 @@ def plan(question: Question, rule: str) -> Plan:
         kappa=finite(kappa),
         criterion=criterion,
         rule_problem=problem,
+        hidden=hidden,
+        hidden_problem=nothing_hides,
         up_bytes=NUMBER * question.dim * question.clients,
         down_bytes=NUMBER * question.dim * question.clients,
         command=command(question),
@@ -110,6 +115,28 @@ def _robustness(rule: str, question: Question) -> tuple[float | None, str, str]:
         return parsed.kappa(question.clients), parsed.criterion, ""
     except UserError as error:
         return None, "", str(error)
+
+
+def _hidden(question: Question, law: NoiseLaw) -> tuple[float | None, str]:
+    """Return how far liars can move the mean unseen, or why that is not a question here."""
+    try:
+        found = hidden_shift(
+            law, question.clip, question.clients, question.byzantine, question.dim, question.rounds
+        )
+    except UserError as error:
+        return None, str(error)
+    return finite(found.mean), ""
+
+
+def plan_seconds(question: Question, rule: str) -> PlanSeconds:
+    """Time the rule and the noise of a question on this machine."""
+    law = question.finding.release.law
+    found = expected_seconds(rule, question.clients, question.byzantine, law, question.dim)
+    return (
+        PlanSeconds(rule=None, noise=None)
+        if found is None
+        else PlanSeconds(rule=found.rule, noise=found.noise)
+    )
 
 
 def _toml(question: Question, law: NoiseLaw, rule: str) -> tuple[str, str]:

@@ -15,8 +15,9 @@ from trilemma.errors import UserError
 from trilemma.page.answers import Square, StudyLine, StudyView
 from trilemma.page.index import Found, Index
 from trilemma.page.runs import flat
+from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import paper
-from trilemma.papers.verdicts import said
+from trilemma.papers.verdicts import said, verdicts
 from trilemma.report.glance import Glance
 from trilemma.report.tables import shown as shown_score
 from trilemma.task.metrics import LOWER_IS_BETTER
@@ -133,7 +134,7 @@ def _in_order(text: str) -> tuple[int, float, str]:
         return (1, 0.0, text)
 
 
-def _square(points: Sequence[Point], score: str, printed: str = "") -> Square | None:
+def _square(points: Sequence[Point], score: str, printed: str = "", verdict: str = "") -> Square | None:
     """Return a cell: the worst of its runs decides."""
     if not points:
         return None
@@ -146,6 +147,7 @@ def _square(points: Sequence[Point], score: str, printed: str = "") -> Square | 
         value=value,
         shown=shown_score(score, worst.found.summary),
         printed=printed,
+        verdict=verdict,
         worst=worst.id,
         runs=[point.id for _, point in ordered],
     )
@@ -182,9 +184,12 @@ def _as_printed(study: str, name: str, points: Sequence[Point], remark: str) -> 
     rows = list(dict.fromkeys(_row(spot) for spot in known))
     columns = list(dict.fromkeys(spot[2] for spot in known))
     spots = {(_row(spot), spot[2]): spot for spot in known}
+    judged = _judged(name, known)
     squares = [
         [
-            _square([known[spot]], "accuracy", spot[3]) if (spot := spots.get((r, c))) else None
+            _square([known[spot]], "accuracy", spot[3], judged.get(spot[:3], ""))
+            if (spot := spots.get((r, c)))
+            else None
             for c in columns
         ]
         for r in rows
@@ -200,6 +205,17 @@ def _as_printed(study: str, name: str, points: Sequence[Point], remark: str) -> 
         squares=squares,
         remark="; ".join(filter(None, [f"as in the paper ({name}); printed figures below ours", remark])),
     )
+
+
+def _judged(name: str, known: Mapping[Spot, Point]) -> dict[tuple[str, str, str], str]:
+    """Return the verdict of each place, as `trilemma papers compare` has it, from the runs that are there."""
+    cells = tuple(
+        Measured(*spot[:3], {"accuracy": point.found.summary.spread("accuracy")})
+        for spot, point in known.items()
+        if "accuracy" in point.found.summary.metrics
+    )
+    found = verdicts(Results(name, cells), paper(papers.studies[name].paper).of(name))
+    return {one.cell.place: one.words for one in found}
 
 
 def _row(spot: Spot) -> str:

@@ -11,7 +11,7 @@ from trilemma.page.answers import Incident, Trusted, TrustMap, finite
 from trilemma.page.index import shown
 from trilemma.records import Record
 from trilemma.report.glance import Glance
-from trilemma.report.trust import shares, trusted
+from trilemma.report.trust import expulsions, shares, trusted
 
 COLUMNS = 240
 """Columns of the map at most; more rounds share one."""
@@ -20,7 +20,7 @@ LARGEST = 50_000_000
 """Clients times rounds that are looked at."""
 
 INCIDENTS = 1500
-"""Absences and rejections that are told one by one, the newest."""
+"""Absences, rejections and expulsions that are told one by one, the newest."""
 
 
 def trust_map(found: Glance, seeds: Mapping[int, Sequence[Record]], seed: int | None) -> TrustMap:
@@ -52,6 +52,7 @@ def trust_map(found: Glance, seeds: Mapping[int, Sequence[Record]], seed: int | 
                 heard=one.heard,
                 absent=one.absent,
                 rejected=one.rejected,
+                expelled=shown(one.expelled),
                 lies=one.client in liars,
             )
             for one in people
@@ -73,7 +74,7 @@ def _mean(part: np.ndarray) -> float | None:
 
 
 def _incidents(records: Sequence[Record]) -> list[Incident]:
-    """Return who was absent and whose answer was turned away with which words, the newest of them."""
+    """Return who was absent, turned away or expelled, with the reason, the newest of them."""
     found = [
         Incident(client=client, round=record.round, kind="absent")
         for record in records
@@ -82,5 +83,10 @@ def _incidents(records: Sequence[Record]) -> list[Incident]:
         Incident(client=client, round=record.round, kind="rejected", reason=shown(str(reason)))
         for record in records
         for client, reason in record.rejected
+    ]
+    found += [
+        Incident(client=client, round=record.round, kind="expelled", reason=shown(reason))
+        for record in records
+        for client, reason in expulsions(record)
     ]
     return sorted(found, key=lambda one: one.round)[-INCIDENTS:]

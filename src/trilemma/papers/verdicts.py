@@ -29,6 +29,14 @@ class Verdict:
     difference: float | None = None
     cause: str = ""
 
+    @property
+    def words(self) -> str:
+        """The verdict, with the difference where it matters."""
+        if self.kind != "differs" or self.difference is None:
+            return self.kind
+        share = self.printed.metric in SHARES
+        return f"differs by {100 * self.difference:+.1f}" if share else f"differs by {self.difference:+.3g}"
+
 
 def verdicts(results: Results, paper: Paper) -> list[Verdict]:
     """Compare every place of which both have a number."""
@@ -93,7 +101,7 @@ def verdict_table(name: str, results: Results, paper: Paper) -> Table:
             one.printed.figure,
             written(one.cell, one.printed.metric),
             said(one.printed),
-            one.kind if one.kind != "differs" else _how(one),
+            one.words,
             one.cause,
         )
         for one in found
@@ -106,13 +114,6 @@ def verdict_table(name: str, results: Results, paper: Paper) -> Table:
 
 
 OUTDATED = "these results are older than the code that makes them; trilemma papers run makes new ones"
-
-
-def _how(one: Verdict) -> str:
-    if one.difference is None:
-        return "differs"
-    share = one.printed.metric in SHARES
-    return f"differs by {100 * one.difference:+.1f}" if share else f"differs by {one.difference:+.3g}"
 
 
 def written(cell: Measured, metric: str) -> str:

@@ -92,6 +92,9 @@ export async function show(body) {
       const plan = await ask("/api/plan", question());
       if (mine !== asked) return;
       fill(answer, ...told(plan));
+      if (!plan.rule_problem) ask("/api/plan/seconds", question()).then((found) => {
+        if (mine === asked) timed(answer.querySelector(".facts"), found);
+      }, () => {});
     } catch (error) {
       if (mine === asked) {
         fill(answer, el("p", { class: "problem", role: "alert" }, error.message));
@@ -119,10 +122,20 @@ export async function show(body) {
   return null;
 }
 
+function fact(name, value, hint) {
+  return el("div", {}, el("dt", {}, name), el("dd", {}, value, hint ? el("small", {}, hint) : null));
+}
+
+/** Seconds come later than the rest: they are measured. */
+function timed(facts, found) {
+  if (!facts || found.rule === null) return;
+  facts.append(fact("server, seconds per round", `≈ ${found.rule.toPrecision(2)}`, " for the rule, on this machine"),
+    fact("client, seconds per round", `≈ ${found.noise.toPrecision(2)}`, " for its noise; training comes on top"));
+}
+
 function told(plan) {
   const symbol = plan.asked === "epsilon" ? "ε" : "δ";
   const best = plan.figures.reduce((a, b) => ((b.value ?? Infinity) < (a.value ?? Infinity) ? b : a));
-  const fact = (name, value, hint) => el("div", {}, el("dt", {}, name), el("dd", {}, value, hint ? el("small", {}, hint) : null));
   return [
     el("p", { class: plan.held ? "big held" : "big unheld" }, el("strong", {}, `${symbol} = ${short(best.value)}`),
       plan.held ? ` guaranteed, by ${best.accountant}` : ` printed, and no guarantee: ${plan.reason}`),
@@ -134,6 +147,8 @@ function told(plan) {
       fact("noise in the honest mean", short(plan.deviation), " per coordinate"),
       fact("its norm", short(plan.norm), " over all parameters"),
       fact("κ of the rule", plan.kappa === null ? "none proven" : short(plan.kappa), plan.rule_problem || plan.criterion),
+      plan.hidden === null ? null : fact("what liars can hide", short(plan.hidden),
+        ` in the mean, after ${state.rounds} rounds, before evidence sees them`),
       fact("bytes per round, up", bytes(plan.up_bytes)), fact("down", bytes(plan.down_bytes))),
     plan.notes.map((note) => el("p", { class: "note" }, note)),
     copied("The command", plan.command),
@@ -152,10 +167,12 @@ function copied(title, text, problem) {
 }
 
 function pictures(charts, curves) {
+  const drawings = []; // after all cards stand: each is narrower than the first was alone
   const figure = (title, note, traces, xaxis, yaxis) => {
     const chart = el("div", { class: "chart" });
     charts.append(el("figure", {}, el("figcaption", {}, title, el("small", {}, note)), chart));
-    draw(chart, () => ({ traces: traces(), layout: { xaxis, yaxis: { rangemode: "tozero", ...yaxis } } }));
+    drawings.push(() => draw(chart,
+      () => ({ traces: traces(), layout: { xaxis, yaxis: { rangemode: "tozero", ...yaxis } } })));
   };
   const trace = (one, place) => ({ x: one.x, y: one.y, name: plain(one.name), type: "scatter", mode: "lines+markers",
     marker: { size: 4 }, line: { ...line(place), width: 2 }, hovertemplate: "%{x:.6g}: %{y:.4g}<extra>%{fullData.name}</extra>" });
@@ -165,4 +182,5 @@ function pictures(charts, curves) {
     { title: { text: "times the noise" } }, { title: { text: "ε" } });
   figure("Noise over n", `in the honest mean, for ε = ${short(curves.epsilon)}; f and q grow with n`,
     () => [trace(curves.over_clients, 0)], { title: { text: "clients n" } }, { title: { text: "standard deviation" } });
+  for (const one of drawings) one();
 }

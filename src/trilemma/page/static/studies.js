@@ -57,6 +57,7 @@ function cell(one, low, high) {
   if (!one) return el("td", { class: "nothing" }, "");
   const link = el("a", { href: `#/runs/${one.runs.slice(0, 8).join(",")}` }, el("span", {}, one.shown),
     one.printed ? el("small", {}, `paper ${one.printed}`) : null,
+    one.verdict ? el("small", {}, one.verdict) : null,
     one.runs.length > 1 ? el("small", {}, `worst of ${one.runs.length}`) : null);
   if (one.value !== null) {
     const share = high > low ? (one.value - low) / (high - low) : 1;

@@ -16,7 +16,7 @@ export function trustMap(section, ids) {
   const people = el("details", {});
   fill(section, el("h2", {}, "Whom the rule trusted"), controls, remark,
     el("figure", {}, el("figcaption", {}, "Share of each client in the aggregate",
-      el("small", {}, "grey: not heard; ○ absent, ✕ turned away")), chart), people);
+      el("small", {}, "grey: not heard; ○ absent, ✕ turned away, ◆ expelled for good")), chart), people);
 
   function bar() {
     const view = views.find((one) => one.line.id === run);
@@ -39,15 +39,19 @@ export function trustMap(section, ids) {
     draw(chart, () => picture(found, clients));
     fill(people, el("summary", {}, `${clients.length} clients, least trusted first`), table(
       ["client", { text: "mean share", number: true }, { text: "heard", number: true },
-        { text: "absent", number: true }, { text: "turned away", number: true }],
+        { text: "absent", number: true }, { text: "turned away", number: true }, "expelled"],
       found.clients.map((one) => [name(one), one.weight.toFixed(4), String(one.heard), String(one.absent),
-        String(one.rejected)])));
+        String(one.rejected), one.expelled])));
   }
 
   return { refresh };
 }
 
 const name = (one) => `${one.client}${one.lies ? " lies" : ""}`;
+
+const WORDS = { absent: "absent", rejected: "turned away", expelled: "expelled" };
+
+const happened = (event) => (event.reason ? `${WORDS[event.kind]}: ${event.reason}` : WORDS[event.kind]);
 
 function picture(found, clients) {
   const names = clients.map(name);
@@ -58,8 +62,7 @@ function picture(found, clients) {
     const share = found.shares[one.client][column];
     const what = share === null ? "not heard" : `share ${share.toFixed(4)}`;
     const events = (told.get(one.client) ?? []).filter((event) => event.round >= span[0] && event.round <= span[1]);
-    const reasons = [...new Set(events.map((event) => (event.kind === "absent" ? "absent" :
-      `turned away: ${event.reason}`)))];
+    const reasons = [...new Set(events.map(happened))];
     return plain(`client ${name(one)}, ${spans[column]}: ${[what, ...reasons].join("; ")}`);
   }));
   const marks = (kind, symbol) => {
@@ -67,8 +70,7 @@ function picture(found, clients) {
     const place = new Map(clients.map((one) => [one.client, name(one)]));
     return { x: some.map((one) => one.round), y: some.map((one) => place.get(one.client)), type: "scatter",
       mode: "markers", hoverinfo: "text", showlegend: false,
-      text: some.map((one) => plain(`client ${one.client}, round ${one.round}: ${kind === "absent" ? "absent" :
-        `turned away: ${one.reason}`}`)),
+      text: some.map((one) => plain(`client ${one.client}, round ${one.round}: ${happened(one)}`)),
       marker: { symbol, size: 9, color: "#ffffff", line: { color: "#000000", width: 1.5 } } };
   };
   const most = Math.max(2 * found.equal, ...found.shares.flat().filter((one) => one !== null));
@@ -77,7 +79,7 @@ function picture(found, clients) {
       { type: "heatmap", x: middle, y: names, z: clients.map((one) => found.shares[one.client]), text,
         hoverinfo: "text", zmin: 0, zmax: most, colorscale: "Cividis", hoverongaps: true,
         colorbar: { title: { text: "share" }, thickness: 12, outlinewidth: 0 } },
-      marks("absent", "circle-open"), marks("rejected", "x"),
+      marks("absent", "circle-open"), marks("rejected", "x"), marks("expelled", "diamond"),
     ],
     layout: {
       height: Math.min(900, 130 + Math.max(14, 26 - clients.length / 6) * clients.length),
