@@ -88,6 +88,7 @@ export async function show(body) {
   async function update() {
     asked += 1;
     const mine = asked;
+    if (!answer.childElementCount) fill(answer, el("p", { class: "note" }, "Working it out …"));
     try {
       const plan = await ask("/api/plan", question());
       if (mine !== asked) return;

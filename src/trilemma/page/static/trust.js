@@ -84,7 +84,7 @@ function picture(found, clients) {
     layout: {
       height: Math.min(900, 130 + Math.max(14, 26 - clients.length / 6) * clients.length),
       plot_bgcolor: "#8a8f98",
-      yaxis: { type: "category", autorange: "reversed", title: { text: "client" }, showgrid: false },
+      yaxis: { type: "category", range: [clients.length - 0.5, -0.5], title: { text: "client" }, showgrid: false },
       xaxis: { showgrid: false, range: found.columns.length ?
         [found.columns[0][0] - 0.5, found.columns[found.columns.length - 1][1] + 0.5] : undefined },
     },
