@@ -49,6 +49,6 @@ def said(tmp_path):
 @pytest.mark.slow
 def test_a_whole_run_without_flower(said):
     assert "\n2 rounds\n" in said
-    assert "run run: 2 rounds committed" in said
+    assert "run run: finished, 2 rounds committed of 2" in said
     assert "0 processes stopped" in said
     assert "pip install 'trilemma[flower]'" in said, "only bringing processes up takes Flower"

@@ -61,7 +61,7 @@ class Reply:
     @property
     def why(self) -> str:
         """The reason given, in the catalogue's words where a client refused."""
-        return heard(self.error) if self.refused else shortened(self.error)
+        return heard(self.error) if self.refused else shortened(f"unreached: {self.error}")
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,6 @@ class Rejection:
     def of(cls, node: int, client: int | None, reason: object) -> Rejection:
         """Reject for a reason that may quote the reply: little of it is kept, it goes into every record."""
         return cls(node, client, shortened(str(reason)))
-
-    @property
-    def said(self) -> str:
-        """One line about it."""
-        who = "an unknown node" if self.client is None else f"client {self.client}"
-        return f"rejected {who}: {self.reason}"
 
 
 @dataclass(frozen=True)

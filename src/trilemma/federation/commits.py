@@ -9,7 +9,7 @@ last few commits are kept: where a disk broke the newest, the one before it is t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import wire
+from trilemma.federation import events, wire
 from trilemma.federation.epochs import Epoch
 
 KEPT = 5
@@ -171,7 +171,7 @@ class CommitLog:
         """
         return self._newest_whole()[0]
 
-    def recover(self, say: Callable[[str], None] = lambda _: None) -> Commit | None:
+    def recover(self, say: events.Say = events.silent) -> Commit | None:
         """Return the last commit after mending what a crash or a disk left; only for who holds the lock.
 
         A broken commit is stepped over, and put aside. Where clients may have been called to a later epoch
@@ -181,7 +181,7 @@ class CommitLog:
         if commit is None:
             return None
         for path in broken:
-            say(f"{path} is broken and was put aside; the run goes back to round {commit.rounds}")
+            say(events.COMMIT_BROKEN(file=path.name, round=commit.rounds))
             path.replace(self.folder / f"broken-{path.name}")
         begun = max((place.epoch for place in map(_Place.of, broken)), default=-1)
         if begun > (-1 if commit.epoch is None else commit.epoch.number):

@@ -7,15 +7,14 @@ the next, and can be killed anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import wire
+from trilemma.federation import events, wire
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.epochs import Epoch, Policy, check_progress, open_epoch
 from trilemma.federation.exchange import Clock, Correspondence
@@ -29,14 +28,6 @@ from trilemma.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
-class Event:
-    """What the outside may want to know about a step."""
-
-    text: str
-    record: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Coordinator:
     """One run of one federation, on the server."""
 
@@ -45,7 +36,7 @@ class Coordinator:
     task: PartyTask
     exchange: Correspondence
     log: CommitLog
-    say: Callable[[Event], None] = lambda _: None
+    say: events.Say = events.silent
     watch: Stopwatch = field(default_factory=Stopwatch)
     clock: Clock = field(default_factory=Clock)
 
@@ -63,7 +54,7 @@ class Coordinator:
     def start(self) -> Commit:
         """Return the last commit, or make the one before the first round."""
         terms = self.party.terms
-        last = self.log.recover(lambda text: self.say(Event(text)))
+        last = self.log.recover(self.say)
         if last is not None:
             if last.terms != terms:
                 raise UserError(
@@ -95,14 +86,15 @@ class Coordinator:
 
     def _join(self, commit: Commit, number: int) -> tuple[Commit, dict[int, int]]:
         """Open epoch `number`, or reopen it after a restart; return the commit and who sits at which node."""
-        self.say(Event(f"epoch {number}: calling"))
+        self.say(events.EPOCH_CALLED(epoch=number))
         epoch = commit.epoch
         if epoch is not None and epoch.number == number:
             joined, _ = self._joining.call(number)
         else:
             commit, epoch, joined = self._open(commit, number)
         clients = {node: client for node, client in joined.items() if client in epoch.members}
-        self.say(Event(f"epoch {epoch.number}: clients {sorted(clients.values())} of {self.policy.clients}"))
+        there = sorted(clients.values())
+        self.say(events.EPOCH_OPENED(epoch=epoch.number, clients=there, of=self.policy.clients))
         return commit, clients
 
     def _open(self, commit: Commit, number: int) -> tuple[Commit, Epoch, dict[int, int]]:
@@ -117,13 +109,12 @@ class Coordinator:
             left_out |= opened
             number += 1
             open_epoch(self.policy, number, set(joined.values()) - left_out)  # stops where too few are left
-            self.say(Event(f"epoch {number}: without clients {sorted(left_out)}, who did not sign"))
+            self.say(events.EPOCH_UNSIGNED(epoch=number, clients=sorted(left_out)))
 
     @property
     def _joining(self) -> Joining:
         """How epochs begin."""
-        say = lambda text: self.say(Event(text))  # noqa: E731
-        return Joining(self.run, self.party, self.policy, self.exchange, self.clock, say)
+        return Joining(self.run, self.party, self.policy, self.exchange, self.clock, self.say)
 
     def _in_epoch(self, commit: Commit, epoch: Epoch) -> Commit:
         commit = replace(commit, epoch=epoch)
@@ -145,12 +136,12 @@ class Coordinator:
             failed += 1
             reasons = [f"client {client}: {reason}" for client, reason in heard.rejected]
             check_progress(self.policy, commit.rounds, failed, reasons)
-            self.say(Event(f"round {commit.rounds}: too few answers, new epoch"))
+            self.say(events.ROUND_FAILED(round=commit.rounds))
             commit, clients = self._join(commit, commit.epoch.number + 1)
         commit = self._apply(commit, turn, heard)
         with self.watch.stage("commit"):
             self.log.append(commit)
-        self.say(Event(f"round {commit.rounds} committed", commit.record))
+        self.say(committed(Record.read(commit.record)))
         return commit, clients
 
     def _turn(self, epoch: Epoch, round_: int) -> Epoch:
@@ -169,7 +160,7 @@ class Coordinator:
             self.timing.round_limit,
             self.exchange,
             self.watch,
-            lambda text: self.say(Event(text)),
+            self.say,
         )
 
     def _apply(self, commit: Commit, turn: Epoch, heard: Heard) -> Commit:
@@ -247,7 +238,23 @@ class Coordinator:
         files.write_atomically(self.log.result, block)
         nodes = self.exchange.nodes()
         self.exchange.ask(dict.fromkeys(nodes, block), self._hearing.patience(commit, nodes))
-        self.say(Event(f"run {self.run!r} finished after {commit.rounds} rounds"))
+        self.say(events.RUN_FINISHED(run=self.run, rounds=commit.rounds))
+
+
+def committed(record: Record) -> events.Event:
+    """Return what is said about a round that was committed."""
+    away = {*record.absent, *(client for client, _ in record.rejected)}
+    return events.ROUND_COMMITTED(
+        round=record.round,
+        epoch=-1 if record.epoch is None else record.epoch,
+        heard=[client for client in record.weights if client not in away],
+        absent=list(record.absent),
+        rejected=[client for client, _ in record.rejected if client is not None],
+        expelled=[int(one["client"]) for one in record.expelled],
+        bytes=record.facts.get("up_bytes", 0),
+        seconds=events.figures(record.seconds),
+        scores=events.figures(record.metrics),
+    )
 
 
 def _next_epoch(epoch: Epoch | None) -> int:

@@ -6,10 +6,10 @@ again, and whoever does not answer both counts as absent: its row is not finite,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from trilemma.federation import wire
+from trilemma.federation import events, wire
 from trilemma.federation.admission import Admitted, Expected, admit
 from trilemma.federation.commits import Commit
 from trilemma.federation.epochs import Epoch, Policy, decide
@@ -60,7 +60,7 @@ class Hearing:
     round_limit: float
     exchange: Correspondence
     watch: Stopwatch
-    say: Callable[[str], None]
+    say: events.Say
 
     def hear(self, commit: Commit, turn: Epoch, clients: dict[int, int]) -> Heard:
         """Ask everybody in `turn`; `clients` says who sits at which node, and is kept up to date."""
@@ -142,8 +142,9 @@ class Hearing:
             with self.watch.stage("admit"):
                 collected = admit(expected, replies, collected)
             for one in collected.rejected[noted:]:
-                self.say(one.said)
+                reason = events.without_quotes(one.reason)
+                self.say(events.REPLY_REJECTED(round=commit.rounds, client=one.client, reason=reason))
             if decide(self.policy, turn, collected.vectors, attempt) != "repeat":
                 break
-            self.say(f"round {commit.rounds}: asked again")
+            self.say(events.ROUND_REPEATED(round=commit.rounds))
         return collected

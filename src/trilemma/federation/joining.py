@@ -10,12 +10,12 @@ epoch that one bad key or signature would spoil. Who joined and then did not sig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trilemma.errors import PrivacyError
-from trilemma.federation import wire
-from trilemma.federation.admission import Rejection, Reply
+from trilemma.federation import events, wire
+from trilemma.federation.admission import Reply
 from trilemma.federation.confirmation import Confirmation, MemberList, Witness
 from trilemma.federation.epochs import Epoch, Policy, open_epoch
 from trilemma.federation.exchange import Clock, Correspondence, Patience
@@ -36,7 +36,7 @@ class Joining:
     policy: Policy
     exchange: Correspondence
     clock: Clock
-    say: Callable[[str], None]
+    say: events.Say
 
     def call(
         self, number: int, left_out: frozenset[int] = frozenset()
@@ -71,7 +71,7 @@ class Joining:
                     joined[reply.node] = client
                 except wire.WireError as error:
                     refused.add(reply.node)
-                    self._reject(reply, known, str(error))
+                    self._reject(number, known.get(reply.node), str(error))
         return joined, keys
 
     def _offer(self, reply: Reply, client: int, number: int) -> str:
@@ -113,7 +113,7 @@ class Joining:
                 witness.check(client, confirmation.ledger)
                 signed[client] = confirmation
             except (wire.WireError, PrivacyError) as error:
-                self._reject(reply, joined, f"keys refused: {error}")
+                self._reject(epoch.number, joined.get(reply.node), f"keys refused: {error}")
         witness.see({client: confirmation.ledger for client, confirmation in signed.items()})
         return signed
 
@@ -131,12 +131,13 @@ class Joining:
                 wire.loads(reply.block, wire.Confirmed, limit=SMALL)
                 confirmed.add(joined[reply.node])
             except wire.WireError as error:
-                self._reject(reply, joined, f"not confirmed: {error}")
+                self._reject(epoch.number, joined.get(reply.node), f"not confirmed: {error}")
         return confirmed
 
     def _ask(self, block: bytes, joined: Mapping[int, int]) -> list[Reply]:
         patience = Patience(self.party.federation.timing.join_limit)
         return self.exchange.ask(dict.fromkeys(joined, block), patience)
 
-    def _reject(self, reply: Reply, clients: Mapping[int, int], reason: str) -> None:
-        self.say(Rejection.of(reply.node, clients.get(reply.node), reason).said)
+    def _reject(self, epoch: int, client: int | None, reason: str) -> None:
+        said = events.without_quotes(reason)
+        self.say(events.CLIENT_REFUSED(epoch=epoch, client=client, reason=said))

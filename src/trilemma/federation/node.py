@@ -24,7 +24,7 @@ import torch
 
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import wire
+from trilemma.federation import events, wire
 from trilemma.federation.admission import HEADROOM
 from trilemma.federation.journal import Again, Entry, Journal, what_to_do, what_to_tell
 from trilemma.federation.layout import Party
@@ -53,6 +53,7 @@ class Node:
     sessions: dict[str, Session] = field(default_factory=dict)
     journals: dict[str, Journal] = field(default_factory=dict)
     loaded: dict[str, str] = field(default_factory=dict)
+    say: events.Say = events.silent
 
     @property
     def client(self) -> int:
@@ -83,6 +84,8 @@ class Node:
         except (Exception, SystemExit) as error:  # a task.py may call sys.exit, with a text
             failure, reason = error, Reason.FAILED
         write_down(self.party.log, kind, failure)
+        asked = kind if kind in self._handlers else "unknown"
+        self.say(events.REFUSED(asked=asked, reason=reason.code))
         raise Refused(reason)
 
     @property
@@ -137,6 +140,7 @@ class Node:
         check_allowed(self.party, self.task, hello.run)
         ledger_position(self.party, self.task)  # a ledger that was set back: better now than among others
         key = self._session(hello.run).open(hello.epoch)
+        self.say(events.EPOCH_JOINED(run=hello.run, epoch=hello.epoch))
         return wire.dumps(wire.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
 
     def _keys(self, block: bytes) -> bytes:
@@ -156,6 +160,7 @@ class Node:
         confirm, _ = self._read(block, wire.Confirm)
         confirmations = {int(client): text for client, text in confirm.confirmations.items()}
         self._known(confirm.run).confirm(confirm.epoch, confirmations)
+        self.say(events.EPOCH_CONFIRMED(run=confirm.run, epoch=confirm.epoch))
         return wire.dumps(wire.Confirmed(client=self.client, run=confirm.run, epoch=confirm.epoch))
 
     def _ask(self, block: bytes) -> bytes:
@@ -169,6 +174,7 @@ class Node:
             todo = what_to_do(journal.last(), self.client, ask, asked)
         header = wire.Answer(client=self.client, run=ask.run, epoch=ask.epoch, round=ask.round)
         if isinstance(todo, Again):
+            self.say(events.ANSWER_REPEATED(run=ask.run, epoch=ask.epoch, round=ask.round))
             return wire.dumps(header, todo.sent)
         if not 0 <= ask.round < self.task.config.run.rounds:
             raise Refused(Reason.ROUND, f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
@@ -186,7 +192,7 @@ class Node:
             journal.write(Entry(ask.run, ask.epoch, ask.round, asked, sent, before, step.state))
         with watch.stage("serialise"):
             answer = wire.dumps(header, sent)
-        loss = _number(step.report.get("loss"))
+        loss, seconds = _number(step.report.get("loss")), watch.take()
         session.note(
             {
                 "round": ask.round,
@@ -194,8 +200,18 @@ class Node:
                 "loss": loss,
                 "epsilon": epsilon,
                 "unheard": ask.unused,
-                "seconds": watch.take(),
+                "seconds": seconds,
             }
+        )
+        self.say(
+            events.ROUND_ANSWERED(
+                run=ask.run,
+                epoch=ask.epoch,
+                round=ask.round,
+                seconds=events.figures(seconds),
+                bytes=len(answer),
+                epsilon=events.figures(epsilon),
+            )
         )
         return answer
 
@@ -254,6 +270,7 @@ class Node:
         finished, _ = self._read(block, wire.Finished, 2 * self._broadcast_bytes)
         self._known(finished.run)
         files.write_atomically(self.party.run_folder(finished.run) / "result", block)
+        self.say(events.RESULT_RECEIVED(run=finished.run))
         return wire.dumps(wire.Noted(client=self.client, run=finished.run))
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from trilemma.federation.commits import CommitLog
-from trilemma.federation.coordinator import Coordinator, Event
+from trilemma.federation.coordinator import Coordinator
+from trilemma.federation.events import Say, silent
 from trilemma.federation.exchange import Clock, Correspondence
 from trilemma.federation.layout import Party
 from trilemma.federation.task import load_task
@@ -16,7 +15,7 @@ def open_run(
     server: Party,
     run: str,
     transport: Transport,
-    say: Callable[[Event], None] = lambda _: None,
+    say: Say = silent,
     clock: Clock | None = None,
 ) -> Coordinator:
     """Return the coordinator of the run `run`, a new one or one that stands somewhere; `go` runs it."""

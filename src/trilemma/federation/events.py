@@ -1,0 +1,385 @@
+"""What happens in a federation, as one catalogue: every event has a code, a level and the fields it may have.
+
+The server's app, a client's worker and the server's guard say what happens with these events and no others.
+Each is a sentence on the console and a line of JSON in the party's own `run/events/`. An event that is not in
+the catalogue, a field that its entry does not name, and a value of another sort are refused where they are
+made: what may be written down is decided here, once, and by nobody who is in a hurry.
+
+So nothing private can slip in. There is no field for a loss, an example, or the text of an exception; of what
+another party wrote only the sentences of `reasons` are kept; ε is in a client's own log and nobody else's.
+
+Longer than most modules, so that the whole catalogue stands in one place.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from trilemma.federation.reasons import LONGEST, shortened
+
+Level = Literal["info", "warning", "error"]
+
+_WORD = re.compile(r"[A-Za-z0-9_./~:+%-]{1,80}")
+_QUOTED = re.compile(r"\b(unknown|unreached): .*", re.DOTALL)
+
+
+class UnknownEvent(ValueError):
+    """An event, a field or a value that the catalogue does not have: a defect of whoever made it."""
+
+
+class Sort(Enum):
+    """What a field may hold."""
+
+    NUMBER = "a finite number"
+    CLIENT = "a client's number, or None where nobody knows whose it was"
+    CLIENTS = "numbers of clients"
+    WORD = "one word of letters, digits and . _ / ~ : + % -"
+    SENTENCE = f"at most {LONGEST} printable characters, nothing of them quoted from somebody else"
+    FIGURES = "finite numbers by name"
+
+    def holds(self, value: Any) -> bool:
+        """Tell whether a value is of this sort.
+
+        >>> Sort.NUMBER.holds(math.nan), Sort.WORD.holds("two words"), Sort.FIGURES.holds({"commit": 0.1})
+        (False, False, True)
+        """
+        match self:
+            case Sort.NUMBER:
+                return isinstance(value, int | float) and math.isfinite(value)
+            case Sort.CLIENT:
+                return value is None or type(value) is int
+            case Sort.CLIENTS:
+                return isinstance(value, list) and all(type(one) is int for one in value)
+            case Sort.WORD:
+                return isinstance(value, str) and _WORD.fullmatch(value) is not None
+            case Sort.SENTENCE:
+                return isinstance(value, str) and value == without_quotes(value)
+            case Sort.FIGURES:
+                return isinstance(value, Mapping) and all(
+                    Sort.WORD.holds(name) and Sort.NUMBER.holds(one) for name, one in value.items()
+                )
+
+
+def without_quotes(reason: str) -> str:
+    """Return a reason without what another party's program wrote into it.
+
+    >>> without_quotes("no message but an error: unknown: patient 4711 has no label")
+    'no message but an error: unknown'
+    """
+    return shortened(_QUOTED.sub(r"\1", reason))
+
+
+def figures(numbers: Mapping[str, float | None]) -> dict[str, float]:
+    """Return numbers by name as an event takes them: the finite ones, under names of one word.
+
+    >>> figures({"commit": 0.5, "my score": 1.0, "loss": math.nan, "auc": None})
+    {'commit': 0.5, 'my_score': 1.0}
+    """
+    finite = {name: one for name, one in numbers.items() if one is not None and math.isfinite(one)}
+    return {re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:80] or "_": one for name, one in finite.items()}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An entry of the catalogue: how it is said on a console, what it means, which fields it has."""
+
+    code: str
+    level: Level
+    said: str
+    meaning: str
+    fields: Mapping[str, Sort] = field(default_factory=dict)
+
+    def __call__(self, **facts: Any) -> Event:
+        """Return an event of this kind."""
+        return Event(self.code, facts)
+
+
+CATALOGUE: dict[str, Kind] = {}
+"""Every kind of event by its code; docs/federation.md shows it."""
+
+
+def _kind(code: str, level: Level, said: str, meaning: str, **fields: Sort) -> Kind:
+    CATALOGUE[code] = Kind(code, level, said, meaning, fields)
+    return CATALOGUE[code]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened. Only what the catalogue has can be made.
+
+    >>> ROUND_REPEATED(round=3).text
+    'round 3: asked again'
+    >>> ROUND_REPEATED(round=3, loss=0.7)
+    Traceback (most recent call last):
+    trilemma.federation.events.UnknownEvent: 'round-repeated' has round, and not loss, round
+    >>> Event("patient-found", {})
+    Traceback (most recent call last):
+    trilemma.federation.events.UnknownEvent: there is no event 'patient-found'
+    """
+
+    code: str
+    facts: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.code not in CATALOGUE:
+            raise UnknownEvent(f"there is no event {self.code!r}")
+        fields = self.kind.fields
+        if set(self.facts) != set(fields):
+            has, given = ", ".join(sorted(fields)) or "no fields", ", ".join(sorted(self.facts)) or "none"
+            raise UnknownEvent(f"{self.code!r} has {has}, and not {given}")
+        for name, value in self.facts.items():
+            if not fields[name].holds(value):
+                raise UnknownEvent(f"{name} of {self.code!r} is {fields[name].value}")
+
+    @property
+    def kind(self) -> Kind:
+        """Its entry in the catalogue."""
+        return CATALOGUE[self.code]
+
+    @property
+    def text(self) -> str:
+        """One readable line about it."""
+        return self.kind.said.format_map({name: _read(name, value) for name, value in self.facts.items()})
+
+
+Say = Callable[[Event], None]
+"""Whoever wants to know what happens."""
+
+
+def silent(event: Event) -> None:
+    """Tell nobody."""
+
+
+def to_all(*listeners: Say) -> Say:
+    """Return one who passes everything on to all of these."""
+
+    def say(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return say
+
+
+def _read(name: str, value: Any) -> str:
+    if name == "client":
+        return "an unknown node" if value is None else f"client {value}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_short(one)}" for key, one in value.items())
+    return _short(value)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# --- the server's app -------------------------------------------------------------------------------------
+
+COMMIT_BROKEN = _kind(
+    "commit-broken",
+    "warning",
+    "{file} is broken and was put aside; the run goes back to round {round}",
+    "a disk broke the newest commit; the one before it counts",
+    file=Sort.WORD,
+    round=Sort.NUMBER,
+)
+EPOCH_CALLED = _kind(
+    "epoch-called",
+    "info",
+    "epoch {epoch}: calling",
+    "the server calls everybody to an epoch",
+    epoch=Sort.NUMBER,
+)
+CLIENT_REFUSED = _kind(
+    "client-refused",
+    "warning",
+    "rejected {client}: {reason}",
+    "a client did not join an epoch, or did not sign or confirm its members, and why",
+    epoch=Sort.NUMBER,
+    client=Sort.CLIENT,
+    reason=Sort.SENTENCE,
+)
+EPOCH_UNSIGNED = _kind(
+    "epoch-unsigned",
+    "warning",
+    "epoch {epoch}: without clients {clients}, who did not sign",
+    "another epoch begins, without those who joined the last and did not sign it",
+    epoch=Sort.NUMBER,
+    clients=Sort.CLIENTS,
+)
+EPOCH_OPENED = _kind(
+    "epoch-opened",
+    "info",
+    "epoch {epoch}: clients {clients} of {of}",
+    "the members of an epoch have agreed on its keys",
+    epoch=Sort.NUMBER,
+    clients=Sort.CLIENTS,
+    of=Sort.NUMBER,
+)
+REPLY_REJECTED = _kind(
+    "reply-rejected",
+    "warning",
+    "rejected {client}: {reason}",
+    "a client's answer in a round was turned away, and why",
+    round=Sort.NUMBER,
+    client=Sort.CLIENT,
+    reason=Sort.SENTENCE,
+)
+ROUND_REPEATED = _kind(
+    "round-repeated",
+    "warning",
+    "round {round}: asked again",
+    "too few clients answered; those who did not are asked again",
+    round=Sort.NUMBER,
+)
+ROUND_FAILED = _kind(
+    "round-failed",
+    "warning",
+    "round {round}: too few answers, new epoch",
+    "too few clients answered, however often they were asked",
+    round=Sort.NUMBER,
+)
+ROUND_COMMITTED = _kind(
+    "round-committed",
+    "info",
+    "round {round} committed",
+    "a round is over and on disk: who was heard, absent and rejected, bytes, seconds by stage, scores",
+    round=Sort.NUMBER,
+    epoch=Sort.NUMBER,
+    heard=Sort.CLIENTS,
+    absent=Sort.CLIENTS,
+    rejected=Sort.CLIENTS,
+    expelled=Sort.CLIENTS,
+    bytes=Sort.NUMBER,
+    seconds=Sort.FIGURES,
+    scores=Sort.FIGURES,
+)
+RUN_FINISHED = _kind(
+    "run-finished",
+    "info",
+    "run {run!r} finished after {rounds} rounds",
+    "all rounds of a run are committed, and its result was handed out",
+    run=Sort.WORD,
+    rounds=Sort.NUMBER,
+)
+
+# --- a client's worker ------------------------------------------------------------------------------------
+
+EPOCH_JOINED = _kind(
+    "epoch-joined",
+    "info",
+    "run {run}: epoch {epoch} joined",
+    "this client offered a key for an epoch",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+)
+EPOCH_CONFIRMED = _kind(
+    "epoch-confirmed",
+    "info",
+    "run {run}: epoch {epoch} confirmed",
+    "every member of the epoch signed the list of members that this client has",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+)
+ROUND_ANSWERED = _kind(
+    "round-answered",
+    "info",
+    "run {run}: round {round} answered",
+    "this client paid for a round, computed and answered: seconds by stage, bytes, ε so far by accountant",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+    round=Sort.NUMBER,
+    seconds=Sort.FIGURES,
+    bytes=Sort.NUMBER,
+    epsilon=Sort.FIGURES,
+)
+ANSWER_REPEATED = _kind(
+    "answer-repeated",
+    "info",
+    "run {run}: round {round} answered once more, with the same bytes",
+    "the server asked a second time and got what it had got before, at no cost",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+    round=Sort.NUMBER,
+)
+REFUSED = _kind(
+    "refused",
+    "warning",
+    "{asked} refused: {reason}; node.log says more",
+    "this client refused a block of the server's, for a reason of the catalogue of reasons",
+    asked=Sort.WORD,
+    reason=Sort.WORD,
+)
+RESULT_RECEIVED = _kind(
+    "result-received",
+    "info",
+    "run {run}: the result is here",
+    "the run is over, and its model is in this client's folder",
+    run=Sort.WORD,
+)
+
+# --- any worker -------------------------------------------------------------------------------------------
+
+WORKER_STARTED = _kind(
+    "worker-started",
+    "info",
+    "working for {party}, trilemma {version}",
+    "a party's worker has begun to take tasks",
+    party=Sort.WORD,
+    version=Sort.WORD,
+)
+TASK_FAILED = _kind(
+    "task-failed",
+    "error",
+    "a task failed: {error}; worker.log says more",
+    "an app ended with an exception, of which only the kind is told",
+    error=Sort.WORD,
+)
+TASK_BROKEN_OFF = _kind(
+    "task-broken-off",
+    "info",
+    "a task broke off: {error}",
+    "a run was stopped, or the Flower process is away",
+    error=Sort.WORD,
+)
+
+# --- the guard --------------------------------------------------------------------------------------------
+
+GUARD_STARTED = _kind(
+    "guard-started",
+    "info",
+    "guarding {address} for {clients} clients",
+    "the server's door is open to clients",
+    address=Sort.WORD,
+    clients=Sort.NUMBER,
+)
+STRANGER_REFUSED = _kind(
+    "stranger-refused",
+    "warning",
+    "a stranger from {address} was not let in: {error}",
+    "somebody without a certificate of this federation, or too many of them",
+    address=Sort.WORD,
+    error=Sort.SENTENCE,
+)
+REQUEST_REFUSED = _kind(
+    "request-refused",
+    "warning",
+    "{peer}: {path} refused with {status}: {reason}",
+    "a client asked for what it may not have, too much, too often or too slowly; or the SuperLink is away",
+    peer=Sort.WORD,
+    path=Sort.WORD,
+    status=Sort.NUMBER,
+    reason=Sort.SENTENCE,
+)
+CONNECTION_CLOSED = _kind(
+    "connection-closed",
+    "warning",
+    "{address}: connection closed: {error}",
+    "a connection ended in the middle of something",
+    address=Sort.WORD,
+    error=Sort.WORD,
+)
