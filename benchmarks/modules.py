@@ -261,48 +261,43 @@ def zoo(repeats: int, clients: int, size: int, only: list[str]) -> None:
 
 
 def _one(name: str, exhibit: Any, repeats: int, clients: int, size: int) -> None:
-    if True:
-        torch.manual_seed(1)
-        net = exhibit.module()
-        x = exhibit.x if isinstance(exhibit.x, Tensor) else dict(exhibit.x)
+    torch.manual_seed(1)
+    net = exhibit.module()
+    x = exhibit.x if isinstance(exhibit.x, Tensor) else dict(exhibit.x)
 
-        def repeated(part: Tensor) -> Tensor:
-            flat = part.flatten(0, 1)
-            return flat[torch.arange(clients * size) % len(flat)].unflatten(0, (clients, size))
+    def repeated(part: Tensor) -> Tensor:
+        flat = part.flatten(0, 1)
+        return flat[torch.arange(clients * size) % len(flat)].unflatten(0, (clients, size))
 
-        batch = Batch(
-            repeated(x) if isinstance(x, Tensor) else {n: repeated(c) for n, c in x.items()},
-            repeated(exhibit.y),
-        )
-        if any(isinstance(part, nn.LazyLinear) for part in net.modules()):
-            net(batch.x[0])
-        model = models.from_module(net, exhibit.loss)
-        theta = model.init(Key(1))
-        start = model.initial_buffers(clients) or None
-        line = f"{name:22}"
-        for limit in (None, 0.1):
-            if exhibit.mixes and limit is not None:
-                line += " | refused"
-                continue
-            clip = Clip.none() if limit is None else Clip.example(limit)
-            variants: dict[str, Callable[[], Any]] = {
-                "loop": loop(net, exhibit.loss, batch, limit),
-                "vmap": mapped(net, exhibit.loss, batch, limit),
-                "ours": lambda clip=clip: (
-                    models.gradients(model, theta, batch, clip=clip, buffers=start).value
-                ),
-            }
-            try:
-                variants["vmap"]()
-            except Exception:
-                del variants["vmap"]
-            found = {key: ms for key, (ms, _) in timed(variants, repeats, "cpu").items()}
-            better = min(ms for key, ms in found.items() if key != "ours")
-            shown = [
-                f"{found[key]:9.2f}" if key in found else "        –" for key in ("loop", "vmap", "ours")
-            ]
-            line += f" {' '.join(shown)} {found['ours'] / better:6.2f} |"
-        print(line, flush=True)
+    batch = Batch(
+        repeated(x) if isinstance(x, Tensor) else {n: repeated(c) for n, c in x.items()},
+        repeated(exhibit.y),
+    )
+    if any(isinstance(part, nn.LazyLinear) for part in net.modules()):
+        net(batch.x[0])
+    model = models.from_module(net, exhibit.loss)
+    theta = model.init(Key(1))
+    start = model.initial_buffers(clients) or None
+    line = f"{name:22}"
+    for limit in (None, 0.1):
+        if exhibit.mixes and limit is not None:
+            line += " | refused"
+            continue
+        clip = Clip.none() if limit is None else Clip.example(limit)
+        variants: dict[str, Callable[[], Any]] = {
+            "loop": loop(net, exhibit.loss, batch, limit),
+            "vmap": mapped(net, exhibit.loss, batch, limit),
+            "ours": lambda clip=clip: models.gradients(model, theta, batch, clip=clip, buffers=start).value,
+        }
+        try:
+            variants["vmap"]()
+        except Exception:
+            del variants["vmap"]
+        found = {key: ms for key, (ms, _) in timed(variants, repeats, "cpu").items()}
+        better = min(ms for key, ms in found.items() if key != "ours")
+        shown = [f"{found[key]:9.2f}" if key in found else "        –" for key in ("loop", "vmap", "ours")]
+        line += f" {' '.join(shown)} {found['ours'] / better:6.2f} |"
+    print(line, flush=True)
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from trilemma import models
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.models import Clip
-from trilemma.models.modules.passes import Source
 from trilemma.testing.examples import Stack
 
 KEYS = [Key(7).fold("client", i) for i in range(3)]
@@ -352,23 +351,50 @@ def test_a_careful_sum_of_a_large_batch_is_right_to_the_share_that_is_given_to_r
     assert float((result.double().abs() - exact).norm()) < 2**-8 * 0.25 / size
 
 
-def test_clients_who_share_their_parameters_share_what_stands_for_them(monkeypatch):
-    """One by one, with small units, making it anew for each was most of what a loop by hand does not pay."""
+def test_units_that_go_forth_alone_go_back_together(monkeypatch):
+    """One by one, with small units, a way back for each was most of what a loop by hand does not pay."""
     model, theta, batch = problem(ZOO["custom"].module(), 6)
     assert models.paths(model, batch).way == "looped"
-    made_for: list[object] = []
-    plain = Source.slots
+    ways_back: list[int] = []
+    plain = torch.autograd.grad
 
-    def watched(source, values, own):
-        made_for.append(values)
-        return plain(source, values, own)
+    def watched(outputs, inputs, **options):
+        ways_back.append(len(inputs))
+        return plain(outputs, inputs, **options)
 
-    monkeypatch.setattr(Source, "slots", watched)
     personal = theta.expand(3, -1).clone()
-    counts, values = [], []
-    for params in (theta, personal, theta, personal):  # the first two times a batch of this kind is tried out
-        made_for.clear()
-        values.append(models.gradients(model, params, batch, clip=Clip.example(0.1)).value)
-        counts.append(len(made_for))
-    assert counts[2:] == [1, 3]
-    assert torch.equal(values[2], values[3])
+    values = [
+        models.gradients(model, params, batch, clip=Clip.example(0.1)).value for params in (theta, personal)
+    ]
+    monkeypatch.setattr(torch.autograd, "grad", watched)
+    again = [
+        models.gradients(model, params, batch, clip=Clip.example(0.1)).value for params in (theta, personal)
+    ]
+    examples, parameters = batch.y.numel(), len(model.shapes)
+    assert ways_back == [examples * parameters] * 2
+    for value in (*values, *again):
+        assert torch.equal(value, values[0])
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_units_whose_outputs_are_not_alike_have_their_losses_one_by_one():
+    """A module that drops the axis of a batch of one still has the gradients of a loop."""
+
+    class Squeezed(ZOO["custom"].module):  # type: ignore[misc, name-defined]
+        def forward(self, x):
+            return super().forward(x).sum(1).squeeze()
+
+    model = models.from_module(Squeezed(), nn.MSELoss())
+    theta = model.init(Key(1))
+    x, y = torch.randn(2, 3, 6, generator=Key(5).torch()), torch.ones(2, 3)
+    assert models.paths(model, Stack(x, y)).way == "looped"
+    together = models.gradients(model, theta, Stack(x, y), clip=Clip.example(0.1)).value
+    for client in range(2):
+        alone = [
+            models.gradients(
+                model, theta, Stack(x[None, client, i : i + 1], y[None, client, i : i + 1])
+            ).value[0]
+            for i in range(3)
+        ]
+        expected = sum(g * min(1.0, 0.1 / float(g.norm())) for g in alone) / 3
+        torch.testing.assert_close(together[client], expected, rtol=1e-5, atol=1e-6)

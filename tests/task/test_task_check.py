@@ -180,3 +180,25 @@ def test_a_catalogue_model_is_exported_by_its_tensors(tmp_path):
     model = models.build("logistic", (68,), 2)
     assert {name: tuple(tensor.shape) for name, tensor in read.items()} == dict(model.shapes)
     assert torch.equal(models.flatten(model, read), result.model())
+
+
+def test_what_a_configuration_trains_is_what_is_announced_and_looked_at(files):
+    (files / "run.toml").write_text(RUN + '[model]\ntrain = {lora = 2, on = ["body"]}\n')
+    looked = call("check", files / "task.py", "--config", files / "run.toml", "--device", "cpu")
+    assert looked.exit_code == 0, looked.exception
+    began = call("run", files / "run.toml", "--task", files / "task.py", "--out", files / "run")
+    assert began.exit_code == 0, began.exception
+    for said in (looked.output, began.stderr):
+        assert "41 parameters are trained and travel" in said  # 2 × 4, 6 × 2 and the head
+        assert "body.lora_A 2×4" in said
+        assert "body.weight 6×4" not in said
+
+
+def test_features_are_made_before_a_task_is_looked_at(files):
+    """The module reads what `[data] project` leaves, not what the clients gave."""
+    (files / "task.py").write_text(TASK.replace("nn.Linear(4, 6)", "nn.Linear(3, 6)"))
+    (files / "run.toml").write_text(RUN + "[data]\nproject = 3\n")
+    looked = call("check", files / "task.py", "--config", files / "run.toml", "--device", "cpu")
+    assert looked.exit_code == 0, looked.exception
+    began = call("run", files / "run.toml", "--task", files / "task.py", "--out", files / "run")
+    assert began.exit_code == 0, began.exception

@@ -40,6 +40,8 @@ def run_command(
     from rich.console import Console
 
     from trilemma import report, simulate
+    from trilemma.config.assembly import of_task
+    from trilemma.keys import Key
     from trilemma.task import Task
     from trilemma.task.inspection import trained
 
@@ -56,7 +58,8 @@ def run_command(
         directory = out or simulate.named_directory(settings)
     if own is not None and resume is None:
         own = own.of(settings.federation.clients)
-        for line in trained(own.learner(own.dataset)):  # what travels, before any ε is spent
+        learner, _ = of_task(settings, Key(settings.run.seeds[0]), own)
+        for line in trained(learner):  # what travels, before any ε is spent
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     _train(settings, own, directory, resume is not None, baseline, console)
     result = report.load(directory)

@@ -42,8 +42,7 @@ def everybody(
 ) -> Assembled:
     """Return the model and all clients' data; `honest` of the clients do not lie, and come first."""
     if task is not None:
-        dataset = _features(config, task.of(config.federation.clients).dataset, key, device)
-        learner = learner_of(config, key, task, dataset)
+        learner, dataset = of_task(config, key, task.of(config.federation.clients), device)
         return Assembled(learner.model, _natural(dataset, device), learner)
     dataset = data.loaded(config.data.options, key.fold("data"), data.Storage.from_environment())
     dataset = _features(config, dataset, key, device)
@@ -56,6 +55,14 @@ def everybody(
     )
     chosen = models.choose(model, config.coordinates.train, key)
     return Assembled(chosen, FederatedData(dataset, holdings, device))
+
+
+def of_task(
+    config: Config, key: Key, task: Task, device: torch.device | str = "cpu"
+) -> tuple[Learner, Dataset]:
+    """Return a task's learner and all clients' data, as a run with this key has them."""
+    dataset = _features(config, task.dataset, key, device)
+    return learner_of(config, key, task, dataset), dataset
 
 
 def learner_of(config: Config, key: Key, task: Task, dataset: data.Dataset | None) -> Learner:

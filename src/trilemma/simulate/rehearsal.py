@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from trilemma import config as configuration
 from trilemma import models, privacy
+from trilemma.config.assembly import of_task
 from trilemma.errors import ConfigError, UserError
 from trilemma.keys import Key
 from trilemma.simulate.experiment import Experiment, assemble
@@ -21,7 +22,8 @@ def look(task: Task, path: str | None = None, device: str = "cpu") -> Inspection
     task = task.of(settings.federation.clients)
     options = settings.algorithm.options
     by_example = settings.privacy.clip is not None and getattr(options, "unit", "user") == "example"
-    found = inspect(task, getattr(options, "batch_size", 32), by_example, device)
+    ready = of_task(settings, Key(settings.run.seeds[0]), task, device)
+    found = inspect(task, getattr(options, "batch_size", 32), by_example, device, ready)
     try:
         experiment = assemble(settings, settings.run.seeds[0], task)
     except UserError as error:

@@ -34,7 +34,11 @@ class Inspection:
 
 
 def inspect(
-    task: Task, batch_size: int = 32, by_example: bool | None = None, device: str = "cpu"
+    task: Task,
+    batch_size: int = 32,
+    by_example: bool | None = None,
+    device: str = "cpu",
+    ready: tuple[Learner, Dataset] | None = None,
 ) -> Inspection:
     """Look at a task whose number of clients is known.
 
@@ -43,9 +47,9 @@ def inspect(
         batch_size: Examples per client in the step that is timed; fewer where clients hold fewer.
         by_example: Whether examples are to be clipped one by one; None: where they can be.
         device: Where the step is computed.
+        ready: Learner and data as a configuration makes them of the task's; default: the task's own.
     """
-    dataset = task.dataset
-    learner = task.learner(dataset)
+    learner, dataset = ready or (task.learner(task.dataset), task.dataset)
     assert dataset.natural is not None
     federated = FederatedData(dataset, dataset.natural, device)
     size = min(batch_size, int(federated.sizes.min()))

@@ -185,9 +185,10 @@ class ModuleEngine:
             found = self._try(model, request, "mapped", notes)
             if found is not None:
                 return _structure(model, "mapped", found[1], found[2], PROBED, "; ".join(notes))
-            log = Log()
-            self._take(model, few, Plan("looped", self.whole(model)), log)
-        return _structure(model, "looped", log, _Saved(), PROBED, "; ".join(notes))
+            log, saved = Log(), _Saved()
+            with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+                self._take(model, few, Plan("looped", self.whole(model)), log)
+        return _structure(model, "looped", log, saved, few.y.shape[1], "; ".join(notes))
 
     def _try(
         self, model: Model, request: Request, way: Way, notes: list[str]
@@ -251,18 +252,21 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     before = {
         name: (buffer, buffer._version) for name, buffer in module.named_buffers() if id(buffer) not in skip
     }
-    yield
-    now = dict(module.named_buffers())
-    changed = [
-        name
-        for name, (buffer, version) in before.items()
-        if now[name] is not buffer or buffer._version != version
-    ]
-    if changed:
-        raise UserError(
-            f"the module's forward pass changes its buffers {changed}: clients that step side by side would "
-            "change them for each other. Put these parts in eval mode, or take the statistics out of forward"
-        )
+    try:
+        yield
+    finally:  # a change may be why the way back failed: it is what has to be said then
+        now = dict(module.named_buffers())
+        changed = [
+            name
+            for name, (buffer, version) in before.items()
+            if now[name] is not buffer or buffer._version != version
+        ]
+        if changed:
+            raise UserError(
+                f"the module's forward pass changes its buffers {changed}: clients that step side by side "
+                "would change them for each other. Put these parts in eval mode, or take the statistics out "
+                "of forward"
+            )
 
 
 @dataclass

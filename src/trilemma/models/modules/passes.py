@@ -200,20 +200,19 @@ def _looped(
     seeds: Tensor | None,
     log: Log,
 ) -> ModulePass:
-    """Go through clients, or examples, one by one, by autograd alone; losses one by one too."""
+    """Go forth through clients, or examples, one by one, by autograd alone, and back through all at once.
+
+    Every unit has parameters of its own that autograd follows, which keeps the units apart on the way back.
+    """
     clients, size = request.share.shape
-    found: list[Tensor] = []
-    each: dict[str, list[Tensor]] = {name: [] for name in params}
-    updated: dict[str, list[Tensor]] = {}
     width = 1 if request.by_example else size
     x = {"": request.x} if isinstance(request.x, Tensor) else request.x
-    common = all(len(value) == 1 for value in params.values())
-    # Units are small and many, so whatever is the same for all of them is made once.
+    units: list[Unit] = []
+    updated: dict[str, list[Tensor]] = {}
+    shared = all(len(value) == 1 for value in params.values())
     for row in range(clients):
-        if row == 0 or not common:
+        if row == 0 or not shared:
             values = {name: value[row if len(value) > 1 else 0] for name, value in params.items()}
-            own = {name: value.detach().requires_grad_() for name, value in values.items()}
-            slots = source.slots(values, own)
         buffers = {name: part[row] for name, part in request.buffers.items()}
         for start in range(0, size, width):
             columns = slice(start, start + width)
@@ -221,34 +220,68 @@ def _looped(
             mine = {name: column[row, columns] for name, column in x.items()}
             drawn = None if seeds is None else seeds[row, columns]
             present = share > 0 if request.padded else None
-            some = present is None or bool(present.any())
-            if present is not None and some:
+            if present is not None and bool(present.any()):
                 targets, mine = targets[present], {name: column[present] for name, column in mine.items()}
                 drawn = None if drawn is None else drawn[present]
                 share = share[present]
+            own = {name: value.detach().requires_grad_() for name, value in values.items()}
             statistics = Statistics(source.statistics, buffers)
-            with Recorder(slots, None, log, Draws(drawn, not request.dropout), statistics):
+            with Recorder(
+                source.slots(values, own), None, log, Draws(drawn, not request.dropout), statistics
+            ):
                 outputs = source.call(mine[""] if isinstance(request.x, Tensor) else mine)
-            if request.by_example:
-                loss = source.loss(outputs, targets) * share.sum()
-            else:
-                loss = losses(source, outputs, targets, share).sum()
-            if not some:
-                loss = loss * 0.0
-            found.append(loss.detach())
-            grads = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
-            for name, grad in zip(own, grads, strict=True):
-                each[name].append(torch.zeros_like(own[name]) if grad is None else grad)
+            units.append(Unit(own, outputs, targets, share))
             for name, fresh in statistics.updated.items():
                 updated.setdefault(name, []).append(fresh.detach())
-    total = torch.stack(found).to(request.share.dtype).view(clients, -1).sum(1)
+    found = _losses_of(source, units, request.by_example)
+    leaves = [value for unit in units for value in unit.own.values()]
+    grads = torch.autograd.grad(found.sum(), leaves, allow_unused=True)
     lead = (clients, size) if request.by_example else (clients, 1)
-    terms: dict[str, dict[Rows, list[Term]]] = {
-        name: {None: [Whole(torch.stack(grown).view(*lead, *params[name].shape[1:]))]}
-        for name, grown in each.items()
-    }
+    terms: dict[str, dict[Rows, list[Term]]] = {}
+    for number, name in enumerate(params):
+        grown = [
+            torch.zeros_like(leaf) if grad is None else grad
+            for leaf, grad in zip(leaves[number :: len(params)], grads[number :: len(params)], strict=True)
+        ]
+        terms[name] = {None: [Whole(torch.stack(grown).view(*lead, *params[name].shape[1:]))]}
+    total = found.detach().to(request.share.dtype).view(clients, -1).sum(1)
     statistics_ = {name: torch.stack(parts) for name, parts in updated.items()}
     return ModulePass(total, terms, params, (clients, size), statistics_)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What went through a module alone: an example, or a client's batch."""
+
+    own: Mapping[str, Tensor]
+    """The parameters, this unit's own to autograd."""
+    outputs: Any
+    targets: Tensor
+    share: Tensor
+
+
+def _losses_of(source: Source, units: list[Unit], by_example: bool) -> Tensor:
+    """Return every unit's Σ_i w_i ℓ_i: in one go where their outputs are alike, else one by one."""
+    first = units[0].outputs
+    alike = isinstance(first, Tensor) and all(
+        isinstance(unit.outputs, Tensor)
+        and unit.outputs.shape[1:] == first.shape[1:]
+        and unit.outputs.dim() > 0
+        and len(unit.outputs) == len(unit.targets)
+        for unit in units
+    )
+    if source.many is not None and alike:
+        outputs, targets = (
+            torch.cat([getattr(unit, part) for unit in units]) for part in ("outputs", "targets")
+        )
+        weighted = source.many(outputs, targets) * torch.cat([unit.share for unit in units])
+        sizes = [len(unit.targets) for unit in units]
+        if len(set(sizes)) == 1:
+            return weighted.view(len(units), -1).sum(1)
+        return torch.stack([part.sum() for part in torch.split(weighted, sizes)])
+    if by_example:
+        return torch.stack([source.loss(unit.outputs, unit.targets) * unit.share.sum() for unit in units])
+    return torch.stack([losses(source, unit.outputs, unit.targets, unit.share).sum() for unit in units])
 
 
 def losses(source: Source, outputs: Any, y: Tensor, share: Tensor) -> Tensor:
