@@ -167,6 +167,13 @@ def test_a_node_that_cannot_be_reached_is_not_waited_for():
     assert carrier.time.at < 2.0
 
 
+def test_a_reply_that_the_carrier_brings_twice_counts_once():
+    carrier = post(1.0, 3.0)
+    exchange, fetch = correspondence(carrier), carrier.fetch
+    carrier.fetch = lambda questions: 2 * fetch(questions)
+    assert ask(exchange, "a", [0, 1], Patience(60.0)) == [0, 1]
+
+
 # --- a federation on a slow machine -----------------------------------------------------------------------
 
 TIMING = Timing(round_limit=15.0, join_limit=32.0, poll=0.2)

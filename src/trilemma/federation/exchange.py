@@ -93,8 +93,9 @@ class Correspondence:
         while True:
             self._repeat({node: blocks[node] for node in waiting})
             for reply in self._fetch():
-                if self._open.pop(reply.question).block != blocks.get(reply.node):
-                    continue  # nobody wants to know any more
+                asked = self._open.pop(reply.question, None)
+                if asked is None or asked.block != blocks.get(reply.node):
+                    continue  # the carrier brings it twice, or nobody wants to know any more
                 replies.append(reply)
                 # A node that could not be reached may yet answer another copy.
                 unreached = reply.block is None and not reply.refused

@@ -1,0 +1,178 @@
+"""Generated lists of faults: nothing is applied twice, no noise is used twice, everything is paid for."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from fault_simulator import (
+    SHAPES,
+    Carried,
+    Crash,
+    Jump,
+    Killed,
+    NewKeys,
+    ServerSetBack,
+    SetBack,
+    happens,
+)
+from hypothesis import find, given, note, settings
+from hypothesis import strategies as st
+
+from trilemma.federation import hearing, journal, node, spending
+from trilemma.federation.coordinator import Coordinator
+from trilemma.federation.journal import Fresh
+from trilemma.federation.reasons import Refused
+from trilemma.privacy.ledger import Ledger
+
+
+def lists_of_faults(tolerate: int):
+    """Up to eight faults, early and late, of every kind."""
+    clients = st.integers(0, SHAPES[tolerate].clients - 1)
+    blocks, writes, sends, looks = (
+        st.integers(1, 8),
+        st.integers(1, 14),
+        st.integers(1, 10),
+        st.integers(1, 10),
+    )
+    how = st.sampled_from(["lose request", "lose reply", "repeat", "late request", "late reply"])
+    what = st.sampled_from(["session", "journal", "ledger", "joined", "state"])
+    crash = st.sampled_from(["before", "torn", "after"])
+    return st.lists(
+        st.one_of(
+            st.builds(Carried, clients, blocks, how, looks),
+            st.builds(Crash, clients, writes, crash, looks),
+            st.builds(Crash, st.just(-1), writes, crash),
+            st.builds(Killed, sends, st.sampled_from(["before", "after"])),
+            st.builds(SetBack, clients, blocks, what, st.integers(1, 6)),
+            st.builds(ServerSetBack, sends, st.integers(1, 3)),
+            st.builds(NewKeys, sends),
+            st.builds(Jump, sends, st.sampled_from([0.3, 1.0, 5.0])),
+        ),
+        max_size=8,
+    )
+
+
+@pytest.mark.parametrize("tolerate", SHAPES)
+def test_nothing_happens(tolerate):
+    """Without faults everybody is heard in every round, in one epoch, and is asked once for everything."""
+    world = happens([], tolerate)
+    shape = SHAPES[tolerate]
+    assert len(world.releases.messages) == shape.clients * shape.rounds
+    assert [record["absent"] for record in world.log.records()] == [[]] * shape.rounds
+    assert world.carrier.sent == 4 + shape.rounds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tolerate", SHAPES)
+def test_whatever_happens(tolerate):
+    """Lists are shrunk to the shortest that still breaks a promise."""
+
+    @settings(max_examples=5 * settings().max_examples)
+    @given(lists_of_faults(tolerate))
+    def check(faults):
+        note(f"{tolerate=}, {faults=}")
+        happens(faults, tolerate)
+
+    check()
+
+
+# --- the simulator can fail: what is sabotaged is found -----------------------------------------------------
+
+
+def forgetful_journal(monkeypatch):
+    """A client answers whatever it is asked as if for the first time, and overhears its ledger's no."""
+    monkeypatch.setattr(node, "what_to_do", lambda entry, client, ask, asked: Fresh(None))
+    unpaid_after_a_loss(monkeypatch)
+
+
+def unpaid(monkeypatch):
+    """A client speaks without writing it into its ledger."""
+    monkeypatch.setattr(node, "pay", lambda *everything: {})
+    monkeypatch.setattr(Ledger, "_append", lambda ledger, record: None)
+
+
+def unpaid_after_a_loss(monkeypatch):
+    """A client whose journal is lost does not look into its ledger before it answers again."""
+    honest = spending.pay
+
+    def pay(*everything):
+        try:
+            return honest(*everything)
+        except Refused:
+            return {}
+
+    monkeypatch.setattr(node, "pay", pay)
+
+
+def stubborn_steps(monkeypatch):
+    """A client that was not heard keeps its step."""
+    honest = journal.what_to_do
+
+    def what_to_do(entry, client, ask, asked):
+        todo = honest(entry, client, ask, asked)
+        return Fresh(entry.after) if entry is not None and isinstance(todo, Fresh) else todo
+
+    monkeypatch.setattr(node, "what_to_do", what_to_do)
+
+
+def changing_questions(monkeypatch):
+    """The server asks again with other numbers."""
+    honest, asked = hearing.Hearing._question, itertools.count(1)
+
+    def question(self, commit, turn):
+        return honest(self, replace(commit, heard={0: -next(asked)}), turn)
+
+    monkeypatch.setattr(hearing.Hearing, "_question", question)
+
+
+def applied_before_it_is_written(monkeypatch):
+    """The server's step changes what it has before the commit is on disk, as a server with a memory would."""
+    honest = Coordinator._apply
+    kept = {}
+
+    def apply(self, commit, turn, heard):
+        done = honest(self, replace(commit, server=kept.get("state", commit.server)), turn, heard)
+        kept["state"] = done.server
+        return done
+
+    monkeypatch.setattr(Coordinator, "_apply", apply)
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "tolerate", "faults", "complaint"),
+    [
+        (forgetful_journal, 0, [Carried(0, 4, "repeat")], "two different answers"),
+        (unpaid, 0, [], "not in the ledger"),
+        (unpaid_after_a_loss, 0, [Carried(0, 4, "lose reply"), SetBack(0, 5, "journal", 1)], "two different"),
+        (
+            stubborn_steps,
+            1,
+            [Carried(0, 4, "lose reply"), Jump(5, 5.0)],
+            "did not take steps back",
+        ),
+        (changing_questions, 0, [Killed(4, "after")], "changed"),
+        (applied_before_it_is_written, 0, [Crash(-1, 5, "before")], "the model is not what was released"),
+    ],
+)
+def test_a_sabotaged_federation_is_found_out(monkeypatch, sabotage, tolerate, faults, complaint):
+    happens(faults, tolerate)
+    sabotage(monkeypatch)
+    with pytest.raises(AssertionError, match=complaint):
+        happens(faults, tolerate)
+
+
+@pytest.mark.slow
+def test_a_sabotage_is_found_among_generated_lists_and_shrunk_to_the_shortest(monkeypatch):
+    unpaid_after_a_loss(monkeypatch)
+
+    def breaks(faults):
+        try:
+            happens(faults, 0)
+        except AssertionError:
+            return True
+        return False
+
+    shortest = find(lists_of_faults(0), breaks, settings=settings(max_examples=2000, deadline=None))
+    assert len(shortest) <= 3, shortest
