@@ -63,7 +63,7 @@ class Alie(AttackSettings):
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("alie", craft=self._craft)
+        return Attack("alie", craft=self._craft, columnwise=self.strength != "search")
 
     def _craft(self, view: View) -> Crafted:
         n, f = view.clients, view.byzantine

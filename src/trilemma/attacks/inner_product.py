@@ -35,7 +35,9 @@ class SignFlip(AttackSettings):
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("sf", craft=lambda view: replace(fixed(view, minus_mean, 2.0), strength=None))
+        return Attack(
+            "sf", craft=lambda view: replace(fixed(view, minus_mean, 2.0), strength=None), columnwise=True
+        )
 
 
 @attacks.register("foe")
@@ -49,7 +51,7 @@ class FallOfEmpires(AttackSettings):
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("foe", craft=self._craft)
+        return Attack("foe", craft=self._craft, columnwise=self.strength != "search")
 
     def _craft(self, view: View) -> Crafted:
         if self.strength == "search":
@@ -68,7 +70,7 @@ class InnerProduct(AttackSettings):
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("ipm", craft=self._craft)
+        return Attack("ipm", craft=self._craft, columnwise=self.strength != "search")
 
     def _craft(self, view: View) -> Crafted:
         if self.strength == "search":

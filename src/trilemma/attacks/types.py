@@ -161,7 +161,8 @@ class Attack:
 
     `poison(labels, classes, key)` is applied once to the labels of a Byzantine client, with a key of that
     client. An attack without `craft` sends what the honest protocol computes on the poisoned data.
-    `reads_own` says that `craft` needs `View.own`, `reads_truth` that it reads `View.truth`.
+    `reads_own` says that `craft` needs `View.own`, `reads_truth` that it reads `View.truth`, `columnwise`
+    that what it sends in a column is decided by that column of the honest messages alone.
     """
 
     name: str
@@ -169,3 +170,4 @@ class Attack:
     poison: Callable[[Tensor, int, Key], Tensor] | None = None
     reads_own: bool = False
     reads_truth: bool = False
+    columnwise: bool = False

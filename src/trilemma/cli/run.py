@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from trilemma.config import Config
     from trilemma.report import Result
+    from trilemma.simulate import Ranks
     from trilemma.task import Task
 
 
@@ -35,7 +37,8 @@ def run_command(
 ) -> None:
     """Train a federation as CONFIG says; accuracy beside ε, f and the attack.
 
-    Ctrl-C saves what is finished; --resume DIR continues to the identical final model.
+    Ctrl-C saves what is finished; --resume DIR continues to the identical final model. Started by torchrun
+    (torchrun --nproc-per-node 4 -m trilemma run …), its processes share the clients.
     """
     from rich.console import Console
 
@@ -56,12 +59,20 @@ def run_command(
         own = None if task is None else Task.from_file(task)
         settings = _settings(config, set_ or [], seeds, device, own, plugin or [])
         directory = out or simulate.named_directory(settings)
-    if own is not None and resume is None:
+    ranks = simulate.joined(settings.run.device)
+    if ranks is not None:
+        if baseline:
+            raise ConfigError("--baseline is a second run: start it by itself, over as many processes")
+        _share(ranks, settings, own, directory, resume is not None, console)
+        if not ranks.leads:
+            return
+    if own is not None and resume is None and ranks is None:
         own = own.of(settings.federation.clients)
         learner, _ = of_task(settings, Key(settings.run.seeds[0]), own)
         for line in trained(learner):  # what travels, before any ε is spent
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-    _train(settings, own, directory, resume is not None, baseline, console)
+    if ranks is None:
+        _train(settings, own, directory, resume is not None, baseline, console)
     result = report.load(directory)
     pictures = [result.plot(), result.plot(kind="suspects")]
     if as_json:
@@ -95,6 +106,22 @@ def _train(
     if baseline and settings.federation.byzantine:
         with ProgressBar(console, "without liars") as bar:
             simulate.run_or_resume(simulate.without_liars(settings), directory / BASELINE, bar, task)
+
+
+def _share(
+    ranks: Ranks, settings: Config, task: Task | None, directory: Path, resume: bool, console: Console
+) -> None:
+    """Train over all processes; the first one shows how far they are."""
+    from trilemma import simulate
+    from trilemma.report.progress import ProgressBar
+
+    directory = Path(ranks.everywhere(str(directory)))
+    with ProgressBar(console) if ranks.leads else nullcontext() as bar:
+        if resume:
+            simulate.resume(directory, bar, task, ranks)
+        else:
+            simulate.run(settings, directory, bar, task, ranks)
+    simulate.left()
 
 
 def _show(result: Result, pictures: list[Path]) -> None:

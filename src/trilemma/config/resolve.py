@@ -50,13 +50,17 @@ class Resolved:
 
 
 def resolve(
-    config: Config, examples: int, model: Model | None = None, arithmetic: Arithmetic | None = None
+    config: Config,
+    examples: int,
+    model: Model | None = None,
+    arithmetic: Arithmetic | None = None,
+    rule: Rule | None = None,
 ) -> Resolved:
     """Resolve `config` for clients who all hold at least `examples` training examples, a public number.
 
-    `arithmetic` is that of the configuration, unless given. On a grid the release also says how far drawn
-    noise is from a Gaussian, for which the size of `model` must be known; more noise makes up for it where an
-    ε is aimed at.
+    `arithmetic` and `rule` are those of the configuration, unless given. On a grid the release also says how
+    far drawn noise is from a Gaussian, for which the size of `model` must be known; more noise makes up for
+    it where an ε is aimed at.
     """
     federation = config.federation
     needed = config.algorithm.options.least_examples
@@ -66,7 +70,7 @@ def resolve(
             f"allowed: 1 to {examples}"
         )
     chosen = arithmetic or config.privacy.arithmetic
-    rule = aggregation.parse(config.aggregation.rule, f=federation.f)
+    rule = rule or aggregation.parse(config.aggregation.rule, f=federation.f)
     reckoned = EXACT
     for _ in range(_TRIES):
         release, threat, notes, doubts = _release(config, examples, reckoned)

@@ -14,6 +14,7 @@ from trilemma.simulate.engine import Diverged, Progress, latest_model, start, st
 from trilemma.simulate.evaluation import Evaluation, Fairness, evaluate
 from trilemma.simulate.experiment import Experiment, SimulatedClients, assemble
 from trilemma.simulate.observers import Everyone, Observer, Silent, figures
+from trilemma.simulate.ranks import Ranks, joined, left
 from trilemma.simulate.runner import resume, run, run_or_resume, without_liars
 from trilemma.simulate.sweep import Outcome, Unwatched, Watcher, finished, run_cells
 
@@ -26,6 +27,7 @@ __all__ = [
     "Observer",
     "Outcome",
     "Progress",
+    "Ranks",
     "Record",
     "RunDirectory",
     "Silent",
@@ -39,7 +41,9 @@ __all__ = [
     "figures",
     "finished",
     "fresh_directory",
+    "joined",
     "latest_model",
+    "left",
     "named_directory",
     "resume",
     "run",

@@ -114,14 +114,20 @@ class SeedDirectory:
     def restore(self, device: torch.device) -> Progress | None:
         """Return the progress of the latest checkpoint, and forget metrics written after it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if not self.checkpoint_path.exists():
+        progress = self.checkpoint(device)
+        if progress is None:
             self.metrics_path.unlink(missing_ok=True)
             return None
-        progress = Progress(**torch.load(self.checkpoint_path, map_location=device, weights_only=True))
         kept = [record for record in self.records() if record.round <= progress.round]
         text = "".join(json.dumps(record.plain()) + "\n" for record in kept)
         files.write_atomically(self.metrics_path, text.encode())
         return progress
+
+    def checkpoint(self, device: torch.device) -> Progress | None:
+        """Return the progress of the latest checkpoint and change nothing."""
+        if not self.checkpoint_path.exists():
+            return None
+        return Progress(**torch.load(self.checkpoint_path, map_location=device, weights_only=True))
 
     def model(self) -> Tensor:
         """Return the returned model: (d,), or (k, d) where clients keep models of their own."""

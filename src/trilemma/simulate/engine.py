@@ -5,6 +5,8 @@
 Where an algorithm has a second exchange (`learning.Inquiry`), the server asks after the attack, clients
 answer, and liars lie again.
 
+Over several processes (`trilemma.simulate.ranks`) messages are turned into columns before the attack.
+
 Randomness comes from keys alone, so a round depends on nothing but the progress it starts from: a run that
 was interrupted continues exactly as it would have.
 """
@@ -81,7 +83,9 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     watch = Stopwatch(experiment.device)
 
     with watch.stage("clients"), experiment.precision():
-        stepped, sent = _clients(experiment, progress, heard, members)
+        mine, own = _clients(experiment, progress, heard, members)
+        ranks = experiment.ranks
+        stepped, sent = (mine, own) if ranks is None else ranks.together(mine, own)
         honest = [row for row, i in enumerate(stepped) if i not in experiment.byzantine]
         _check_finite(experiment, progress.round, sent, honest)
     with watch.stage("attack"):
@@ -97,7 +101,7 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     following = Progress(
         round=progress.round + 1,
         broadcast=done.broadcast,
-        clients=_merged(experiment, progress.clients, stepped, sent.state),
+        clients=_merged(experiment, progress.clients, mine, own.state),
         server=done.state,
         chosen=progress.chosen,
     )
@@ -263,6 +267,8 @@ def _check_finite(experiment: Experiment, round_: int, sent: ClientStep, honest:
     finite = bool(torch.isfinite(sent.report["loss"][honest]).all())
     if finite and not experiment.resolved.algorithm.tolerates_nonfinite:
         finite = bool(torch.isfinite(sent.messages.rows(honest).vectors).all())
+    if experiment.ranks is not None:
+        finite = experiment.ranks.all_agree(finite)  # each sees its columns alone
     if not finite:
         raise Diverged(round_ + 1)
 

@@ -23,6 +23,7 @@ from trilemma.learning.rounds import sampled_clients
 from trilemma.models.types import Model
 from trilemma.privacy.accountants import Answer
 from trilemma.privacy.types import NoiseSource
+from trilemma.simulate.ranks import Ranks
 from trilemma.task import Learner, Task
 
 
@@ -78,6 +79,13 @@ class Experiment:
     attack: Attack
     resolved: Resolved
     learner: Learner | None = None
+    ranks: Ranks | None = None
+    """Who else plays clients of this run (`clients` are then those of this process); None: nobody."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.ranks is None or self.ranks.leads
 
     @property
     def key(self) -> Key:
@@ -123,12 +131,15 @@ class Experiment:
         return sampled_clients(everyone, self.config.federation.sampled, round_, self.key)
 
 
-def assemble(config: Config, seed: int, task: Task | None = None) -> Experiment:
+def assemble(
+    config: Config, seed: int, task: Task | None = None, device: torch.device | None = None
+) -> Experiment:
     """Load and divide the data, build the model, resolve privacy, prepare the attack.
 
     With a task, its data and model are taken; its last clients lie, if any do, and hold their own data.
+    `device` is the configuration's, unless given.
     """
-    device = choose_device(config.run.device)
+    device = device or choose_device(config.run.device)
     key = Key(seed)
     federation = config.federation
     byzantine = _byzantine(config, key)

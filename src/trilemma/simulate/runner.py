@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,35 +20,48 @@ from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import Evaluation, evaluate
 from trilemma.simulate.experiment import Experiment, assemble
 from trilemma.simulate.observers import Observer, Silent, with_logs
+from trilemma.simulate.ranks import Ranks
 from trilemma.simulate.rehearsal import verify
+from trilemma.simulate.shards import own_progress, shared_out, whole_progress
 from trilemma.task import Task
 
 
-def run(config: Config, out: Path, observer: Observer | None = None, task: Task | None = None) -> Summary:
+def run(
+    config: Config,
+    out: Path,
+    observer: Observer | None = None,
+    task: Task | None = None,
+    ranks: Ranks | None = None,
+) -> Summary:
     """Run every seed of `config` in the new directory `out`; a bad setting leaves nothing behind.
 
-    `task` brings data and model where the configuration's are `own` (`config.parse(…, own=Own(…))`).
+    `task` brings data and model where the configuration's are `own` (`config.parse(…, own=Own(…))`). With
+    `ranks`, all of them call it alike and share the clients.
     """
-    check_free(out)
+    leads = ranks is None or ranks.leads
+    if leads:
+        check_free(out)
     task = None if task is None else task.of(config.federation.clients)
-    experiments = [assemble(config, seed, task) for seed in config.run.seeds]
+    experiments = [_assembled(config, seed, task, ranks) for seed in config.run.seeds]
     verify(experiments[0])
-    directory = RunDirectory.create(out, config, task)
+    directory = RunDirectory.create(out, config, task) if leads else RunDirectory(out, config)
     try:
-        return _run(directory, observer or Silent(), task)
+        return _run(directory, observer or Silent(), task, ranks)
     except UserError:
-        if not any(directory.seed(seed).records() for seed in config.run.seeds):
+        if leads and not any(directory.seed(seed).records() for seed in config.run.seeds):
             directory.remove()  # the corrected run finds the place free
         raise
 
 
-def resume(path: Path, observer: Observer | None = None, task: Task | None = None) -> Summary:
+def resume(
+    path: Path, observer: Observer | None = None, task: Task | None = None, ranks: Ranks | None = None
+) -> Summary:
     """Continue the run in `path` from its last checkpoints; a finished run is summed up again.
 
     A task that came from a file is found in the directory; one that was made in Python must be given again.
     """
     directory = RunDirectory.open(path)
-    return _run(directory, observer or Silent(), directory.task() if task is None else task)
+    return _run(directory, observer or Silent(), directory.task() if task is None else task, ranks)
 
 
 def run_or_resume(
@@ -74,21 +88,32 @@ def without_liars(config: Config) -> Config:
     )
 
 
-def _run(directory: RunDirectory, observer: Observer, task: Task | None) -> Summary:
-    with directory.locked():
-        observer = with_logs(observer, directory.config.run.log, directory.path)
+def _assembled(config: Config, seed: int, task: Task | None, ranks: Ranks | None) -> Experiment:
+    if ranks is None:
+        return assemble(config, seed, task)
+    return shared_out(assemble(config, seed, task, ranks.device), ranks)
+
+
+def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: Ranks | None) -> Summary:
+    leads = ranks is None or ranks.leads
+    with directory.locked() if leads else nullcontext():
+        if ranks is not None:
+            ranks.everywhere(None)  # nobody reads before the first one has made and claimed the directory
+        observer = with_logs(observer, directory.config.run.log, directory.path) if leads else Silent()
         results: dict[int, Evaluation | None] = {}
         diverged: dict[str, int] = {}
         experiment = None
         for seed in directory.config.run.seeds:
             folder = directory.seed(seed)
-            experiment = assemble(directory.config, seed, task)
+            experiment = _assembled(directory.config, seed, task, ranks)
             try:
                 results[seed] = _run_seed(experiment, folder, observer)
             except engine.Diverged as stop:
                 results[seed] = None
                 diverged[str(seed)] = stop.round
         assert experiment is not None  # a configuration has at least one seed
+        if not leads:
+            return _summary(directory, experiment, results, diverged)
         directory.name_tensors(experiment.clients.model)
         summary = _summary(directory, experiment, results, diverged)
         files.write_atomically(
@@ -118,10 +143,12 @@ class _Cadence:
             return round_ % self.every == 0
         return time.monotonic() - self.last >= 20 * self.cost
 
-    def save(self, folder: SeedDirectory, progress: Progress) -> None:
+    def save(self, experiment: Experiment, folder: SeedDirectory, progress: Progress) -> None:
         """Save, and remember how long it took."""
         begin = time.monotonic()
-        folder.save(progress)
+        whole = whole_progress(experiment, progress)
+        if whole is not None:
+            folder.save(whole)
         self.last = time.monotonic()
         self.cost = self.last - begin
 
@@ -130,29 +157,32 @@ def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer)
     run_table = experiment.config.run
     evaluate_every = run_table.evaluate_every or max(1, run_table.rounds // 50)
     buffers = experiment.clients.model.buffers
-    if folder.finished and not folder.checkpoint_path.exists():
+    if _everywhere(experiment, folder.finished and not folder.checkpoint_path.exists()):
         observer.seed_started(experiment.seed, run_table.rounds, run_table.rounds)
         return evaluate(experiment, folder.model().to(experiment.device), {})
 
-    progress = folder.restore(experiment.device) or engine.start(experiment)
+    progress = _restored(experiment, folder) or engine.start(experiment)
     checkpoints = _Cadence(run_table.checkpoint_every, progress.bytes / SAVED_PER_SECOND)
     observer.seed_started(experiment.seed, progress.round, run_table.rounds)
     saved = progress.round
     try:
         while progress.round < run_table.rounds:
             progress, record = engine.step(experiment, progress)
-            if progress.round % evaluate_every == 0 or progress.round == run_table.rounds:
-                record = _evaluated(experiment, progress, record)
-            folder.append(record)
+            if experiment.leads:
+                if progress.round % evaluate_every == 0 or progress.round == run_table.rounds:
+                    record = _evaluated(experiment, progress, record)
+                folder.append(record)
             observer.round_finished(record)
-            if progress.round < run_table.rounds and checkpoints.due(progress.round):
-                checkpoints.save(folder, progress)
+            due = progress.round < run_table.rounds and checkpoints.due(progress.round)
+            if _everywhere(experiment, due):
+                checkpoints.save(experiment, folder, progress)
                 saved = progress.round
     except KeyboardInterrupt:
-        if progress.round > saved:
+        # Over several processes nobody knows where the others are: what is saved then is the last checkpoint.
+        if progress.round > saved and experiment.ranks is None:
             folder.save(progress)
         raise
-    if not folder.finished:
+    if experiment.leads and not folder.finished:
         if buffers:  # what each client keeps of them is in no other file
             folder.save(progress)
         honest = [row for row, i in enumerate(experiment.clients.ids) if i not in experiment.byzantine]
@@ -161,6 +191,17 @@ def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer)
         if not buffers:
             folder.checkpoint_path.unlink(missing_ok=True)
     return evaluate(experiment, progress.chosen, _statistics(experiment, progress))
+
+
+def _everywhere(experiment: Experiment, here: bool) -> bool:
+    """Return what the first rank says: clocks and disks may differ, and all must do the same."""
+    return here if experiment.ranks is None else bool(experiment.ranks.everywhere(here))
+
+
+def _restored(experiment: Experiment, folder: SeedDirectory) -> Progress | None:
+    """Return where the run stood, this process's part of it; the one that writes forgets what came after."""
+    progress = (folder.restore if experiment.leads else folder.checkpoint)(experiment.device)
+    return None if progress is None else own_progress(experiment, progress)
 
 
 def _evaluated(experiment: Experiment, progress: Progress, record: Record) -> Record:

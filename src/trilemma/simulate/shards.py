@@ -1,0 +1,109 @@
+"""An experiment over several processes: which clients a rank plays, what it cannot, what is put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from trilemma.aggregation import sharded
+from trilemma.aggregation.rule import Rule
+from trilemma.aggregation.types import Aggregate
+from trilemma.config.resolve import resolve
+from trilemma.errors import ConfigError
+from trilemma.keys import Key
+from trilemma.simulate.engine import Progress
+from trilemma.simulate.experiment import Experiment
+from trilemma.simulate.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class _Gathering:
+    """A rule on columns of messages, whose value is the whole vector on every rank."""
+
+    rule: Rule
+    ranks: Ranks
+    dim: int
+
+    @property
+    def f(self) -> int:
+        return self.rule.f
+
+    def __call__(self, X: Tensor, key: Key | None = None) -> Aggregate[Tensor]:
+        found = sharded(self.rule, X, key)
+        return replace(found, value=self.ranks.whole(found.value, self.dim))
+
+
+def shared_out(experiment: Experiment, ranks: Ranks) -> Experiment:
+    """Return the part of an experiment that this rank plays: its clients, and a rule that asks the others."""
+    refuse_what_cannot_be_cut(experiment, ranks)
+    federated, clients = experiment.clients.data, experiment.clients
+    poorest = int(min(federated.sizes[i] for i in experiment.honest))
+    dim = experiment.resolved.algorithm.message(clients.model).dim
+    rule = cast(Rule, _Gathering(experiment.resolved.rule, ranks, dim))
+    resolved = resolve(experiment.config, poorest, clients.model, rule=rule)
+    return replace(
+        experiment, clients=clients.only(*ranks.share(clients.ids)), resolved=resolved, ranks=ranks
+    )
+
+
+def refuse_what_cannot_be_cut(experiment: Experiment, ranks: Ranks) -> None:
+    """Say why an experiment cannot run over several processes, if it cannot."""
+    said, algorithm = experiment.config, experiment.resolved.algorithm
+    model, name = experiment.clients.model, said.algorithm.name
+    layout = algorithm.message(model)
+    clients = len(experiment.clients.ids)
+    reasons = {
+        f"{ranks.count} processes for {clients} clients that compute and {layout.dim} numbers in a message: "
+        "each needs one of both at least": not ranks.count <= min(clients, layout.dim),
+        f"[federation] sampled = {said.federation.sampled}: a process may hold none of the clients that are "
+        "heard in a round": said.federation.sampled is not None,
+        f"[attack] {said.attack.name!r} looks at whole messages; what can be cut is decided column by column "
+        "(sf, lf; alie, foe and ipm at a given strength)": not _cut_attack(experiment),
+        f"[algorithm] {name!r}: what its clients send travels encoded": layout.codec is not None,
+        f"[algorithm] {name!r}: its server asks twice in a round": algorithm.inquiry is not None,
+        f"[algorithm] {name!r}: clients have models of their own": _personal(experiment),
+        f"[algorithm] {name!r} lives with messages that are not finite": algorithm.tolerates_nonfinite,
+        f"[aggregation] {said.aggregation.rule!r} remembers whole messages": algorithm.court is not None,
+        f"[model] {said.model.name!r}: clients keep running statistics": bool(model.buffers),
+    }
+    found = [reason for reason, so in reasons.items() if so]
+    if found:
+        raise ConfigError("; ".join(found) + "; allowed: the same run in one process")
+
+
+def _cut_attack(experiment: Experiment) -> bool:
+    return experiment.attack.craft is None or experiment.attack.columnwise
+
+
+def _personal(experiment: Experiment) -> bool:
+    """Whether scores are of clients' own models, found out on the smallest federation there is."""
+    algorithm, alone = experiment.resolved.algorithm, experiment.clients.only(experiment.clients.ids[0])
+    begin = algorithm.init(alone.model, alone.ids, experiment.key.fold("init"))
+    state = [
+        {k: v.to(experiment.device) for k, v in part.items()} for part in (begin.broadcast, begin.clients)
+    ]
+    return algorithm.evaluated(state[0], state[1], alone, experiment.key).dim() != 1
+
+
+def whole_progress(experiment: Experiment, progress: Progress) -> Progress | None:
+    """Return the progress of all clients, as a single process would have it; on the first rank alone."""
+    ranks = experiment.ranks
+    if ranks is None:
+        return progress
+    clients = {name: ranks.at_leader(rows) for name, rows in progress.clients.items()}
+    present = {name: rows for name, rows in clients.items() if rows is not None}
+    return replace(progress, clients=present) if ranks.leads else None
+
+
+def own_progress(experiment: Experiment, progress: Progress) -> Progress:
+    """Return what of everybody's progress is this rank's."""
+    ranks = experiment.ranks
+    if ranks is None:
+        return progress
+    mine = torch.tensor(experiment.clients.ids, device=experiment.device)
+    everybody = ranks.gathered(mine).tolist()
+    rows = [everybody.index(i) for i in experiment.clients.ids]
+    return replace(progress, clients={name: tensor[rows] for name, tensor in progress.clients.items()})
