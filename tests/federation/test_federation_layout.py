@@ -9,6 +9,7 @@ import stat
 import threading
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from trilemma.errors import UserError
 from trilemma.federation import certificates, layout
@@ -45,15 +46,13 @@ def test_no_secret_is_in_two_folders(made):
             assert path == owner or core not in content.replace(b"\n", b"")
 
 
-def test_a_missing_node_key_renumbers_nobody(tmp_path):
-    """Numbers are places on the roster: without client 1's key client 2 is still client 2."""
-    server = layout.init(tmp_path / "pilot", Federation("pilot", clients=3), "")[0]
-    (server.folder / "nodes" / "client-1.pub").unlink()
-    (server.folder / "nodes" / "client-9.pub").write_bytes(b"of nobody on the roster")
-    assert {client: path.name for client, path in server.nodes().items()} == {
-        0: "client-0.pub",
-        2: "client-2.pub",
-    }
+def test_node_keys_are_on_the_roster(made):
+    """Numbers are places on the roster, which is signed: no file can be left out, and renumber anybody."""
+    nodes = parties(made)[0].signed_roster.nodes
+    assert sorted(nodes) == [0, 1, 2, 3]
+    for client in parties(made)[1:]:
+        private = serialization.load_ssh_private_key(client.node_key.read_bytes(), password=None)
+        assert private.public_key() == certificates.check_node_key(nodes[client.client])
 
 
 def test_secrets_are_for_their_owner_only(made):

@@ -113,7 +113,7 @@ def middleman(parties, victim, forge):
 def impostor_offer(parties, index, epoch):
     """A perfect offer, signed by an identity that is not on the roster in the victim's place."""
     mallory = Identity.generate()
-    honest = Roster.load(parties[0].roster)
+    honest = parties[0].keys
     forged = Roster(tuple(mallory.public if i == index else key for i, key in enumerate(honest.keys)))
     offer = Handshake(mallory, forged, epoch_name("run", epoch)).offer
     return replace(offer, signature=mallory.sign(offer.signed(honest))).encode().hex()
@@ -133,7 +133,7 @@ def foreign(parties, keys, epoch, how):
             return replace(fake, signature=real.signature).encode().hex()
         case "offer for another run":
             identity = Identity.load(parties[3].identity)
-            return Handshake(identity, Roster.load(parties[0].roster), "other/0").offer.encode().hex()
+            return Handshake(identity, parties[0].keys, "other/0").offer.encode().hex()
         case "no offer at all":
             return "00" * 136
 

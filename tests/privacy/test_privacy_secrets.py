@@ -150,17 +150,27 @@ class TestIdentity:
         assert "sss" not in repr(identity)
         assert "key" not in repr(SecretNoise(0, {1: b"k" * 32}, own=b"o" * 32))
 
-    def test_roster_round_trip(self, tmp_path):
-        roster = federation(3)[1]
-        roster.save(tmp_path / "roster.json")
-        assert Roster.load(tmp_path / "roster.json") == roster
+    def test_who_was_removed_keeps_its_place_and_signs_nothing(self):
+        people, roster, _ = federation(3)
+        without = Roster(roster.keys, removed=frozenset({1}))
+        assert without.index(people[2].public) == 2
+        assert without.digest != roster.digest
+        with pytest.raises(PrivacyError, match="not on the roster"):
+            without.index(people[1].public)
+        with pytest.raises(PrivacyError, match="client 1 was removed"):
+            without.key(1)
+        shakes = {i: Handshake(people[i], without, "run") for i in (0, 2)}
+        offers = [shake.offer for shake in shakes.values()]
+        keys = {i: shake.agree(offers) for i, shake in shakes.items()}
+        assert keys[0].keys() == {2}
+        assert keys[0][2] == keys[2][0]
 
     @pytest.mark.parametrize(
         "call",
         [
             lambda path: Identity(b"short"),
             lambda path: Identity.load(path / "none"),
-            lambda path: Roster.load(path / "none"),
+            lambda path: Roster((b"k" * 32,), removed=frozenset({0})),
             lambda path: Roster((b"k" * 31,)),
             lambda path: Roster((b"k" * 32, b"k" * 32)),
             lambda path: Roster(()),

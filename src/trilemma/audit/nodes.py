@@ -95,7 +95,7 @@ def examine_federation(folder: Path, effort: Effort | None = None) -> Audit:
 def copied(folder: Path) -> Iterator[list[Party]]:
     """Copy every party without its past, and give the copies a budget that does not end."""
     found = layout.parties(folder)
-    wanted = found[0].federation.clients
+    wanted = len(found[0].keys.members)
     if found[0].client is not None or len(found) != wanted + 1:
         raise UserError(
             f"{folder} does not hold the server and all {wanted} clients: whoever has one folder only audits "

@@ -2,8 +2,8 @@
 
 Server and clients show each other certificates of the one authority before a byte is read; behind that door
 the server authenticates clients by node keys (NIST P-384, Flower's format) and, above Flower, by Ed25519
-identities.
-The authority's private key signs nothing after `trilemma federation init` and should be kept off-line.
+identities. The authority also signs the roster, which says whose keys these are.
+Its private key is needed when somebody comes, goes, or needs a new certificate, and is best kept off-line.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 from dataclasses import dataclass
+from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from trilemma.errors import UserError
 
 VALIDITY = dt.timedelta(days=365)
 # Machines of a federation disagree about the time; a certificate is valid a little before it was made.
@@ -41,7 +45,29 @@ class Issued:
     @property
     def x509(self) -> x509.Certificate:
         """The parsed certificate."""
-        return x509.load_pem_x509_certificate(self.certificate)
+        return read_certificate(self.certificate)
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the authority's signature of `message`; one whose time is over signs nothing.
+
+        >>> authority = new_authority("demo")
+        >>> check_signed(authority.certificate, b"hello", authority.sign(b"hello"), ValueError("forged"))
+        >>> check_signed(authority.certificate, b"hullo", authority.sign(b"hello"), ValueError("forged"))
+        Traceback (most recent call last):
+        ValueError: forged
+        """
+        return self._signer().sign(message, ec.ECDSA(hashes.SHA256()))
+
+    def _signer(self) -> ec.EllipticCurvePrivateKey:
+        end = valid_until(self.certificate)
+        if end < _now():
+            raise UserError(
+                f"the authority's own certificate ended on {end:%Y-%m-%d}: nobody believes what it signs; "
+                "make a new federation"
+            )
+        signer = serialization.load_pem_private_key(self.key, password=None)
+        assert isinstance(signer, ec.EllipticCurvePrivateKey)
+        return signer
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -52,7 +78,44 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def new_authority(name: str) -> Issued:
+def read_certificate(pem: bytes) -> x509.Certificate:
+    """Parse a certificate, or say that it is none."""
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise UserError(f"this is no certificate: {error}") from None
+
+
+def valid_until(pem: bytes) -> dt.datetime:
+    """Return when a certificate ends.
+
+    >>> round((valid_until(new_authority("demo").certificate) - _now()) / VALIDITY, 1)
+    10.0
+    """
+    return read_certificate(pem).not_valid_after_utc
+
+
+def check_signed(certificate: bytes, message: bytes, signature: bytes, refusal: Exception) -> None:
+    """Raise `refusal` where the owner of an authority's certificate has not signed `message`."""
+    key = read_certificate(certificate).public_key()
+    try:
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, AssertionError):
+        raise refusal from None
+
+
+def fingerprint(pem: bytes) -> str:
+    """Return what two people compare over the telephone: the SHA-256 of a certificate, in groups of four.
+
+    >>> len(fingerprint(new_authority("demo").certificate).split())
+    16
+    """
+    digest = read_certificate(pem).fingerprint(hashes.SHA256()).hex()
+    return " ".join(digest[place : place + 4] for place in range(0, 64, 4))
+
+
+def new_authority(name: str, until: dt.datetime | None = None) -> Issued:
     """Make a certificate authority for the federation `name`.
 
     >>> new_authority("demo").x509.subject.rfc4514_string()
@@ -67,8 +130,8 @@ def new_authority(name: str) -> Issued:
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(now + 10 * VALIDITY)
+        .not_valid_before(min(now, until or now) - CLOCK_SKEW)
+        .not_valid_after(until or now + 10 * VALIDITY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(_usage(signs_certificates=True), critical=True)
@@ -111,9 +174,13 @@ def issue_server(authority: Issued, hosts: tuple[str, ...], until: dt.datetime |
     ['fl.example.org', 'localhost']
     """
     names = [_alternative_name(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
-    return _issue(
-        authority, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, x509.SubjectAlternativeName(names), until
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _certify(
+        *(authority, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, key.public_key()),
+        x509.SubjectAlternativeName(names),
+        until,
     )
+    return Issued(certificate, _private_pem(key))
 
 
 def issue_client(authority: Issued, name: str, until: dt.datetime | None = None) -> Issued:
@@ -123,26 +190,64 @@ def issue_client(authority: Issued, name: str, until: dt.datetime | None = None)
     >>> issued.x509.subject.rfc4514_string()
     'CN=client-3'
     """
-    return _issue(authority, name, ExtendedKeyUsageOID.CLIENT_AUTH, None, until)
+    key, request = new_request(name)
+    return Issued(certify_client(authority, name, request, until), key)
 
 
-def _issue(
+def certify_client(authority: Issued, name: str, request: bytes, until: dt.datetime | None = None) -> bytes:
+    """Certify the key of a client's signing request: under `name`, whatever name the request has.
+
+    >>> certificate = certify_client(new_authority("demo"), "client-3", new_request("anything")[1])
+    >>> read_certificate(certificate).subject.rfc4514_string()
+    'CN=client-3'
+    """
+    return _certify(authority, name, ExtendedKeyUsageOID.CLIENT_AUTH, requested_key(request), None, until)
+
+
+def renewed(
+    authority: Issued, certificate: bytes, request: bytes | None = None, until: dt.datetime | None = None
+) -> bytes:
+    """Certify once more what a certificate says: for its own key, or for that of `request`.
+
+    >>> authority = new_authority("demo")
+    >>> before = issue_server(authority, ("fl.example.org",), until=_now() + dt.timedelta(days=3))
+    >>> after = renewed(authority, before.certificate)
+    >>> read_certificate(after).public_key() == before.x509.public_key()
+    True
+    >>> (valid_until(after) - valid_until(before.certificate)).days >= 361
+    True
+    """
+    before = read_certificate(certificate)
+    try:
+        before.verify_directly_issued_by(authority.x509)
+    except (ValueError, TypeError, InvalidSignature):
+        raise UserError("the certificate is not one of this authority: it is not renewed") from None
+    name = str(before.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    (purpose,) = before.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    try:
+        names = before.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        names = None
+    key = before.public_key() if request is None else requested_key(request)
+    return _certify(authority, name, purpose, key, names, until)
+
+
+def _certify(
     authority: Issued,
     name: str,
     purpose: x509.ObjectIdentifier,
+    key: Any,
     names: x509.SubjectAlternativeName | None,
     until: dt.datetime | None,
-) -> Issued:
-    key = ec.generate_private_key(ec.SECP256R1())
-    signer = serialization.load_pem_private_key(authority.key, password=None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+) -> bytes:
+    signer = authority._signer()
     now = _now()
-    end = until or now + VALIDITY
+    end = min(until or now + VALIDITY, valid_until(authority.certificate))
     builder = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .issuer_name(authority.x509.subject)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now, end) - CLOCK_SKEW)
         .not_valid_after(end)
@@ -155,8 +260,63 @@ def _issue(
     )
     if names is not None:
         builder = builder.add_extension(names, critical=False)
-    certificate = builder.sign(signer, hashes.SHA256())
-    return Issued(certificate.public_bytes(serialization.Encoding.PEM), _private_pem(key))
+    return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def new_request(name: str) -> tuple[bytes, bytes]:
+    """Make a TLS key and a request to certify it: (private key, signing request), both PEM.
+
+    >>> new_request("alice")[1].startswith(b"-----BEGIN CERTIFICATE REQUEST-----")
+    True
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    return _private_pem(key), request.public_bytes(serialization.Encoding.PEM)
+
+
+def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
+    """Return the key of a signing request that its owner signed; refuse any other kind."""
+    try:
+        found = x509.load_pem_x509_csr(request)
+        key = found.public_key()
+        sound = found.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise UserError(f"this is no request for a certificate: {error}") from None
+    if not sound or not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
+        raise UserError("a certificate is requested for a P-256 key, and signed by it")
+    return key
+
+
+def belongs(certificate: bytes, private: bytes) -> bool:
+    """Tell whether a certificate is about this private key.
+
+    >>> one, other = (issue_client(new_authority("demo"), "client-3") for _ in range(2))
+    >>> belongs(one.certificate, one.key), belongs(one.certificate, other.key)
+    (True, False)
+    """
+    key = serialization.load_pem_private_key(private, password=None)
+    return bool(key.public_key() == read_certificate(certificate).public_key())
+
+
+def check_node_key(public: bytes) -> ec.EllipticCurvePublicKey:
+    """Return a node's public key (OpenSSH); refuse what Flower would not register.
+
+    >>> check_node_key(new_node_key()[1]).curve.name
+    'secp384r1'
+    >>> check_node_key(b"ssh-rsa AAAA")
+    Traceback (most recent call last):
+    trilemma.errors.UserError: a node key is a P-384 key in OpenSSH's format
+    """
+    try:
+        key = serialization.load_ssh_public_key(public)
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
+        raise UserError("a node key is a P-384 key in OpenSSH's format")
+    if key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) != public:
+        raise UserError("a node key is written in one way, without a comment: two must not look like one")
+    return key
 
 
 def new_node_key() -> tuple[bytes, bytes]:

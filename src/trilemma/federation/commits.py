@@ -35,11 +35,12 @@ class _CommitHeader(wire.Header):
     heard: dict[str, int]
     unused: list[int]
     record: dict[str, Any]
+    epoch_terms: str = ""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """Where a run stands after `rounds` rounds.
+    """Where a run stands after `rounds` rounds. `terms` are what it is about, whoever takes part.
 
     `chosen` is the model the run returns if it ends here, where that is not the latest. `heard` has the round
     in which each client's answer was last used; `unused` are the clients whose answer was not used when they
@@ -72,6 +73,7 @@ class Commit:
             heard={str(client): round_ for client, round_ in sorted(self.heard.items())},
             unused=list(self.unused),
             record=dict(self.record),
+            epoch_terms=epoch.terms,
         )
         parts = {"broadcast": self.broadcast, "server": self.server, "chosen": self.chosen}
         parts |= {f"remembered/{client}": kept for client, kept in sorted(self.remembered.items())}
@@ -83,12 +85,12 @@ class Commit:
     def from_block(cls, block: bytes) -> Commit:
         """Read a commit."""
         header, tensors = wire.loads(block, _CommitHeader)
-        epoch = Epoch(header.epoch, tuple(header.members), tuple(header.rows)) if header.epoch >= 0 else None
+        epoch = Epoch(header.epoch, tuple(header.members), tuple(header.rows), header.epoch_terms)
         return cls(
             header.run,
             header.terms,
             header.rounds,
-            epoch,
+            epoch if header.epoch >= 0 else None,
             part_of("broadcast", tensors),
             part_of("server", tensors),
             part_of("chosen", tensors),

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -53,7 +53,9 @@ class Position:
         >>> Position(5, "f").went_back(Position(4, "d"))
         False
         """
-        return self.length < before.length or (self.length == before.length and self.digest != before.digest)
+        if self.length != before.length:
+            return self.length < before.length
+        return before.digest not in ("", self.digest)
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ class Confirmation:
         """Refuse a confirmation that `client` did not give for this very list."""
         try:
             signature = bytes.fromhex(self.signature)
-            check_signature(roster.keys[client], members.statement(roster, client, self.ledger), signature)
-        except (PrivacyError, ValueError, IndexError):
+            check_signature(roster.key(client), members.statement(roster, client, self.ledger), signature)
+        except (PrivacyError, ValueError):
             raise PrivacyError(f"client {client} did not sign this list of members") from None
 
     def encode(self) -> str:
@@ -157,10 +159,27 @@ class Witness:
                 "was set back to an older copy, or another one continues it"
             )
 
+    def forget_ends(self, clients: Iterable[int]) -> None:
+        """Remember of these clients' ledgers the length alone: their ends are covered by other keys now.
+
+        >>> import tempfile
+        >>> witness = Witness(Path(tempfile.mkdtemp()) / "seen")
+        >>> witness.see({0: Position(4, "d")}); witness.forget_ends([0])
+        >>> witness.see({0: Position(4, "covered otherwise")})
+        >>> witness.check(0, Position(3, "c"))
+        Traceback (most recent call last):
+        trilemma.errors.PrivacyError: the ledger of client 0 has 3 lines, it had 4 before: ...
+        """
+        known = self.seen()
+        if moved := {client: Position(known[client].length) for client in clients if client in known}:
+            self._write({**known, **moved})
+
     def see(self, ledgers: Mapping[int, Position]) -> None:
         """Remember these positions, or refuse where one went back; on disk when this returns."""
         for client, ledger in ledgers.items():
             self.check(client, ledger)
-        known = {**self.seen(), **ledgers}
+        self._write({**self.seen(), **ledgers})
+
+    def _write(self, known: Mapping[int, Position]) -> None:
         plain = {str(client): asdict(position) for client, position in sorted(known.items())}
         files.write_atomically(self._file, json.dumps(plain).encode())

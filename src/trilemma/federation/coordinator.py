@@ -15,13 +15,14 @@ import torch
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import events, wire
+from trilemma.federation.adoption import Agreed
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.epochs import Epoch, Policy, check_progress, open_epoch
 from trilemma.federation.exchange import Clock, Correspondence
 from trilemma.federation.hearing import Heard, Hearing
 from trilemma.federation.joining import Joining
 from trilemma.federation.layout import Party, Timing
-from trilemma.federation.task import PartyTask
+from trilemma.federation.task import PartyTask, load_task
 from trilemma.learning.rounds import returned_model, sampled_clients
 from trilemma.records import Record, Scores
 from trilemma.stopwatch import Stopwatch
@@ -33,6 +34,7 @@ class Coordinator:
 
     run: str
     party: Party
+    agreed: Agreed
     task: PartyTask
     exchange: Correspondence
     log: CommitLog
@@ -43,8 +45,13 @@ class Coordinator:
     @property
     def policy(self) -> Policy:
         """How absence is dealt with."""
-        clients = self.party.federation.clients
-        return Policy(clients, self.task.tolerated, self.party.federation.timing.repeats)
+        keys = self.agreed.roster.keys
+        return Policy(
+            len(keys.keys),
+            self.task.tolerated,
+            self.party.federation.timing.repeats,
+            removed=keys.removed,
+        )
 
     @property
     def timing(self) -> Timing:
@@ -53,36 +60,63 @@ class Coordinator:
 
     def start(self) -> Commit:
         """Return the last commit, or make the one before the first round."""
-        terms = self.party.terms
         last = self.log.recover(self.say)
         if last is not None:
-            if last.terms != terms:
-                raise UserError(
-                    f"run {self.run!r} began under another configuration or roster; choose a new name"
-                )
+            self._check_agreement(last)
             return last
-        everyone = tuple(range(self.policy.clients))
-        beginning = self.task.resolved.algorithm.init(self.task.model, everyone, self.task.key.fold("init"))
-        commit = Commit(self.run, terms, 0, None, beginning.broadcast, beginning.server)
+        algorithm, key = self.task.resolved.algorithm, self.task.key.fold("init")
+        beginning = algorithm.init(self.task.model, self.policy.everyone, key)
+        commit = Commit(self.run, self.party.agreement, 0, None, beginning.broadcast, beginning.server)
         if self.task.config.run.returned != "last":
             commit = replace(commit, chosen={"params": beginning.broadcast["params"]})
         with self.watch.stage("commit"):
             self.log.append(commit)
         return commit
 
+    def _check_agreement(self, commit: Commit) -> None:
+        if commit.terms != self.party.agreement:
+            raise UserError(f"run {self.run!r} began under another configuration; choose a new name")
+
     def go(self) -> Commit:
         """Run to the end, from wherever the run stands."""
         with self.log.locked():
             commit = self.start()
-            rounds = self.task.config.run.rounds
-            if commit.rounds < rounds:
-                commit, clients = self._join(commit, _next_epoch(commit.epoch))
-                while commit.rounds < rounds:
-                    commit, clients = self._round(commit, clients)
-            self._finish(commit)
+            here, failed = self, 0
+            clients: dict[int, int] | None = None
+            while commit.rounds < self.task.config.run.rounds:
+                here = here._renewed(commit)
+                if clients is None or not here._goes_on(commit.epoch):
+                    commit, clients = here._join(commit, here._next_epoch(commit.epoch, failed))
+                done = here._round(commit, clients, failed)
+                failed = failed + 1 if done is None else 0
+                commit, clients = (commit, None) if done is None else (done, clients)
+            here._finish(commit)
             return commit
 
+    def _renewed(self, commit: Commit) -> Coordinator:
+        """Return the coordinator of the roster that is in force now: this one, where it is still the same.
+
+        Looked at between two rounds. A round, and the joining of an epoch, are under one roster.
+        """
+        agreed = Agreed.by(self.party)
+        if agreed.roster == self.agreed.roster:
+            return self
+        self._check_agreement(commit)
+        clients = list(agreed.roster.keys.members)
+        self.say(events.ROSTER_ADOPTED(serial=agreed.roster.serial, clients=clients))
+        return replace(self, agreed=agreed, task=load_task(self.party))
+
     # --- epochs -----------------------------------------------------------------------------------------
+
+    def _goes_on(self, epoch: Epoch | None) -> bool:
+        """Tell whether an epoch has members, and their terms are still those."""
+        return epoch is not None and bool(epoch.members) and epoch.terms == self.agreed.terms
+
+    def _next_epoch(self, epoch: Epoch | None, failed: int) -> int:
+        """Return the number of the epoch to begin or, after a restart, to continue with."""
+        if epoch is None:
+            return 0
+        return epoch.number if self._goes_on(epoch) and not failed else epoch.number + 1
 
     def _join(self, commit: Commit, number: int) -> tuple[Commit, dict[int, int]]:
         """Open epoch `number`, or reopen it after a restart; return the commit and who sits at which node."""
@@ -93,8 +127,8 @@ class Coordinator:
         else:
             commit, epoch, joined = self._open(commit, number)
         clients = {node: client for node, client in joined.items() if client in epoch.members}
-        there = sorted(clients.values())
-        self.say(events.EPOCH_OPENED(epoch=epoch.number, clients=there, of=self.policy.clients))
+        there, everyone = sorted(clients.values()), len(self.policy.everyone)
+        self.say(events.EPOCH_OPENED(epoch=epoch.number, clients=there, of=everyone))
         return commit, clients
 
     def _open(self, commit: Commit, number: int) -> tuple[Commit, Epoch, dict[int, int]]:
@@ -114,7 +148,7 @@ class Coordinator:
     @property
     def _joining(self) -> Joining:
         """How epochs begin."""
-        return Joining(self.run, self.party, self.policy, self.exchange, self.clock, self.say)
+        return Joining(self.run, self.party, self.agreed, self.policy, self.exchange, self.clock, self.say)
 
     def _in_epoch(self, commit: Commit, epoch: Epoch) -> Commit:
         commit = replace(commit, epoch=epoch)
@@ -124,25 +158,24 @@ class Coordinator:
 
     # --- rounds -----------------------------------------------------------------------------------------
 
-    def _round(self, commit: Commit, clients: dict[int, int]) -> tuple[Commit, dict[int, int]]:
-        """Run one round to its commit, through repeats and new epochs where it must."""
-        failed = 0
-        while True:
-            assert commit.epoch is not None
-            turn = self._turn(commit.epoch, commit.rounds)
-            heard = self._hearing.hear(commit, turn, clients)
-            if self._hearing.enough(turn, heard):
-                break
-            failed += 1
+    def _round(self, commit: Commit, clients: dict[int, int], failed: int) -> Commit | None:
+        """Run one round to its commit, through repeats; None where it takes a new epoch.
+
+        `failed` is in how many epochs before this one it did.
+        """
+        assert commit.epoch is not None
+        turn = self._turn(commit.epoch, commit.rounds)
+        heard = self._hearing.hear(commit, turn, clients)
+        if not self._hearing.enough(turn, heard):
             reasons = [f"client {client}: {reason}" for client, reason in heard.rejected]
-            check_progress(self.policy, commit.rounds, failed, reasons)
+            check_progress(self.policy, commit.rounds, failed + 1, reasons)
             self.say(events.ROUND_FAILED(round=commit.rounds))
-            commit, clients = self._join(commit, commit.epoch.number + 1)
+            return None
         commit = self._apply(commit, turn, heard)
         with self.watch.stage("commit"):
             self.log.append(commit)
         self.say(committed(Record.read(commit.record)))
-        return commit, clients
+        return commit
 
     def _turn(self, epoch: Epoch, round_: int) -> Epoch:
         """Return the epoch as a round sees it: with the clients whose turn it is."""
@@ -236,7 +269,8 @@ class Coordinator:
         """Hand the result to everybody who is there."""
         block = wire.dumps(wire.Finished(run=self.run), {**commit.broadcast, **commit.chosen})
         files.write_atomically(self.log.result, block)
-        nodes = self.exchange.nodes()
+        present = self.exchange.nodes()
+        nodes = {node: client for node, client in present.items() if client in self.policy.everyone}
         self.exchange.ask(dict.fromkeys(nodes, block), self._hearing.patience(commit, nodes))
         self.say(events.RUN_FINISHED(run=self.run, rounds=commit.rounds))
 
@@ -255,10 +289,3 @@ def committed(record: Record) -> events.Event:
         seconds=events.figures(record.seconds),
         scores=events.figures(record.metrics),
     )
-
-
-def _next_epoch(epoch: Epoch | None) -> int:
-    """Return the number of the epoch to begin or continue with."""
-    if epoch is None:
-        return 0
-    return epoch.number if epoch.members else epoch.number + 1

@@ -26,12 +26,18 @@ class Stopped(UserError):
 
 @dataclass(frozen=True)
 class Policy:
-    """The size n of the federation, the f it tolerates, and how often it tries."""
+    """How many clients there have been, the f that are tolerated, how often is tried, and who was removed."""
 
     clients: int
     tolerated: int
     repeats: int = 1
     epochs_per_round: int = 3
+    removed: frozenset[int] = frozenset()
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """The n clients of the federation as it is now."""
+        return tuple(client for client in range(self.clients) if client not in self.removed)
 
 
 @dataclass(frozen=True)
@@ -39,35 +45,39 @@ class Epoch:
     """`members` share keys and are asked; `rows` are the clients the rule is told about.
 
     An epoch without members is one that clients are being called to. After a crash another one is opened in
-    its place: some clients may have agreed to keys of which the server knows nothing any more.
+    its place: some clients may have agreed to keys of which the server knows nothing any more. `terms` are
+    those its members agreed on, the roster among them: under others it does not go on.
     """
 
     number: int
     members: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
+    terms: str = ""
 
 
-def open_epoch(policy: Policy, number: int, joined: Iterable[int]) -> Epoch:
+def open_epoch(policy: Policy, number: int, joined: Iterable[int], terms: str = "") -> Epoch:
     """Open an epoch with those who joined.
 
     >>> open_epoch(Policy(5, 1), 0, [0, 1, 2, 4])
-    Epoch(number=0, members=(0, 1, 2, 4), rows=(0, 1, 2, 3, 4))
-    >>> open_epoch(Policy(5, 1), 1, [0, 1, 2])
-    Epoch(number=1, members=(0, 1, 2), rows=(0, 1, 2))
+    Epoch(number=0, members=(0, 1, 2, 4), rows=(0, 1, 2, 3, 4), terms='')
+    >>> open_epoch(Policy(5, 1), 1, [0, 1, 2]).rows
+    (0, 1, 2)
+    >>> open_epoch(Policy(5, 1, removed=frozenset({3})), 1, [0, 1, 2, 3]).rows
+    (0, 1, 2, 4)
     >>> open_epoch(Policy(5, 1), 1, [0, 1])
     Traceback (most recent call last):
     trilemma.federation.epochs.Stopped: 2 of 5 clients joined epoch 1; ...
     """
-    members = tuple(sorted(set(joined)))
-    if policy.clients - len(members) <= policy.tolerated:
-        return Epoch(number, members, tuple(range(policy.clients)))
+    members = tuple(sorted(set(joined) & set(policy.everyone)))
+    if len(policy.everyone) - len(members) <= policy.tolerated:
+        return Epoch(number, members, policy.everyone, terms)
     needed = 2 * policy.tolerated + 1
     if len(members) < needed:
         raise Stopped(
-            f"{len(members)} of {policy.clients} clients joined epoch {number}; with up to "
+            f"{len(members)} of {len(policy.everyone)} clients joined epoch {number}; with up to "
             f"{policy.tolerated} liars at least {needed} are needed"
         )
-    return Epoch(number, members, members)
+    return Epoch(number, members, members, terms)
 
 
 Decision = Literal["commit", "repeat", "rekey"]

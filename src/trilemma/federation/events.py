@@ -179,6 +179,14 @@ def _short(value: Any) -> str:
 
 # --- the server's app -------------------------------------------------------------------------------------
 
+ROSTER_ADOPTED = _kind(
+    "roster-adopted",
+    "info",
+    "roster {serial}: clients {clients}",
+    "a new roster of the authority's is in force; the next epoch is among those on it",
+    serial=Sort.NUMBER,
+    clients=Sort.CLIENTS,
+)
 COMMIT_BROKEN = _kind(
     "commit-broken",
     "warning",

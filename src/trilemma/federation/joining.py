@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from trilemma.errors import PrivacyError
 from trilemma.federation import events, wire
 from trilemma.federation.admission import Reply
+from trilemma.federation.adoption import Agreed
 from trilemma.federation.confirmation import Confirmation, MemberList, Witness
 from trilemma.federation.epochs import Epoch, Policy, open_epoch
 from trilemma.federation.exchange import Clock, Correspondence, Patience
 from trilemma.federation.layout import Party
 from trilemma.federation.sessions import check_offer
-from trilemma.privacy.secrets import Roster
 
 SMALL = 1 << 16
 """Bytes that a reply in this phase may have."""
@@ -29,10 +29,11 @@ SMALL = 1 << 16
 
 @dataclass(frozen=True)
 class Joining:
-    """Opens the epochs of the run `run`."""
+    """Opens the epochs of the run `run`, among those on the roster that is `agreed` on."""
 
     run: str
     party: Party
+    agreed: Agreed
     policy: Policy
     exchange: Correspondence
     clock: Clock
@@ -48,14 +49,16 @@ class Joining:
         offers.
         """
         timing = self.party.federation.timing
-        hello = wire.dumps(wire.Hello(run=self.run, epoch=number, terms=self.party.terms))
+        hello = wire.dumps(
+            wire.Hello(run=self.run, epoch=number, terms=self.agreed.terms, roster=self.agreed.roster.text)
+        )
         deadline = self.clock.now() + timing.join_limit
         joined: dict[int, int] = {}
         keys: dict[int, str] = {}
         refused: set[int] = set()
-        expected = self.policy.clients - len(left_out)
-        while len(joined) + len(refused) < expected and (left := deadline - self.clock.now()) > 0:
-            known = {node: one for node, one in self.exchange.nodes().items() if one not in left_out}
+        wanted = set(self.policy.everyone) - left_out
+        while len(joined) + len(refused) < len(wanted) and (left := deadline - self.clock.now()) > 0:
+            known = {node: one for node, one in self.exchange.nodes().items() if one in wanted}
             called = {node: hello for node in known if node not in joined and node not in refused}
             patience = Patience(min(left, 10 * timing.poll), welcome=left)
             replies = self.exchange.ask(called, patience) if called else []
@@ -80,12 +83,12 @@ class Joining:
         header, _ = wire.loads(reply.block, wire.Joined, limit=SMALL)
         if (header.run, header.epoch, header.client) != (self.run, number, client):
             raise wire.WireError(f"the node of client {client} joined as {header!r}")
-        check_offer(Roster.load(self.party.roster), self.run, number, client, header.key)
+        check_offer(self.agreed.roster.keys, self.run, number, client, header.key)
         return header.key
 
     def open(self, number: int, joined: Mapping[int, int], keys: Mapping[int, str]) -> Epoch | frozenset[int]:
         """Let those who joined agree on epoch `number`; or return who did not sign, and is in the way."""
-        epoch = open_epoch(self.policy, number, joined.values())
+        epoch = open_epoch(self.policy, number, joined.values(), self.agreed.terms)
         signed = self._relay(epoch, joined, keys)
         if missing := frozenset(epoch.members) - signed.keys():
             return missing
@@ -97,9 +100,9 @@ class Joining:
         self, epoch: Epoch, joined: Mapping[int, int], keys: Mapping[int, str]
     ) -> dict[int, Confirmation]:
         """Pass everybody's signed keys to everybody; return who signed the list, and what."""
-        roster, witness = Roster.load(self.party.roster), Witness(self.party.ledgers_seen)
+        roster, witness = self.agreed.roster.keys, Witness(self.party.ledgers_seen)
         offers = {client: keys[client] for client in epoch.members}
-        members = MemberList(self.run, epoch.number, self.party.terms, offers)
+        members = MemberList(self.run, epoch.number, self.agreed.terms, offers)
         relayed = {str(client): offer for client, offer in offers.items()}
         block = wire.dumps(wire.Keys(run=self.run, epoch=epoch.number, keys=relayed))
         signed: dict[int, Confirmation] = {}

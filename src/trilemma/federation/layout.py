@@ -1,8 +1,8 @@
 """One folder per party: what each holds, and what nobody else may.
 
     federation/
-      authority/      the CA's private key: off-line after `init`
-      server/         TLS certificate and key, the public halves of all node keys, the run configuration
+      authority/      the CA's private key and what it signed: off-line but when somebody comes or goes
+      server/         TLS certificate and key, roster, the run configuration
       client-0/ …     TLS certificate and key, node key, identity key, roster, budget, the run configuration
 
 A party's folder holds its own secrets only, so handing `client-3/` to party 3 hands over exactly what that
@@ -29,8 +29,11 @@ import tomli_w
 
 from trilemma import files
 from trilemma.errors import UserError
+from trilemma.federation import authority as authorities
 from trilemma.federation import certificates
+from trilemma.federation.authority import Authority
 from trilemma.federation.permission import Permission
+from trilemma.federation.rosters import Member, SignedRoster
 from trilemma.plugins import Plugin
 from trilemma.privacy.secrets import Identity, Roster
 from trilemma.task.file import copy_task, task_digest
@@ -64,7 +67,8 @@ class Timing:
 class Federation:
     """The public facts of a federation, the same in every party's folder.
 
-    Clients connect to `host`; the server binds to `listen` where that is another address (0.0.0.0).
+    `clients` is with how many it began; how many there are is on the roster. Clients connect to `host`; the
+    server binds to `listen` where that is another address (0.0.0.0).
     `examples` is how many training examples the poorest client holds, where clients bring their own data;
     `transcript` makes the server keep every vector it admitted. `durable` keeps the SuperLink's own state in
     a database: clients reconnect by themselves when it was restarted, and rounds take longer.
@@ -118,8 +122,15 @@ class Federation:
         return f"127.0.0.1:{self.superlink_port}"
 
     def runtime_port(self, client: int) -> int:
-        """Port on which client `client`'s node talks to its own worker, on its own machine only."""
-        return self.port + 1 + client
+        """Port on which client `client`'s node talks to its own worker, on its own machine only.
+
+        Those who came later find the SuperLink's port taken, and use the ones after it.
+
+        >>> pilot = Federation("pilot", clients=3)
+        >>> pilot.runtime_port(2), pilot.superlink_port, pilot.runtime_port(3)
+        (9193, 9194, 9195)
+        """
+        return self.port + 1 + client + (client >= self.clients)
 
     def toml(self) -> str:
         """Return the facts as TOML."""
@@ -160,14 +171,17 @@ class Party:
         if folder.name == "server":
             return cls(folder, None)
         prefix, _, number = folder.name.rpartition("-")
-        if prefix != "client" or not number.isdigit():
+        if prefix == "client" and number.isdigit():
+            return cls(folder, int(number))
+        unnamed = cls(folder, None)
+        if not unnamed.identity.is_file():
             raise UserError(f"{folder.name!r} is no party; allowed: server, client-0, client-1, …")
-        return cls(folder, int(number))
+        return cls(folder, unnamed.keys.index(Identity.load(unnamed.identity).public))
 
     @property
     def name(self) -> str:
         """`server` or `client-i`."""
-        return self.folder.name
+        return "server" if self.client is None else f"client-{self.client}"
 
     @property
     def federation(self) -> Federation:
@@ -180,13 +194,18 @@ class Party:
         return self.folder / CONFIG
 
     @property
+    def agreement(self) -> str:
+        """Digest of what a run is about, whoever takes part: configuration and `examples`."""
+        return _digest(self.config.read_bytes(), str(self.federation.examples).encode())
+
+    @property
     def terms(self) -> str:
-        """Digest of what all parties must have agreed on: configuration, roster, `examples`."""
-        digest = hashlib.sha256()
-        examples = str(self.federation.examples).encode()
-        for content in (self.config.read_bytes(), self.roster.read_bytes(), examples):
-            digest.update(len(content).to_bytes(8, "big") + content)
-        return digest.hexdigest()
+        """Digest of what all parties of an epoch must have agreed on: configuration, `examples`, roster."""
+        return self.terms_with(self.roster.read_bytes())
+
+    def terms_with(self, roster: bytes) -> str:
+        """Return the terms as they are with this roster."""
+        return _digest(self.config.read_bytes(), roster, str(self.federation.examples).encode())
 
     @property
     def task_digest(self) -> str:
@@ -195,8 +214,8 @@ class Party:
 
     @property
     def plan(self) -> str:
-        """Digest of what an owner allows: the terms, and the code that will run on the client's data."""
-        return hashlib.sha256(f"{self.terms} {self.task_digest}".encode()).hexdigest()
+        """Digest of what an owner allows: the agreement, and the code that will run on the client's data."""
+        return hashlib.sha256(f"{self.agreement} {self.task_digest}".encode()).hexdigest()
 
     @property
     def allowed(self) -> Path:
@@ -225,8 +244,23 @@ class Party:
 
     @property
     def roster(self) -> Path:
-        """Everybody's identity public keys, as this party trusts them."""
+        """Who is in the federation, signed by its authority."""
         return self.folder / "roster.json"
+
+    @property
+    def signed_roster(self) -> SignedRoster:
+        """The roster in force here."""
+        return SignedRoster.load(self.roster, self.authority)
+
+    @property
+    def known(self) -> Path:
+        """The identities this client counts on, whoever else is on the roster: its owner's list."""
+        return self.folder / "known.json"
+
+    @property
+    def keys(self) -> Roster:
+        """Everybody's identity public keys, as the roster in force has them."""
+        return self.signed_roster.keys
 
     @property
     def identity(self) -> Path:
@@ -334,18 +368,12 @@ class Party:
         """Flower's own configuration folder (FLWR_HOME)."""
         return self.folder / "flwr"
 
-    def nodes(self) -> dict[int, Path]:
-        """Return the public halves of the node keys by client (server only).
 
-        A client's number is its place on the roster, which the file's name repeats: a file that is missing
-        leaves one client out and renumbers nobody.
-        """
-        names = {client: self.folder / "nodes" / f"client-{client}.pub" for client in self._on_roster}
-        return {client: path for client, path in names.items() if path.is_file()}
-
-    @property
-    def _on_roster(self) -> range:
-        return range(len(Roster.load(self.roster).keys))
+def _digest(*contents: bytes) -> str:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(len(content).to_bytes(8, "big") + content)
+    return digest.hexdigest()
 
 
 def parties(folder: Path) -> list[Party]:
@@ -382,41 +410,55 @@ def init(
         raise UserError(f"{folder} cannot be made: {error.strerror}") from None
     names = ["server", *(f"client-{i}" for i in range(federation.clients))]
     for name in names:
-        home = folder / name
-        home.mkdir(mode=0o700)  # what a client notes down, its losses for one, is nobody else's business
-        (home / PUBLIC).write_text(federation.toml())
-        (home / CONFIG).write_text(config)
-        if task is not None:
-            copy_task(task.resolve(), home, TASK)
-        for plugin in plugins:
-            plugin.copy_into(home)
+        begin_folder(folder / name, federation, config, task, plugins)
     found = parties(folder)
     server, clients = found[0], found[1:]
 
-    authority = certificates.new_authority(federation.name)
-    (folder / "authority").mkdir(mode=0o700)
-    files.write_atomically(folder / "authority" / "ca.key", authority.key, secret=True)
-    (folder / "authority" / "ca.crt").write_bytes(authority.certificate)
-    write_certificate(server, authority, (federation.host, *hosts))
-    public_keys: list[bytes] = []
+    authority = Authority.found(folder / authorities.FOLDER, federation.name, federation.toml(), config)
+    write_certificate(server, authority.issued, (federation.host, *hosts))
+    members: list[Member] = []
     for client in clients:
-        private, public = certificates.new_node_key()
-        files.write_atomically(client.node_key, private, secret=True)
-        (server.folder / "nodes").mkdir(exist_ok=True)
-        (server.folder / "nodes" / f"{client.name}.pub").write_bytes(public)
-        install_certificate(client, certificates.issue_client(authority, client.name))
-        identity = Identity.generate()
-        identity.save(client.identity)
-        public_keys.append(identity.public)
+        install_certificate(client, certificates.issue_client(authority.issued, client.name))
+        members.append(new_member(client))
+    roster = authority.sign(federation.name, tuple(members))
     for party in found:
-        party.authority.parent.mkdir(exist_ok=True)
-        party.authority.write_bytes(authority.certificate)
-        files.write_atomically(party.executor_secret, secrets.token_hex(32).encode(), secret=True)
-        Roster(tuple(public_keys)).save(party.roster)
+        complete_folder(party, authority.certificate, roster)
+        authority.keep(party.name, party.certificate.read_bytes())
     if federation.on_one_machine:  # whoever made it owns all of it, and means what it was made for
         for client in clients:
             Permission().with_plan(client.plan).save(client.allowed)
     return found
+
+
+def begin_folder(
+    home: Path, federation: Federation, config: str, task: Path | None = None, plugins: Iterable[Plugin] = ()
+) -> None:
+    """Make a party's folder, with what is the same in all of them."""
+    home.mkdir(mode=0o700, exist_ok=True)  # a client's notes, its losses for one, are nobody else's business
+    (home / PUBLIC).write_text(federation.toml())
+    (home / CONFIG).write_text(config)
+    if task is not None:
+        copy_task(task.resolve(), home, TASK)
+    for plugin in plugins:
+        plugin.copy_into(home)
+
+
+def new_member(client: Party) -> Member:
+    """Make a client's identity and node key in its folder; return what a roster says about it."""
+    private, public = certificates.new_node_key()
+    files.write_atomically(client.node_key, private, secret=True)
+    identity = Identity.generate()
+    identity.save(client.identity)
+    return Member(name=client.name, identity=identity.public.hex(), node=public.decode())
+
+
+def complete_folder(party: Party, authority: bytes, roster: SignedRoster) -> None:
+    """Add what a party's folder needs beside its own keys: the authority's certificate and the roster."""
+    party.authority.parent.mkdir(exist_ok=True)
+    party.authority.write_bytes(authority)
+    if not party.executor_secret.is_file():
+        files.write_atomically(party.executor_secret, secrets.token_hex(32).encode(), secret=True)
+    roster.save(party.roster)
 
 
 def write_certificate(server: Party, authority: certificates.Issued, hosts: tuple[str, ...]) -> None:

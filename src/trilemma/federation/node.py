@@ -26,6 +26,7 @@ from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import events, wire
 from trilemma.federation.admission import HEADROOM
+from trilemma.federation.adoption import adopt, counted_on
 from trilemma.federation.journal import Again, Entry, Journal, what_to_do, what_to_tell
 from trilemma.federation.layout import Party
 from trilemma.federation.proposals import check_allowed
@@ -122,14 +123,15 @@ class Node:
 
     @cached_property
     def _clients(self) -> int:
-        return self.party.federation.clients
+        return len(self.party.signed_roster.clients)
 
     @property
     def _broadcast_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._start.broadcast.values())
 
     def _hello(self, block: bytes) -> bytes:
-        hello, _ = self._read(block, wire.Hello)
+        hello, _ = wire.loads(block, wire.Hello, HEADROOM + wire.LARGEST_HEADER)
+        self._adopt(hello)
         if hello.terms != self.party.terms:
             raise Refused(Reason.TERMS, f"the server's are {hello.terms}, this client's {self.party.terms}")
         self._check_folder()
@@ -143,13 +145,21 @@ class Node:
         self.say(events.EPOCH_JOINED(run=hello.run, epoch=hello.epoch))
         return wire.dumps(wire.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
 
+    def _adopt(self, hello: wire.Hello) -> None:
+        """Take the roster that a hello shows into force, where the authority signed it after this one."""
+        try:
+            if hello.roster:
+                adopt(self.party, hello.roster)
+        except UserError as error:
+            raise Refused(Reason.ROSTER, str(error)) from None
+
     def _keys(self, block: bytes) -> bytes:
         keys, _ = self._read(block, wire.Keys)
         session = self._known(keys.run)
         offers = {int(client): key for client, key in keys.keys.items()}
         least = least_members(self.party, self.task)
-        if len(offers) < least:
-            raise Refused(Reason.MEMBERS, f"{len(offers)} members where this client wants {least}")
+        if (known := counted_on(self.party, offers)) < least:
+            raise Refused(Reason.MEMBERS, f"{known} members it counts on where this client wants {least}")
         ledger = ledger_position(self.party, self.task)
         confirmation = session.agree(keys.epoch, offers, ledger)
         return wire.dumps(

@@ -18,7 +18,6 @@ from trilemma.federation.permission import Permission
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.spending import least_members, planned_epsilon
 from trilemma.federation.task import PartyTask, load_task
-from trilemma.privacy.secrets import Roster
 
 KEPT = 32
 """How many proposals a client keeps: a server may think of names without end."""
@@ -52,11 +51,11 @@ class Manifest:
             plan=party.plan,
             configuration=hashlib.sha256(party.config.read_bytes()).hexdigest(),
             task=party.task_digest,
-            members=party.federation.clients,
+            members=len(party.keys.members),
             threshold=least_members(party, task),
             epsilon=planned_epsilon(task),
             rounds=task.config.run.rounds,
-            keys=Roster.load(party.roster).digest.hex(),
+            keys=party.keys.digest.hex(),
         )
 
 

@@ -33,6 +33,7 @@ class Reason(Enum):
     """
 
     TERMS = "config.toml, roster.json or `examples` differ: all parties must hold the same"
+    ROSTER = "the roster is older than the client's, or the authority has not signed it"
     EPOCH = "the client is not in this epoch"
     KEYS = "the epoch's keys were not accepted"
     MEMBERS = "the epoch has fewer members than the client accepts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trilemma.federation.adoption import Agreed
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.events import Say, silent
@@ -23,6 +24,7 @@ def open_run(
     return Coordinator(
         run=run,
         party=server,
+        agreed=Agreed.by(server),
         task=load_task(server),
         exchange=Correspondence(transport, server.federation.timing.poll, clock),
         log=CommitLog(server.run_folder(run)),

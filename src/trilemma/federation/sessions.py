@@ -54,7 +54,7 @@ def check_offer(roster: Roster, run: str, epoch: int, client: int, text: str) ->
     if offer.index != client or offer.run != run_digest(epoch_name(run, epoch)):
         raise wire.WireError("its key is for another client, run or epoch")
     try:
-        check_signature(roster.keys[client], offer.signed(roster), offer.signature)
+        check_signature(roster.key(client), offer.signed(roster), offer.signature)
     except PrivacyError:
         raise wire.WireError("its key is not signed by its identity on the roster") from None
 
@@ -146,7 +146,7 @@ class Session:
         self.party.state.mkdir(exist_ok=True)
         log = RunLog(self.party.state / "joined")
         try:
-            identity, roster = Identity.load(self.party.identity), Roster.load(self.party.roster)
+            identity, roster = Identity.load(self.party.identity), self.party.keys
             self._handshake = Handshake(identity, roster, epoch_name(self.run, epoch), log)
         except PrivacyError as error:
             raise Refused(Reason.KEYS, str(error)) from None
@@ -183,7 +183,7 @@ class Session:
         except (PrivacyError, ValueError) as error:
             raise Refused(Reason.KEYS, f"a key was not accepted: {error}") from None
         self._handshake = None
-        identity, roster = Identity.load(self.party.identity), Roster.load(self.party.roster)
+        identity, roster = Identity.load(self.party.identity), self.party.keys
         confirmation = Confirmation.sign(
             self._list(epoch, offers), roster, self._client, ledger.covered(identity), identity
         )
@@ -199,7 +199,7 @@ class Session:
             return
         if set(confirmations) != set(known.members):
             raise Refused(Reason.UNCONFIRMED, f"of {known.members}, {sorted(confirmations)} confirmed")
-        roster, members = Roster.load(self.party.roster), self._list(epoch, known.offers)
+        roster, members = self.party.keys, self._list(epoch, known.offers)
         ledgers: dict[int, Position] = {}
         try:
             for client, text in sorted(confirmations.items()):

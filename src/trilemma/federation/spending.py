@@ -3,7 +3,8 @@
 The budget is in the client's folder (`budget.toml`) and holds over all runs; the ledger
 (`trilemma.privacy.ledger`) is beside its other state. Each release is accounted for with the clients that
 really share noise in the epoch, all of whom confirmed it to each other: a server that opens an epoch of few
-clients makes the round more expensive, not less private. Below `least_members` a client does not join.
+clients makes the round more expensive, not less private. Of these, only those count whom the client's owner
+knows (`adoption`). Below `least_members` a client does not join.
 
 What the ledger says is what was released, so it must not be forgotten. Its position is written down a second
 time, outside `state/`, after every release: a ledger that is shorter than that, or another one, is refused.
@@ -23,6 +24,7 @@ import tomli_w
 
 from trilemma import files, privacy
 from trilemma.errors import PrivacyError, UserError
+from trilemma.federation.adoption import counted_on
 from trilemma.federation.confirmation import Position
 from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Reason, Refused
@@ -142,7 +144,7 @@ def pay(
     release, threat = task.resolved.release, task.resolved.threat
     assert release is not None
     assert threat is not None
-    clients = len(secrets.members) if task.counts_on_others else threat.clients
+    clients = counted_on(party, secrets.members) if task.counts_on_others else threat.clients
     name = epoch_name(run, secrets.epoch)
     with _opened(party) as ledger:
         if any(entry.round >= round_ and entry.run.split("~")[0] == name for entry in ledger.entries):

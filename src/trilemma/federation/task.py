@@ -136,11 +136,14 @@ def load_task(party: Party) -> PartyTask:
     """Assemble what `party` knows of the task."""
     from trilemma.config import load
 
-    config = load(party.config)
-    _check_config(config, party)
+    roster = party.keys
+    founded = load(party.config)
+    _check_config(founded, party)
+    config = _with_clients(founded, len(roster.members))
     key = Key(config.run.seeds[0])
     if party.task is None:
-        found = everybody(config, key, None, config.federation.clients)
+        places = len(roster.keys)
+        found = everybody(_with_clients(founded, places), key, None, places)
         return PartyTask(config, key, found, _resolve(config, int(found.held.sizes.min()), found.model))
     examples = party.federation.examples
     if examples is None:
@@ -152,6 +155,11 @@ def load_task(party: Party) -> PartyTask:
         first = found.data.sample((0,), min(2, int(found.data.sizes[0])), key)
         models.verify(found.model, found.model.init(key), first)
     return PartyTask(config, key, found, resolved)
+
+
+def _with_clients(config: Config, clients: int) -> Config:
+    """Return a configuration for as many clients as the roster has: they come and go, the file stays."""
+    return config if config.federation.clients == clients else config.with_(f"federation.clients={clients}")
 
 
 def _resolve(config: Config, examples: int, model: Model) -> Resolved:

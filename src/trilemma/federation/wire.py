@@ -47,12 +47,16 @@ class Header(BaseModel):
 
 
 class Hello(Header):
-    """Server → client: a run's epoch begins; who are you? `terms` is what both must have agreed on."""
+    """Server → client: a run's epoch begins; who are you? `terms` is what both must have agreed on.
+
+    `roster` is the one in force, as its authority signed it.
+    """
 
     kind = "hello"
     run: str
     epoch: int
     terms: str
+    roster: str = ""
 
 
 class Joined(Header):

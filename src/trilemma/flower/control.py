@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from cryptography.hazmat.primitives import serialization
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
@@ -29,6 +28,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from trilemma.errors import UserError
+from trilemma.federation.certificates import check_node_key
 from trilemma.federation.layout import Party
 
 
@@ -51,7 +51,7 @@ class Control:
         listed = self._client.ListNodes(ListNodesRequest()).nodes_info
         return [RegisteredNode(node.public_key, node.status) for node in listed]
 
-    def register(self, public_keys: list[Path]) -> int:
+    def register(self, public_keys: list[bytes]) -> int:
         """Register the node keys that are not; return how many were new."""
         known = {node.public_key for node in self.nodes()}
         new = [key for key in map(node_key_bytes, public_keys) if key not in known]
@@ -113,9 +113,8 @@ def connect(server: Party) -> Iterator[Control]:
         client.close()
 
 
-def node_key_bytes(path: Path) -> bytes:
-    """Read a node's public key in the encoding Flower registers."""
+def node_key_bytes(public: bytes) -> bytes:
+    """Return a node's public key (OpenSSH) in the encoding Flower registers."""
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-    key: Any = serialization.load_ssh_public_key(path.read_bytes())
-    return bytes(public_key_to_bytes(key))
+    return bytes(public_key_to_bytes(check_node_key(public)))

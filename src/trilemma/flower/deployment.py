@@ -81,7 +81,8 @@ def guard_settings(server: Party) -> Settings:
     from trilemma.flower.control import node_key_bytes
 
     federation = server.federation
-    keys = {f"client-{client}": node_key_bytes(path) for client, path in server.nodes().items()}
+    nodes = server.signed_roster.nodes
+    keys = {f"client-{client}": node_key_bytes(public) for client, public in nodes.items()}
     return Settings(
         listen=federation.listen or federation.host,
         port=federation.port,
@@ -217,6 +218,6 @@ def _register(server: Party, say: Callable[[str], None]) -> None:
     from trilemma.flower.control import connect
 
     with connect(server) as control:
-        new = control.register(list(server.nodes().values()))
+        new = control.register(list(server.signed_roster.nodes.values()))
     if new:
         say(f"server: {new} node keys registered")

@@ -46,14 +46,15 @@ class GridTransport:
 
     def __init__(self, grid: Grid, party: Party) -> None:
         self._grid = grid
-        self._clients = {node_key_bytes(path): client for client, path in party.nodes().items()}
+        self._party = party
         self._nodes: dict[str, int] = {}
         self._arriving: dict[str, Future[Message]] = {}
 
     def nodes(self) -> Mapping[int, int]:
-        """Return the connected nodes that belong to the federation."""
-        found = internals.nodes(self._grid)
-        return {node: self._clients[key] for node, key in found.items() if key in self._clients}
+        """Return the connected nodes that belong to the federation, as its roster is now."""
+        found, roster = internals.nodes(self._grid), self._party.signed_roster
+        clients = {node_key_bytes(public): client for client, public in roster.nodes.items()}
+        return {node: clients[key] for node, key in found.items() if key in clients}
 
     def send(self, blocks: Mapping[int, bytes], lifetime: float) -> Mapping[str, int]:
         """Send; a question's name is the id of Flower's message."""

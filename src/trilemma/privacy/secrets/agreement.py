@@ -142,7 +142,7 @@ class Handshake:
                 raise PrivacyError(f"client {offer.index} made two different offers for one run")
         if checked.get(self.index, self.offer) != self.offer:
             raise PrivacyError("an offer in this client's name differs from the one it made")
-        wanted = set(range(len(self.roster.keys)) if partners is None else partners) - {self.index}
+        wanted = set(self.roster.members if partners is None else partners) - {self.index}
         if missing := sorted(wanted - checked.keys()):
             raise PrivacyError(
                 f"no offer from clients {missing}: wait for them, or leave them out of `partners`"
@@ -152,12 +152,11 @@ class Handshake:
         return keys
 
     def _check(self, offer: Offer) -> None:
-        if not 0 <= offer.index < len(self.roster.keys):
-            raise PrivacyError(f"an offer from client {offer.index}, who is not on the roster")
+        key = self.roster.key(offer.index)
         if offer.run != self.offer.run:
             raise PrivacyError(f"client {offer.index}'s offer is for another run")
         try:
-            check_signature(self.roster.keys[offer.index], offer.signed(self.roster), offer.signature)
+            check_signature(key, offer.signed(self.roster), offer.signature)
         except PrivacyError as error:
             raise PrivacyError(
                 f"client {offer.index}'s offer is not signed by its identity for this run and roster"

@@ -82,13 +82,18 @@ def check_signature(public: bytes, message: bytes, signature: bytes) -> None:
 class Roster:
     """The federation's public keys, client i's at place i. Everyone must hold the same one.
 
+    A place is nobody else's ever after: who is `removed` keeps it, and signs for nothing any more.
+
     >>> alice, bob = Identity.generate(), Identity.generate()
     >>> roster = Roster((alice.public, bob.public))
     >>> roster.index(bob.public), roster.digest == Roster((bob.public, alice.public)).digest
     (1, False)
+    >>> Roster(roster.keys, removed=frozenset({0})).members
+    (1,)
     """
 
     keys: tuple[bytes, ...]
+    removed: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for place, key in enumerate(self.keys):
@@ -96,29 +101,31 @@ class Roster:
                 raise UserError(f"a public key has 32 bytes; client {place}'s has {len(key)}")
         if len(set(self.keys)) != len(self.keys):
             raise UserError("two clients of the roster have the same public key")
-        if not self.keys:
+        if not self.members:
             raise UserError("a roster lists at least one client")
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The places of those who are clients now."""
+        return tuple(place for place in range(len(self.keys)) if place not in self.removed)
 
     @property
     def digest(self) -> bytes:
         """SHA-256 of the roster: every secret is bound to it."""
-        return hashlib.sha256(b"trilemma roster v1" + b"".join(self.keys)).digest()
+        gone = json.dumps(sorted(self.removed)).encode() if self.removed else b""
+        return hashlib.sha256(b"trilemma roster v1" + b"".join(self.keys) + gone).digest()
 
     def index(self, public: bytes) -> int:
         """Return the place of `public` in the federation."""
-        try:
-            return self.keys.index(public)
-        except ValueError:
-            raise PrivacyError(f"the key {public.hex()[:16]}… is not on the roster") from None
+        for place in self.members:
+            if self.keys[place] == public:
+                return place
+        raise PrivacyError(f"the key {public.hex()[:16]}… is not on the roster")
 
-    def save(self, path: Path) -> None:
-        """Write the roster as JSON: a list of public keys in hexadecimal."""
-        Path(path).write_text(json.dumps([key.hex() for key in self.keys], indent=1) + "\n")
-
-    @classmethod
-    def load(cls, path: Path) -> Roster:
-        """Read a roster that `save` wrote."""
-        try:
-            return cls(tuple(bytes.fromhex(key) for key in json.loads(Path(path).read_text())))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"no roster at {path}: {error}") from error
+    def key(self, client: int) -> bytes:
+        """Return the key by which `client` signs; refuse a place that is nobody's, or no longer."""
+        if not 0 <= client < len(self.keys):
+            raise PrivacyError(f"client {client} is not on the roster")
+        if client in self.removed:
+            raise PrivacyError(f"client {client} was removed from the roster")
+        return self.keys[client]

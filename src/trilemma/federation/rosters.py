@@ -1,0 +1,282 @@
+"""The roster: who is in a federation, signed by its authority. All else about membership follows from it.
+
+    {"roster": {"version": 2, "federation": …, "serial": …, "clients": [{name, identity, node, …}, …]},
+     "signature": …}
+
+Client i is the i-th of `clients`, for good: who is removed keeps its place, who comes later gets a new one.
+Each roster has a serial number, and a party that has seen one takes none with a smaller number. The signature
+is the authority's (ECDSA, P-256, the key of its certificate) on the canonical JSON of `roster`, so that there
+is one text to sign for every content.
+
+A client that exchanges its keys stays who it was: its former identity signs the new one, and the signatures
+stay on the roster (`former`), for parties that believe the authority about certificates and each other about
+who they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from trilemma import files
+from trilemma.errors import PrivacyError, UserError
+from trilemma.federation import certificates
+from trilemma.privacy.secrets import Identity, Roster, check_signature
+
+LARGEST = 800_000
+"""Characters of a roster that is read: some two thousand clients, and what a block's header can carry."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RESERVED = re.compile(r"\d+|server|authority|client-\d+", re.IGNORECASE)
+"""Names that somebody might take for a party's folder or a client's number."""
+
+Key = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Signature = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
+
+
+class RosterError(PrivacyError):
+    """A roster that is not believed."""
+
+
+class Former(BaseModel):
+    """An identity that a client had before, and its signature under the one that came after it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    identity: Key
+    signature: Signature | None = None
+    """None where the former identity was lost: then the authority alone says who follows."""
+
+
+class Member(BaseModel):
+    """One client: its name, its identity (Ed25519) and its node key (OpenSSH), both public halves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+    identity: Key
+    node: Annotated[str, Field(max_length=300)]
+    removed: bool = False
+    former: Annotated[tuple[Former, ...], Field(max_length=64)] = ()
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        certificates.check_node_key(self.node.encode())
+        return self
+
+    def successors(self, known: Iterable[str]) -> set[str]:
+        """Return those of this client's identities that follow, signature by signature, from known ones.
+
+        >>> old, new = Identity(bytes(32)), Identity(bytes([1] * 32))
+        >>> node = certificates.new_node_key()[1].decode()
+        >>> signed = Former(identity=old.public.hex(), signature=succession(old, new.public))
+        >>> moved = Member(name="a", identity=new.public.hex(), node=node, former=(signed,))
+        >>> moved.successors({old.public.hex()}) == {new.public.hex()}
+        True
+        >>> moved.successors(set())
+        set()
+        """
+        trusted, found = set(known), set()
+        identities = [*(one.identity for one in self.former), self.identity]
+        for one, after in zip(self.former, identities[1:], strict=True):
+            if one.identity in trusted and _succeeds(one, after):
+                trusted.add(after)
+                found.add(after)
+        return found
+
+
+def succession(former: Identity, public: bytes) -> str:
+    """Return the signature by which an identity names the one that comes after it."""
+    return former.sign(b"trilemma succession v1" + public).hex()
+
+
+def _succeeds(former: Former, after: str) -> bool:
+    if former.signature is None:
+        return False
+    try:
+        message = b"trilemma succession v1" + bytes.fromhex(after)
+        check_signature(bytes.fromhex(former.identity), message, bytes.fromhex(former.signature))
+    except PrivacyError:
+        return False
+    return True
+
+
+class _Content(BaseModel):
+    """What is signed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    version: Literal[2] = 2
+    federation: Annotated[str, Field(max_length=200)]
+    serial: Annotated[int, Field(ge=1, lt=1 << 53)]
+    clients: Annotated[tuple[Member, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _everybody_differs(self) -> Self:
+        for what, found in {
+            "name": [one.name for one in self.clients],
+            "node key": [one.node for one in self.clients],
+            "identity": [
+                key for one in self.clients for key in (one.identity, *(old.identity for old in one.former))
+            ],
+        }.items():
+            if len(set(found)) < len(found):
+                raise ValueError(f"two clients of the roster have the same {what}")
+        if all(one.removed for one in self.clients):
+            raise ValueError("a roster lists at least one client")
+        return self
+
+    @property
+    def message(self) -> bytes:
+        """The one text that stands for this content."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return b"trilemma signed roster v2\n" + text.encode()
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    roster: _Content
+    signature: Annotated[str, Field(pattern="^([0-9a-f]{2}){8,80}$")]
+
+
+@dataclass(frozen=True)
+class SignedRoster:
+    """A roster and the authority's signature.
+
+    >>> authority = certificates.new_authority("demo")
+    >>> node = certificates.new_node_key()[1].decode()
+    >>> alice = Member(name="alice", identity=Identity.generate().public.hex(), node=node)
+    >>> roster = SignedRoster.sign(authority, "demo", 1, (alice,))
+    >>> SignedRoster.read(roster.text, authority.certificate) == roster
+    True
+    >>> SignedRoster.read(roster.text, certificates.new_authority("demo").certificate)
+    Traceback (most recent call last):
+    trilemma.federation.rosters.RosterError: the roster is not signed by this federation's authority
+    """
+
+    federation: str
+    serial: int
+    clients: tuple[Member, ...]
+    signature: str
+
+    @classmethod
+    def sign(
+        cls, authority: certificates.Issued, federation: str, serial: int, clients: tuple[Member, ...]
+    ) -> SignedRoster:
+        """Sign a roster, where its content is one."""
+        try:
+            content = _Content(federation=federation, serial=serial, clients=clients)
+        except ValidationError as error:
+            raise RosterError(f"that would be no roster: {_complaint(error)}") from None
+        return cls(federation, serial, clients, authority.sign(content.message).hex())
+
+    @classmethod
+    def read(cls, text: str, authority: bytes) -> SignedRoster:
+        """Read what anybody may have written; refuse what `authority` (a certificate) has not signed."""
+        if len(text) > LARGEST:
+            raise RosterError(f"a roster of {len(text)} characters is not read; at most {LARGEST}")
+        try:
+            found = _File.model_validate_json(text)
+        except ValidationError as error:
+            raise RosterError(f"this is no roster: {_complaint(error)}") from None
+        content = found.roster
+        certificates.check_signed(
+            authority,
+            content.message,
+            bytes.fromhex(found.signature),
+            RosterError("the roster is not signed by this federation's authority"),
+        )
+        return cls(content.federation, content.serial, content.clients, found.signature)
+
+    @classmethod
+    def load(cls, path: Path, authority: Path) -> SignedRoster:
+        """Read a party's roster, as its authority's certificate vouches for it."""
+        try:
+            return cls.read(path.read_text(), authority.read_bytes())
+        except (OSError, UserError) as error:
+            raise UserError(f"no roster at {path}: {error}") from error
+
+    def save(self, path: Path) -> None:
+        """Write the roster; on disk, whole, when this returns."""
+        files.write_atomically(path, self.text.encode())
+
+    @property
+    def text(self) -> str:
+        """The roster as a file holds it, and a hello carries it."""
+        content = _Content(federation=self.federation, serial=self.serial, clients=self.clients)
+        whole = {"roster": content.model_dump(mode="json"), "signature": self.signature}
+        return json.dumps(whole, indent=1) + "\n"
+
+    @property
+    def keys(self) -> Roster:
+        """Everybody's identities, as secrets are bound to them."""
+        gone = frozenset(place for place, one in enumerate(self.clients) if one.removed)
+        return Roster(tuple(bytes.fromhex(one.identity) for one in self.clients), gone)
+
+    @property
+    def nodes(self) -> dict[int, bytes]:
+        """The node keys of those who are clients now, by place."""
+        return {place: self.clients[place].node.encode() for place in self.keys.members}
+
+    def place(self, name: str) -> int:
+        """Return the place of a client that is called by its number, its folder's name or its own name."""
+        number = name.removeprefix("client-")
+        found = [int(number)] if number.isdigit() else []
+        found += [place for place, one in enumerate(self.clients) if one.name == name]
+        for place in found:
+            if place < len(self.clients):
+                if self.clients[place].removed:
+                    raise UserError(f"client {name} was removed from the roster before")
+                return place
+        names = ", ".join(f"{place} ({self.clients[place].name})" for place in self.keys.members)
+        raise UserError(f"there is no client {name!r}; allowed: {names}")
+
+
+def check_name(name: str) -> str:
+    """Return a name that a client may give itself, or say what is allowed.
+
+    >>> check_name("st-marys")
+    'st-marys'
+    >>> check_name("../../server")
+    Traceback (most recent call last):
+    trilemma.errors.UserError: '../../server' is no name for a client; allowed: letters, ...
+    """
+    if not NAME.fullmatch(name):
+        raise UserError(f"{name[:80]!r} is no name for a client; allowed: letters, digits, . _ -, at most 64")
+    if RESERVED.fullmatch(name):
+        raise UserError(f"{name!r} is no name for a client: it would be taken for a party's number or folder")
+    return name
+
+
+def check_follows(new: SignedRoster, old: SignedRoster) -> None:
+    """Refuse a roster that cannot come after `old`: an older one, another federation's, or one that moves.
+
+    Nobody's place changes, and who was removed stays removed.
+    """
+    if new.federation != old.federation:
+        raise RosterError(f"the roster is of the federation {new.federation!r}, not of {old.federation!r}")
+    if new.serial < old.serial:
+        raise RosterError(f"roster {new.serial} is older than roster {old.serial}, which is in force here")
+    if new.serial == old.serial:
+        if new.clients != old.clients:
+            raise RosterError(f"there are two rosters with the number {new.serial}; ask the authority")
+        return
+    if len(new.clients) < len(old.clients):
+        raise RosterError("the roster has lost places: clients keep theirs")
+    for place, (before, after) in enumerate(zip(old.clients, new.clients, strict=False)):
+        if before.removed and not after.removed:
+            raise RosterError(f"client {place} was removed; its place is nobody else's")
+        if before.name != after.name:
+            raise RosterError(f"place {place} was {before.name}'s, and is given to {after.name}")
+        if before.identity not in (after.identity, *(one.identity for one in after.former)):
+            raise RosterError(f"the roster does not say which identity client {place} had before")
+
+
+def _complaint(error: ValidationError) -> str:
+    """Return the first thing that is wrong, without what somebody wrote there."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]
