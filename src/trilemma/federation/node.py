@@ -147,11 +147,13 @@ class Node:
 
     def _adopt(self, hello: wire.Hello) -> None:
         """Take the roster that a hello shows into force, where the authority signed it after this one."""
+        if not hello.roster or hello.roster == self.party.roster.read_text():
+            return
         try:
-            if hello.roster:
-                adopt(self.party, hello.roster)
+            roster = adopt(self.party, hello.roster)
         except UserError as error:
             raise Refused(Reason.ROSTER, str(error)) from None
+        self.say(events.ROSTER_ADOPTED(serial=roster.serial, clients=list(roster.keys.members)))
 
     def _keys(self, block: bytes) -> bytes:
         keys, _ = self._read(block, wire.Keys)
