@@ -152,15 +152,16 @@ def secrets_of(parties: list[Party], run: str) -> list[SecretNoise]:
     ]
 
 
-def transcript(parties: list[Party], run: str, round_: int) -> torch.Tensor:
-    """What the server recorded of a round, one row per client."""
+def transcript(parties: list[Party], run: str, round_: int, absent: Collection[int] = ()) -> torch.Tensor:
+    """What the server recorded of a round, one row per client; rows of NaN for those who were absent."""
     folder = parties[0].run_folder(run) / "transcript"
-    return torch.stack(
-        [
-            wire.loads((folder / f"{round_}-{party.client}").read_bytes(), wire.Answer)[1]["vector"]
-            for party in parties[1:]
-        ]
-    )
+    rows = {
+        party.client: wire.loads((folder / f"{round_}-{party.client}").read_bytes(), wire.Answer)[1]["vector"]
+        for party in parties[1:]
+        if party.client not in absent
+    }
+    nothing = torch.full_like(next(iter(rows.values())), torch.nan)
+    return torch.stack([rows.get(party.client, nothing) for party in parties[1:]])
 
 
 def result_of(parties: list[Party], run: str) -> wire.Tensors:

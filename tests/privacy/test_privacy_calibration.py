@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from trilemma.privacy import (
     calibrate,
     complete_multiplier,
     composed_epsilon,
+    mean_noise,
     multiplier,
     spent,
 )
@@ -142,3 +144,15 @@ def test_bad_input_says_why(arguments, reason):
     good = {"epsilon": 1.0, "delta": 1e-5, "rounds": 10, "clip": 1.0, "threat": Threat("secldp", 10, 2)}
     with pytest.raises(UserError, match=reason):
         calibrate(**{**good, **arguments})
+
+
+@pytest.mark.parametrize("collusion", [0, 2])
+def test_noise_for_neighbours_is_certified_on_their_graph(collusion):
+    """What is calibrated for eight neighbours each costs ε on that graph, and more noise than with all."""
+    few = Threat("secldp", 50, 4, collusion, neighbours=8)
+    everybody = replace(few, neighbours=None)
+    laws = [calibrate(5.0, 1e-5, 20, 1.0, threat) for threat in (few, everybody)]
+    for law, threat in zip(laws, (few, everybody), strict=True):
+        cost = spent(Release(1.0, law), threat, 20, 1e-5, accountants=("exact",)).epsilon["exact"]
+        assert 4.99 < cost <= 5.0
+    assert mean_noise(laws[0], 50, 4, 8) > mean_noise(laws[1], 50, 4)

@@ -10,6 +10,7 @@ from scipy import stats
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.privacy import NoiseLaw, SecretGraph, SimulatedNoise, covariance
+from trilemma.privacy.covariance import agreed_graph
 
 CPU = torch.device("cpu")
 
@@ -40,6 +41,15 @@ def test_joint_law_over_all_clients(law, n):
     noise = SimulatedNoise(Key(5), n).draw(law, tuple(range(n)), 40_000, 2, CPU)
     sigma = covariance(SecretGraph.complete(n), law, senders=range(n))
     check_covariance(noise.double().numpy(), sigma)
+
+
+@pytest.mark.parametrize("law", [NoiseLaw(0.0, 0.4), NoiseLaw(0.3, 0.9)])
+def test_joint_law_where_each_shares_with_some(law):
+    """Four neighbours each among eleven: the graph's covariance, alone or all at once."""
+    noise = SimulatedNoise(Key(5), 11, neighbours=4)
+    together = noise.draw(law, tuple(range(11)), 40_000, 2, CPU)
+    check_covariance(together.double().numpy(), covariance(agreed_graph(11, 4), law, senders=range(11)))
+    assert torch.equal(noise.draw(law, (7,), 40_000, 2, CPU)[0], together[7])
 
 
 def test_a_lone_client_has_no_pairs():

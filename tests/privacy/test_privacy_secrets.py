@@ -32,6 +32,7 @@ from trilemma.privacy.secrets import (
     run_digest,
 )
 from trilemma.privacy.secrets.agreement import exchange
+from trilemma.privacy.secrets.noise import PIECE
 
 CPU = torch.device("cpu")
 SCALE = 2.0**40  # steps so fine that a stream is as good as Gaussian
@@ -463,3 +464,20 @@ class TestSecretNoise:
             StackedSecretNoise.of([node]).draw(NoiseLaw(1.0), (1,), 7, 0, CPU)
         with pytest.raises(UserError, match="different keys"):
             StackedSecretNoise.of([SecretNoise(0, {1: b"a" * 32}), SecretNoise(1, {0: b"b" * 32})])
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_noise_is_the_same_to_the_bit_for_any_number_of_threads(threads):
+    """Sums of integers: whoever adds which streams. Longer than a piece, and not a multiple of a block."""
+    pairs = {partner: bytes([partner] * 32) for partner in (0, 1, 3, 4, 5)}
+    law, dim = NoiseLaw(0.3, 0.7), PIECE + 12_345
+    one, more = (SecretNoise(2, pairs, bytes(32), threads=number) for number in (1, threads))
+    asked = (law, 2.0**-12, (2,), dim, 5, torch.device("cpu"))
+    assert torch.equal(one.steps(*asked), more.steps(*asked))
+
+
+def test_a_round_asked_for_in_pieces_is_over_at_once():
+    source = SecretNoise(0, {1: bytes(32)})
+    source.pieces(NoiseLaw(sigma_cor=1.0), 2.0**-12, (0,), 4, 1)
+    with pytest.raises(PrivacyError, match="is over"):
+        source.pieces(NoiseLaw(sigma_cor=1.0), 2.0**-12, (0,), 4, 1)

@@ -53,6 +53,11 @@ class Subject:
         release, threat = resolved.release, resolved.threat
         if release is None or threat is None or release.law.silent:
             return None
+        if threat.neighbours is not None:
+            raise PrivacyError(
+                f"[privacy] neighbours = {threat.neighbours}: the attacks here know the noise of clients who "
+                "share secrets with all others; audit the configuration without it"
+            )
         asked = config.run.rounds if rounds is None else min(rounds, config.run.rounds)
         return cls(
             name=config.algorithm.name,

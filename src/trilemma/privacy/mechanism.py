@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trilemma.errors import PrivacyError
-from trilemma.privacy.covariance import complete_multiplier
+from trilemma.privacy.covariance import agreed_graph, bound_multiplier, complete_multiplier
 from trilemma.privacy.drawing import EXACT, Drawing
 from trilemma.privacy.threats import Threat
-from trilemma.privacy.types import Adjacency, Release, Sampling, check_sampling
+from trilemma.privacy.types import Adjacency, NoiseLaw, Release, Sampling, check_sampling
 
 WHOLE = Sampling()
 """No sampling: every example is used in every round."""
@@ -87,14 +87,27 @@ def multiplier(release: Release, threat: Threat) -> float:
         # that shared with a liar cancels too if the liar adds it and leaves its own noise out.
         z = math.sqrt(threat.honest * (law.sigma_ind**2 + threat.hidden * law.sigma_cor**2)) / move
     else:
-        liars = threat.collusion + threat.hidden
-        z = complete_multiplier(law, move, threat.clients, liars, threat.collusion)
+        z = shared_multiplier(law, move, threat)
     if z == 0 and math.isfinite(move):
         raise PrivacyError(
             f"no guarantee under {threat.name}: only pairwise noise is added (sigma_ind = 0), and it "
             + ("cancels in the mean" if threat.name == "cdp" else "is known to the adversary")
         )
     return z
+
+
+def shared_multiplier(law: NoiseLaw, move: float, threat: Threat) -> float:
+    """Return z where secrets are shared: exact among all, a proven bound where each has some neighbours.
+
+    >>> law, few = NoiseLaw(0.5, 1.0), Threat("secldp", clients=50, byzantine=3, collusion=3, neighbours=8)
+    >>> all_of_them = Threat("secldp", clients=50, byzantine=3, collusion=3)
+    >>> 0.5 < shared_multiplier(law, 1.0, few) < shared_multiplier(law, 1.0, all_of_them)
+    True
+    """
+    n, q, liars = threat.clients, threat.collusion, threat.collusion + threat.hidden
+    if threat.neighbours is None or threat.neighbours >= n - 1:
+        return complete_multiplier(law, move, n, liars, q)
+    return bound_multiplier(agreed_graph(n, threat.neighbours), law, move, liars, q)
 
 
 def mechanism(release: Release, threat: Threat) -> Mechanism:

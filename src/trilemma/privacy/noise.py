@@ -7,7 +7,7 @@ both parts:
     noise_i = a (z_i − z̄) + σ_ind z̄,      a = √(σ_ind² + nσ_cor²),   z̄ the mean of all n,
 
 because it has variance σ_ind² along 1/√n and a² across it. That is O(nd) instead of the O(n²d) of drawing
-pairs.
+pairs. Where each client shares secrets with k others only, pairs are drawn: O(nkd).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.keys import Key
+from trilemma.privacy.covariance import partners
 from trilemma.privacy.types import NoiseLaw
 
 TOGETHER = 16
@@ -48,6 +49,8 @@ class SimulatedNoise:
 
     key: Key
     clients: int
+    neighbours: int | None = None
+    """With how many others each client shares secrets; None: with all."""
     members: tuple[int, ...] | None = None
     """Who shares secrets; None: all clients."""
     _means: dict[tuple[int, int, str], Tensor] = field(default_factory=dict, repr=False, compare=False)
@@ -65,7 +68,9 @@ class SimulatedNoise:
         >>> bool(drawn.sum(0).abs().max() < 1e-5)
         True
         """
-        return self if tuple(self.sharing) == members else SimulatedNoise(self.key, self.clients, members)
+        if tuple(self.sharing) == members:
+            return self
+        return SimulatedNoise(self.key, self.clients, self.neighbours, members)
 
     def draw(
         self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
@@ -81,6 +86,9 @@ class SimulatedNoise:
         if law.sigma_cor == 0:
             self._fill(dict(zip(ids, out, strict=True)), round_)
             return out.mul_(law.sigma_ind)
+        if self.neighbours is not None and self.neighbours < len(sharing) - 1:
+            self._fill(dict(zip(ids, out, strict=True)), round_)
+            return self._add_pairs(out.mul_(law.sigma_ind), law.sigma_cor, ids, round_)
         mean = self._fill_and_mean(dict(zip(ids, out, strict=True)), round_, out)
         spread = math.sqrt(law.sigma_ind**2 + len(sharing) * law.sigma_cor**2)
         return torch.add(mean * (law.sigma_ind - spread), out, alpha=spread, out=out)
@@ -94,6 +102,23 @@ class SimulatedNoise:
         sum, a twelfth of g² a client, is a millionth of what the law itself leaves there.
         """
         return self.draw(law, ids, dim, round_, device).double().div_(step).round_().to(torch.int64)
+
+    def _add_pairs(self, out: Tensor, sigma: float, ids: tuple[int, ...], round_: int) -> Tensor:
+        """Add each pair's Gaussian to the row of its smaller end and take it off that of the larger."""
+        rows = dict(zip(ids, out, strict=True))
+        pairs = {
+            (min(client, other), max(client, other))
+            for client in ids
+            for other in partners(client, self.sharing, self.neighbours)
+        }
+        drawn = torch.empty_like(out[0])
+        for low, high in sorted(pairs):
+            generator = self.key.fold("noise", round_, "pair", low, high).torch(out.device)
+            torch.randn(drawn.shape, generator=generator, out=drawn, device=out.device)
+            for client, sign in ((low, sigma), (high, -sigma)):
+                if client in rows:
+                    rows[client].add_(drawn, alpha=sign)
+        return out
 
     def _fill_and_mean(self, rows: Mapping[int, Tensor], round_: int, like: Tensor) -> Tensor:
         """Draw z_i into the given rows and return z̄ over all clients, added up in their order.

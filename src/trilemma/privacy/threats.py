@@ -32,7 +32,8 @@ class Threat:
 
     `collusion` is how many of the Byzantine clients also hand their secrets to the curious server. Left out,
     the name decides: none for "cdp" and "secldp", all of them for "byzldp" and "ldp". `assume` says whether
-    figures hold for every number of liars, or only if the f − q others exist, as published.
+    figures hold for every number of liars, or only if the f − q others exist, as published. `neighbours` is
+    with how many others each client shares secrets (`covariance.agreed_graph`); None: with all.
 
     >>> Threat("byzldp", clients=100, byzantine=10).collusion
     10
@@ -46,6 +47,7 @@ class Threat:
     byzantine: int = 0
     collusion: int = -1
     assume: Assumption = "guaranteed"
+    neighbours: int | None = None
 
     def __post_init__(self) -> None:
         choice("threat model", self.name, ThreatName)
@@ -56,6 +58,8 @@ class Threat:
             raise UserError(
                 f"at least one client is honest: 0 ≤ f < n = {self.clients}, got f = {self.byzantine}"
             )
+        if self.neighbours is not None and self.neighbours < 1:
+            raise UserError(f"secrets are shared with at least one other, got k = {self.neighbours}")
         everyone = self.name in ("byzldp", "ldp")
         if self.collusion == -1:
             object.__setattr__(self, "collusion", self.byzantine if everyone else 0)
@@ -94,13 +98,23 @@ class Threat:
         if self.name == "ldp":
             return ("ldp: all secrets are taken as known; only independent noise counts",)
         who = f"{self.name}: a curious server, and"
+        graph = (
+            ()
+            if self.neighbours is None
+            else (
+                f"each client shares secrets with {self.neighbours} others: the figure is a bound that holds "
+                "whoever of them collude",
+            )
+        )
         if self.hidden:
             return (
                 f"{who} q = {self.collusion} of f = {self.byzantine} collude with it",
                 f"as published: holds only if {self.hidden} Byzantine clients exist that keep their secrets "
                 "and whose messages reveal none",
+                *graph,
             )
         return (
             f"{who} at most q = {self.collusion} clients whose secrets it knows; "
             f"0 to f = {self.byzantine} clients may lie",
+            *graph,
         )

@@ -164,7 +164,7 @@ def assemble(
         or federation.sampled is not None
     )
     computing = tuple(range(federation.clients)) if computes else tuple(honest)
-    noise = privacy.SimulatedNoise(key.fold("noise"), federation.clients)
+    noise = privacy.SimulatedNoise(key.fold("noise"), federation.clients, config.privacy.neighbours)
     clients = SimulatedClients(computing, federated, ground.model, noise)
     resolved = resolve(config, poorest, ground.model)
     return Experiment(config, seed, device, byzantine, clients, attack, resolved, ground.learner)

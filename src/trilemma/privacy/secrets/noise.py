@@ -1,13 +1,17 @@
 """Noise of a real node, in whole steps of a grid: pairwise from shared secrets, its own from the system.
 
 Client i adds Σ_{j>i} k_ij − Σ_{j<i} k_ij over its partners j, with k_ij = k_ji the integers of the pair's
-stream in this round: the smaller index adds, the larger subtracts, the very same ones.
+stream in this round: the smaller index adds, the larger subtracts, the very same ones. Sums of integers do
+not depend on their order, so several threads, each with some of the streams, give the very same noise; and
+it comes in pieces, so that a message may be longer than what fits into memory twice.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +20,22 @@ from torch import Tensor
 
 from trilemma.errors import PrivacyError, UserError
 from trilemma.privacy.grid import in_steps, step_for
-from trilemma.privacy.secrets.streams import ChaChaStream, Doubles, add_gaussians, derive, system_bytes
+from trilemma.privacy.secrets.streams import (
+    BLOCK,
+    ChaChaStream,
+    Doubles,
+    Gaussians,
+    add_gaussians,
+    add_streams,
+    derive,
+    system_bytes,
+)
 from trilemma.privacy.types import NoiseLaw
 
 _NO_SALT = b""
+
+PIECE = 16 * BLOCK
+"""Numbers that are drawn before anybody waits for anybody: 2 MB."""
 
 
 def pair_stream(key: bytes, round_: int, dim: int) -> ChaChaStream:
@@ -58,6 +74,25 @@ class _InNumbers:
         return (self.steps(law, step, ids, dim, round_, device).double() * step).float()
 
 
+def _summed(streams: Sequence[Gaussians], dim: int, threads: int) -> Iterator[Doubles]:
+    """Yield the sum of the streams, piece by piece; each thread adds up some of them."""
+    groups = [group for place in range(threads) if (group := streams[place::threads])]
+    with ExitStack() as stack:
+        run = map if len(groups) < 2 else stack.enter_context(ThreadPoolExecutor(len(groups))).map
+        for start in range(0, dim, PIECE):
+            length = min(PIECE, dim - start)
+
+            def add(group: Sequence[Gaussians], length: int = length) -> Doubles:
+                part = np.zeros(length)
+                add_streams(group, part)
+                return part
+
+            parts = list(run(add, groups))
+            for part in parts[1:]:
+                parts[0] += part
+            yield parts[0]
+
+
 @dataclass
 class SecretNoise(_InNumbers):
     """The noise of client `index`, which shares `pairs[j]` with each partner j.
@@ -76,6 +111,8 @@ class SecretNoise(_InNumbers):
     index: int
     pairs: Mapping[int, bytes] = field(repr=False)
     own: bytes | None = field(default=None, repr=False)
+    threads: int | None = None
+    """How many threads draw; None: as many as torch has."""
     _last_round: int = field(default=-1, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -89,27 +126,40 @@ class SecretNoise(_InNumbers):
         self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
     ) -> Tensor:
         """Return this client's noise (1, dim) in round `round_`, in steps, int64; `ids` is (index,)."""
+        total, start = torch.zeros(1, dim, dtype=torch.int64), 0
+        for piece in self.pieces(law, step, ids, dim, round_):
+            total[0, start : start + len(piece)] = torch.from_numpy(piece)
+            start += len(piece)
+        return total.to(device)
+
+    def pieces(
+        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int
+    ) -> Iterator[Doubles]:
+        """Return the same in pieces, one after the other: whole numbers, as doubles.
+
+        What is wrong with the question is said at once, not when the first piece is taken.
+        """
         if ids != (self.index,):
             raise UserError(f"this node has the secrets of client {self.index} only, not of {ids}")
         if law.sigma_cor > 0 and not self.pairs:
             raise PrivacyError("sigma_cor > 0 needs secrets shared with others: agree on pair keys first")
         if law.silent:
-            return torch.zeros(1, dim, dtype=torch.int64, device=device)
+            return iter([])
         if round_ <= self._last_round:
             raise PrivacyError(
                 f"round {round_} is over (the last was {self._last_round}): its noise is given out once only"
             )
         self._last_round = round_
-        total = np.zeros(dim)
+        streams = []
         if law.sigma_cor > 0:
             scale = in_steps(law.sigma_cor, step)
             for partner, key in self.pairs.items():
                 sign = 1.0 if self.index < partner else -1.0
-                add_gaussians(pair_stream(key, round_, dim).fill, total, scale, sign)
+                streams.append(Gaussians(pair_stream(key, round_, dim).fill, scale, sign))
         if law.sigma_ind > 0:
             fill = system_bytes if self.own is None else _own_stream(self.own, round_, dim).fill
-            add_gaussians(fill, total, in_steps(law.sigma_ind, step))
-        return _integers(total)[None].to(device)
+            streams.append(Gaussians(fill, in_steps(law.sigma_ind, step)))
+        return _summed(streams, dim, self.threads or torch.get_num_threads())
 
 
 @dataclass(frozen=True)

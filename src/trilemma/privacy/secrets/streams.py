@@ -25,7 +25,8 @@ sine and cosine by less than 2⁻⁵¹. What that costs in privacy is `trilemma.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ Doubles = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
 _PAIRS = 8192  # the working set of a block stays in a core's second-level cache
+BLOCK = 2 * _PAIRS
+"""Numbers of a block: a stream is read in whole blocks, but for its last."""
+_ZEROS = bytes(8 * BLOCK)
 _WHOLE = 1.5 * 2.0**52  # adding and subtracting it rounds |x| < 2⁵¹ to the nearest integer
 _ONE = np.uint64(0x3FF0000000000000)  # the bits of 1.0
 _MANTISSA = np.uint64(0x000FFFFFFFFFFFFF)
@@ -74,22 +78,46 @@ class ChaChaStream:
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
         self._cipher: Any = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
-        self._zeros = bytes(0)
 
     def fill(self, out: memoryview) -> None:
         """Write the next bytes of the stream to `out`."""
-        if len(self._zeros) < len(out):
-            self._zeros = bytes(len(out))
-        self._cipher.update_into(memoryview(self._zeros)[: len(out)], out)
+        zeros = _ZEROS if len(out) <= len(_ZEROS) else bytes(len(out))
+        self._cipher.update_into(memoryview(zeros)[: len(out)], out)
 
 
-def add_gaussians(
-    fill: Callable[[memoryview], None], total: Doubles, scale: float, sign: float = 1.0
-) -> None:
-    """Add `sign` times a stream of normal numbers, rounded to integers, to `total`, in place.
+Fill = Callable[[memoryview], None]
+"""Writes the next bytes of a stream to a buffer, as `ChaChaStream.fill` and `system_bytes` do."""
 
-    `scale` is their standard deviation. `fill` writes the next bytes of the stream to a buffer, as
-    `ChaChaStream.fill` and `system_bytes` do. Doubles hold the sums exactly up to 2⁵³.
+
+@dataclass(frozen=True)
+class Gaussians:
+    """A stream of normal numbers, rounded to integers, of standard deviation `scale`, times `sign`."""
+
+    fill: Fill
+    scale: float
+    sign: float = 1.0
+
+
+def add_streams(streams: Sequence[Gaussians], total: Doubles) -> None:
+    """Add the next numbers of each stream to `total`, in place: whole blocks, but for a stream's last.
+
+    Doubles hold the sums exactly up to 2⁵³. The streams take turns on every block, which stays in the cache.
+    """
+    transform = _BoxMuller()
+    for start in range(0, len(total), BLOCK):
+        part = total[start : start + BLOCK]
+        pairs = (len(part) + 1) // 2
+        for stream in streams:
+            first, second = transform(stream, pairs)
+            for numbers, target in ((first, part[:pairs]), (second[: len(part) - pairs], part[pairs:])):
+                if stream.sign > 0:
+                    target += numbers
+                else:
+                    target -= numbers
+
+
+def add_gaussians(fill: Fill, total: Doubles, scale: float, sign: float = 1.0) -> None:
+    """Add all of a stream to `total`, in place.
 
     >>> total = np.zeros(5)
     >>> add_gaussians(ChaChaStream(bytes(32)).fill, total, 1024.0)
@@ -99,16 +127,7 @@ def add_gaussians(
     >>> total.tolist()
     [0.0, 0.0, 0.0, 0.0, 0.0]
     """
-    transform = _BoxMuller(scale)
-    for start in range(0, len(total), 2 * _PAIRS):
-        part = total[start : start + 2 * _PAIRS]
-        pairs = (len(part) + 1) // 2
-        first, second = transform(fill, pairs)
-        for numbers, target in ((first, part[:pairs]), (second[: len(part) - pairs], part[pairs:])):
-            if sign > 0:
-                target += numbers
-            else:
-                target -= numbers
+    add_streams([Gaussians(fill, scale, sign)], total)
 
 
 def system_bytes(out: memoryview) -> None:
@@ -127,20 +146,20 @@ def system_bytes(out: memoryview) -> None:
 class _BoxMuller:
     """The transform with its buffers; every step is one exactly rounded operation per number."""
 
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
+    def __init__(self) -> None:
         self._words = np.empty(2 * _PAIRS, np.uint64)
         self._bits = np.empty((2, _PAIRS), np.uint64)
         self._floats = np.empty((5, _PAIRS))
 
-    def __call__(self, fill: Callable[[memoryview], None], pairs: int) -> tuple[Doubles, Doubles]:
-        """Return 2·pairs normal numbers in two arrays that are valid until the next call."""
+    def __call__(self, stream: Gaussians, pairs: int) -> tuple[Doubles, Doubles]:
+        """Return 2·pairs numbers of a stream, without its sign, in two arrays valid until the next call."""
+        fill = stream.fill
         words = self._words[: 2 * pairs]
         fill(words.data.cast("B"))
         if not _LITTLE:
             words.byteswap(inplace=True)
         radius = self._radius(words[:pairs], fill)
-        radius *= self._scale
+        radius *= stream.scale
         sine, cosine = self._quadrant(words[pairs:])
         for numbers in (cosine, sine):
             numbers *= radius
@@ -148,7 +167,7 @@ class _BoxMuller:
             numbers -= _WHOLE
         return cosine, sine
 
-    def _radius(self, words: Words, fill: Callable[[memoryview], None]) -> Doubles:
+    def _radius(self, words: Words, fill: Fill) -> Doubles:
         """Return √(−2 log u); u is (v + ½)/2⁶⁴, and finer where v < 2⁴⁰."""
         n = len(words)
         bits, exponent = self._bits[0, :n], self._bits[1, :n]
