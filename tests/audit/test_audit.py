@@ -18,7 +18,7 @@ from trilemma.audit.bits import bits
 from trilemma.audit.bounds import by_shape, clopper_pearson, one_run, one_run_risk
 from trilemma.audit.canaries import canary_pairs
 from trilemma.audit.likelihood import likelihood
-from trilemma.audit.matrix import BAR, Cell, below_bar, everything, plain, setting
+from trilemma.audit.matrix import BAR, Case, below_bar, everything, plain, setting
 from trilemma.audit.observer import Observer
 from trilemma.audit.one_run import from_one_run
 from trilemma.audit.sensitivity import sensitivity, wild_pairs
@@ -93,27 +93,27 @@ def test_the_observer_is_left_with_what_the_certificate_counts_on(threat: Threat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", list(plain((4.0,))), ids=lambda cell: cell.name)
-def test_the_audit_comes_near_the_certificate_and_not_beyond(cell: Cell) -> None:
-    subject = subject_of(*cell.assignments)
+@pytest.mark.parametrize("case", list(plain((4.0,))), ids=lambda case: case.name)
+def test_the_audit_comes_near_the_certificate_and_not_beyond(case: Case) -> None:
+    subject = subject_of(*case.assignments)
     found = likelihood(subject, canary_pairs(subject.release), 10_000, RISK, Key(1))
     assert not any(outcome.exceeds for outcome in found)
     assert max(outcome.ratio for outcome in found) >= BAR
 
 
-def few() -> list[Cell]:
+def few() -> list[Case]:
     """Every private algorithm, each under one of the threat models in turn."""
-    cells = list(everything(rounds=2))
-    return [*cells[:-2:5], cells[-1]]
+    cases = list(everything(rounds=2))
+    return [*cases[:-2:5], cases[-1]]
 
 
 @pytest.mark.slow
 def test_algorithms_keep_what_they_declare() -> None:
-    for cell in few():
-        audit = cell.audit(Effort(trials=100, canaries=30))
-        assert audit.passed, (cell.name, audit.plain())
+    for case in few():
+        audit = case.audit(Effort(trials=100, canaries=30))
+        assert audit.passed, (case.name, audit.plain())
         assert audit.certified is not None
-        assert not below_bar(cell, audit)
+        assert not below_bar(case, audit)
 
 
 # --- something is wrong -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from trilemma import models
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.models import Clip
+from trilemma.models.precision import products
 from trilemma.testing.examples import Stack
 
 KEYS = [Key(7).fold("client", i) for i in range(3)]
@@ -398,3 +399,23 @@ def test_units_whose_outputs_are_not_alike_have_their_losses_one_by_one():
         ]
         expected = sum(g * min(1.0, 0.1 / float(g.norm())) for g in alone) / 3
         torch.testing.assert_close(together[client], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_compared_is_computed_in_full_precision_whatever_a_run_may_round():
+    """TF32 errs by 1e-3 and more: a module of many layers was refused on a GPU as if it coupled examples."""
+    seen: list[str] = []
+
+    class Watching(nn.Linear):
+        def forward(self, x):
+            seen.append(torch.get_float32_matmul_precision())
+            return super().forward(x)
+
+    net = Watching(4, 3)
+    model = models.from_module(net, nn.CrossEntropyLoss())
+    batch = Stack(torch.randn(2, 5, 4, generator=Key(3).torch()), torch.zeros(2, 5).long())
+    with products(tf32=True):
+        models.verify(model, model.init(Key(1)), batch)
+        assert set(seen) == {"highest"}
+        seen.clear()
+        models.gradients(model, model.init(Key(1)), batch)
+        assert set(seen) == {"high"}

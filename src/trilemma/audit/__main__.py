@@ -20,17 +20,17 @@ def main(
 ) -> None:
     """Audit every setting whose name contains `only`, and show all of them in one table."""
     done, failed = [], []
-    for cells, count in ((plain(), plain_trials), (everything(), trials)):
-        for cell in cells:
-            if only not in cell.name:
+    for cases, count in ((plain(), plain_trials), (everything(), trials)):
+        for case in cases:
+            if only not in case.name:
                 continue
-            audit = cell.audit(Effort(count, canaries=300, confidence=confidence, seed=seed))
+            audit = case.audit(Effort(count, canaries=300, confidence=confidence, seed=seed))
             done.append(audit)
-            weak = below_bar(cell, audit)
+            weak = below_bar(case, audit)
             if weak or not audit.passed:
-                failed.append(f"{cell.name}: {'the audit is too weak' if weak else 'EXCEEDED'}")
+                failed.append(f"{case.name}: {'the audit is too weak' if weak else 'EXCEEDED'}")
             ratios = ", ".join(row(outcome)[4] for outcome in audit.outcomes)
-            print(f"{len(done)}: {cell.name}: {ratios}", file=sys.stderr, flush=True)
+            print(f"{len(done)}: {case.name}: {ratios}", file=sys.stderr, flush=True)
     screen = Console(width=160)
     if done:
         screen.print(summary(done))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trilemma.audit.bits import bits
@@ -96,6 +97,13 @@ def examine(
         affordable = WORK // (experiment.clients.model.dim * subject.rounds * subject.threat.clients)
         trials = min(effort.trials, max(50, affordable))
         outcomes += likelihood(subject, own, trials, effort.risk, key.fold("own"), ", own model")
+    return concluded(name, subject, effort, outcomes, notes_on(config, subject))
+
+
+def concluded(
+    name: str, subject: Subject, effort: Effort, outcomes: Sequence[Outcome], notes: tuple[str, ...]
+) -> Audit:
+    """Return all that was found about a subject, beside what is certified for it."""
     return Audit(
         name,
         subject.verdict,
@@ -104,7 +112,7 @@ def examine(
         effort.trials,
         effort.confidence,
         tuple(outcomes),
-        notes_on(config, subject),
+        notes,
     )
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 
 from rich.table import Table
 
-from trilemma.audit.examine import Effort, canary_tests, notes_on
+from trilemma.audit.examine import Effort, canary_tests, concluded, notes_on
 from trilemma.audit.outcomes import Audit
 from trilemma.audit.subject import Subject
 from trilemma.audit.tables import row
@@ -33,7 +33,7 @@ FEW = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class Case:
     """One setting: a name, assignments to the default configuration, and the least ratio asked for."""
 
     name: str
@@ -46,16 +46,7 @@ class Cell:
         subject = Subject.of(config, EXAMPLES, arithmetic)
         assert subject is not None
         outcomes = canary_tests(subject, effort, Key(effort.seed).fold("audit"))
-        return Audit(
-            self.name,
-            subject.verdict,
-            subject.delta,
-            subject.rounds,
-            effort.trials,
-            effort.confidence,
-            tuple(outcomes),
-            notes_on(config, subject),
-        )
+        return concluded(self.name, subject, effort, outcomes, notes_on(config, subject))
 
 
 def setting(algorithm: str, threat: str, rounds: int, epsilon: float, *more: str) -> tuple[str, ...]:
@@ -73,31 +64,31 @@ def setting(algorithm: str, threat: str, rounds: int, epsilon: float, *more: str
     )
 
 
-def plain(epsilons: tuple[float, ...] = (2.0, 4.0)) -> Iterator[Cell]:
+def plain(epsilons: tuple[float, ...] = (2.0, 4.0)) -> Iterator[Case]:
     """Yield the plain Gaussian settings, in which the audit must come near the certificate."""
     for threat in ("ldp", "secldp"):
         for rounds in (1, 30):
             for epsilon in epsilons:
                 name = f"plain Gaussian, {threat}, T = {rounds}, ε = {epsilon:g}"
-                yield Cell(name, setting("dsgd", threat, rounds, epsilon, "algorithm.momentum=0"), BAR)
+                yield Case(name, setting("dsgd", threat, rounds, epsilon, "algorithm.momentum=0"), BAR)
 
 
-def everything(rounds: int = 5, epsilon: float = 4.0) -> Iterator[Cell]:
+def everything(rounds: int = 5, epsilon: float = 4.0) -> Iterator[Case]:
     """Yield every private algorithm under every threat model; Poisson samples with both adjacencies."""
     for algorithm in private_algorithms():
         for threat in get_args(ThreatName):
-            yield Cell(f"{algorithm}, {threat}", setting(algorithm, threat, rounds, epsilon))
+            yield Case(f"{algorithm}, {threat}", setting(algorithm, threat, rounds, epsilon))
     for adjacency in ("replace", "add-remove"):
         more = ("algorithm.sampling=poisson", f"privacy.adjacency={adjacency}")
-        yield Cell(
+        yield Case(
             f"safe-dshb, ldp, poisson, {adjacency}", setting("safe-dshb", "ldp", rounds, epsilon, *more)
         )
 
 
-def below_bar(cell: Cell, audit: Audit) -> bool:
+def below_bar(case: Case, audit: Audit) -> bool:
     """Tell whether no bound of an audit reaches what the setting asks for."""
     ratios = [outcome.ratio or 0.0 for outcome in audit.outcomes if outcome.measures == "ε"]
-    return cell.bar is not None and max(ratios) < cell.bar
+    return case.bar is not None and max(ratios) < case.bar
 
 
 def summary(audits: list[Audit]) -> Table:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from trilemma.audit.bounds import by_shape, clopper_pearson
 from trilemma.audit.canaries import Examples, canary_pairs
-from trilemma.audit.examine import Effort, batch_of, canary_tests, own_pairs_of
+from trilemma.audit.examine import Effort, batch_of, canary_tests, concluded, own_pairs_of
 from trilemma.audit.likelihood import Plan, plan
 from trilemma.audit.observer import Observer
 from trilemma.audit.outcomes import Audit, Outcome, Value
@@ -79,16 +79,7 @@ def examine_federation(folder: Path, effort: Effort | None = None) -> Audit:
             *attacked(parties, task, subject, min(effort.trials, RELEASES), effort.risk, key),
         ]
     notes = ("clients were copied and forgotten: nobody's ledger, budget or journal was touched",)
-    return Audit(
-        name,
-        subject.verdict,
-        subject.delta,
-        subject.rounds,
-        effort.trials,
-        effort.confidence,
-        tuple(outcomes),
-        notes,
-    )
+    return concluded(name, subject, effort, outcomes, notes)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from trilemma.records import Spread
 from trilemma.registry import Registry
 from trilemma.report import Result, load
 from trilemma.simulate import Watcher
-from trilemma.simulate.sweep import Failure, Job
+from trilemma.simulate.sweep import Failure, Job, Telling
 
 Measure = Callable[[Result], Mapping[str, Spread]]
 """Reads off a finished run what a paper reports of such runs."""
@@ -96,13 +96,14 @@ def run_studies(
     return {name: reader.found(name) for name in wanted}, outcome
 
 
-class _Reader:
+class _Reader(Telling):
     """A watcher that measures runs as they end, and tells another."""
 
     def __init__(
         self, wanted: Mapping[str, Sequence[Place]], out: Path, watcher: Watcher, keep: Keep
     ) -> None:
-        self._out, self._watcher, self._keep = out, watcher, keep
+        super().__init__(watcher)
+        self._out, self._keep = out, keep
         self._places: dict[str, dict[str, list[Place]]] = {}
         self._measured: dict[str, dict[str, list[Measured]]] = {name: {} for name in wanted}
         self._order = {name: [place.cell.name for place in places] for name, places in wanted.items()}
@@ -114,20 +115,11 @@ class _Reader:
         for cell in cells:
             self._read(cell)
 
-    def waits(self, jobs: Sequence[Job]) -> None:
-        self._watcher.waits(jobs)
-
-    def started(self, job: Job, worker: int) -> None:
-        self._watcher.started(job, worker)
-
-    def moved(self, job: Job, rounds: int) -> None:
-        self._watcher.moved(job, rounds)
-
     def ended(self, job: Job, failure: Failure | None) -> None:
         if failure is None:
             for name in self._read(job.name):
                 self._keep(name, self.found(name))
-        self._watcher.ended(job, failure)
+        super().ended(job, failure)
 
     def found(self, name: str) -> list[Measured]:
         """What is measured of a study so far, in the order of its places."""

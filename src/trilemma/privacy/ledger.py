@@ -323,13 +323,12 @@ class Ledger:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Return the entries of a ledger to somebody who only looks on: nothing is locked, repaired or checked.
+    """Return the entries of a ledger to somebody who only looks on: nothing is locked or repaired.
 
-    A line that is being written is left out.
+    A line that is being written is left out; a ledger of which no line is whole yet has no entries.
     """
-    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-    records = [json.loads(line[len(_START) + 1 :]) for line in lines[1:]]
-    return [_entry(record) for record in records if "remark" not in record]
+    text = path.read_bytes() if path.is_file() else b""
+    return [line for line in read_lines(text)[1] if isinstance(line, Entry)] if b"\n" in text else []
 
 
 def read_lines(text: bytes) -> tuple[Budget, list[Entry | Remark]]:

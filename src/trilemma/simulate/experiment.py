@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import sampled_clients
+from trilemma.models.precision import products
 from trilemma.models.types import Model
 from trilemma.privacy.accountants import Answer
 from trilemma.privacy.types import NoiseSource
@@ -106,19 +107,12 @@ class Experiment:
             return Answer(np.full(rounds, np.inf), "")
         return privacy.certified_curve(release, threat, rounds, self.config.privacy.delta)
 
-    @contextmanager
-    def precision(self) -> Iterator[None]:
+    def precision(self) -> AbstractContextManager[None]:
         """Multiply inside as `[run] precision` says; torch's switch is put back afterwards.
 
         For what clients compute: rules and scores stay in full precision.
         """
-        before = torch.get_float32_matmul_precision()
-        rounds = self.config.run.precision == "tf32" and self.device.type == "cuda"
-        torch.set_float32_matmul_precision("high" if rounds else "highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+        return products(tf32=self.config.run.precision == "tf32" and self.device.type == "cuda")
 
     def members(self, server: State) -> tuple[int, ...]:
         """The clients that take part, as the server's state has it: all of them, unless some are expelled."""

@@ -19,6 +19,7 @@ from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.passes import Source
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.recorder import Log, Recorder
+from trilemma.models.precision import exactly
 from trilemma.models.tape import Tape
 from trilemma.models.taped import TAPE
 from trilemma.models.types import Examples, Inputs, Model, each_column
@@ -62,6 +63,7 @@ def paths(model: Model, batch: Examples) -> Paths:
     return Paths(found.way, used, found.formed, found.bytes, found.note)
 
 
+@exactly()
 def verify(model: Model, params: Tensor, batch: Examples, tolerance: float = 1e-3) -> float:
     """Compare the chosen path with single examples by autograd alone; return the largest relative error.
 
@@ -167,7 +169,10 @@ def couples(model: Model, params: Tensor, batch: Examples) -> str:
     if not isinstance(engine, ModuleEngine):
         return "batch normalisation" if model.buffers else ""
     x, y = _sound(batch, LOSSES)
-    return coupling(engine.at(y.device), unflatten(model, params if params.dim() == 1 else params[0]), x, y)
+    with exactly():
+        return coupling(
+            engine.at(y.device), unflatten(model, params if params.dim() == 1 else params[0]), x, y
+        )
 
 
 def coupling(source: Source, params: Mapping[str, Tensor], x: Inputs, y: Tensor) -> str:
@@ -191,7 +196,7 @@ def coupling(source: Source, params: Mapping[str, Tensor], x: Inputs, y: Tensor)
             if not bool(torch.isfinite(alone).all()):
                 continue
             if not torch.allclose(together[one], alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max())):
-                return "the module's outputs"
+                return "the forward pass"
         pull, own = pulls[one].flatten(), _pull(source, together[one], y[one]).flatten()
         if not bool(torch.isfinite(own).all()):
             continue

@@ -21,6 +21,7 @@ from trilemma.models.modules.normalisations import MixesExamples
 from trilemma.models.modules.passed import ModulePass
 from trilemma.models.modules.passes import Plan, Source, Way, take
 from trilemma.models.modules.recorder import Log
+from trilemma.models.precision import exactly
 from trilemma.models.types import Examples, Inputs, Model, each_column
 
 
@@ -175,7 +176,7 @@ class ModuleEngine:
             share=request.share[:, : min(2, size)],
         )
         notes: list[str] = []
-        with unchanged(self.at(request.y.device).module):
+        with exactly(), unchanged(self.at(request.y.device).module):
             if not self.whole(model):
                 found = self._try(model, request, "flat", notes)
                 if found is not None and self._agrees(model, found[0], few):

@@ -10,13 +10,14 @@ checkpoint to the same model; one that failed is tried again by the next sweep. 
 """
 
 from trilemma.simulate.sweep.grid import ENGINES, Outcome, failures, finished, known_cells, run_cells
-from trilemma.simulate.sweep.work import Failure, Job, Unwatched, Watcher
+from trilemma.simulate.sweep.work import Failure, Job, Telling, Unwatched, Watcher
 
 __all__ = [
     "ENGINES",
     "Failure",
     "Job",
     "Outcome",
+    "Telling",
     "Unwatched",
     "Watcher",
     "failures",

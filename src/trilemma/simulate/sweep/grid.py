@@ -12,7 +12,7 @@ from trilemma import files
 from trilemma.config import Cell
 from trilemma.errors import ConfigError, UserError, nearest
 from trilemma.simulate.sweep import local, on_ray
-from trilemma.simulate.sweep.work import Failure, Job, Unwatched, Watcher
+from trilemma.simulate.sweep.work import Failure, Job, Telling, Unwatched, Watcher
 
 Engine = Callable[[Sequence[Job], int | None, Watcher], None]
 """Runs jobs, so many at a time (None: as many as fit), and tells a watcher; no job's failure stops it."""
@@ -82,22 +82,14 @@ def failures(out: Path) -> dict[str, Failure]:
     return {name: Failure(said["reason"], said["trace"]) for name, said in found.items()}
 
 
-class _Keeper:
+class _Keeper(Telling):
     """A watcher that writes failures down, and tells another."""
 
     def __init__(self, out: Path, watcher: Watcher) -> None:
-        self._out, self._watcher = out, watcher
+        super().__init__(watcher)
+        self._out = out
         self.ran: list[str] = []
         self.failed: dict[str, Failure] = {}
-
-    def waits(self, jobs: Sequence[Job]) -> None:
-        self._watcher.waits(jobs)
-
-    def started(self, job: Job, worker: int) -> None:
-        self._watcher.started(job, worker)
-
-    def moved(self, job: Job, rounds: int) -> None:
-        self._watcher.moved(job, rounds)
 
     def ended(self, job: Job, failure: Failure | None) -> None:
         path = self._out / FAILED / f"{job.name}.json"
@@ -108,7 +100,7 @@ class _Keeper:
             self.failed[job.name] = failure
             said = {"cell": job.label, **asdict(failure)}
             files.write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False).encode())
-        self._watcher.ended(job, failure)
+        super().ended(job, failure)
 
 
 def _job(cell: Cell, out: Path, task: Path | None) -> Job:

@@ -62,6 +62,29 @@ class Watcher(Protocol):
         """A cell is finished, or has failed."""
 
 
+class Telling:
+    """A watcher that tells another; whoever watches more than that builds on it."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def waits(self, jobs: Sequence[Job]) -> None:
+        """Tell."""
+        self._watcher.waits(jobs)
+
+    def started(self, job: Job, worker: int) -> None:
+        """Tell."""
+        self._watcher.started(job, worker)
+
+    def moved(self, job: Job, rounds: int) -> None:
+        """Tell."""
+        self._watcher.moved(job, rounds)
+
+    def ended(self, job: Job, failure: Failure | None) -> None:
+        """Tell."""
+        self._watcher.ended(job, failure)
+
+
 class Unwatched:
     """A watcher that does nothing."""
 

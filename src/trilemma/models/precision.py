@@ -1,0 +1,33 @@
+"""How finely products are computed: torch's switches, put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from trilemma.models.convolution import reproducible
+
+
+@contextmanager
+def products(*, tf32: bool) -> Iterator[None]:
+    """Let a GPU round the factors of products to TF32, or not; on a CPU nothing changes.
+
+    >>> with products(tf32=True):
+    ...     torch.get_float32_matmul_precision()
+    'high'
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def exactly() -> Iterator[None]:
+    """Compute in full float32 what is to be compared: rounding to TF32 would pass for a difference."""
+    with products(tf32=False), reproducible():
+        yield
