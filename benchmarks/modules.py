@@ -65,6 +65,7 @@ class Encoder(nn.Module):
 
     def __init__(self, vocabulary: int, width: int, layers: int, tokens: int, classes: int = 2) -> None:
         super().__init__()
+        self.spread = False
         self.embedding, self.position = nn.Embedding(vocabulary, width), nn.Embedding(tokens, width)
         self.norm = nn.LayerNorm(width)
         self.layers = nn.ModuleList([Layer(width, max(1, width // 64)) for _ in range(layers)])
@@ -72,7 +73,11 @@ class Encoder(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Classify sequences of tokens."""
-        h = self.norm(self.embedding(ids) + self.position(torch.arange(ids.shape[1], device=ids.device)))
+        places = torch.arange(ids.shape[1], device=ids.device)
+        h = self.norm(
+            self.embedding(ids)
+            + self.position(places.expand(ids.shape).contiguous() if self.spread else places)
+        )
         for layer in self.layers:
             h = layer(h)
         return self.head(h[:, 0])
@@ -165,9 +170,9 @@ def opacus(net: nn.Module, batch: Batch, limit: float) -> Callable[[], Any] | No
     )
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
-    private = GradSampleModuleFastGradientClipping(
-        copy.deepcopy(net), max_grad_norm=limit, use_ghost_clipping=True
-    )
+    copied = copy.deepcopy(net)
+    copied.spread = True  # it takes the first axis of every layer's input for the examples
+    private = GradSampleModuleFastGradientClipping(copied, max_grad_norm=limit, use_ghost_clipping=True)
 
     class Nothing:
         loss_reduction = "mean"

@@ -7,8 +7,9 @@ A page is run from top to bottom in a folder of its own:
     ```sh                         is run line by line; `trilemma …` in this process
     ```text                       is what the block before it prints: compared, `…` stands for anything
 
-A block after `<!-- not run: reason -->` is only read. Blocks without a language are only read too, and so are
-pages that say nothing of running: `RUN` in test_docs_pages.py names those that are run whole.
+A block after `<!-- not run: reason -->` is only read, and so are blocks without a language. A comment
+`<!-- before the next block … -->` holds Python that a reader does not need to see: what stands for the
+reader's own data.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 _FENCE = re.compile(
-    r"(?P<skip><!-- not run: [^\n]+ -->\n\s*)?^```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$",
+    r"(?P<skip><!-- not run: [^\n]+ -->\n\s*)?(^<!-- before the next block\n(?P<before>.*?)^-->\n)?"
+    r"^```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 _TITLE = re.compile(r'title="([^"]+)"')
@@ -38,13 +40,17 @@ _TITLE = re.compile(r'title="([^"]+)"')
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block of a page: its language, its file's name if it has one, and where it begins."""
+    """One fenced block of a page: its language, its file's name if it has one, and where it begins.
+
+    `before` is Python that is run first and not shown.
+    """
 
     language: str
     title: str
     text: str
     line: int
     skipped: bool
+    before: str = ""
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -54,7 +60,12 @@ def blocks(page: Path) -> Iterator[Block]:
         title = _TITLE.search(found["rest"])
         line = text.count("\n", 0, found.start("language")) + 1
         yield Block(
-            found["language"], title[1] if title else "", found["text"], line, found["skip"] is not None
+            found["language"],
+            title[1] if title else "",
+            found["text"],
+            line,
+            found["skip"] is not None,
+            found["before"] or "",
         )
 
 
@@ -71,6 +82,7 @@ def run_page(page: Path, folder: Path) -> int:
                 Path(block.title).parent.mkdir(parents=True, exist_ok=True)
                 Path(block.title).write_text(block.text, encoding="utf-8")
             elif block.language == "python":
+                exec(compile(block.before, f"{where}, before it", "exec"), names)
                 printed = _run_python(block, names, where)
                 count += 1
             elif block.language == "sh":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,14 +22,40 @@ RUN = (
     "tutorials/own-rule-and-attack",
     "tutorials/reproducing-a-paper",
     "concepts/gram-to-weights",
+    "aggregation",
+    "attacks",
+    "federation",
+    "few-coordinates",
+    "gradients",
+    "own-task",
+    "plugins",
+    "privacy",
+    "studies",
 )
-"""Pages that are run whole; that of five hospitals starts processes and has a test of its own."""
+"""Pages that are run whole."""
+
+ELSEWHERE = {"tutorials/five-hospitals": "it starts processes", "data": "it reads images"}
+"""Pages with a test of their own, and why."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
 def test_a_page_runs_from_top_to_bottom(name: str, tmp_path: Path):
     assert run_page(DOCS / f"{name}.md", tmp_path)
+
+
+def test_every_page_that_can_run_is_run():
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).with_suffix("").as_posix()
+        if any(block.language in ("python", "sh") and not block.skipped for block in blocks(page)):
+            assert name in (*RUN, *ELSEWHERE), f"docs/{name}.md has code that no test runs"
+
+
+@pytest.mark.slow
+def test_the_page_on_data_runs_where_there_are_images(tmp_path: Path):
+    if not os.environ.get("TRILEMMA_DATA"):
+        pytest.skip("needs TRILEMMA_DATA: the page loads MNIST")
+    assert run_page(DOCS / "data.md", tmp_path)
 
 
 @pytest.mark.federation
