@@ -221,10 +221,14 @@ QUESTIONS = [
     {"clients": 7, "rounds": 40, "threat": "ldp", "unit": "example", "batch": 25, "examples": 2764,
      "sampling": "without-replacement", "noise_multiplier": 1.0, "delta": 1e-4},
     {"clients": 100, "byzantine": 10, "rounds": 30, "sigma_cor": 0.6, "assume": "published", "epsilon": 25.0},
+    {"clients": 50, "byzantine": 3, "collusion": 2, "neighbours": 8, "rounds": 30, "epsilon": 8.0,
+     "delta": 1e-4},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=["noise", "epsilon", "sampled", "published"])
+@pytest.mark.parametrize(
+    "question", QUESTIONS, ids=["noise", "epsilon", "sampled", "published", "neighbours"]
+)
 def test_every_figure_equals_the_command_to_the_digit(question: dict, watched: Path) -> None:
     plan = client_of(watched).get("/api/plan", params=question).json()
     words = plan["command"].split()
@@ -243,6 +247,8 @@ def test_an_impossible_setting_says_why_in_the_commands_words(watched: Path) -> 
     refused = client.get("/api/plan", params=question)
     assert refused.status_code == 400
     assert refused.json()["detail"] == "at least one client is honest: 0 ≤ f < n = 10, got f = 10"
+    for more in ({"byzantine": 1, "threat": "ldp", "neighbours": 3}, {"clients": 501, "neighbours": 3}):
+        assert client.get("/api/plan", params={**question, **more}).status_code == 400
     many = client.get("/api/plan", params={**question, "byzantine": 6}).json()
     assert "2f < n" in many["toml_problem"]
 

@@ -35,6 +35,9 @@ def privacy_command(
     threat: Annotated[str, typer.Option(help="cdp, secldp, byzldp or ldp")] = "secldp",
     byzantine: Byzantine = 0,
     collusion: Annotated[int | None, typer.Option("-q", "--collusion", help="how many also collude")] = None,
+    neighbours: Annotated[
+        int | None, typer.Option("-k", "--neighbours", help="others each shares secrets with; default: all")
+    ] = None,
     clip: Annotated[float, typer.Option(help="bound on what a unit contributes")] = 1.0,
     sigma_ind: SigmaInd = None,
     sigma_cor: SigmaCor = None,
@@ -73,6 +76,7 @@ def privacy_command(
         threat=threat,
         byzantine=byzantine,
         collusion=collusion,
+        neighbours=neighbours,
         clip=clip,
         sigma_ind=sigma_ind,
         sigma_cor=sigma_cor,

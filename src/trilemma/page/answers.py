@@ -144,6 +144,7 @@ class Asked(BaseModel):
     threat: str = Field(default="secldp", max_length=40)
     byzantine: int = Field(default=0, ge=0, le=100_000)
     collusion: int | None = Field(default=None, ge=0, le=100_000)
+    neighbours: int | None = Field(default=None, ge=1, le=100_000)
     clip: float = 1.0
     sigma_ind: float | None = None
     sigma_cor: float | None = None

@@ -34,8 +34,11 @@ THREATS = {
 }
 """Who is trusted, in a few words."""
 
-ALONE = {"clients": "-n", "byzantine": "-f", "collusion": "-q", "dim": "-d"}
+ALONE = {"clients": "-n", "byzantine": "-f", "collusion": "-q", "neighbours": "-k", "dim": "-d"}
 """Options of `trilemma privacy` that go by a letter."""
+
+MOST_ON_A_GRAPH = 500
+"""Clients at most where each shares secrets with some: a graph's eigenvalues take n³ steps, and curves 4n."""
 
 NUMBER = 4
 """Bytes of a number on its way."""
@@ -56,12 +59,16 @@ def choices() -> Choices:
 @lru_cache(maxsize=256)
 def plan(question: Question, rule: str) -> Plan:
     """Answer a question; a setting that is impossible raises the command's own error."""
+    if question.neighbours is not None and question.clients > MOST_ON_A_GRAPH:
+        raise UserError(
+            f"with k neighbours the planner answers up to n = {MOST_ON_A_GRAPH}; ask `{command(question)}`"
+        )
     record: dict[str, Any] = json.loads(plain_json(question.record()))
     law = question.finding.release.law
     asked: Literal["epsilon", "delta"] = "delta" if question.delta is None else "epsilon"
     reason = record.get("no_guarantee", "")
     figures = record["printed"] if reason else record[asked]
-    variance = mean_noise(law, question.clients, question.byzantine)
+    variance = mean_noise(law, question.clients, question.byzantine, question.neighbours)
     kappa, criterion, problem = _robustness(rule, question)
     hidden, nothing_hides = _hidden(question, law)
     toml, wrong = _toml(question, law, rule)
@@ -131,7 +138,9 @@ def _hidden(question: Question, law: NoiseLaw) -> tuple[float | None, str]:
 def plan_seconds(question: Question, rule: str) -> PlanSeconds:
     """Time the rule and the noise of a question on this machine."""
     law = question.finding.release.law
-    found = expected_seconds(rule, question.clients, question.byzantine, law, question.dim)
+    found = expected_seconds(
+        rule, question.clients, question.byzantine, law, question.dim, question.neighbours
+    )
     return (
         PlanSeconds(rule=None, noise=None)
         if found is None
@@ -148,7 +157,7 @@ def _toml(question: Question, law: NoiseLaw, rule: str) -> tuple[str, str]:
     noise: dict[str, Any] = {"sigma_ind": law.sigma_ind, "sigma_cor": law.sigma_cor}
     if question.law is None and question.epsilon is not None:
         noise = {"epsilon": question.epsilon}
-    limits = {"delta": question.delta, "collusion": question.collusion, "accountant": question.accountant}
+    limits = {key: getattr(question, key) for key in ("delta", "collusion", "neighbours", "accountant")}
     privacy = {"threat": question.threat, "clip": question.clip, **noise}
     privacy |= {key: value for key, value in limits.items() if value is not None}
     usual = {"adjacency": "replace", "assume": "guaranteed"}
@@ -172,6 +181,7 @@ def _toml(question: Question, law: NoiseLaw, rule: str) -> tuple[str, str]:
 @lru_cache(maxsize=64)
 def plan_curves(question: Question) -> PlanCurves:
     """Return ε over rounds, ε over the noise, and the noise for the same ε over the number of clients."""
+    plan(question, "mean")  # what is impossible says so
     if question.delta is None:
         raise UserError("curves are of ε at a given δ: give --delta")
     found = question.finding

@@ -37,7 +37,9 @@ class Seconds:
     noise: float
 
 
-def expected_seconds(rule: str, clients: int, byzantine: int, law: NoiseLaw, dim: int) -> Seconds | None:
+def expected_seconds(
+    rule: str, clients: int, byzantine: int, law: NoiseLaw, dim: int, neighbours: int | None = None
+) -> Seconds | None:
     """Return what a round takes; None where there are too many clients to try it.
 
     >>> found = expected_seconds("caf", clients=10, byzantine=2, law=NoiseLaw(1.0, 0.5), dim=10**6)
@@ -46,7 +48,7 @@ def expected_seconds(rule: str, clients: int, byzantine: int, law: NoiseLaw, dim
     """
     if clients > MOST_CLIENTS:
         return None
-    streams = clients if law.sigma_cor > 0 else 1
+    streams = 1 + min(neighbours or clients, clients - 1) if law.sigma_cor > 0 else 1
     messages, noise = NUMBERS // clients, DRAWS // streams
     return Seconds(
         _rule_seconds(rule, clients, byzantine, messages) * dim / messages,

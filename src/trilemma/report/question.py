@@ -31,6 +31,7 @@ class Question:
     threat: str = "secldp"
     byzantine: int = 0
     collusion: int | None = None
+    neighbours: int | None = None
     clip: float = 1.0
     sigma_ind: float | None = None
     sigma_cor: float | None = None
@@ -84,8 +85,14 @@ class Question:
     @property
     def model(self) -> Threat:
         """Who may see what."""
+        if self.neighbours is not None and self.threat not in ("secldp", "byzldp"):
+            raise UserError(f"only secldp and byzldp share secrets: leave k = {self.neighbours} out")
         threat = Threat(
-            cast(ThreatName, self.threat), self.clients, self.byzantine, assume=cast(Assumption, self.assume)
+            cast(ThreatName, self.threat),
+            self.clients,
+            self.byzantine,
+            assume=cast(Assumption, self.assume),
+            neighbours=self.neighbours,
         )
         return threat if self.collusion is None else replace(threat, collusion=self.collusion)
 

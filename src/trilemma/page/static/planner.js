@@ -4,7 +4,7 @@ import { ask } from "./asking.js";
 import { draw, line, plain } from "./charts.js";
 import { bytes, choose, el, field, fill, short, table } from "./dom.js";
 
-const START = { mode: "noise", clients: 100, byzantine: 10, collusion: "", threat: "secldp", rounds: 30, clip: 2.25,
+const START = { mode: "noise", clients: 100, byzantine: 10, collusion: "", neighbours: "", threat: "secldp", rounds: 30, clip: 2.25,
   epsilon: 8, delta: 0.0001, sigma_ind: 4, sigma_cor: 2, unit: "user", batch: 50, examples: 600, sampling: "none",
   adjacency: "replace", accountant: "", rule: "caf", dim: 79510 };
 const MODES = { noise: "What do I need for this ε?", epsilon: "What does this noise guarantee?",
@@ -25,6 +25,7 @@ function question() {
     given.sampling = "none";
   }
   if (given.sampling === "none") given.examples = "";
+  if (!["secldp", "byzldp"].includes(given.threat)) given.neighbours = "";
   return given;
 }
 
@@ -56,12 +57,14 @@ export async function show(body) {
   function build() {
     const focus = document.activeElement?.getAttribute("name");
     const example = state.unit === "example";
+    const shares = ["secldp", "byzldp"].includes(state.threat);
     const group = (title, ...fields) => el("fieldset", {}, el("legend", {}, title), fields);
     fill(form,
       pick("mode", "Question", Object.entries(MODES)),
       group("Federation",
         number("clients", "clients n", { min: 1, step: 1 }), number("byzantine", "liars f", { min: 0, step: 1 }),
         state.threat === "secldp" ? number("collusion", "colluders q", { min: 0, step: 1, placeholder: "0" }) : null,
+        shares ? number("neighbours", "secrets with k others", { min: 1, step: 1, placeholder: "all" }) : null,
         pick("threat", "threat model", Object.keys(choices.threats), choices.threats[state.threat])),
       group("What is released",
         number("rounds", "rounds", { min: 1, step: 1 }), number("clip", "clip C", { min: 0 }),
