@@ -8,9 +8,11 @@ import threading
 import torch
 from hypothesis import settings
 
-# `make check` tries a property on a few examples, always the same, `make test` on a hundred new ones.
+# `make check` tries a property on a few examples, always the same, `make test` on a hundred new ones, and
+# `make chaos` those that are about what comes from outside on thousands.
 settings.register_profile("quick", deadline=None, max_examples=10, derandomize=True)
 settings.register_profile("full", deadline=None)
+settings.register_profile("nightly", deadline=None, max_examples=5000)
 settings.load_profile("full")
 
 

@@ -43,6 +43,7 @@ from trilemma.federation.layout import Party, Timing
 from trilemma.federation.node import Node
 from trilemma.federation.permission import Permission
 from trilemma.federation.reasons import Refused
+from trilemma.federation.rosters import SignedRoster
 from trilemma.federation.server import open_run
 from trilemma.federation.sessions import Session, epoch_name
 from trilemma.federation.task import PartyTask, load_task
@@ -442,8 +443,9 @@ class World:
                 # For speed: one process needs no locks, and what nobody changes is read once.
                 (files, "locked", lambda path, refusal=None: nullcontext()),
                 (tomllib, "loads", _read_once(tomllib.loads)),
-                (Party, "terms", "the terms"),
+                (Party, "terms_with", lambda party, roster: "the terms"),
                 (Party, "plan", "the plan"),
+                (SignedRoster, "read", _read_roster_once),
                 *((room, "check_signature", _checked_once) for room in (sessions, confirmation, agreement)),
             ):
                 patches.enter_context(patch.object(target, name, stand_in))
@@ -568,6 +570,7 @@ def _read_once(loads: Callable[[str], dict]) -> Callable[[str], dict]:
 
 
 _checked_once = cache(check_signature)
+_read_roster_once = cache(SignedRoster.read)
 
 
 def happens(faults: Collection[Fault], tolerate: int) -> World:

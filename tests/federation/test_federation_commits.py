@@ -168,3 +168,23 @@ def test_a_run_from_before_several_were_kept_is_continued(tmp_path):
     log.append(commit(5))
     assert CommitLog(tmp_path).last().rounds == 5
     assert not (tmp_path / "commit").exists()
+
+
+def test_a_broken_record_costs_its_line_and_not_the_run(tmp_path):
+    """Records are for readers; a run is continued from its commit."""
+    log = CommitLog(tmp_path)
+    for rounds in range(4):
+        log.append(commit(rounds))
+    records = tmp_path / "rounds.jsonl"
+    records.write_bytes(records.read_bytes().replace(b'{"round": 2', b'\xff"round": 2'))
+    assert [record["round"] for record in log.records()] == [1, 3]
+    assert log.recover().rounds == 3
+    assert [record["round"] for record in log.records()] == [1, 3]
+
+
+def test_a_stray_file_among_the_commits_is_nobodys_commit(tmp_path):
+    log = CommitLog(tmp_path)
+    log.append(commit(0))
+    (tmp_path / "commits" / "copy-of-00000009-00000001.commit").write_bytes(b"")
+    log.append(commit(1))
+    assert log.recover().rounds == 1

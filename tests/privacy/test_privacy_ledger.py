@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import math
 import os
 import subprocess
@@ -30,7 +32,7 @@ from trilemma.privacy import (
 )
 from trilemma.privacy import ledger as module
 from trilemma.privacy.drawing import Drawing
-from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
+from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError, read_entries
 
 BUDGET = Budget(epsilon=20.0, delta=1e-5)
 THREAT = Threat("secldp", clients=20, byzantine=3)
@@ -335,3 +337,19 @@ def test_an_accountant_that_says_nothing_is_left_out(tmp_path: Path):
     assert said[0] > said[-1] >= {"exact"}
     with Ledger(tmp_path / "ledger", budget) as again:
         assert len(again.entries) == 19
+
+
+@pytest.mark.parametrize(
+    "said",
+    [[], None, {"remark": "text"}, {"run": "r", "round": 0}, {"run": "r", "round": 0, "epsilon": "low"}],
+)
+def test_a_line_that_says_something_else_is_refused_though_its_digest_is_right(path, said):
+    with Ledger(path, Budget(epsilon=3.0, delta=1e-5)):
+        pass
+    first = path.read_bytes()
+    record = {**said, "previous": first[:64].decode()} if isinstance(said, dict) else said
+    body = json.dumps(record).encode()
+    path.write_bytes(first + hashlib.sha256(body).hexdigest().encode() + b" " + body + b"\n")
+    for read in (lambda: Ledger(path, Budget(epsilon=3.0, delta=1e-5)), lambda: read_entries(path)):
+        with pytest.raises(LedgerError, match="line 2"):
+            read()

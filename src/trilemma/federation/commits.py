@@ -9,6 +9,7 @@ last few commits are kept: where a disk broke the newest, the one before it is t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -84,6 +85,13 @@ class Commit:
     @classmethod
     def from_block(cls, block: bytes) -> Commit:
         """Read a commit."""
+        try:
+            return cls._read(block)
+        except ValueError as error:
+            raise wire.WireError(f"not a commit: {error}") from None
+
+    @classmethod
+    def _read(cls, block: bytes) -> Commit:
         header, tensors = wire.loads(block, _CommitHeader)
         epoch = Epoch(header.epoch, tuple(header.members), tuple(header.rows), header.epoch_terms)
         return cls(
@@ -119,6 +127,18 @@ def part_of(prefix: str, tensors: wire.Tensors) -> dict[str, Any]:
     """
     start = f"{prefix}/"
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+_NAME = re.compile(r"\d+-\d+")
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Return what a line says about a round; None where it is not as it was written."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and type(record.get("round")) is int else None
 
 
 @dataclass(frozen=True, order=True)
@@ -215,7 +235,8 @@ class CommitLog:
 
     def _kept(self) -> list[Path]:
         """Return the files of the commits there are, the newest first."""
-        return sorted(self._commits.glob("*-*.commit"), key=_Place.of, reverse=True)
+        found = [path for path in self._commits.glob("*.commit") if _NAME.fullmatch(path.stem)]
+        return sorted(found, key=_Place.of, reverse=True)
 
     def _rounds(self) -> int:
         """Return how many rounds the newest commit is about; -1 before the first."""
@@ -242,10 +263,14 @@ class CommitLog:
         return None, broken
 
     def records(self) -> list[dict[str, Any]]:
-        """Return what was written about every committed round; a line still being written is left out."""
+        """Return what was written about every committed round.
+
+        A line still being written, or that a disk broke, is left out: no model depends on it.
+        """
         if not self._records.is_file():
             return []
-        return [json.loads(line) for line in self._records.read_text().split("\n")[:-1]]
+        found = map(_record, self._records.read_bytes().split(b"\n")[:-1])
+        return [record for record in found if record is not None]
 
     def _write_record(self, commit: Commit) -> None:
         if commit.record:
@@ -254,11 +279,11 @@ class CommitLog:
     def _repair(self, commit: Commit) -> None:
         """Bring the records in line with the commit.
 
-        The process may have died between the two writes, or the commit of the last record was broken.
+        The process may have died between the two writes, or a disk broke a record, or the last one's commit.
         """
         lines = self._records.read_bytes().split(b"\n") if self._records.is_file() else [b""]
-        whole = [json.loads(line) for line in lines[:-1]]
-        kept = [place for place, record in enumerate(whole) if record["round"] <= commit.rounds]
+        whole = [_record(line) for line in lines[:-1]]
+        kept = [place for place, one in enumerate(whole) if one is not None and one["round"] <= commit.rounds]
         if lines[-1] or len(kept) < len(whole):
             files.write_atomically(self._records, b"".join(lines[place] + b"\n" for place in kept))
         if commit.record and commit.record not in [whole[place] for place in kept[-1:]]:

@@ -147,8 +147,13 @@ class Witness:
         """Return what was seen of each client."""
         if not self._file.is_file():
             return {}
-        found = json.loads(self._file.read_text())
-        return {int(client): Position(**position) for client, position in found.items()}
+        try:
+            found = json.loads(self._file.read_text())
+            return {int(client): Position(**position) for client, position in found.items()}
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise PrivacyError(
+                f"{self._file} is not as it was written: bring it back, or delete it and trust all there are"
+            ) from None
 
     def check(self, client: int, ledger: Position) -> None:
         """Refuse a ledger that went back."""

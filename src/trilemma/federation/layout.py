@@ -143,7 +143,7 @@ class Federation:
         try:
             facts = tomllib.loads(text)
             return cls(**{**facts, "timing": Timing(**facts.get("timing", {}))})
-        except (tomllib.TOMLDecodeError, TypeError, UserError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"{PUBLIC} cannot be read: {error}") from None
 
 
@@ -186,7 +186,7 @@ class Party:
     @property
     def federation(self) -> Federation:
         """The public facts, as this party has them."""
-        return Federation.parse((self.folder / PUBLIC).read_text())
+        return Federation.parse((self.folder / PUBLIC).read_text(errors="replace"))
 
     @property
     def config(self) -> Path:

@@ -87,5 +87,5 @@ class Permission:
                 plans=tuple(facts.get("plans", ())),
                 runs=dict(facts.get("runs", {})),
             )
-        except (tomllib.TOMLDecodeError, TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"{path} does not say what is allowed: {error}") from None

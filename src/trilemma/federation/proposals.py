@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from trilemma import files
@@ -70,9 +71,10 @@ def check_allowed(party: Party, task: PartyTask, run: str) -> None:
 
 
 def proposed(party: Party) -> Iterator[Manifest]:
-    """Return what was proposed to a client and refused, the newest first."""
+    """Return what was proposed to a client and refused, the newest first; a broken file is none."""
     for path in sorted(party.proposals.glob("*.json"), key=lambda path: -path.stat().st_mtime_ns):
-        yield Manifest(**json.loads(path.read_text()))
+        with suppress(ValueError, TypeError, RecursionError):
+            yield Manifest(**json.loads(path.read_text()))
 
 
 def allow(party: Party, run: str) -> Manifest:

@@ -195,7 +195,7 @@ class SignedRoster:
     def load(cls, path: Path, authority: Path) -> SignedRoster:
         """Read a party's roster, as its authority's certificate vouches for it."""
         try:
-            return cls.read(path.read_text(), authority.read_bytes())
+            return cls.read(path.read_text(errors="replace"), authority.read_bytes())
         except (OSError, UserError) as error:
             raise UserError(f"no roster at {path}: {error}") from error
 

@@ -104,7 +104,7 @@ def _demanded(task: PartyTask) -> int:
 def _budget_file(party: Party) -> dict[str, Any]:
     try:
         return tomllib.loads(party.budget.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
 
 

@@ -295,10 +295,12 @@ class Ledger:
                     f"{self.path} was opened for {record.get('budget')}, not for {header['budget']}: "
                     "a budget is not changed on the way"
                 )
-            if number > 0 and "remark" in record:
-                self.remarks.append(Remark(**record["remark"]))
-            elif number > 0:
-                self._enter(_entry(record))
+            if number > 0:
+                said = _said(number + 1, record)
+                if isinstance(said, Remark):
+                    self.remarks.append(said)
+                else:
+                    self._enter(said)
             self._hash = _digest(line)
             good += len(line)
             if not line.endswith(b"\n"):
@@ -314,7 +316,10 @@ class Ledger:
     def _check_costs(self) -> None:
         if not self.entries:
             return
-        recorded, computed = self.entries[-1].epsilon, self.epsilon
+        try:
+            recorded, computed = self.entries[-1].epsilon, self.epsilon
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise LedgerError(f"{self.path} has an entry that cannot be accounted for: {error}") from None
         for name in recorded.keys() & computed.keys():
             if registry[name].repeatable and not math.isclose(recorded[name], computed[name], rel_tol=1e-6):
                 raise LedgerError(
@@ -342,8 +347,22 @@ def read_lines(text: bytes) -> tuple[Budget, list[Entry | Remark]]:
         previous = _digest(line)
     if not found:
         raise LedgerError("not a whole line")
-    said = [Remark(**one["remark"]) if "remark" in one else _entry(one) for one in found[1:]]
-    return Budget(**_respelled(found[0]["budget"])), said
+    said = [_said(number, record) for number, record in enumerate(found[1:], 2)]
+    try:
+        return Budget(**_respelled(found[0]["budget"])), said
+    except (LookupError, TypeError, ValueError):
+        raise LedgerError("line 1 does not say what the budget is") from None
+
+
+def _said(number: int, record: dict[str, Any] | None) -> Entry | Remark:
+    """Return what a line after the first says; refuse one that says something else."""
+    try:
+        assert record is not None
+        said = Remark(**record["remark"]) if "remark" in record else _entry(record)
+        hash(said if isinstance(said, Remark) else said.mechanism)  # entries are counted by their mechanisms
+        return said
+    except (AssertionError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        raise LedgerError(f"line {number} says neither what was released nor a remark") from None
 
 
 def _entry_record(entry: Entry) -> dict[str, Any]:
@@ -359,8 +378,9 @@ def _entry(record: dict[str, Any]) -> Entry:
     fields = _respelled(record["mechanism"])
     # Older ledgers have no drawing: a distance in total variation, or nothing at all.
     drawing = Drawing(**fields.get("drawing", {"missed": fields.get("distance", 0.0)}))
-    one = Mechanism(fields["z"], Sampling(**fields["sampling"]), fields["adjacency"], drawing)
-    return Entry(record["run"], record["round"], one, record["epsilon"], record["threat"]["name"])
+    one = Mechanism(float(fields["z"]), Sampling(**fields["sampling"]), fields["adjacency"], drawing)
+    costs = {str(name): float(figure) for name, figure in record["epsilon"].items()}
+    return Entry(str(record["run"]), int(record["round"]), one, costs, str(record["threat"]["name"]))
 
 
 def _names(chosen: Sequence[Accountant]) -> tuple[str, ...]:
@@ -403,5 +423,14 @@ def _unseal(line: bytes, previous: str) -> dict[str, Any] | None:
     digest, _, body = line.rstrip(b"\n").partition(b" ")
     if hashlib.sha256(body).hexdigest().encode() != digest:
         return None
-    record: dict[str, Any] = json.loads(body)
-    return record if record.pop("previous") == previous else None
+    record = _object(body)
+    return record if record is not None and record.pop("previous", None) == previous else None
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    """Return a JSON object; None where there is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
