@@ -39,6 +39,26 @@ def write_atomically(path: Path, content: bytes | memoryview, *, secret: bool = 
     sync_folder(path.parent)
 
 
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Give a path to write a large file to; afterwards it replaces `path`, whole and on disk.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "file"
+    >>> with replaced(path) as new:
+    ...     _ = new.write_bytes(b"one")
+    >>> path.read_bytes(), new.exists()
+    (b'one', False)
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    yield temporary
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
 def append_durably(path: Path, content: bytes) -> None:
     """Add `content` to the end of a file; it is on disk when this returns.
 

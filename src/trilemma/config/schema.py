@@ -232,6 +232,13 @@ class RunTable(Table):
         description="the model a run returns: last, a uniformly sampled iterate, or their mean",
     )
 
+    at_once: int | None = Field(
+        default=None, ge=1, description="clients that are stepped together; default: all of them"
+    )
+    state: Literal["memory", "disk"] = Field(
+        default="memory",
+        description="where clients' state and messages are; disk: in mapped files, with at_once, on a CPU",
+    )
     log: tuple[Literal["tensorboard"], ...] = Field(
         default=(), description="also write TensorBoard's event files into the run's directory"
     )

@@ -107,14 +107,16 @@ class SeedDirectory:
 
     def save(self, progress: Progress) -> None:
         """Replace the checkpoint."""
-        buffer = io.BytesIO()
-        torch.save({part.name: getattr(progress, part.name) for part in fields(progress)}, buffer)
-        files.write_atomically(self.checkpoint_path, buffer.getbuffer())
+        with files.replaced(self.checkpoint_path) as new:
+            torch.save({part.name: getattr(progress, part.name) for part in fields(progress)}, new)
 
-    def restore(self, device: torch.device) -> Progress | None:
-        """Return the progress of the latest checkpoint, and forget metrics written after it."""
+    def restore(self, device: torch.device, mapped: bool = False) -> Progress | None:
+        """Return the progress of the latest checkpoint, and forget metrics written after it.
+
+        `mapped`: it is left on disk and brought into memory page by page.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        progress = self.checkpoint(device)
+        progress = self.checkpoint(device, mapped)
         if progress is None:
             self.metrics_path.unlink(missing_ok=True)
             return None
@@ -123,11 +125,12 @@ class SeedDirectory:
         files.write_atomically(self.metrics_path, text.encode())
         return progress
 
-    def checkpoint(self, device: torch.device) -> Progress | None:
+    def checkpoint(self, device: torch.device, mapped: bool = False) -> Progress | None:
         """Return the progress of the latest checkpoint and change nothing."""
         if not self.checkpoint_path.exists():
             return None
-        return Progress(**torch.load(self.checkpoint_path, map_location=device, weights_only=True))
+        found = torch.load(self.checkpoint_path, map_location=device, weights_only=True, mmap=mapped)
+        return Progress(**found)
 
     def model(self) -> Tensor:
         """Return the returned model: (d,), or (k, d) where clients keep models of their own."""

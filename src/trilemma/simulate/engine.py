@@ -28,6 +28,7 @@ from trilemma.learning.rounds import returned_model
 from trilemma.privacy import Noiseless
 from trilemma.records import Record
 from trilemma.simulate.experiment import Experiment
+from trilemma.simulate.shelf import Collector, Rows
 from trilemma.stopwatch import Stopwatch
 
 
@@ -61,13 +62,15 @@ class Progress:
 
 def start(experiment: Experiment) -> Progress:
     """Return the progress before the first round."""
-    beginning = experiment.resolved.algorithm.init(
-        experiment.clients.model, experiment.clients.ids, experiment.key.fold("init")
-    )
+    ids, init = experiment.clients.ids, experiment.resolved.algorithm.init
+    held = Rows(experiment.shelf, len(ids))
+    for part in experiment.parts(ids):
+        beginning = init(experiment.clients.model, part, experiment.key.fold("init"))
+        held.add(_to(beginning.clients, experiment.device), len(part))
     progress = Progress(
         round=0,
         broadcast=_to(beginning.broadcast, experiment.device),
-        clients=_to(beginning.clients, experiment.device),
+        clients=held.kept,
         server=_to(beginning.server, experiment.device),
         chosen=torch.empty(0),
     )
@@ -139,11 +142,17 @@ def _clients(
     key = experiment.key.fold("round", progress.round)
     training = set(members if algorithm.everyone_trains else heard)
     stepped = tuple(i for i in everyone.ids if i in training)
-    if stepped == everyone.ids:
-        return stepped, algorithm.client(progress.broadcast, progress.clients, everyone, progress.round, key)
-    rows = [everyone.ids.index(i) for i in stepped]
-    state = {name: tensor[rows] for name, tensor in progress.clients.items()}
-    return stepped, algorithm.client(progress.broadcast, state, everyone.only(*stepped), progress.round, key)
+    parts = experiment.parts(stepped)
+    collector = Collector(experiment.shelf, len(stepped))
+    for part in parts:
+        rows = [everyone.ids.index(i) for i in part]
+        whole = part == everyone.ids
+        state = progress.clients if whole else {name: held[rows] for name, held in progress.clients.items()}
+        step = algorithm.client(progress.broadcast, state, everyone.only(*part), progress.round, key)
+        if len(parts) == 1 and not experiment.shelf.on_disk:
+            return stepped, step
+        collector.add(step)
+    return stepped, collector.step()
 
 
 def _merged(experiment: Experiment, before: State, stepped: tuple[int, ...], after: State) -> State:
@@ -151,7 +160,11 @@ def _merged(experiment: Experiment, before: State, stepped: tuple[int, ...], aft
     if stepped == experiment.clients.ids:
         return after
     rows = torch.tensor([experiment.clients.ids.index(i) for i in stepped], device=experiment.device)
-    return {name: tensor.index_copy(0, rows, after[name]) for name, tensor in before.items()}
+    merged = {}
+    for name, tensor in before.items():
+        merged[name] = experiment.shelf.empty(tensor.shape, tensor).copy_(tensor)
+        merged[name].index_copy_(0, rows, after[name])
+    return merged
 
 
 @dataclass(frozen=True)
@@ -199,7 +212,13 @@ def _received(
     if not exchange:
         view = _informed(experiment, progress, view, sent, stepped, heard)
     crafted = craft(view)
-    stack = torch.cat([honest.vectors, crafted.messages]) if last else view.stack(crafted.messages)
+    if experiment.shelf.on_disk:
+        stack = experiment.shelf.empty((view.clients, honest.vectors.shape[1]), honest.vectors)
+        lies = view.order >= len(honest.vectors)
+        stack.index_copy_(0, (~lies).nonzero().flatten(), honest.vectors)
+        stack.index_copy_(0, lies.nonzero().flatten(), crafted.messages)
+    else:
+        stack = torch.cat([honest.vectors, crafted.messages]) if last else view.stack(crafted.messages)
     length = layout.lengths(honest).total + Lengths.of(len(liars), layout.longest).total
     return _Received(Messages(stack, question=sent.question), length, crafted.strength)
 
@@ -266,11 +285,17 @@ def _inquired(
 def _check_finite(experiment: Experiment, round_: int, sent: ClientStep, honest: list[int]) -> None:
     finite = bool(torch.isfinite(sent.report["loss"][honest]).all())
     if finite and not experiment.resolved.algorithm.tolerates_nonfinite:
-        finite = bool(torch.isfinite(sent.messages.rows(honest).vectors).all())
+        finite = _all_finite(experiment, sent.messages.vectors, honest)
     if experiment.ranks is not None:
         finite = experiment.ranks.all_agree(finite)  # each sees its columns alone
     if not finite:
         raise Diverged(round_ + 1)
+
+
+def _all_finite(experiment: Experiment, vectors: Tensor, rows: list[int]) -> bool:
+    if experiment.shelf.on_disk:  # a mask of all messages is a quarter of what does not fit
+        return all(bool(torch.isfinite(vectors[row]).all()) for row in rows)
+    return bool(torch.isfinite(Messages(vectors).rows(rows).vectors).all())
 
 
 def _chosen(experiment: Experiment, progress: Progress) -> Tensor:

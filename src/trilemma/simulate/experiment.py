@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -25,6 +25,7 @@ from trilemma.models.types import Model
 from trilemma.privacy.accountants import Answer
 from trilemma.privacy.types import NoiseSource
 from trilemma.simulate.ranks import Ranks
+from trilemma.simulate.shelf import Shelf
 from trilemma.task import Learner, Task
 
 
@@ -82,6 +83,13 @@ class Experiment:
     learner: Learner | None = None
     ranks: Ranks | None = None
     """Who else plays clients of this run (`clients` are then those of this process); None: nobody."""
+    shelf: Shelf = field(default_factory=Shelf)
+    """Where what all clients hold and send is put."""
+
+    def parts(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return clients as they are stepped: so many together as `[run] at_once` says."""
+        size = self.config.run.at_once or max(1, len(ids))
+        return [ids[first : first + size] for first in range(0, len(ids), size)] or [()]
 
     @property
     def leads(self) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trilemma import files, privacy
 from trilemma.config import Config
-from trilemma.errors import UserError
+from trilemma.errors import ConfigError, UserError
 from trilemma.records import Record, Spread, Summary
 from trilemma.simulate import engine
 from trilemma.simulate.directory import RunDirectory, SeedDirectory, check_free
@@ -23,6 +23,7 @@ from trilemma.simulate.observers import Observer, Silent, with_logs
 from trilemma.simulate.ranks import Ranks
 from trilemma.simulate.rehearsal import verify
 from trilemma.simulate.shards import own_progress, shared_out, whole_progress
+from trilemma.simulate.shelf import Shelf
 from trilemma.task import Task
 
 
@@ -89,9 +90,10 @@ def without_liars(config: Config) -> Config:
 
 
 def _assembled(config: Config, seed: int, task: Task | None, ranks: Ranks | None) -> Experiment:
-    if ranks is None:
-        return assemble(config, seed, task)
-    return shared_out(assemble(config, seed, task, ranks.device), ranks)
+    found = assemble(config, seed, task, None if ranks is None else ranks.device)
+    if config.run.state == "disk" and (found.device.type != "cpu" or ranks is not None):
+        raise ConfigError("[run] state = 'disk' is for one process on a CPU; allowed here: memory")
+    return found if ranks is None else shared_out(found, ranks)
 
 
 def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: Ranks | None) -> Summary:
@@ -106,6 +108,8 @@ def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: 
         for seed in directory.config.run.seeds:
             folder = directory.seed(seed)
             experiment = _assembled(directory.config, seed, task, ranks)
+            if directory.config.run.state == "disk":
+                experiment = replace(experiment, shelf=Shelf(folder.path))
             try:
                 results[seed] = _run_seed(experiment, folder, observer)
             except engine.Diverged as stop:
@@ -200,7 +204,8 @@ def _everywhere(experiment: Experiment, here: bool) -> bool:
 
 def _restored(experiment: Experiment, folder: SeedDirectory) -> Progress | None:
     """Return where the run stood, this process's part of it; the one that writes forgets what came after."""
-    progress = (folder.restore if experiment.leads else folder.checkpoint)(experiment.device)
+    read = folder.restore if experiment.leads else folder.checkpoint
+    progress = read(experiment.device, mapped=experiment.shelf.on_disk)
     return None if progress is None else own_progress(experiment, progress)
 
 

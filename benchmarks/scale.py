@@ -1,0 +1,111 @@
+"""How a round grows with clients, numbers and processes: in memory, on disk, and shared by ranks.
+
+    trilemma bench scale                        seconds a round and the most memory a process took
+    trilemma bench scale --huge 2.0             n·d of twice this machine's memory, on disk, one round
+
+Every line is a fresh process, so that its memory is its own. The model is a perceptron on phishing data,
+whose width sets d; the rule is CAF, two clients of n lie (sf).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from trilemma.config import parse
+
+LINES = (
+    (50, 1_000, "memory", 1),
+    (200, 1_000, "memory", 1),
+    (50, 100_000, "memory", 1),
+    (200, 100_000, "memory", 1),
+    (200, 100_000, "disk", 1),
+    (800, 100_000, "disk", 1),
+    (200, 100_000, "memory", 2),
+    (200, 100_000, "memory", 3),
+)
+"""Clients, about how many parameters, where state is kept, processes."""
+
+AT_ONCE, ROUNDS = 25, 3
+
+
+def settings(clients: int, dim: int, state: str) -> str:
+    """Return the configuration as TOML; a hidden unit of the perceptron on 68 inputs has 71 parameters."""
+    tables = {
+        "data": {"name": "phishing"},
+        "model": {"name": "mlp", "hidden": [max(1, dim // 71)]},
+        "federation": {"clients": clients, "byzantine": 2},
+        "algorithm": {"name": "dsgd", "lr": 0.1, "batch_size": 8},
+        "aggregation": {"rule": "caf"},
+        "attack": {"name": "sf"},
+        "run": {"rounds": ROUNDS, "evaluate_every": ROUNDS, "checkpoint_every": 1000, "device": "cpu"},
+    }
+    limits = {"at_once": AT_ONCE, "state": state} if state == "disk" else {"state": state}
+    return parse({**tables, "run": {**tables["run"], **limits}}).toml()  # type: ignore[dict-item]
+
+
+def measured(clients: int, dim: int, state: str, ranks: int, folder: Path) -> tuple[float, float]:
+    """Run a line in processes of its own; return seconds a round and GB of the one that took most."""
+    path, out = folder / "run.toml", folder / f"out-{time.monotonic_ns()}"
+    path.write_text(settings(clients, dim, state))
+    alone = [sys.executable, __file__, "--line", str(path), "--out", str(out)]
+    shared = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = alone if ranks == 1 else [*shared, *alone[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return max(one["seconds"] for one in said), max(one["gigabytes"] for one in said)
+
+
+def line(path: Path, out: Path) -> None:
+    """Be the process of one line: run it and say what it took; the first round does not count."""
+    from trilemma import simulate
+    from trilemma.config import load
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    config = load(path)
+    simulate.run(config, out, None, None, simulate.joined("cpu"))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    metrics = out / "seed-1" / "metrics.jsonl"
+    rounds = [sum(json.loads(text)["seconds"].values()) for text in metrics.read_text().splitlines()]
+    seconds = min(rounds[1:] or rounds)
+    print(json.dumps({"seconds": seconds, "gigabytes": peak * 1024 / 1e9}), flush=True)
+    simulate.left()
+
+
+def main() -> None:
+    """Print the table, or be one of its lines."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--line", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--huge", type=float, help="one round on disk with n·d this many times the memory")
+    given = parser.parse_args()
+    if given.line is not None:
+        line(given.line, given.out)
+        return
+    lines = LINES
+    if given.huge is not None:
+        lines = ((int(given.huge * psutil.virtual_memory().total / 4e6), 1_000_000, "disk", 1),)
+    print("| clients n | parameters d | state | processes | n·d, GB | seconds a round | most memory, GB |")
+    print("|---:|---:|---|---:|---:|---:|---:|")
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        for clients, dim, state, ranks in lines:
+            d = 71 * max(1, dim // 71) + 2
+            seconds, memory = measured(clients, dim, state, ranks, Path(folder))
+            print(
+                f"| {clients} | {d} | {state} | {ranks} | {clients * d * 4e-9:.2g} | {seconds:.3g} | "
+                f"{memory:.2g} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Clients' state and messages on disk, for more of them than fit into memory ([run] state = "disk").
+
+A tensor on the shelf is a file mapped into memory: it is read and written like any other, and the system
+brings its pages in and takes them out again. The file has no name any more once it is mapped, so it goes away
+with the tensor, however the process ends; checkpoints are files of their own. Clients are stepped some at a
+time ([run] at_once), so that only their part is in memory with all that a step needs.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trilemma.errors import ConfigError
+from trilemma.learning import ClientStep, Messages
+from trilemma.learning.messages import Parts
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Where tensors for all clients are put: in memory, or mapped from files in `folder`."""
+
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and os.name != "posix":
+            raise ConfigError("[run] state = 'disk' maps files that have no name, which needs POSIX")
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether tensors are files."""
+        return self.folder is not None
+
+    def empty(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return room for a tensor of this shape, of the type of `like`.
+
+        >>> Shelf(Path(tempfile.mkdtemp())).empty((3, 2), torch.ones(1)).fill_(2.0).sum()
+        tensor(12.)
+        """
+        if self.folder is None or not like.is_floating_point():
+            return like.new_empty(tuple(shape))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".state-", dir=self.folder)
+        try:
+            numbers = torch.Size(shape).numel()
+            os.truncate(handle, numbers * like.element_size())
+            return torch.from_file(name, shared=True, size=numbers, dtype=like.dtype).view(*shape)
+        finally:
+            os.close(handle)
+            os.unlink(name)
+
+
+class Rows:
+    """Named tensors for all clients, filled with the rows of some after the others."""
+
+    def __init__(self, shelf: Shelf, clients: int) -> None:
+        self._shelf, self._clients, self._filled = shelf, clients, 0
+        self.kept: dict[str, Tensor] = {}
+
+    def add(self, parts: Mapping[str, Tensor], count: int) -> None:
+        """Put the rows of the next `count` clients away; nothing of them is held any more."""
+        for name, part in parts.items():
+            if name not in self.kept:
+                self.kept[name] = self._shelf.empty((self._clients, *part.shape[1:]), part)
+            self.kept[name][self._filled : self._filled + count] = part
+        self._filled += count
+
+
+class Collector:
+    """Puts what clients sent and keep on a shelf, the steps of some after those of the others."""
+
+    def __init__(self, shelf: Shelf, clients: int) -> None:
+        self._state, self._sent = Rows(shelf, clients), Rows(shelf, clients)
+        self._steps: list[tuple[Parts, Mapping[str, Any]]] = []
+        self._same = ""
+
+    def add(self, step: ClientStep) -> None:
+        """Put one step away."""
+        vectors = step.messages.vectors
+        # What the momentum family sends is what it keeps: one place for both.
+        self._same = next((name for name, part in step.state.items() if part is vectors), "")
+        self._state.add(step.state, len(vectors))
+        own = {} if self._same else {_VECTORS: vectors}
+        self._sent.add({**step.messages.beside, **own}, len(vectors))
+        self._steps.append((step.messages.question, step.report))
+
+    def step(self) -> ClientStep:
+        """Return all of them as one."""
+        state, beside = self._state.kept, dict(self._sent.kept)
+        vectors = state[self._same] if self._same else beside.pop(_VECTORS)
+        question, first = self._steps[0]
+        report = {
+            name: torch.cat([said[name] for _, said in self._steps]) if isinstance(value, Tensor) else value
+            for name, value in first.items()
+        }
+        return ClientStep(Messages(vectors, beside, question), state, report)
+
+
+_VECTORS = "what the rule aggregates"
