@@ -21,6 +21,7 @@ RUN = (
     "tutorials/red-teaming",
     "tutorials/own-rule-and-attack",
     "tutorials/reproducing-a-paper",
+    "concepts/evidence",
     "concepts/gram-to-weights",
     "aggregation",
     "attacks",
