@@ -35,20 +35,12 @@ def list_command(results: ResultsFolder = RESULTS) -> None:
     for name, study in sorted(studies.items()):
         found = results / f"{name}.json"
         there = read_results(found) if found.is_file() else None
-        when = "none" if there is None else (there.date or "date unknown")
-        mark = "older than the code" if there is not None and there.outdated else ""
-        lines.append(
-            (
-                name,
-                studies.summary(name),
-                when,
-                mark,
-                "computed" if study.compute else str(len(study.runs())),
-                "computed" if study.compute else str(len(study.runs(quick=True))),
-            )
-        )
-    heads = ("study", "what it is", "results of", "", "runs", "quick")
-    Console().print(Table("", heads, tuple(lines)))
+        when = "none" if there is None else (there.date or "undated")
+        if there is not None and there.outdated:
+            when += ", older than the code"
+        runs = "–" if study.compute else f"{len(study.runs())}, {len(study.runs(quick=True))}"
+        lines.append((name, runs, when, studies.summary(name)))
+    Console().print(Table("", ("study", "runs, quick", "results", "what it is"), tuple(lines)))
 
 
 @papers_app.command("run")

@@ -15,6 +15,9 @@ from rich.text import Text
 
 from trilemma.records import Spread, Summary
 
+NAME = 30
+"""Characters of a name at most that is never broken; longer ones go over several lines."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -39,9 +42,11 @@ class Table:
         remarks = Text("\n".join(self.remarks)) if self.remarks else None
         title = Text(self.title) if self.title else None
         table = ScreenTable(title=title, caption=remarks, title_justify="left", caption_justify="left")
+        first = max((len(row[0]) for row in self.rows if row), default=0)
         for index, heading in enumerate(self.headings):
             number = index >= self.words
-            table.add_column(Text(heading), justify="right" if number else "left", no_wrap=number)
+            whole = number or (index == 0 and first <= NAME)  # a name that is cut short cannot be typed
+            table.add_column(Text(heading), justify="right" if number else "left", no_wrap=whole)
         for row in self.rows:
             table.add_row(*(Text(cell) for cell in row))
         return table
