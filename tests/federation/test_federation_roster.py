@@ -44,7 +44,7 @@ def without(roster, place):
 
 def signed_anew(parties, clients):
     authority = authority_of(parties)
-    return authority.sign(authority.roster.federation, clients)
+    return authority.enact(authority.sign(authority.roster.federation, clients))
 
 
 # --- what is believed -------------------------------------------------------------------------------------

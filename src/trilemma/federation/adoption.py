@@ -87,7 +87,12 @@ def strangers(party: Party) -> list[int]:
 def vouch(party: Party, clients: Iterable[int]) -> None:
     """Let a client count on these clients, as they are on its roster now: its owner's word."""
     roster = party.signed_roster
-    _write_known(party, known_to(party) | {roster.clients[place].identity for place in clients})
+    know(party, [roster.clients[place].identity for place in clients])
+
+
+def know(party: Party, identities: Iterable[str]) -> None:
+    """Let a client count on these identities, whether they are on its roster yet or not."""
+    _write_known(party, known_to(party) | set(identities))
 
 
 def counted_on(party: Party, members: Iterable[int]) -> int:

@@ -101,13 +101,19 @@ class Authority:
         return self._config.read_text()
 
     def sign(self, federation: str, clients: tuple[Member, ...]) -> SignedRoster:
-        """Sign the next roster; on disk, and the newest one, when this returns."""
+        """Sign the next roster; nobody may have it before it is enacted."""
+        before = self.roster if self._roster.is_file() else None
+        serial = 1 if before is None else before.serial + 1
+        roster = SignedRoster.sign(self.issued, federation, serial, clients)
+        if before is not None:
+            check_follows(roster, before)
+        return roster
+
+    def enact(self, roster: SignedRoster) -> SignedRoster:
+        """Make a roster the newest one; on disk when this returns. There are never two with one number."""
         with files.locked(self.folder / "lock"):
-            before = self.roster if self._roster.is_file() else None
-            serial = 1 if before is None else before.serial + 1
-            roster = SignedRoster.sign(self.issued, federation, serial, clients)
-            if before is not None:
-                check_follows(roster, before)
+            if self._roster.is_file() and self.roster.serial >= roster.serial:
+                raise UserError(f"roster {roster.serial} was signed meanwhile: try again")
             roster.save(self._roster)
             return roster
 

@@ -217,12 +217,8 @@ def renewed(
     >>> (valid_until(after) - valid_until(before.certificate)).days >= 361
     True
     """
-    before = read_certificate(certificate)
-    try:
-        before.verify_directly_issued_by(authority.x509)
-    except (ValueError, TypeError, InvalidSignature):
-        raise UserError("the certificate is not one of this authority: it is not renewed") from None
-    name = str(before.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    check_issued(certificate, authority.certificate)
+    before, name = read_certificate(certificate), name_on(certificate)
     (purpose,) = before.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     try:
         names = before.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -230,6 +226,23 @@ def renewed(
         names = None
     key = before.public_key() if request is None else requested_key(request)
     return _certify(authority, name, purpose, key, names, until)
+
+
+def check_issued(certificate: bytes, authority: bytes) -> None:
+    """Refuse a certificate that is not one of this authority's."""
+    try:
+        read_certificate(certificate).verify_directly_issued_by(read_certificate(authority))
+    except (ValueError, TypeError, InvalidSignature):
+        raise UserError("the certificate is not one of this authority's") from None
+
+
+def name_on(certificate: bytes) -> str:
+    """Return whose certificate it is.
+
+    >>> name_on(issue_client(new_authority("demo"), "client-3").certificate)
+    'client-3'
+    """
+    return str(read_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
 def _certify(
@@ -269,10 +282,16 @@ def new_request(name: str) -> tuple[bytes, bytes]:
     >>> new_request("alice")[1].startswith(b"-----BEGIN CERTIFICATE REQUEST-----")
     True
     """
-    key = ec.generate_private_key(ec.SECP256R1())
+    private = _private_pem(ec.generate_private_key(ec.SECP256R1()))
+    return private, request_for(private, name)
+
+
+def request_for(private: bytes, name: str) -> bytes:
+    """Return a request to certify the key whose private half is given."""
+    key: Any = serialization.load_pem_private_key(private, password=None)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
-    return _private_pem(key), request.public_bytes(serialization.Encoding.PEM)
+    return request.public_bytes(serialization.Encoding.PEM)
 
 
 def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:

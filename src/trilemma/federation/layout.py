@@ -420,7 +420,7 @@ def init(
     for client in clients:
         install_certificate(client, certificates.issue_client(authority.issued, client.name))
         members.append(new_member(client))
-    roster = authority.sign(federation.name, tuple(members))
+    roster = authority.enact(authority.sign(federation.name, tuple(members)))
     for party in found:
         complete_folder(party, authority.certificate, roster)
         authority.keep(party.name, party.certificate.read_bytes())

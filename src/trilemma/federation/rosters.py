@@ -170,7 +170,7 @@ class SignedRoster:
         try:
             content = _Content(federation=federation, serial=serial, clients=clients)
         except ValidationError as error:
-            raise RosterError(f"that would be no roster: {_complaint(error)}") from None
+            raise RosterError(f"that would be no roster: {complaint(error)}") from None
         return cls(federation, serial, clients, authority.sign(content.message).hex())
 
     @classmethod
@@ -181,7 +181,7 @@ class SignedRoster:
         try:
             found = _File.model_validate_json(text)
         except ValidationError as error:
-            raise RosterError(f"this is no roster: {_complaint(error)}") from None
+            raise RosterError(f"this is no roster: {complaint(error)}") from None
         content = found.roster
         certificates.check_signed(
             authority,
@@ -275,7 +275,7 @@ def check_follows(new: SignedRoster, old: SignedRoster) -> None:
             raise RosterError(f"the roster does not say which identity client {place} had before")
 
 
-def _complaint(error: ValidationError) -> str:
+def complaint(error: ValidationError) -> str:
     """Return the first thing that is wrong, without what somebody wrote there."""
     first = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])

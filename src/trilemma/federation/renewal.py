@@ -1,0 +1,83 @@
+"""Certificates end after a year: who is told in time, and how they are renewed.
+
+A certificate says a name and a key. The authority remembers what it gave out, so it can certify the same once
+more without being asked, or a fresh key where a party's folder lies beside its own. Nothing else changes: the
+roster, which says who is who, does not know about certificates, and an expired one keeps its owner out until
+there is a new one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trilemma import files
+from trilemma.errors import UserError
+from trilemma.federation import bundles, certificates, layout
+from trilemma.federation.authority import Authority
+from trilemma.federation.certificates import Issued
+from trilemma.federation.layout import Party
+from trilemma.federation.membership import BUNDLES, parties_beside
+
+WARNING = dt.timedelta(days=30)
+"""How long before a certificate ends `up` says so."""
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """A party's new certificate: installed in its folder, or in a bundle it is to be handed."""
+
+    party: str
+    until: dt.datetime
+    here: bool
+    bundle: Path | None = None
+
+
+def endings(party: Party, now: dt.datetime | None = None) -> Iterator[str]:
+    """Say which certificates of a party end soon, or have ended."""
+    now = now or dt.datetime.now(dt.UTC)
+    for whose, path in ((f"{party.name}'s", party.certificate), ("the authority's own", party.authority)):
+        left = certificates.valid_until(path.read_bytes()) - now
+        if left < dt.timedelta(0):
+            yield f"{whose} certificate ended {-left.days} days ago: nobody talks to it; {_cure(whose)}"
+        elif left < WARNING:
+            yield f"{whose} certificate ends in {left.days} days; {_cure(whose)}"
+
+
+def _cure(whose: str) -> str:
+    if whose.startswith("the authority"):
+        return "make a new federation"
+    return "where the authority is: trilemma federation renew"
+
+
+def renew(folder: Path, fresh: bool = False) -> list[Renewed]:
+    """Renew the certificates of the server and of all clients on the roster; return what was done.
+
+    Keys stay; `fresh` ones are made for the parties whose folders are here. (A client elsewhere that wants
+    other keys asks for them: `rotate`.)
+    """
+    authority = Authority.open(folder)
+    beside = {party.name: party for party in parties_beside(authority)}
+    found: list[Renewed] = []
+    for client in (None, *authority.roster.keys.members):
+        name = "server" if client is None else f"client-{client}"
+        here = beside.get(name)
+        before = authority.given(name) if here is None else here.certificate.read_bytes()
+        if before is None:
+            raise UserError(f"the authority does not know {name}'s certificate, and its folder is not here")
+        if here is not None and fresh:
+            key, request = certificates.new_request(name)
+            after = certificates.renewed(authority.issued, before, request)
+            layout.install_certificate(here, Issued(after, key))
+        else:
+            after = certificates.renewed(authority.issued, before)
+            if here is not None:
+                files.write_atomically(here.certificate, after)
+        authority.keep(name, after)
+        path = None
+        if here is None:
+            path = bundles.write_bundle(authority, client, authority.folder / BUNDLES)
+        found.append(Renewed(name, certificates.valid_until(after), here is not None, path))
+    return found

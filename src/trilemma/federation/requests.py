@@ -1,0 +1,237 @@
+"""A client asks to be let in: it makes its keys on its own machine, and sends their public halves alone.
+
+    {"request": {version, name, identity, node, certificate, former}, "identity": …, "node": …}
+
+Three keys are asked for: the identity (Ed25519), the node key (P-384) and the TLS key (P-256, as a signing
+request, PKCS#10). Each is shown to be the sender's own: identity and node key sign the whole request, the
+signing request is signed by its key. So a request with somebody else's key in it is none. A request is public;
+what is secret stays in the client's `secrets/`.
+
+A client that wants other keys sends a request too, in which its present identity signs the next (`former`);
+the new keys wait in `secrets/next/` until the authority has answered.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trilemma import files
+from trilemma.errors import PrivacyError, UserError
+from trilemma.federation import certificates
+from trilemma.federation.layout import Party
+from trilemma.federation.rosters import (
+    NAME,
+    Former,
+    Key,
+    Member,
+    Signature,
+    SignedRoster,
+    check_name,
+    complaint,
+    succession,
+)
+from trilemma.privacy.secrets import Identity, check_signature
+
+LARGEST = 16384
+"""Bytes of a request that is read."""
+REQUEST = "request.json"
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+    identity: Key
+    node: Annotated[str, Field(max_length=300)]
+    certificate: Annotated[str, Field(max_length=4096)]
+    former: Former | None = None
+
+    @property
+    def message(self) -> bytes:
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return b"trilemma request v1\n" + text.encode()
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    request: _Content
+    identity: Signature
+    node: Annotated[str, Field(pattern="^([0-9a-f]{2}){8,110}$")]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The private halves of a client's keys, as files in `folder`."""
+
+    folder: Path
+
+    @property
+    def identity(self) -> Path:
+        """Its identity."""
+        return self.folder / "identity.key"
+
+    @property
+    def node(self) -> Path:
+        """Its node key."""
+        return self.folder / "node.key"
+
+    @property
+    def tls(self) -> Path:
+        """The key of its certificate."""
+        return self.folder / "client.key"
+
+    @property
+    def public(self) -> str:
+        """Its identity's public half."""
+        return Identity.load(self.identity).public.hex()
+
+    def into(self, secrets: Path) -> None:
+        """Move them to where a client's own keys are, in place of those."""
+        for path in (self.identity, self.node, self.tls):
+            path.replace(secrets / path.name)
+        self.folder.rmdir()
+        files.sync_folder(secrets)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for, checked: all three keys are its sender's own."""
+
+    name: str
+    identity: str
+    node: str
+    certificate: bytes
+    former: Former | None = None
+
+    def member(self) -> Member:
+        """Return the line of the roster that is asked for."""
+        return Member(name=self.name, identity=self.identity, node=self.node)
+
+    @classmethod
+    def load(cls, path: Path) -> Request:
+        """Read a file that anybody may have written."""
+        try:
+            if path.stat().st_size > LARGEST:
+                raise UserError(f"it has more than {LARGEST} bytes")
+            return cls.read(path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read: {error}") from None
+        except UserError as error:
+            raise UserError(f"{path} is no request that can be granted: {error}") from None
+
+    @classmethod
+    def read(cls, text: str) -> Request:
+        """Read a request; refuse one whose sender does not have the keys it names."""
+        try:
+            found = _File.model_validate_json(text)
+        except ValidationError as error:
+            raise UserError(complaint(error)) from None
+        content = found.request
+        certificates.requested_key(content.certificate.encode())
+        node = certificates.check_node_key(content.node.encode())
+        try:
+            check_signature(bytes.fromhex(content.identity), content.message, bytes.fromhex(found.identity))
+            node.verify(bytes.fromhex(found.node), content.message, ec.ECDSA(hashes.SHA256()))
+        except (PrivacyError, InvalidSignature):
+            raise UserError(
+                "it is not signed by the keys it names: whoever sent it does not have them"
+            ) from None
+        return cls(content.name, content.identity, content.node, content.certificate.encode(), content.former)
+
+
+def make_request(folder: Path, name: str) -> Path:
+    """Make a new client's keys in a new folder, and the request to be let in; return the request's file."""
+    check_name(name)
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+    return _write(folder / REQUEST, new_keys(folder / "secrets"), name)
+
+
+def request_rotation(client: Party) -> Path:
+    """Make a client's next keys beside its present ones; its present identity, if it is there, signs."""
+    assert client.client is not None
+    member = client.signed_roster.clients[client.client]
+    waiting = next_keys(client)
+    if waiting.folder.exists():
+        shutil.rmtree(waiting.folder)  # of a request that was never answered
+    keys = new_keys(waiting.folder)
+    former = None
+    if client.identity.is_file():
+        signature = succession(Identity.load(client.identity), bytes.fromhex(keys.public))
+        former = Former(identity=member.identity, signature=signature)
+    return _write(client.folder / REQUEST, keys, member.name, former)
+
+
+def next_keys(client: Party) -> Keys:
+    """Return where a client's next keys wait for the authority's answer."""
+    return Keys(client.folder / "secrets" / "next")
+
+
+def new_keys(folder: Path) -> Keys:
+    """Make a client's three keys in a folder of their own."""
+    keys = Keys(folder)
+    folder.mkdir(mode=0o700)
+    Identity.generate().save(keys.identity)
+    files.write_atomically(keys.node, certificates.new_node_key()[0], secret=True)
+    files.write_atomically(keys.tls, certificates.new_request("client")[0], secret=True)
+    return keys
+
+
+def _write(path: Path, keys: Keys, name: str, former: Former | None = None) -> Path:
+    files.write_atomically(path, request_for(keys, name, former).encode())
+    return path
+
+
+def request_for(keys: Keys, name: str, former: Former | None = None) -> str:
+    """Return a request for these keys, as text."""
+    identity, node = Identity.load(keys.identity), _private(keys.node.read_bytes())
+    content = _Content(
+        name=name,
+        identity=identity.public.hex(),
+        node=node.public_key()
+        .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        .decode(),
+        certificate=certificates.request_for(keys.tls.read_bytes(), "client").decode(),
+        former=former,
+    )
+    whole = {
+        "request": content.model_dump(mode="json"),
+        "identity": identity.sign(content.message).hex(),
+        "node": node.sign(content.message, ec.ECDSA(hashes.SHA256())).hex(),
+    }
+    return json.dumps(whole, indent=1) + "\n"
+
+
+def _private(text: bytes) -> Any:
+    return serialization.load_ssh_private_key(text, password=None)
+
+
+def check_new(request: Request, roster: SignedRoster) -> None:
+    """Refuse a request for a name that means something else, or a name or key that is or was on the roster."""
+    check_name(request.name)
+    for place, one in enumerate(roster.clients):
+        if one.name == request.name:
+            raise UserError(f"client {place} is called {request.name!r} already: choose another name")
+    check_fresh(request, roster)
+
+
+def check_fresh(request: Request, roster: SignedRoster) -> None:
+    """Refuse keys that are on the roster, or were."""
+    for place, one in enumerate(roster.clients):
+        used = (one.identity, *(old.identity for old in one.former))
+        if request.identity in used or request.node == one.node:
+            raise UserError(f"a key of the request is, or was, client {place}'s: every client has its own")
