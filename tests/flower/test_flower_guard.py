@@ -57,6 +57,8 @@ class Door:
     folder: Path
     port: int
     link: Link
+    settings: Settings
+    file: Path
 
     def context(self, who: str | None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.folder / "ca.crt")
@@ -141,9 +143,11 @@ async def opened(folder: Path, limits: Limits = LIMITS, away: bool = False):
     )
     if away:
         behind.close()
-    guarding = asyncio.create_task(Guard(settings).serve(listener))
+    file = folder / f"settings-{settings.port}"
+    settings.save(file)
+    guarding = asyncio.create_task(Guard(settings, file).serve(listener))
     try:
-        yield Door(folder, settings.port, link)
+        yield Door(folder, settings.port, link, settings, file)
     finally:
         guarding.cancel()
         behind.close()
@@ -164,6 +168,27 @@ def guarded(folder, scene, limits=LIMITS, **options):
 
 
 # --- what passes ------------------------------------------------------------------------------------------
+
+
+def test_clients_come_and_go_while_the_door_is_open(folder):
+    """Who was removed is refused on the connection it has; settings that cannot be read change nothing."""
+
+    async def scene(door):
+        mine = request(PULL, flwr_public_key="another")
+        reader, writer = await door.connect("client-1")
+        writer.write(mine)
+        assert (await hear(reader)).startswith(b"HTTP/1.1 200")
+        assert await door.say(request(PULL), "stranger") == b""
+        replace(door.settings, peers={"client-0": KEY, "stranger": KEY}).save(door.file)
+        writer.write(mine)
+        assert (await hear(reader)).startswith(b"HTTP/1.1 403")
+        writer.transport.abort()
+        assert await door.say(mine, "client-1") == b""
+        assert (await door.say(request(PULL), "stranger")).startswith(b"HTTP/1.1 200")
+        door.file.write_text("gibberish")
+        assert await door.works()
+
+    guarded(folder, scene)
 
 
 def test_what_clients_need_passes_unchanged(folder):

@@ -85,7 +85,7 @@ def examine_federation(folder: Path, effort: Effort | None = None) -> Audit:
 @contextmanager
 def copied(folder: Path) -> Iterator[list[Party]]:
     """Copy every party without its past, and give the copies a budget that does not end."""
-    found = layout.parties(folder)
+    found = [party for party in layout.parties(folder) if not party.removed]
     wanted = len(found[0].keys.members)
     if found[0].client is not None or len(found) != wanted + 1:
         raise UserError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from trilemma.cli import renewing
 from trilemma.cli.options import PluginOption
 from trilemma.cli.watching import Folder, status_command
 from trilemma.errors import UserError
@@ -46,6 +47,7 @@ def _server(folder: Path) -> Party:
 @federation_app.command("init")
 def init_command(
     folder: Annotated[Path, typer.Argument(help="a new folder")],
+    requests: Annotated[list[Path] | None, typer.Argument(help="with --join: the clients' requests")] = None,
     clients: Annotated[
         int | None, typer.Option(help="number of clients; default: the task's, the configuration's, or 5")
     ] = None,
@@ -73,13 +75,22 @@ def init_command(
         bool, typer.Option(help="clients reconnect after a restart of the SuperLink; rounds take longer")
     ] = True,
     plugin: PluginOption = None,
+    join: Annotated[
+        bool, typer.Option("--join", help="clients made their own keys; REQUESTS are what they sent")
+    ] = False,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
-    from trilemma.federation import layout, pilot
+    from trilemma.federation import founding, layout, pilot
+    from trilemma.federation.requests import Request
     from trilemma.federation.spending import write_budgets
     from trilemma.federation.task import load_task
     from trilemma.task import Task
 
+    if join != bool(requests):
+        raise UserError("--join goes with the requests of the clients, and requests with --join")
+    asked = [Request.load(path) for path in requests or []]
+    if join:
+        clients = len(asked) if clients is None else clients
     own = None if task is None else Task.from_file(task, clients)
     settings = _settings(config, clients, own, plugin or [])
     count = settings.federation.clients
@@ -97,6 +108,10 @@ def init_command(
         durable=durable,
         timing=layout.Timing(round_limit=round_limit, join_limit=join_limit),
     )
+    if join:
+        server, written = founding.found(folder, facts, settings.toml(), asked, task, settings.plugins)
+        _say_founded(folder, server, written)
+        return
     made = layout.init(folder, facts, settings.toml(), task=task, plugins=settings.plugins)
     try:
         linked = pilot.rehearsed(made, task) if task is not None and looked_up else []
@@ -121,11 +136,34 @@ def init_command(
             soft_wrap=True,
         )
     console.print(
+        "\nWhoever ran this saw everybody's keys: for pilots. Without such a dealer: trilemma federation "
+        "request on every client's machine, then init --join.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
         f"\nKeep {folder / 'authority'} off-line. Each other folder goes to its party and to nobody else.\n"
         f"On this machine: trilemma federation up {folder}; trilemma federation run {folder}",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _say_founded(folder: Path, server: Party, written: list[Path]) -> None:
+    """Say what goes to whom, where clients made their own keys."""
+    from trilemma.federation.certificates import fingerprint
+
+    compared = fingerprint(server.authority.read_bytes())
+    lines = [
+        f"{server.folder}: the server's folder",
+        *(f"{path}: to client {place}" for place, path in enumerate(written)),
+        "",
+        f"The authority's fingerprint, for everybody to compare: {compared}",
+        f"Keep {folder / 'authority'} off-line. No client's secret was here. Each client, on its machine: "
+        "trilemma federation install FOLDER BUNDLE",
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _settings(config: str | None, clients: int | None, task: Task | None, plugins: list[str]) -> Config:
@@ -175,8 +213,12 @@ def up_command(
 ) -> None:
     """Start what is not running; say what was started."""
     _require_flower()
+    from trilemma.federation.layout import parties
+    from trilemma.federation.renewal import endings
     from trilemma.flower import deployment
 
+    for line in (line for party in parties(folder) if not party.removed for line in endings(party)):
+        console.print(f"[yellow]{line}[/]", highlight=False, soft_wrap=True)
     started = deployment.up(folder, say=lambda line: console.print(line, highlight=False, soft_wrap=True))
     console.print(f"{len(started)} processes started" if started else "everything was running")
     if attach:
@@ -300,6 +342,8 @@ def _clients(folder: Path) -> list[Party]:
 
 
 federation_app.command("status")(status_command)
+for _name, _command in renewing.COMMANDS.items():
+    federation_app.command(_name)(_command)
 
 
 @federation_app.command("down")

@@ -8,8 +8,8 @@ next one is agreed on, with fresh keys, by those who are on the new one.
 Being on the roster is the authority's word. Whether a client counts on somebody's noise is its owner's: a
 client knows the identities its folder was made with, those that a known one signed as its successor, and
 those that its owner vouched for since (`trilemma federation vouch`). All others take part, and a release is
-priced as if they told the server everything: who signs rosters cannot lower anybody's noise by inventing
-clients.
+priced as if they lied and told the server everything: who signs rosters cannot lower anybody's noise by
+inventing clients.
 """
 
 from __future__ import annotations

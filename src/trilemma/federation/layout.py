@@ -263,6 +263,11 @@ class Party:
         return self.signed_roster.keys
 
     @property
+    def removed(self) -> bool:
+        """Whether this client was removed, as far as its own roster says."""
+        return self.client is not None and self.roster.is_file() and self.client in self.keys.removed
+
+    @property
     def identity(self) -> Path:
         """A client's Ed25519 identity key."""
         return self.folder / "secrets" / "identity.key"

@@ -202,8 +202,8 @@ def rotate(folder: Path, name: str, request: Request | None, lost: bool = False)
         own = next((party for party in parties_beside(authority) if party.client == place), None)
         if own is None:
             raise UserError(
-                f"client {place}'s folder is not here: it makes its own keys (`trilemma federation rotate` on "
-                "its own folder) and sends its request"
+                f"client {place}'s folder is not here: it makes its own keys (`trilemma federation rotate` "
+                "on its own folder) and sends its request"
             )
         request = Request.load(request_rotation(own))
     return spread(authority, *replace_keys(authority, place, request, lost))

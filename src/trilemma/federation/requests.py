@@ -4,8 +4,8 @@
 
 Three keys are asked for: the identity (Ed25519), the node key (P-384) and the TLS key (P-256, as a signing
 request, PKCS#10). Each is shown to be the sender's own: identity and node key sign the whole request, the
-signing request is signed by its key. So a request with somebody else's key in it is none. A request is public;
-what is secret stays in the client's `secrets/`.
+signing request is signed by its key. So a request with somebody else's key in it is none. A request is
+public; what is secret stays in the client's `secrets/`.
 
 A client that wants other keys sends a request too, in which its present identity signs the next (`former`);
 the new keys wait in `secrets/next/` until the authority has answered.
@@ -221,7 +221,7 @@ def _private(text: bytes) -> Any:
 
 
 def check_new(request: Request, roster: SignedRoster) -> None:
-    """Refuse a request for a name that means something else, or a name or key that is or was on the roster."""
+    """Refuse a request for a name that means something else, or a name or key that the roster has or had."""
     check_name(request.name)
     for place, one in enumerate(roster.clients):
         if one.name == request.name:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,8 @@ from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.sessions import Secrets, epoch_name
 from trilemma.federation.task import PartyTask
-from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
+from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError, read_lines
+from trilemma.privacy.threats import Threat
 
 RESERVE = 0.1
 """Share of rounds a default budget allows to be repeated."""
@@ -80,6 +82,35 @@ def read_budget(party: Party) -> Budget:
         raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
 
 
+def change_budget(party: Party, epsilon: float) -> tuple[float, float]:
+    """Set a client's limit on ε; return what it was, and what is spent of it. Its owner's decision.
+
+    The ledger has it before `budget.toml`: should the process end in between, the same command again brings
+    the two together.
+    """
+    with files.locked(party.lock):
+        text, budget, spent = replace_epsilon(_budget_text(party), epsilon), read_budget(party), 0.0
+        if party.ledger.is_file():
+            _check_remembered(party)
+            with Ledger(party.ledger, read_lines(party.ledger.read_bytes())[0]) as ledger:
+                ledger.amend(epsilon)
+                spent = min(ledger.epsilon.values())
+                _remember(party)
+        files.write_atomically(party.budget, text.encode())
+        return budget.epsilon, spent
+
+
+def replace_epsilon(text: str, epsilon: float) -> str:
+    r"""Return a budget's file with another ε, and everything else in it as it was.
+
+    >>> replace_epsilon("# mine\nepsilon = 3.0\ndelta = 1e-5\n", 4)
+    '# mine\nepsilon = 4.0\ndelta = 1e-5\n'
+    """
+    if not 0 < epsilon < math.inf:
+        raise UserError(f"a budget is positive and finite, got epsilon = {epsilon}")
+    return re.sub(r"(?m)^[ \t]*epsilon[ \t]*=.*$", f"epsilon = {float(epsilon)!r}", text, count=1)
+
+
 def least_members(party: Party, task: PartyTask) -> int:
     """Return how many members an epoch must have for this client to join it."""
     if not _is_paid_for(task):
@@ -103,8 +134,15 @@ def _demanded(task: PartyTask) -> int:
 
 def _budget_file(party: Party) -> dict[str, Any]:
     try:
-        return tomllib.loads(party.budget.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        return tomllib.loads(_budget_text(party))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
+
+
+def _budget_text(party: Party) -> str:
+    try:
+        return party.budget.read_text()
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
 
 
@@ -141,15 +179,13 @@ def pay(
         if party.budget.exists():
             raise Refused(Reason.BUDGET, "this configuration gives no guarantee to hold against it")
         return {}
-    release, threat = task.resolved.release, task.resolved.threat
+    release = task.resolved.release
     assert release is not None
-    assert threat is not None
-    clients = counted_on(party, secrets.members) if task.counts_on_others else threat.clients
     name = epoch_name(run, secrets.epoch)
     with _opened(party) as ledger:
         if any(entry.round >= round_ and entry.run.split("~")[0] == name for entry in ledger.entries):
             raise Refused(Reason.LOST, f"round {round_} of {name} is in the ledger and not in the journal")
-        entry = ledger.authorise(release, replace(threat, clients=clients), name, round_)
+        entry = ledger.authorise(release, _faced(party, task, secrets.members), name, round_)
         if unheard:  # after the entry: a round that is refused leaves nothing, however often it is asked for
             absent = ", ".join(str(client) for client in unheard)
             ledger.remark(
@@ -159,6 +195,21 @@ def pay(
             )
         _remember(party)
     return entry.epsilon
+
+
+def _faced(party: Party, task: PartyTask, members: Sequence[int]) -> Threat:
+    """Return the threat in an epoch of these members: whom nobody vouched for is a liar that colludes."""
+    threat = task.resolved.threat
+    assert threat is not None
+    if not task.counts_on_others:
+        return threat
+    unknown = len(members) - counted_on(party, members)
+    return replace(
+        threat,
+        clients=len(members),
+        byzantine=threat.byzantine + unknown,
+        collusion=threat.collusion + unknown,
+    )
 
 
 @contextmanager

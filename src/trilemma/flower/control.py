@@ -22,6 +22,7 @@ from flwr.proto.control_pb2 import (
     RegisterNodeRequest,
     StartRunRequest,
     StopRunRequest,
+    UnregisterNodeRequest,
 )
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
@@ -36,6 +37,7 @@ from trilemma.federation.layout import Party
 class RegisteredNode:
     """A registered node, as the SuperLink sees it."""
 
+    number: int
     public_key: bytes
     status: str
 
@@ -49,15 +51,19 @@ class Control:
     def nodes(self) -> list[RegisteredNode]:
         """Return the registered nodes."""
         listed = self._client.ListNodes(ListNodesRequest()).nodes_info
-        return [RegisteredNode(node.public_key, node.status) for node in listed]
+        return [RegisteredNode(node.node_id, node.public_key, node.status) for node in listed]
 
-    def register(self, public_keys: list[bytes]) -> int:
-        """Register the node keys that are not; return how many were new."""
-        known = {node.public_key for node in self.nodes()}
-        new = [key for key in map(node_key_bytes, public_keys) if key not in known]
-        for key in new:
+    def register(self, public_keys: list[bytes]) -> tuple[int, int]:
+        """Let the SuperLink know these node keys and no others; return how many came, and how many went."""
+        wanted, known = set(map(node_key_bytes, public_keys)), self.nodes()
+        new = wanted - {node.public_key for node in known}
+        there = [node for node in known if node.status != "unregistered"]
+        gone = [node for node in there if node.public_key not in wanted]
+        for key in sorted(new):
             self._client.RegisterNode(RegisterNodeRequest(public_key=key))
-        return len(new)
+        for node in gone:
+            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.number))
+        return len(new), len(gone)
 
     def start(self, app: Path, name: str) -> int:
         """Start the run `name` of the Flower app in folder `app`; return Flower's id of it."""

@@ -129,12 +129,15 @@ def up(folder: Path, say: Callable[[str], None] = lambda _: None) -> list[Runnin
     """Start what is not running of the parties in `folder`; return what was started."""
     started: list[Running] = []
     for party in parties(folder):
+        if party.removed:
+            say(f"{party.name}: not started, it was removed from the roster")
+            continue
         fresh = start_party(party)
         for one in fresh:
             say(f"{party.name}: {one.name} started, pid {one.pid}, log {one.log}")
         if party.client is None:
             _wait_for_ports(party, processes.recorded(party.running))
-            _register(party, say)
+            refresh(party, say)
         started += fresh
     return started
 
@@ -214,10 +217,29 @@ def _wait_for_ports(server: Party, running: list[Running]) -> None:
         raise ProcessFailed(f"nobody listens at {host}:{port} after {START_LIMIT:.0f} s")
 
 
-def _register(server: Party, say: Callable[[str], None]) -> None:
+def refresh(server: Party, say: Callable[[str], None] = lambda _: None) -> None:
+    """Let the server's running processes know of its roster and certificate: the guard, and the SuperLink.
+
+    The server's app looks for itself, before every round.
+    """
     from trilemma.flower.control import connect
 
+    if not any(processes.leads(one) for one in processes.recorded(server.running)):
+        return
+    guard_settings(server).save(guard_file(server))
     with connect(server) as control:
-        new = control.register(list(server.signed_roster.nodes.values()))
+        new, gone = control.register(list(server.signed_roster.nodes.values()))
     if new:
         say(f"server: {new} node keys registered")
+    if gone:
+        say(f"server: {gone} node keys unregistered")
+
+
+def restart(party: Party) -> bool:
+    """Start a party's processes anew where some run: they read keys and certificates when they start."""
+    running = [one for one in processes.recorded(party.running) if processes.leads(one)]
+    if not running:
+        return False
+    processes.stop(processes.recorded(party.running), party.running)
+    start_party(party)
+    return True

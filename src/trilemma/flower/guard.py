@@ -56,10 +56,11 @@ class Refusal(Exception):
 
 
 class Guard:
-    """Passes on what `settings` allow, and nothing else."""
+    """Passes on what `settings` allow, and nothing else; `file` is where they are, and may change."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, file: Path | None = None) -> None:
         self.settings, self.limits = settings, settings.limits
+        self._file, self._version = file, _version(file)
         self._strangers = Seats(self.limits.strangers, 8 * self.limits.strangers)
         self._peers = Seats(self.limits.connections, self.limits.connections * len(settings.peers))
         self._tokens = Tokens(self.limits.rate, self.limits.burst)
@@ -67,6 +68,20 @@ class Guard:
         self._tls = server_context(settings)
         self._upstream_tls = ssl.create_default_context(cafile=settings.authority)
         self._running: set[asyncio.Task[None]] = set()
+
+    def look(self) -> None:
+        """Take other settings where the file has some: clients come and go, certificates are renewed."""
+        if self._file is None or _version(self._file) == self._version:
+            return
+        self._version = _version(self._file)
+        try:
+            settings = Settings.load(self._file)
+            self._tls = server_context(settings)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            self._note(f"the new settings cannot be used: {error!r}")
+            return
+        self.settings, self.limits = settings, settings.limits
+        self._peers.allow(self.limits.connections, self.limits.connections * len(settings.peers))
 
     async def serve(self, listener: socket.socket) -> None:
         """Take connections until cancelled."""
@@ -80,6 +95,7 @@ class Guard:
                     self._note(f"nobody could be let in: {error!r}")
                     await asyncio.sleep(PAUSE)
                     continue
+                self.look()
                 if not self._strangers.free(address[0]):
                     accepted.close()
                     self._note(f"too many strangers, one more from {address[0]}")
@@ -201,6 +217,9 @@ class Guard:
 
     def _check(self, name: str, request: h11.Request) -> tuple[str, int]:
         """Decide by the head alone; return the path and how long the body will be."""
+        self.look()
+        if name not in self.settings.peers:
+            raise Refusal(403, "no client of this federation any more")
         path = request.target.decode("ascii", "replace")
         largest = self.limits.largest(path)
         heads = dict(request.headers)
@@ -236,6 +255,15 @@ class Guard:
         """Send a piece of an answer; a peer that does not take it has gone."""
         async with asyncio.timeout(self.limits.head_seconds):
             await line.send(event)
+
+
+def _version(file: Path | None) -> tuple[int, ...]:
+    """Return what tells one version of a file from another: each is a new file."""
+    try:
+        facts = None if file is None else file.stat()
+    except OSError:
+        facts = None
+    return () if facts is None else (facts.st_ino, facts.st_mtime_ns, facts.st_size)
 
 
 def check_announcement(body: bytes, limits: Limits) -> None:
@@ -278,7 +306,7 @@ def main(path: str) -> None:
     with listen(settings) as listener:
         log.info("guarding %s:%d for %d clients", settings.listen, settings.port, len(settings.peers))
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(Guard(settings).serve(listener))
+            asyncio.run(Guard(settings, Path(path)).serve(listener))
 
 
 if __name__ == "__main__":

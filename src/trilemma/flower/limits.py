@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trilemma import files
+
 FLEET = "/v1/fleet/"
 ANNOUNCES = FLEET + "push-messages"
 UPLOADS = FLEET + "push-object"
@@ -103,8 +105,7 @@ class Settings:
 
     def save(self, path: Path) -> None:
         """Write the settings to a file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self)))
+        files.write_atomically(path, json.dumps(asdict(self)).encode())
 
     @classmethod
     def load(cls, path: Path) -> Settings:

@@ -30,6 +30,10 @@ class Seats:
         self._each, self._all = each, all
         self._taken: Counter[str] = Counter()
 
+    def allow(self, each: int, all: int) -> None:
+        """Have more or fewer seats from now on; who sits stays."""
+        self._each, self._all = each, all
+
     def count(self, name: str) -> int:
         """Return how many are taken under a name."""
         return self._taken[name]

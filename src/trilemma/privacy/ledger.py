@@ -12,6 +12,8 @@ for the Rényi one, loss distributions convolve. Every accountant's ε is an upp
 is held against the budget. The quick accountants are asked in every round; before a round is refused, the
 tightest is asked too.
 
+A budget is its owner's, who may change its ε: a line of its own says so, and the newest counts.
+
 Longer than most modules: what is written, how it is read back and what is refused must agree line by line.
 """
 
@@ -25,7 +27,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -98,6 +100,17 @@ class Remark:
     run: str
     round: int
     text: str
+
+
+@dataclass(frozen=True)
+class Amendment:
+    """Another limit on ε, from this line on."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.epsilon, float) or not 0 < self.epsilon < math.inf:
+            raise UserError(f"a budget is positive and finite, got epsilon = {self.epsilon}")
 
 
 class Ledger:
@@ -178,6 +191,21 @@ class Ledger:
         remark = Remark(run, round_, text)
         self._append({"remark": asdict(remark)})
         self.remarks.append(remark)
+
+    def amend(self, epsilon: float) -> None:
+        """Change the limit, by a line of its own: its owner may, and never to less than is spent."""
+        if self._fd < 0:
+            raise LedgerError(f"the ledger {self.path} is closed: open it again, which also checks it")
+        before, self.budget = self.budget, replace(self.budget, epsilon=float(epsilon))
+        spent = min(self._least_cost(self._past).values())
+        if spent > epsilon:
+            self.budget = before
+            raise BudgetExceeded(
+                f"epsilon = {spent:.3g} is spent (delta = {before.delta:g}) and cannot be taken back: a "
+                f"budget of {epsilon:g} would be less than that; allowed: {spent:.3g} and more"
+            )
+        if self.budget != before:
+            self._append({"amended": {"epsilon": self.budget.epsilon}})
 
     @property
     def epsilon(self) -> dict[str, float]:
@@ -280,6 +308,7 @@ class Ledger:
             file.seek(0)
             text = file.read()
         header = {"version": _VERSION, "budget": asdict(self.budget)}
+        opened: dict[str, Any] = header
         good = 0
         for number, line in enumerate(io.BytesIO(text).readlines()):
             record = _unseal(line, self._hash)
@@ -290,17 +319,16 @@ class Ledger:
                 os.ftruncate(self._fd, good)
                 os.fsync(self._fd)
                 break
-            if number == 0 and _respelled(record) != header:
-                raise LedgerError(
-                    f"{self.path} was opened for {record.get('budget')}, not for {header['budget']}: "
-                    "a budget is not changed on the way"
-                )
-            if number > 0:
-                said = _said(number + 1, record)
-                if isinstance(said, Remark):
-                    self.remarks.append(said)
-                else:
-                    self._enter(said)
+            if number == 0:
+                opened = _respelled(record)
+            else:
+                match _said(number + 1, record):
+                    case Remark() as remark:
+                        self.remarks.append(remark)
+                    case Amendment(epsilon):
+                        opened = {**opened, "budget": {**opened.get("budget", {}), "epsilon": epsilon}}
+                    case entry:
+                        self._enter(entry)
             self._hash = _digest(line)
             good += len(line)
             if not line.endswith(b"\n"):
@@ -308,6 +336,11 @@ class Ledger:
                 self.repaired = "completed the last line"
                 os.write(self._fd, b"\n")
                 os.fsync(self._fd)
+        if opened != header:
+            raise LedgerError(
+                f"{self.path} was opened for {opened.get('budget')}, not for {header['budget']}: a budget is "
+                "not changed on the way (its owner may: `trilemma federation budget`)"
+            )
         if good == 0:
             self._append(header)
             files.sync_folder(self.path.parent)
@@ -349,15 +382,21 @@ def read_lines(text: bytes) -> tuple[Budget, list[Entry | Remark]]:
         raise LedgerError("not a whole line")
     said = [_said(number, record) for number, record in enumerate(found[1:], 2)]
     try:
-        return Budget(**_respelled(found[0]["budget"])), said
+        budget = Budget(**_respelled(found[0]["budget"]))
+        for line in said:
+            if isinstance(line, Amendment):
+                budget = replace(budget, epsilon=line.epsilon)
     except (LookupError, TypeError, ValueError):
         raise LedgerError("line 1 does not say what the budget is") from None
+    return budget, [line for line in said if not isinstance(line, Amendment)]
 
 
-def _said(number: int, record: dict[str, Any] | None) -> Entry | Remark:
+def _said(number: int, record: dict[str, Any] | None) -> Entry | Remark | Amendment:
     """Return what a line after the first says; refuse one that says something else."""
     try:
         assert record is not None
+        if "amended" in record:
+            return Amendment(**record["amended"])
         said = Remark(**record["remark"]) if "remark" in record else _entry(record)
         hash(said if isinstance(said, Remark) else said.mechanism)  # entries are counted by their mechanisms
         return said

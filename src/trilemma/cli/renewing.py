@@ -1,0 +1,242 @@
+"""`trilemma federation`, as time goes by: who comes and goes, keys and certificates, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from trilemma.cli.watching import Folder
+from trilemma.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from trilemma.federation.layout import Party
+    from trilemma.federation.membership import Change
+
+console = Console()
+
+Whole = Annotated[Path, typer.Argument(help="a federation's folder, with its authority/ in it")]
+Own = Annotated[Path, typer.Argument(help="a client's own folder")]
+Client = Annotated[
+    str, typer.Argument(help="a client: its number, client-3, or the name it has on the roster")
+]
+RequestFile = Annotated[
+    Path | None, typer.Option("--request", help="the client's request, where it made its keys itself")
+]
+
+
+def _say(text: str) -> None:
+    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def request_command(
+    folder: Annotated[Path, typer.Argument(help="a new folder: the new client's own, on its own machine")],
+    name: Annotated[str, typer.Option(help="what the client is called on the roster")],
+) -> None:
+    """Make a new client's keys on its own machine, and the request to be let in; no secret is in it."""
+    from trilemma.federation.requests import Request, make_request
+
+    path = make_request(folder, name)
+    _say(f"{path}: send this file to the authority. The keys stay in {folder / 'secrets'}.")
+    _say(f"Read out to the authority, over the telephone: {_fingerprint(Request.load(path).identity)}")
+    _say(f"With the bundle that comes back: trilemma federation install {folder} BUNDLE")
+
+
+def install_command(
+    folder: Annotated[Path, typer.Argument(help="a party's folder, or one in which a request was made")],
+    bundle: Annotated[Path, typer.Argument(help="the file that the authority sent")],
+    task: Annotated[
+        Path | None, typer.Option(help="a task.py with your model and data, where one was agreed on")
+    ] = None,
+    budget: Annotated[float | None, typer.Option(help="the client's own limit on ε, over all runs")] = None,
+) -> None:
+    """Take what the authority sent: a new client's certificate and roster, or a party's newer ones."""
+    from trilemma.federation import founding
+    from trilemma.federation.bundles import Bundle
+    from trilemma.federation.certificates import fingerprint, valid_until
+
+    found = Bundle.load(bundle)
+    first = not (folder / "federation.toml").is_file()
+    if not first and (task is not None or budget is not None):
+        raise UserError("--task and --budget are for a new client; its folder is there already")
+    party, limit = founding.installed(folder, found, task, budget)
+    until = valid_until(party.certificate.read_bytes())
+    _say(f"{party.name}: certificate until {until:%Y-%m-%d}, roster {found.roster.serial}")
+    if first:
+        _say(f"The authority's fingerprint, to be compared with what it says: {fingerprint(found.authority)}")
+        _say(f"Every client on the roster is counted on; look at them: trilemma federation roster {folder}")
+        if limit is not None:
+            _say(f"It will spend at most ε = {limit:.3g} (budget.toml)")
+        _say(f"It takes part in nothing yet: trilemma federation allow {folder} RUN")
+    _into_force([party])
+
+
+def add_command(
+    folder: Whole,
+    request: Annotated[
+        Path | None, typer.Argument(help="the new client's request; without one its folder is made here")
+    ] = None,
+) -> None:
+    """Let a client in: a new roster, adopted by running parties with the next epoch."""
+    from trilemma.federation import membership
+    from trilemma.federation.requests import Request
+
+    wanted = None if request is None else Request.load(request)
+    change = membership.add(folder, wanted)
+    member = change.roster.clients[change.client or 0]
+    _report(change, f"client {change.client} ({member.name}) is on it, {_fingerprint(member.identity)}")
+    if wanted is None:
+        _say(f"Whoever runs this saw its keys. To start it: trilemma federation up {folder}")
+
+
+def remove_command(folder: Whole, client: Client) -> None:
+    """Remove a client: a new roster; the others share secrets anew with the next epoch, without it."""
+    from trilemma.federation import membership
+
+    change = membership.leave(folder, client)
+    _report(change, f"client {change.client} is removed; nobody else's number changes")
+    _say("What it released stays in its own ledger. Its processes: trilemma federation down on its folder")
+
+
+def rotate_command(
+    folder: Annotated[Path, typer.Argument(help="a federation's folder; or a client's own, which then asks")],
+    client: Annotated[str | None, typer.Argument(help="which client; not in its own folder")] = None,
+    request: RequestFile = None,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="its present identity is lost, and has not signed the new one")
+    ] = False,
+) -> None:
+    """Give a client a new identity, node key and TLS key; the old identity signs the new one."""
+    from trilemma.federation import layout, membership
+    from trilemma.federation.layout import Party
+    from trilemma.federation.requests import Request, request_rotation
+
+    if client is None:
+        if not (folder / layout.PUBLIC).is_file():
+            raise UserError("say which client; allowed without: a client's own folder")
+        party = Party.open(folder)
+        if party.client is None:
+            raise UserError("the server has no identity; for its certificate: trilemma federation renew")
+        _say(f"{request_rotation(party)}: send this file to the authority; the present keys serve until then")
+        return
+    wanted = None if request is None else Request.load(request)
+    change = membership.rotate(folder, client, wanted, lost)
+    member = change.roster.clients[change.client or 0]
+    _report(change, f"client {change.client} has new keys, {_fingerprint(member.identity)}")
+
+
+def renew_command(
+    folder: Whole,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="new keys too, for parties whose folders are here")
+    ] = False,
+) -> None:
+    """Renew the certificates of the server and all clients, for another year."""
+    from trilemma.federation import renewal
+    from trilemma.federation.layout import parties
+
+    done = renewal.renew(folder, fresh)
+    for one in done:
+        where = "" if one.bundle is None else f"; send {one.bundle} to it"
+        _say(f"{one.party}: certificate until {one.until:%Y-%m-%d}{where}")
+    if any(one.here for one in done):
+        _into_force([party for party in parties(folder) if party.client is None])
+        _say(f"Processes read them when they start: trilemma federation down {folder}, then up")
+
+
+def budget_command(
+    folder: Annotated[Path, typer.Argument(help="a federation's folder, or the client's own")],
+    client: Annotated[str | None, typer.Argument(help="which client; not in its own folder")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="the new limit on ε, over all runs")] = None,
+) -> None:
+    """Show or change a client's own limit on ε; its owner's decision, never below what is spent."""
+    from trilemma.federation.spending import change_budget, read_budget
+
+    party = _one_client(folder, client)
+    if epsilon is None:
+        _say(f"{party.name} spends at most ε = {read_budget(party).epsilon:g}")
+        return
+    before, spent = change_budget(party, epsilon)
+    _say(f"{party.name} spends at most ε = {epsilon:g} (before: {before:g}; spent: {spent:.3g})")
+
+
+def roster_command(folder: Folder) -> None:
+    """Show who is on the roster, with fingerprints to read out; on a client, whom it counts on."""
+    from trilemma.federation.adoption import strangers
+    from trilemma.federation.layout import parties
+
+    party = parties(folder)[0]
+    roster = party.signed_roster
+    unknown = [] if party.client is None else strangers(party)
+    _say(f"roster {roster.serial} of {roster.federation}, as {party.name} has it")
+    for place, one in enumerate(roster.clients):
+        note = ", removed" if one.removed else ", not vouched for" if place in unknown else ""
+        _say(f"  client {place} ({one.name}{note}): {_fingerprint(one.identity)}")
+
+
+def vouch_command(
+    folder: Own,
+    clients: Annotated[list[str], typer.Argument(help="the clients it may count on from now on")],
+) -> None:
+    """Let a client count on others that came later: their keys were compared, in another way than this."""
+    from trilemma.federation.adoption import vouch
+
+    party = _one_client(folder, None)
+    places = [party.signed_roster.place(name) for name in clients]
+    vouch(party, places)
+    _say(f"{party.name} counts on clients {places}, as they are on roster {party.signed_roster.serial}")
+
+
+def _one_client(folder: Path, client: str | None) -> Party:
+    """Return the client that a folder is of, or that is named in a federation's folder."""
+    from trilemma.federation.layout import parties
+
+    found = [party for party in parties(folder) if party.client is not None]
+    if client is not None and found:
+        place = found[0].signed_roster.place(client)
+        found = [party for party in found if party.client == place]
+    if len(found) != 1:
+        raise UserError(f"{folder} does not say which client; name one, or its own folder")
+    return found[0]
+
+
+def _fingerprint(identity: str) -> str:
+    """Return an identity as people read it out: the key itself, in groups of four."""
+    return " ".join(identity[place : place + 4] for place in range(0, len(identity), 4))
+
+
+def _report(change: Change, what: str) -> None:
+    _say(f"roster {change.roster.serial}: {what}")
+    for path in change.bundles:
+        _say(f"{path}: to be installed there: trilemma federation install FOLDER {path.name}")
+    _into_force(list(change.here))
+
+
+def _into_force(here: list[Party]) -> None:
+    """Let processes that run here know: the guard and the SuperLink at once, a client by a new start."""
+    try:
+        from trilemma.flower import deployment
+    except ImportError:
+        return  # nothing runs without Flower
+    for party in here:
+        if party.client is None:
+            deployment.refresh(party, _say)
+        elif deployment.restart(party):
+            _say(f"{party.name} was started anew")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "request": request_command,
+    "install": install_command,
+    "add-client": add_command,
+    "remove-client": remove_command,
+    "rotate": rotate_command,
+    "renew": renew_command,
+    "roster": roster_command,
+    "vouch": vouch_command,
+    "budget": budget_command,
+}
+"""The commands of this module by name, for `trilemma federation`."""

@@ -1,0 +1,92 @@
+"""A federation without a trusted dealer: every client made its own keys, and nobody ever has them all.
+
+`init` (in `layout`) makes everybody's keys in one place, for pilots. Here the authority gets requests and
+gives back bundles: it sees public halves only. What two clients share, they agree on directly, with signed
+X25519 keys that the server carries (`trilemma.privacy.secrets`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trilemma.errors import UserError
+from trilemma.federation import authority as authorities
+from trilemma.federation import bundles, certificates, layout, membership
+from trilemma.federation.authority import Authority
+from trilemma.federation.bundles import Bundle
+from trilemma.federation.layout import Federation, Party
+from trilemma.federation.requests import Request
+from trilemma.federation.rosters import Member, check_name
+from trilemma.federation.spending import write_budgets
+from trilemma.federation.task import load_task
+from trilemma.plugins import Plugin
+from trilemma.task.file import copy_task
+
+
+def found(
+    folder: Path,
+    federation: Federation,
+    config: str,
+    requests: Sequence[Request],
+    task: Path | None = None,
+    plugins: Iterable[Plugin] = (),
+) -> tuple[Party, list[Path]]:
+    """Make authority and server, and a bundle for everybody who sent a request; client i sent the i-th.
+
+    Nothing is left behind where something is wrong.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
+    if len(requests) != federation.clients:
+        raise UserError(f"{len(requests)} requests for a federation of {federation.clients} clients")
+    members = tuple(_member(request) for request in requests)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        authority = Authority.found(folder / authorities.FOLDER, federation.name, federation.toml(), config)
+        roster = authority.sign(federation.name, members)
+        layout.begin_folder(folder / "server", federation, config, task, plugins)
+        server = Party.open(folder / "server")
+        layout.write_certificate(server, authority.issued, (federation.host, "localhost"))
+        authority.enact(roster)
+        authority.keep(server.name, server.certificate.read_bytes())
+        layout.complete_folder(server, authority.certificate, roster)
+        load_task(server)
+        written = []
+        for place, request in enumerate(requests):
+            name = f"client-{place}"
+            authority.keep(name, certificates.certify_client(authority.issued, name, request.certificate))
+            written.append(bundles.write_bundle(authority, place, authority.folder / membership.BUNDLES))
+    except UserError:
+        shutil.rmtree(folder)
+        raise
+    return server, written
+
+
+def _member(request: Request) -> Member:
+    check_name(request.name)
+    return request.member()
+
+
+def installed(
+    folder: Path, bundle: Bundle, task: Path | None = None, budget: float | None = None
+) -> tuple[Party, float | None]:
+    """Install a bundle; a new client also gets its task and its budget. Return the party, and its limit on ε.
+
+    A folder in which something is wrong is left as it was: with its keys and its request alone.
+    """
+    if (folder / layout.PUBLIC).is_file():
+        return bundles.install(folder, bundle), None
+    before = set(folder.iterdir()) if folder.is_dir() else set()
+    try:
+        if task is not None and not task.is_file():
+            raise UserError(f"there is no {task}")
+        party = bundles.install(folder, bundle)
+        if task is not None:
+            copy_task(task.resolve(), party.folder, layout.TASK)
+        return party, write_budgets([party], load_task(party), budget)
+    except UserError:
+        for path in set(folder.iterdir()) - before if folder.is_dir() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise
