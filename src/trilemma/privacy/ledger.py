@@ -309,6 +309,7 @@ class Ledger:
             text = file.read()
         header = {"version": _VERSION, "budget": asdict(self.budget)}
         opened: dict[str, Any] = header
+        limit: dict[str, float] = {}
         good = 0
         for number, line in enumerate(io.BytesIO(text).readlines()):
             record = _unseal(line, self._hash)
@@ -326,7 +327,7 @@ class Ledger:
                     case Remark() as remark:
                         self.remarks.append(remark)
                     case Amendment(epsilon):
-                        opened = {**opened, "budget": {**opened.get("budget", {}), "epsilon": epsilon}}
+                        limit = {"epsilon": epsilon}
                     case entry:
                         self._enter(entry)
             self._hash = _digest(line)
@@ -336,6 +337,8 @@ class Ledger:
                 self.repaired = "completed the last line"
                 os.write(self._fd, b"\n")
                 os.fsync(self._fd)
+        if limit and isinstance(opened.get("budget"), dict):
+            opened = {**opened, "budget": {**opened["budget"], **limit}}
         if opened != header:
             raise LedgerError(
                 f"{self.path} was opened for {opened.get('budget')}, not for {header['budget']}: a budget is "
