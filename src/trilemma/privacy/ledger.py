@@ -386,12 +386,12 @@ def read_lines(text: bytes) -> tuple[Budget, list[Entry | Remark]]:
     said = [_said(number, record) for number, record in enumerate(found[1:], 2)]
     try:
         budget = Budget(**_respelled(found[0]["budget"]))
-        for line in said:
-            if isinstance(line, Amendment):
-                budget = replace(budget, epsilon=line.epsilon)
+        for one in said:
+            if isinstance(one, Amendment):
+                budget = replace(budget, epsilon=one.epsilon)
     except (LookupError, TypeError, ValueError):
         raise LedgerError("line 1 does not say what the budget is") from None
-    return budget, [line for line in said if not isinstance(line, Amendment)]
+    return budget, [one for one in said if not isinstance(one, Amendment)]
 
 
 def _said(number: int, record: dict[str, Any] | None) -> Entry | Remark | Amendment:
