@@ -17,7 +17,7 @@ from trilemma.errors import UserError
 from trilemma.federation import events, wire
 from trilemma.federation.adoption import Agreed
 from trilemma.federation.commits import Commit, CommitLog
-from trilemma.federation.epochs import Epoch, Policy, check_progress, open_epoch
+from trilemma.federation.epochs import Attendance, Epoch, Policy, check_progress, open_epoch
 from trilemma.federation.exchange import Clock, Correspondence
 from trilemma.federation.hearing import Heard, Hearing
 from trilemma.federation.joining import Joining
@@ -81,12 +81,16 @@ class Coordinator:
         """Run to the end, from wherever the run stands."""
         with self.log.locked():
             commit = self.start()
-            here, failed = self, 0
+            here, failed, attendance = self, 0, Attendance()
             clients: dict[int, int] | None = None
             while commit.rounds < self.task.config.run.rounds:
                 here = here._renewed(commit)
-                if clients is None or not here._goes_on(commit.epoch):
-                    commit, clients = here._join(commit, here._next_epoch(commit.epoch, failed))
+                late = here._somebody_came(commit.epoch, attendance)
+                if clients is None or late or not here._goes_on(commit.epoch):
+                    anew = late or failed > 0
+                    commit, clients = here._join(commit, here._next_epoch(commit.epoch, anew))
+                    present = here.exchange.nodes().values()
+                    attendance.called(here.policy.everyone, clients.values(), present)
                 done = here._round(commit, clients, failed)
                 failed = failed + 1 if done is None else 0
                 commit, clients = (commit, None) if done is None else (done, clients)
@@ -112,11 +116,17 @@ class Coordinator:
         """Tell whether an epoch has members, and their terms are still those."""
         return epoch is not None and bool(epoch.members) and epoch.terms == self.agreed.terms
 
-    def _next_epoch(self, epoch: Epoch | None, failed: int) -> int:
+    def _somebody_came(self, epoch: Epoch | None, attendance: Attendance) -> bool:
+        """Tell whether a client is there that was not when the epoch was called; asked where one was not."""
+        if epoch is None or set(epoch.members) >= set(self.policy.everyone):
+            return False
+        return attendance.came(self.exchange.nodes().values())
+
+    def _next_epoch(self, epoch: Epoch | None, anew: bool) -> int:
         """Return the number of the epoch to begin or, after a restart, to continue with."""
         if epoch is None:
             return 0
-        return epoch.number if self._goes_on(epoch) and not failed else epoch.number + 1
+        return epoch.number if self._goes_on(epoch) and not anew else epoch.number + 1
 
     def _join(self, commit: Commit, number: int) -> tuple[Commit, dict[int, int]]:
         """Open epoch `number`, or reopen it after a restart; return the commit and who sits at which node."""

@@ -6,7 +6,8 @@ An epoch is a set of clients with pairwise keys. In a federation of n clients of
 * more: the round is asked again, `repeats` times; clients that answered return the same answer;
 * still more: a new epoch, with fresh keys, among those who answer its hello. Those who do not answer a hello
   count against f as long as there are at most f of them; else the epoch is a smaller federation of those
-  present, which still must outnumber f liars (n' > 2f); else the run stops and says so.
+  present, which still must outnumber f liars (n' > 2f); else the run stops and says so;
+* a client that was away then, or is new on the roster, and is there now: a new epoch, with it.
 
 What a client released in a round that was given up is spent: its ledger keeps it.
 """
@@ -78,6 +79,41 @@ def open_epoch(policy: Policy, number: int, joined: Iterable[int], terms: str = 
             f"{policy.tolerated} liars at least {needed} are needed"
         )
     return Epoch(number, members, members, terms)
+
+
+class Attendance:
+    """Who was away when an epoch was called: one who comes later is worth another epoch, once.
+
+    Who then does not join it is not called again for its own sake: a client that comes and goes all the time
+    would hold up everybody.
+
+    >>> seen = Attendance()
+    >>> seen.called(everyone={0, 1, 2, 3}, members={0, 1}, present={0, 1, 2})
+    >>> seen.came(present={0, 1, 2}), seen.came(present={0, 1, 2, 3})
+    (False, True)
+    >>> seen.called(everyone={0, 1, 2, 3}, members={0, 1}, present={0, 1})
+    >>> seen.came(present={0, 1, 2, 3})
+    True
+    >>> seen.called(everyone={0, 1, 2, 3}, members={0, 1}, present={0, 1})
+    >>> seen.came(present={0, 1, 2, 3})
+    False
+    """
+
+    def __init__(self) -> None:
+        self._away: set[int] = set()
+        self._waited_for: set[int] = set()
+        self._in_vain: set[int] = set()
+
+    def called(self, everyone: Iterable[int], members: Iterable[int], present: Iterable[int]) -> None:
+        """Note who joined an epoch, and who was there."""
+        self._in_vain |= self._waited_for - set(members)
+        self._waited_for = set()
+        self._away = set(everyone) - set(members) - set(present) - self._in_vain
+
+    def came(self, present: Iterable[int]) -> bool:
+        """Tell whether somebody is there now who was not."""
+        self._waited_for = self._away & set(present)
+        return bool(self._waited_for)
 
 
 Decision = Literal["commit", "repeat", "rekey"]
