@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from trilemma import __version__
 from trilemma.cli import app
 from trilemma.cli.app import COMMANDS
+from trilemma.papers import demo
 
 TINY = ["--set", "run.rounds=4", "--set", "run.seeds=[1,2]"]
 
@@ -34,6 +35,7 @@ def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "curves.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_a_wrong_config_exits_2_with_a_message_and_no_traceback(tmp_path: Path) -> None:
     done = trilemma("run", "--set", "aggregation.rule=cwmde", "--json", "--out", "out", cwd=tmp_path)
     assert done.returncode == 2
@@ -181,10 +183,11 @@ def test_list_shows_every_registered_name() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_demo_shows_that_robust_rules_survive(tmp_path: Path) -> None:
-    done = trilemma("demo", "--out", "demo", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_demo_shows_that_robust_rules_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its runs, with one of the three seeds."""
+    monkeypatch.setitem(demo.SETTING, "run", {**demo.SETTING["run"], "seeds": "1"})
+    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
+    assert done.exit_code == 0, done.output
     summaries = [json.loads(p.read_text()) for p in sorted((tmp_path / "demo").glob("*/summary.json"))]
     by_setting = {(s["rule"], s["attack"]): s["accuracy"]["mean"] for s in summaries}
     assert by_setting["mean", "ipm"] < by_setting["caf", "ipm"] - 0.3

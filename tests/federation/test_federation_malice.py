@@ -386,6 +386,7 @@ def test_a_client_set_back_as_a_whole_is_refused_by_the_others(parties, tmp_path
     assert "the ledger of client 0 has" in parties[2].log.read_text()
 
 
+@pytest.mark.slow
 def test_an_honest_server_goes_on_without_a_client_that_was_set_back(parties, tmp_path):
     """It has seen the ledgers too: it leaves out whose went back, and the others run."""
     coordinator(parties, Direct(parties), "before")[0].go()
@@ -581,6 +582,7 @@ def test_a_header_of_one_megabyte_goes_into_no_record(parties):
     assert all(len(reason) <= 200 for record in runner.log.records() for _, reason in record["rejected"])
 
 
+@pytest.mark.slow
 def test_the_servers_records_have_codes_and_no_private_numbers(tmp_path):
     parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=6.6)
     runner, said = coordinator(parties, Direct(parties))

@@ -66,7 +66,9 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("lp-proj")) for name in ALGORITHMS]
+)
 def test_nodes_equal_the_stacked_simulation(tmp_path, name):
     """One node per client, through blocks and disks, without a network."""
     config = small_config(CLIENTS, *ALGORITHMS[name], "data.holders=all", rounds=ROUNDS)

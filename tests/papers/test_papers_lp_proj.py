@@ -126,6 +126,7 @@ def test_budget_and_target() -> None:
     assert curve.until(0.9) is None
 
 
+@pytest.mark.slow
 def test_tables_of_a_short_run(tmp_path: Path) -> None:
     """Three rounds of two methods: tables 3 and 4 are filled from what was run and from what was printed."""
     for method in ("lp-proj-1", "Local"):

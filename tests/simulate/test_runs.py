@@ -90,7 +90,7 @@ def test_interrupted_run_resumes_to_the_same_model(tmp_path: Path, stop: int) ->
 @pytest.mark.slow
 def test_killed_run_resumes_to_the_same_model(tmp_path: Path) -> None:
     """kill -9 in the middle, a torn last line included."""
-    changes = ["run.rounds=3000", "run.checkpoint_every=50", "run.evaluate_every=1000"]
+    changes = ["run.rounds=1000", "run.checkpoint_every=50", "run.evaluate_every=500"]
     settings = config.parse(BASE, changes)
     simulate.run(settings, tmp_path / "whole")
     arguments = [sys.executable, "-c", "from trilemma.cli import main; main()", "run", "--json"]
