@@ -8,7 +8,7 @@ is believed: who it is comes from the node it is connected by, and there are no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.federation import wire
 from trilemma.federation.reasons import heard, shortened
+from trilemma.federation.shelf import Shelf
 from trilemma.learning import MessageLayout, Messages
 from trilemma.learning.messages import Asked
 
@@ -30,7 +31,7 @@ class Expected:
 
     `layout` is what the algorithm declares; `clients` maps nodes that were asked to the clients they are;
     `answer` is the kind of reply; `remembered` is what was kept of each client's last message, `broadcast`
-    what began the round.
+    what began the round. Messages that are long lie on a `shelf`.
     """
 
     run: str
@@ -41,6 +42,7 @@ class Expected:
     answer: type[wire.Answer] = wire.Answer
     remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
     broadcast: wire.Tensors = field(default_factory=dict)
+    shelf: Shelf | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Reply:
     """
 
     node: int
-    block: bytes | None = None
+    block: wire.Block | None = None
     error: str = ""
     refused: bool = False
     question: str = ""
@@ -95,11 +97,13 @@ class Admitted:
         """What the rule aggregates, by client."""
         return {client: message.vectors[0] for client, message in self.messages.items()}
 
-    def stack(self, rows: Iterable[int], dim: int) -> Tensor:
+    def stack(self, rows: Sequence[int], dim: int, shelf: Shelf | None = None) -> Tensor:
         """Return one row per client of `rows`; a client without an accepted vector is a row of NaN.
 
         That is how a rule is told about absence: rows that are not finite count against f.
         """
+        if shelf is not None:
+            return shelf.stack(self.vectors, rows, dim)
         absent, vectors = torch.full((dim,), torch.nan), self.vectors
         return torch.stack([vectors.get(client, absent) for client in rows])
 
@@ -171,4 +175,5 @@ def _message(expected: Expected, client: int, reply: Reply) -> Messages:
         raise wire.WireError(str(error)) from None
     if not torch.isfinite(message.vectors).all():
         raise wire.WireError("the vector is not finite")
-    return message
+    lies_in_a_file = expected.layout.codec is None and not isinstance(reply.block, bytes)
+    return message if expected.shelf is None or lies_in_a_file else expected.shelf.keep(message)

@@ -202,6 +202,7 @@ class Coordinator:
             self.policy,
             self.timing.round_limit,
             self.exchange,
+            self.log.folder / "shelf",
             self.watch,
             self.say,
         )

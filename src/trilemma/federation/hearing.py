@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trilemma.federation import events, wire
 from trilemma.federation.admission import Admitted, Expected, admit
 from trilemma.federation.commits import Commit
 from trilemma.federation.epochs import Epoch, Policy, decide
 from trilemma.federation.exchange import Correspondence, Patience
+from trilemma.federation.shelf import Shelf
 from trilemma.federation.task import PartyTask
 from trilemma.learning import Messages
 from trilemma.learning.messages import Length
@@ -52,13 +54,17 @@ class Heard:
 
 @dataclass(frozen=True)
 class Hearing:
-    """Asks for one round: of the run `run`, with the server's patience (`round_limit` seconds)."""
+    """Asks for one round: of the run `run`, with the server's patience (`round_limit` seconds).
+
+    What is too long for memory lies in the folder `shelf`.
+    """
 
     run: str
     task: PartyTask
     policy: Policy
     round_limit: float
     exchange: Correspondence
+    shelf: Path
     watch: Stopwatch
     say: events.Say
 
@@ -71,6 +77,7 @@ class Hearing:
             self.task.message,
             remembered=commit.remembered,
             broadcast=commit.broadcast,
+            shelf=Shelf.for_(self.shelf, len(turn.rows), self.task.message.dim),
         )
         answers = self._attempts(commit, turn, clients, self._question(commit, turn), expected)
         heard = self._heard(answers, turn, expected)
@@ -82,7 +89,8 @@ class Hearing:
             question = inquiry.question(heard.messages, commit.server, commit.rounds, key)
         inquire = wire.Inquire(run=self.run, epoch=turn.number, round=commit.rounds)
         layout = inquiry.message(self.task.model)
-        expected = replace(expected, layout=layout, answer=wire.Detail, remembered={})
+        shelf = Shelf.for_(self.shelf, len(turn.rows), layout.dim)
+        expected = replace(expected, layout=layout, answer=wire.Detail, remembered={}, shelf=shelf)
         those = replace(turn, members=tuple(client for client in turn.members if client in answers.vectors))
         details = self._attempts(commit, those, clients, wire.dumps(inquire, question), expected)
         second = self._heard(details, turn, expected)
@@ -116,7 +124,7 @@ class Hearing:
 
     def _heard(self, admitted: Admitted, turn: Epoch, expected: Expected) -> Heard:
         with self.watch.stage("admit"):
-            stack = admitted.stack(turn.rows, expected.layout.dim)
+            stack = admitted.stack(turn.rows, expected.layout.dim, expected.shelf)
         lengths = [expected.layout.lengths(message).total for message in admitted.messages.values()]
         return Heard(admitted, Messages(stack), sum(lengths, start=Length(0, 0)))
 

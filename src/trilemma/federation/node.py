@@ -29,6 +29,7 @@ from trilemma.federation.admission import HEADROOM
 from trilemma.federation.adoption import adopt, counted_on
 from trilemma.federation.journal import Again, Entry, Journal, what_to_do, what_to_tell
 from trilemma.federation.layout import Party
+from trilemma.federation.long_blocks import LongBlocks
 from trilemma.federation.proposals import check_allowed
 from trilemma.federation.reasons import Reason, Refused, write_down
 from trilemma.federation.sessions import Session
@@ -41,6 +42,9 @@ from trilemma.stopwatch import Stopwatch
 
 ROOM_PER_CLIENT = 1024
 """Bytes a header may take for each client of the federation: a key, a signature, a round."""
+
+CARRYING = frozenset({wire.Long.kind, wire.Piece.kind, wire.Fetch.kind})
+"""Kinds of messages that carry parts of others."""
 
 SECOND_QUESTION = 2
 """How many times as long as a broadcast a second question may be: places, of 8 bytes each, and values."""
@@ -77,7 +81,7 @@ class Node:
         try:
             kind = wire.kind_of(block)
             with files.locked(self.party.lock):
-                return self._handlers.get(kind, self._unknown)(block)
+                return self._long_blocks.answer(kind, block, self._handle)
         except wire.WireError as error:
             failure, reason = error, Reason.BLOCK
         except Refused as error:
@@ -85,9 +89,20 @@ class Node:
         except (Exception, SystemExit) as error:  # a task.py may call sys.exit, with a text
             failure, reason = error, Reason.FAILED
         write_down(self.party.log, kind, failure)
-        asked = kind if kind in self._handlers else "unknown"
+        asked = kind if kind in {*self._handlers, *CARRYING} else "unknown"
         self.say(events.REFUSED(asked=asked, reason=reason.code))
         raise Refused(reason)
+
+    def _handle(self, block: bytes) -> bytes:
+        return self._handlers.get(wire.kind_of(block), self._unknown)(block)
+
+    @property
+    def _long_blocks(self) -> LongBlocks:
+        """Questions and answers that travel in pieces; no question is longer than two broadcasts."""
+        return LongBlocks(
+            self.party.state / "long",
+            lambda: HEADROOM + ROOM_PER_CLIENT * self._clients + SECOND_QUESTION * self._broadcast_bytes,
+        )
 
     @property
     def _handlers(self) -> dict[str, Callable[[bytes], bytes]]:

@@ -8,6 +8,7 @@ from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.events import Say, silent
 from trilemma.federation.exchange import Clock, Correspondence
 from trilemma.federation.layout import Party
+from trilemma.federation.piecewise import Piecewise
 from trilemma.federation.task import load_task
 from trilemma.federation.transport import Transport
 
@@ -20,14 +21,15 @@ def open_run(
     clock: Clock | None = None,
 ) -> Coordinator:
     """Return the coordinator of the run `run`, a new one or one that stands somewhere; `go` runs it."""
-    clock = clock or Clock()
+    clock, task, folder = clock or Clock(), load_task(server), server.run_folder(run)
+    carried = Piecewise(transport, folder / "arriving", task.longest_reply, clock.now)
     return Coordinator(
         run=run,
         party=server,
         agreed=Agreed.by(server),
-        task=load_task(server),
-        exchange=Correspondence(transport, server.federation.timing.poll, clock),
-        log=CommitLog(server.run_folder(run)),
+        task=task,
+        exchange=Correspondence(carried, server.federation.timing.poll, clock),
+        log=CommitLog(folder),
         say=say,
         clock=clock,
     )

@@ -20,6 +20,7 @@ from trilemma.config.assembly import Assembled, everybody, one_party
 from trilemma.config.resolve import Resolved, resolve
 from trilemma.data.types import Batch
 from trilemma.errors import ConfigError
+from trilemma.federation.admission import HEADROOM
 from trilemma.federation.layout import Party
 from trilemma.keys import Key
 from trilemma.learning import MessageLayout
@@ -117,6 +118,13 @@ class PartyTask:
     def message(self) -> MessageLayout:
         """What a client's message looks like, as the algorithm declares it."""
         return self.resolved.algorithm.message(self.model)
+
+    @property
+    def longest_reply(self) -> int:
+        """How many bytes the longest block is that a client has to send."""
+        inquiry = self.resolved.algorithm.inquiry
+        layouts = [self.message] if inquiry is None else [self.message, inquiry.message(self.model)]
+        return max(layout.longest.bytes for layout in layouts) + HEADROOM
 
     @property
     def counts_on_others(self) -> bool:

@@ -1,10 +1,14 @@
 """What travels: a typed header and raw tensors, in one versioned block of bytes.
 
     block  = magic · length of header (8 bytes, big-endian) · header · tensor bytes, concatenated
-    header = JSON of {"fields": …, "tensors": [[name, dtype, shape], …]}
+    header = JSON of {"fields": …, "tensors": [[name, dtype, shape], …]}, spaces up to a multiple of 64 bytes
 
 A tensor that shares its memory with an earlier one (the momentum a client sends and keeps) is written once:
 [name, dtype, shape, place of the earlier one].
+
+A block of more than `PIECE` bytes does not travel in one message: it is announced by its length and the
+checksums of its pieces (`Long`), and `long_blocks` carries them. That is what is new in version 2; blocks of
+version 1, which lie on disks, are read as before.
 
 A block is the only thing inside a message, whoever carries it. The same block is what a party writes to its
 disk, there behind its SHA-256 (`sealed`): a disk may forget, and nobody else would notice. Reading checks
@@ -17,6 +21,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
+import warnings
 from collections.abc import Mapping
 from typing import ClassVar, TypeVar
 
@@ -25,14 +31,22 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from trilemma.errors import UserError
+from trilemma.federation import sizes
 
-MAGIC = b"trilemma/1\n"
+MAGIC = b"trilemma/2\n"
+FORMER = b"trilemma/1\n"
 SEALED = b"trilemma/sealed/1\n"
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 }
 LARGEST_HEADER = 1 << 20
+PIECE = sizes.PIECE
+ALIGNED = 64
+"""Tensors begin at a multiple of this, so that a file can be read where it lies."""
+
+Block = bytes | mmap.mmap
+"""A block in memory, or in a file."""
 
 
 class WireError(UserError):
@@ -161,6 +175,43 @@ class Noted(Header):
     run: str
 
 
+class Long(Header):
+    """Either way: a block of `length` bytes, in pieces with these checksums, is to be had."""
+
+    kind = "long"
+    length: int
+    checksums: list[str]
+
+    @property
+    def digest(self) -> str:
+        """What the block is called while its pieces travel."""
+        return hashlib.sha256(f"{self.length} {' '.join(self.checksums)}".encode()).hexdigest()
+
+
+class Have(Header):
+    """Client → server: of the block `digest` the first `pieces` pieces are here."""
+
+    kind = "have"
+    digest: str
+    pieces: int
+
+
+class Fetch(Header):
+    """Server → client: send piece `place` of your block `digest`."""
+
+    kind = "fetch"
+    digest: str
+    place: int
+
+
+class Piece(Header):
+    """Either way: piece `place` of the block `digest`, in the tensors."""
+
+    kind = "piece"
+    digest: str
+    place: int
+
+
 AnyHeader = TypeVar("AnyHeader", bound=Header)
 Tensors = Mapping[str, Tensor]
 
@@ -192,13 +243,16 @@ def dumps(header: Header, tensors: Tensors | None = None) -> bytes:
     text = json.dumps({"kind": header.kind, "fields": header.model_dump(), "tensors": described}).encode()
     if len(text) > LARGEST_HEADER:
         raise WireError(f"a header of {len(text)} bytes could not be read again; at most {LARGEST_HEADER}")
+    text += b" " * (-(len(MAGIC) + 8 + len(text)) % ALIGNED)
     return b"".join([MAGIC, len(text).to_bytes(8, "big"), text, *parts])
 
 
 def loads(
-    block: bytes, expected: type[AnyHeader], limit: int | None = None
+    block: Block, expected: type[AnyHeader], limit: int | None = None
 ) -> tuple[AnyHeader, dict[str, Tensor]]:
     """Read a block of the expected kind; refuse it where it is anything else, or longer than `limit` bytes.
+
+    The tensors of a block that is in a file stay there, and must not be written to.
 
     >>> loads(b"gibberish", Noted)
     Traceback (most recent call last):
@@ -207,7 +261,7 @@ def loads(
     if limit is not None and len(block) > limit:
         raise WireError(f"{len(block)} bytes where at most {limit} are allowed")
     start = len(MAGIC) + 8
-    if not block.startswith(MAGIC) or len(block) < start:
+    if block[: len(MAGIC)] not in (MAGIC, FORMER) or len(block) < start:
         raise WireError("not a block of this version")
     length = int.from_bytes(block[len(MAGIC) : start], "big")
     if length > min(LARGEST_HEADER, len(block) - start):
@@ -228,17 +282,25 @@ def loads(
     sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in shapes]
     if sum(size for place, size in enumerate(sizes) if sources[place] == place) != len(body):
         raise WireError("the tensors are not as long as the header says")
-    buffers: list[bytearray] = []
+    buffers: list[bytearray | memoryview] = []
     tensors: dict[str, Tensor] = {}
     for place, ((name, dtype, shape), size) in enumerate(zip(shapes, sizes, strict=True)):
         if sources[place] == place:
-            buffers.append(bytearray(body[:size]))
+            buffers.append(bytearray(body[:size]) if isinstance(block, bytes) else body[:size])
             body = body[size:]
         else:
             buffers.append(buffers[sources[place]])
-        flat = torch.frombuffer(buffers[-1], dtype=dtype) if size else torch.empty(0, dtype=dtype)
-        tensors[name] = flat.reshape(shape)
+        tensors[name] = (
+            _tensor(buffers[-1], dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
+        )
     return header, tensors
+
+
+def _tensor(buffer: bytearray | memoryview, dtype: torch.dtype) -> Tensor:
+    with warnings.catch_warnings():
+        # A file is mapped for reading only; torch cannot express that and says so.
+        warnings.filterwarnings("ignore", message=".*buffer is not writable")
+        return torch.frombuffer(buffer, dtype=dtype)
 
 
 def _source(shapes: list[tuple[str, torch.dtype, tuple[int, ...]]], place: int, rest: list[object]) -> int:
@@ -254,7 +316,7 @@ def _source(shapes: list[tuple[str, torch.dtype, tuple[int, ...]]], place: int, 
     return source
 
 
-def kind_of(block: bytes) -> str:
+def kind_of(block: Block) -> str:
     """Return what a block says it is, for the choice of who reads it; nothing else is checked.
 
     >>> kind_of(dumps(Noted(client=3, run="r")))
@@ -262,7 +324,8 @@ def kind_of(block: bytes) -> str:
     """
     start = len(MAGIC) + 8
     length = int.from_bytes(block[len(MAGIC) : start], "big")
-    if not block.startswith(MAGIC) or length > min(LARGEST_HEADER, len(block) - start):
+    known = block[: len(MAGIC)] in (MAGIC, FORMER)
+    if not known or length > min(LARGEST_HEADER, len(block) - start):
         raise WireError("not a block of this version")
     try:
         return str(json.loads(block[start : start + length])["kind"])
@@ -278,7 +341,7 @@ def _shape(shape: object) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def digest(block: bytes) -> str:
+def digest(block: Block) -> str:
     """Return a block's SHA-256."""
     return hashlib.sha256(block).hexdigest()
 
@@ -301,7 +364,7 @@ def unsealed(content: bytes) -> bytes:
     Traceback (most recent call last):
     trilemma.federation.wire.WireError: not as it was written: its checksum is another
     """
-    if content.startswith(MAGIC):
+    if content.startswith((MAGIC, FORMER)):
         return content
     start = len(SEALED) + 32
     if not content.startswith(SEALED) or len(content) < start:

@@ -20,6 +20,7 @@ from pathlib import Path
 from trilemma.federation import processes
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.processes import Command, ProcessFailed, Running
+from trilemma.federation.sizes import PIECE, ROOM
 from trilemma.flower import CERTIFICATE, CERTIFICATE_KEY, POLL
 from trilemma.flower.files import write_flower_files
 from trilemma.flower.limits import Limits, Settings
@@ -96,14 +97,10 @@ def guard_settings(server: Party) -> Settings:
 
 
 def longest_reply(server: Party) -> int:
-    """Return how many bytes the longest block is that a client of this configuration has to send."""
-    from trilemma.federation.admission import HEADROOM
+    """Return how many bytes a client of this configuration sends at a time: its longest reply, or a piece."""
     from trilemma.federation.task import load_task
 
-    task = load_task(server)
-    inquiry = task.resolved.algorithm.inquiry
-    layouts = [task.message] if inquiry is None else [task.message, inquiry.message(task.model)]
-    return max(layout.longest.bytes for layout in layouts) + HEADROOM
+    return min(load_task(server).longest_reply, PIECE + ROOM)
 
 
 @dataclass(frozen=True)

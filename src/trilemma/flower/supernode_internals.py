@@ -7,7 +7,8 @@
   And a SuperNode that was killed is taken for alive, and refused when it comes back, for 60 s. The constants
   are not settable, so they are set here, in the processes this package starts and nowhere else;
   docs/federation.md has the measurements.
-* **The door** (`present_certificate`): a SuperNode has no option for a certificate of its own.
+* **The door** (`present_certificate`): a SuperNode has no option for a certificate of its own, and takes
+  whatever the server sends into memory.
 * **Silence** (`restart_when_silent`): a SuperNode that meets an error it does not expect stops asking for
   work, and its process stays: its other thread has no reason to end.
 """
@@ -35,8 +36,10 @@ from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
+from trilemma.federation.sizes import PIECE, ROOM
 from trilemma.flower import CERTIFICATE, CERTIFICATE_KEY, SILENCE
 from trilemma.flower.internals import bound_pulls, poll_seconds
+from trilemma.flower.limits import MARGIN, WRAPPING
 
 log = logging.getLogger("flwr")
 ACTIVATION = "TRILEMMA_ACTIVATION"
@@ -145,9 +148,54 @@ def present_certificate() -> None:
         else:
             context.load_verify_locations(root_certificates)
         context.load_cert_chain(certificate, key)
-        return FleetHttpClient(f"https://{address}", interceptors=interceptors, verify=context, **options)
+        client = FleetHttpClient(f"https://{address}", interceptors=interceptors, verify=context, **options)
+        timeout = client._client.timeout
+        client.close()
+        client._client = httpx.Client(transport=Bounded(httpx.HTTPTransport(verify=context)), timeout=timeout)
+        return client
 
     FleetHttpClient.from_server_address = staticmethod(connect)
+
+
+LARGEST = int(MARGIN * (PIECE + ROOM + WRAPPING))
+"""Bytes that anything the server sends to a SuperNode may have: a piece, and a tenth more."""
+
+
+class Bounded(httpx.BaseTransport):
+    """Takes no more of an answer than a SuperNode needs, whatever the server sends."""
+
+    def __init__(self, transport: httpx.BaseTransport, largest: int = LARGEST) -> None:
+        self._transport, self._largest = transport, largest
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Pass a request on; its answer ends, with an error, where it becomes too long."""
+        request.headers["accept-encoding"] = "identity"
+        response = self._transport.handle_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            response.close()
+            raise httpx.ReadError("an answer is as long as it says", request=request)
+        assert isinstance(response.stream, httpx.SyncByteStream)
+        response.stream = _BoundedStream(response.stream, self._largest)
+        return response
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+
+class _BoundedStream(httpx.SyncByteStream):
+    def __init__(self, stream: httpx.SyncByteStream, largest: int) -> None:
+        self._stream, self._left = stream, largest
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._stream:
+            self._left -= len(piece)
+            if self._left < 0:
+                raise httpx.ReadError("the server sends more than a client needs")
+            yield piece
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 class Watch:

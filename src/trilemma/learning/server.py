@@ -6,17 +6,21 @@ blending   w ← (1 − β) w + β R(m_1, …, m_S)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trilemma.aggregation import stream
 from trilemma.keys import Key
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import ServerFunction, ServerStep, State
 from trilemma.learning.settings import Setup
 from trilemma.learning.theory.schedules import Schedule
+
+BLOCK = 1 << 24
+"""Numbers of messages that lie in a file which are looked at together."""
 
 Combined = tuple[Tensor, dict[str, Any]]
 """What the rule makes of k vectors, (d,), and a report of how."""
@@ -24,8 +28,22 @@ Combined = tuple[Tensor, dict[str, Any]]
 
 def apply_rule(setup: Setup, vectors: Tensor, key: Key) -> Combined:
     """Apply the federation's rule and say what it did: every client's weight and how suspect it looked."""
-    outcome = setup.rule(vectors, key=key.fold("rule"))
+    if vectors.untyped_storage().filename is None:
+        outcome = setup.rule(vectors, key=key.fold("rule"))
+    else:  # they lie in a file, for there is no room: a few columns at a time
+        outcome = stream(setup.rule, lambda: column_blocks(vectors), key=key.fold("rule"))
     return outcome.value, {"weights": outcome.weights, "scores": outcome.scores, "info": outcome.info}
+
+
+def column_blocks(vectors: Tensor) -> Iterator[Tensor]:
+    """Yield (n, d) a few columns at a time.
+
+    >>> [block.shape[1] for block in column_blocks(torch.zeros(4, BLOCK // 2))]
+    [4194304, 4194304]
+    """
+    columns = max(1, BLOCK // len(vectors))
+    for start in range(0, vectors.shape[1], columns):
+        yield vectors[:, start : start + columns]
 
 
 def aggregate(setup: Setup, vectors: Tensor, key: Key) -> Combined:
@@ -34,7 +52,7 @@ def aggregate(setup: Setup, vectors: Tensor, key: Key) -> Combined:
     That is what a mean of such messages is. Methods that can live with it treat NaN as "no news", the others
     diverge in the next round, and the record says so; neither is an exception here.
     """
-    broken = int((~torch.isfinite(vectors).all(1)).sum())
+    broken = sum(not bool(torch.isfinite(row).all()) for row in vectors)
     if broken > setup.rule.f:
         nothing = vectors.new_zeros(len(vectors))
         return torch.full_like(vectors[0], torch.nan), {"weights": nothing, "scores": nothing, "info": None}

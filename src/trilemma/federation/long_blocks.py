@@ -1,0 +1,171 @@
+"""Blocks too long for one message: announced by checksums, carried in pieces, kept on disk at both ends.
+
+    server → client    long            a question's length and the checksums of its pieces
+    client → server    have            how many of them are here: none, or those from before something broke
+    server → client    piece           the next one; the client says again what it has
+    server → client    long            once more, when all are there: now it is answered
+    client → server    long            an answer's length and checksums, where that is long too
+    server → client    fetch           one piece after the other; those that are here are not asked for
+
+Every exchange can be repeated. A transfer that breaks, at either end, goes on where it stopped: pieces are in
+files, in order, and each was compared with its checksum before it was written. What one party holds of one
+transfer in memory is one piece. A length is judged before anything is stored, and each end keeps one block
+that arrives and one that leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trilemma import files
+from trilemma.federation import wire
+from trilemma.federation.sizes import ROOM
+
+BYTES = "bytes"
+"""The tensor that holds a piece."""
+
+
+def described(block: wire.Block) -> wire.Long:
+    """Return a block's announcement."""
+    view = memoryview(block)
+    places = range(0, len(view), wire.PIECE)
+    checksums = [hashlib.sha256(view[start : start + wire.PIECE]).hexdigest() for start in places]
+    return wire.Long(length=len(view), checksums=checksums)
+
+
+def piece_of(block: wire.Block, digest: str, place: int) -> bytes:
+    """Return the message with a piece of a block."""
+    if not 0 <= place * wire.PIECE < len(block):
+        raise wire.WireError(f"a block of {len(block)} bytes has no piece {place}")
+    piece = bytearray(memoryview(block)[place * wire.PIECE : (place + 1) * wire.PIECE])
+    return wire.dumps(
+        wire.Piece(digest=digest, place=place), {BYTES: torch.frombuffer(piece, dtype=torch.uint8)}
+    )
+
+
+def check_announcement(long: wire.Long, limit: int) -> None:
+    """Refuse an announcement of a block longer than `limit`, or one that contradicts itself."""
+    if not 0 < long.length <= limit:
+        raise wire.WireError(f"{long.length} bytes announced where at most {limit} are allowed")
+    if len(long.checksums) != -(-long.length // wire.PIECE):
+        raise wire.WireError(f"{len(long.checksums)} checksums of {long.length} bytes")
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """A block on its way: a file with the pieces that have come, in order."""
+
+    long: wire.Long
+    path: Path
+
+    @property
+    def have(self) -> int:
+        """How many pieces are here, whole."""
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        return len(self.long.checksums) if size >= self.long.length else size // wire.PIECE
+
+    @property
+    def complete(self) -> bool:
+        """Whether all are."""
+        return self.have == len(self.long.checksums)
+
+    def take(self, block: wire.Block) -> None:
+        """Add the next piece; refuse one that is not as announced. One that is here already is not needed."""
+        header, tensors = wire.loads(block, wire.Piece, limit=wire.PIECE + ROOM)
+        have = self.have
+        if header.digest != self.long.digest or header.place > have or set(tensors) != {BYTES}:
+            raise wire.WireError(f"piece {header.place} of another block, or out of turn")
+        if header.place < have:
+            return
+        content = tensors[BYTES].numpy().tobytes()
+        if hashlib.sha256(content).hexdigest() != self.long.checksums[have]:
+            raise wire.WireError(f"piece {have} is not as it was announced")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("r+b" if self.path.exists() else "wb") as file:
+            file.truncate(have * wire.PIECE)  # a crash may have left a part of it
+            file.seek(0, 2)
+            file.write(content)
+
+    def mapped(self) -> mmap.mmap:
+        """Return the whole block, as it lies in its file."""
+        with self.path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+@dataclass(frozen=True)
+class LongBlocks:
+    """A client's end, in `folder`. `limit` says how long a question may be, before anything is stored.
+
+    What a client answers is in `leaving` for as long as it is the last long answer. Whoever fetches it gets
+    what was answered before, and nothing else.
+    """
+
+    folder: Path
+    limit: Callable[[], int]
+
+    def answer(self, kind: str, block: bytes, handle: Callable[[bytes], bytes]) -> bytes:
+        """Answer a block by `handle`, or a part of the carrying of one."""
+        if kind == wire.Long.kind:
+            long, _ = wire.loads(block, wire.Long, limit=wire.LARGEST_HEADER)
+            check_announcement(long, self.limit())
+            arriving = self._arriving(long)
+            if not arriving.complete:
+                return self._have(arriving)
+            whole = arriving.path.read_bytes()
+            if described(whole) != long:  # the disk changed it
+                arriving.path.unlink()
+                return self._have(arriving)
+            return self._leave(handle(whole))
+        if kind == wire.Piece.kind:
+            arriving = self._expected()
+            arriving.take(block)
+            return self._have(arriving)
+        if kind == wire.Fetch.kind:
+            fetch, _ = wire.loads(block, wire.Fetch, limit=ROOM)
+            path = self.folder / "leaving" / fetch.digest
+            if fetch.digest not in {one.name for one in path.parent.glob("*")}:
+                raise wire.WireError("nothing of that name is to be had")
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return piece_of(content, fetch.digest, fetch.place)
+        return self._leave(handle(block))
+
+    def _have(self, arriving: Arriving) -> bytes:
+        return wire.dumps(wire.Have(digest=arriving.long.digest, pieces=arriving.have))
+
+    def _arriving(self, long: wire.Long) -> Arriving:
+        """Return the block that is announced, and forget every other that was on its way."""
+        folder = self.folder / "arriving"
+        only(folder, {long.digest, f"{long.digest}.long"})
+        files.write_atomically(folder / f"{long.digest}.long", wire.dumps(long))
+        return Arriving(long, folder / long.digest)
+
+    def _expected(self) -> Arriving:
+        """Return the block that was announced last."""
+        for path in (self.folder / "arriving").glob("*.long"):
+            long, _ = wire.loads(path.read_bytes(), wire.Long)
+            return Arriving(long, path.with_suffix(""))
+        raise wire.WireError("a piece of a block that nobody announced")
+
+    def _leave(self, answer: bytes) -> bytes:
+        """Return an answer, or its announcement where it is long."""
+        if len(answer) <= wire.PIECE:
+            return answer
+        long = described(answer)
+        only(self.folder / "leaving", {long.digest})
+        path = self.folder / "leaving" / long.digest
+        if not path.is_file() or path.stat().st_size != long.length:
+            files.write_atomically(path, answer, secret=True)
+        return wire.dumps(long)
+
+
+def only(folder: Path, names: set[str]) -> None:
+    """Delete what is in a folder but these."""
+    for path in folder.glob("*"):
+        if path.name not in names:
+            path.unlink(missing_ok=True)
