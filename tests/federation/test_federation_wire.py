@@ -102,7 +102,7 @@ def forged(**changes):
         (forged(tensors=7), "header"),
         (forged(kind="ask"), "'ask' where 'answer'"),
         (wire.MAGIC + (1 << 62).to_bytes(8, "big") + b"{}", "longer than the block"),
-        (b"trilemma/2\n" + bytes(30), "version"),
+        (b"trilemma/3\n" + bytes(30), "version"),
     ],
 )
 def test_forgeries_are_named(block, complaint):

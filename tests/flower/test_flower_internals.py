@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import httpx
 import pytest
 from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.supercore.object_store import ObjectStoreFactory
@@ -165,3 +166,33 @@ def test_what_a_client_app_raises_does_not_travel():
 
     Worker(tasks, poll=0.1).client_task(breaks, "token")
     assert pushed == [Reason.FAILED.told] * 2
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "taken"), [(90, {}, True), (110, {}, False), (5, {"content-encoding": "gzip"}, False)]
+)
+def test_a_supernode_takes_no_more_than_a_piece(length, heads, taken):
+    """Whatever a server sends: what is too long ends while it comes, what may become longer is not read."""
+    read: list[int] = []
+
+    def pieces():
+        for _ in range(length // 5):
+            read.append(5)
+            yield bytes(5)
+
+    server = httpx.MockTransport(lambda request: httpx.Response(200, headers=heads, stream=Stream(pieces())))
+    with httpx.Client(transport=supernode_internals.Bounded(server, largest=100)) as client:
+        if taken:
+            assert len(client.post("http://server/").content) == length
+            return
+        with pytest.raises(httpx.ReadError):
+            client.post("http://server/")
+        assert sum(read) <= 105
+
+
+class Stream(httpx.SyncByteStream):
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    def __iter__(self):
+        return iter(self.pieces)

@@ -69,12 +69,12 @@ class Piecewise:
         names = {transfer.asked: name for name, transfer in self._transfers.items()}
         complete: list[Reply] = []
         for reply in self.transport.fetch(list(names)):
-            name = names.get(reply.question)
-            if name is None:
-                complete.append(reply)
-                continue
+            name = names[reply.question]
+            transfer = self._transfers.get(name)
+            if transfer is None or transfer.asked != reply.question:
+                continue  # the carrier brought it twice
             try:
-                done = self._advance(self._transfers[name], reply)
+                done = self._advance(transfer, reply)
             except wire.WireError as error:
                 done = Reply(reply.node, error=str(error), refused=True)
             if done is not None:
