@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
-from federation_harness import PRIVATE, Direct, coordinator, make, small_config
+from federation_harness import PRIVATE, Direct, make, small_config
 from trilemma.cli.federation import federation_app
 from trilemma.federation import wire
+from trilemma.federation.event_log import EventLog, events_file
+from trilemma.federation.node import Node
+from trilemma.federation.peers import Door, Peer, door_file
+from trilemma.federation.server import open_run
 from trilemma.report.federations import standing
 
-CLIENTS = 4
+CLIENTS = 6
 
 
 def sends_nonsense(client: int, asked: bytes, answer: bytes) -> bytes:
@@ -23,10 +29,17 @@ def sends_nonsense(client: int, asked: bytes, answer: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A private run of four clients, of whom client 2 sends nonsense; none of its processes are there."""
+    """A private run of six clients: client 2 sends nonsense, client 3 has another roster. Nothing runs."""
     folder = tmp_path_factory.mktemp("standing") / "federation"
-    parties = make(folder, CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6)
-    coordinator(parties, Direct(parties, sends_nonsense))[0].go()
+    parties = make(folder, CLIENTS, small_config(CLIENTS, *PRIVATE, tolerate=2), budget=1e6)
+    (parties[4].folder / "roster.json").write_bytes(parties[4].roster.read_bytes() + b" ")
+    logs = [EventLog(events_file(one.running, "worker"), one.name, "worker") for one in parties]
+    direct = Direct(parties, sends_nonsense)
+    direct.clients = {one.client: Node(one, say=log) for one, log in zip(parties[1:], logs[1:], strict=True)}
+    open_run(parties[0], "run", direct, replace(logs[0], run="run"), direct.time.clock).go()
+    now = time.time()
+    here, late = Peer(2, 40, now - 3, now - 3, 0.4, 1000, 2000), Peer(0, 9, now - 500, None, 7.5)
+    Door(now - 900, now, 1, {0: here, 1: late}).save(door_file(parties[0].running))
     return folder
 
 
@@ -55,13 +68,47 @@ def test_the_server_knows_who_was_heard_and_a_client_what_it_spent(finished):
         3,
     )
     assert nonsense["reason"].startswith("not a block")
-    assert [one["now"] for one in run["members"]] == ["heard", "heard", "rejected", "heard"]
+    assert " ".join(one["now"] for one in run["members"]) == "heard heard rejected absent heard heard"
+        "heard",
+        "heard",
+        "rejected",
+        "absent",
+        "heard",
+        "heard",
+    ]
     assert sum(one["share"] for one in run["members"]) == pytest.approx(1.0, abs=1e-5)
     assert list(run["scores"]) == ["1", "2", "3"]
     assert "account" not in server
     assert "runs" not in client
     assert client["account"]["rounds"] == {"run/0": 3}
     assert 0 < client["account"]["spent"] == pytest.approx(1e6 - client["account"]["left"])
+
+
+def test_events_and_the_guard_tell_who_joined_and_who_is_there(finished):
+    told = json.loads(look(finished, "--json"))["parties"]
+    members, door = told[0]["runs"][0]["members"], told[0]["door"]
+    assert [one["joined"] for one in members] == [True, True, True, False, True, True]
+    assert members[3]["why"].startswith("terms: ")
+    assert members[0]["heard_at"] == pytest.approx(time.time(), abs=300)
+    assert members[2]["heard_at"] is None
+    assert (door["peers"]["1"]["clock"], door["strangers"]) == (7.5, 1)
+    doings = told[1]["doings"]
+    assert (doings["run"], doings["epoch"], doings["round"], doings["refused"]) == ("run", 0, 2, {})
+    assert told[4]["doings"]["refused"] == {"terms": 1, "run": 1}
+    shown = " ".join(look(finished).split())
+    assert "client 3 is not in the epoch: terms: config.toml, roster.json" in shown
+    assert "+7.5 s" in shown
+
+
+def test_nothing_that_is_shown_is_private(finished):
+    """No loss of a client, no path, no secret, in words or as JSON."""
+    shown = look(finished) + look(finished, "--json")
+    losses = [json.loads(line)["loss"] for line in (finished / "client-1/state/runs/run/notes.jsonl").open()]
+    assert len(losses) == 3
+    assert not any(f"{loss:.4f}" in shown for loss in losses)
+    assert str(finished) not in shown
+    for path in (finished / "client-1" / "secrets").iterdir():
+        assert path.read_text(errors="replace")[:40] not in shown
 
 
 def test_what_is_shown_says_the_same_in_words(finished):
@@ -78,7 +125,6 @@ def test_a_party_that_cannot_be_read_says_so_and_hides_no_other(finished, tmp_pa
     ledger.write_bytes(ledger.read_bytes().replace(b'"round":1', b'"round":9'))
     (folder / "server" / "config.toml").write_text("no = 'configuration'")
     (folder / "client-3" / "budget.toml").write_text("epsilon = 'much'")
-    (folder / "client-3" / "state" / "ledger").unlink()
     found = {one.party: one for one in standing(folder)}
     assert "cannot be read as a run" in found["server"].problem
     assert "changed or is out of place" in found["client-1"].account.problem

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import ssl
 import time
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,14 +18,17 @@ from flwr.proto.message_pb2 import ObjectTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trilemma.federation import certificates
+from trilemma.federation import certificates, peers
+from trilemma.federation.events import Event
+from trilemma.federation.facts import Facts
 from trilemma.flower import guard
 from trilemma.flower.announcements import records_announced
 from trilemma.flower.guard import Guard
-from trilemma.flower.limits import ANNOUNCES, PATHS, SMALL, UPLOADS, Limits, Settings
+from trilemma.flower.limits import ANNOUNCES, FACTS, PATHS, SMALL, UPLOADS, Limits, Settings
 
 PULL = "/v1/fleet/pull-messages"
 KEY = "a-node-key"
+FACTS_HERE = Facts("config", "roster", "80", "0.1.0", "1.41.0", "3.11")
 LIMITS = Limits(message=1_000_000, head_seconds=2.0, idle_seconds=5.0)
 
 
@@ -59,6 +64,7 @@ class Door:
     link: Link
     settings: Settings
     file: Path
+    said: list[Event]
 
     def context(self, who: str | None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.folder / "ca.crt")
@@ -129,7 +135,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, limits: Limits = LIMITS, away: bool = False):
+async def opened(folder: Path, limits: Limits = LIMITS, away: bool = False, seen: Path | None = None):
     """Put a guard in front of a link, for a while."""
     link, context = Link(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.crt", folder / "server.key")
@@ -140,14 +146,16 @@ async def opened(folder: Path, limits: Limits = LIMITS, away: bool = False):
         *(str(folder / name) for name in ("ca.crt", "server.crt", "server.key")),
         peers={"client-0": KEY, "client-1": "another"},
         limits=limits,
+        facts=FACTS_HERE.plain(),
     )
     if away:
         behind.close()
+    said: list[Event] = []
     file = folder / f"settings-{settings.port}"
     settings.save(file)
-    guarding = asyncio.create_task(Guard(settings, file).serve(listener))
+    guarding = asyncio.create_task(Guard(settings, file, said.append, seen).serve(listener))
     try:
-        yield Door(folder, settings.port, link, settings, file)
+        yield Door(folder, settings.port, link, settings, file, said)
     finally:
         guarding.cancel()
         behind.close()
@@ -435,3 +443,50 @@ def test_bytes_of_any_kind_do_no_harm(folder, pieces):
         assert await door.works()
 
     guarded(folder, scene, replace(LIMITS, idle_seconds=0.1, head_seconds=0.1))
+
+
+# --- what it sees -------------------------------------------------------------------------------------------
+
+
+def test_the_guard_sees_who_asks_how_its_clock_goes_and_what_was_refused(folder, tmp_path):
+    """What the server's operator is shown of a client is what the guard saw, and no more."""
+    seen = tmp_path / "run" / "peers"
+
+    async def scene(door):
+        late = datetime.fromtimestamp(time.time() + 77, UTC).isoformat()
+        await door.say(request(PULL, flwr_timestamp=late))
+        await door.say(request("/v1/control/start-run"))
+        await door.say(request(PULL, b"", content_length="999999"))
+        with contextlib.suppress(ssl.SSLError, ConnectionError):
+            await door.say(request(PULL), who="foreigner")
+        await asyncio.sleep(1.2)
+        return peers.Door.load(seen), [(one.code, one.facts) for one in door.said]
+
+    door, said = guarded(folder, scene, seen=seen)
+    peer = door.peers[0]
+    assert peer.clock == pytest.approx(77, abs=5)
+    assert peer.pulled == pytest.approx(time.time(), abs=30)
+    assert (peer.requests, peer.received, peer.sent) == (1, 4, len(b"answer"))
+    assert (peer.refused, door.strangers, door.peers[1]) == ({"404": 1, "413": 1}, 1, peers.Peer())
+    assert [code for code, _ in said] == ["request-refused", "request-refused", "stranger-refused"]
+    assert [facts.get("path") for _, facts in said[:2]] == ["other", PULL]
+
+
+def test_who_is_let_in_may_compare_what_both_sides_have(folder, tmp_path):
+    seen, mine = tmp_path / "peers", Facts("config", "another", "80", "0.1.0", "1.41.0", "3.12")
+
+    async def scene(door):
+        told = await door.say(request(FACTS, json.dumps(mine.plain()).encode(), flwr_public_key=""))
+        wrong = [b"no json", b"[]", b'{"config": "x"}', json.dumps({**mine.plain(), "more": "x"}).encode()]
+        wrong += [json.dumps({**mine.plain(), "config": "x" * 99}).encode(), b"[" * 5000]
+        answers = [await door.say(request(FACTS, body)) for body in wrong]
+        await asyncio.sleep(1.2)
+        return told, answers, peers.Door.load(seen), door.link.seen
+
+    told, answers, door, behind = guarded(folder, scene, seen=seen)
+    answer = json.loads(told.partition(b"\r\n\r\n")[2])
+    assert mine.differences(Facts.read(answer["facts"])) == {"roster": ("another", "roster")}
+    assert answer["time"] == pytest.approx(time.time(), abs=60)
+    assert all(one.startswith(b"HTTP/1.1 400") for one in answers)
+    assert door.peers[0].facts == mine
+    assert behind == [], "the SuperLink hears nothing of it"

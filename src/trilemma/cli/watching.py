@@ -15,13 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from trilemma.errors import printable
+from trilemma.federation.peers import clock_agrees
 
 if TYPE_CHECKING:
-    from trilemma.report.federations import Account, Member, PartyStanding, RunStanding
+    from trilemma.federation.peers import Door
+    from trilemma.report.federations import Account, Doings, Member, PartyStanding, RunStanding
 
 console = Console()
 
 Folder = Annotated[Path, typer.Argument(help="a federation's folder, or one party's folder in it")]
+
+SILENT = 60.0
+"""Seconds without a request after which a client counts as away: as long as its own program waits."""
 
 SCORES = 5
 """Scores of a run that are shown: the newest; `--json` has more."""
@@ -62,14 +67,20 @@ def _json(found: Iterable[PartyStanding]) -> str:
 
 def _shown(found: list[PartyStanding]) -> RenderableType:
     """Lay out what was found: processes of all, the server's runs, the clients' accounts."""
-    parts: list[RenderableType] = [_processes(found)]
+    started = any(one.processes for one in found)
+    parts: list[RenderableType] = [_processes(found) if started else Text("no processes were started")]
     for party in found:
         if party.problem:
             parts.append(Text(f"{party.party}: {printable(party.problem)}", style="red"))
+        if party.door is not None:
+            guards = [one for one in party.processes if one.name == "guard"]
+            parts.append(_door(party.door, serving=any(one.alive for one in guards)))
         for run in party.runs:
             parts += [Text(_head(run)), _members(run.members)]
             parts += [Text(line) for line in _remarks(run)]
-    accounts = [(one.party, one.account) for one in found if one.account is not None]
+        if party.account is not None and party.account.problem:
+            parts.append(Text(f"{party.party}: {printable(party.account.problem)}", style="red"))
+    accounts = [(one.party, one.account, one.doings) for one in found if one.account is not None]
     if accounts:
         parts.append(_accounts(accounts))
     return Group(*parts)
@@ -90,13 +101,44 @@ def _head(run: RunStanding) -> str:
     return f"run {run.name}: {run.state}, {run.round} rounds committed of {run.rounds}{epoch}{since}"
 
 
+def _door(door: Door, serving: bool) -> Table:
+    """Lay out what the guard sees; a clock that is off by more than the server allows is red."""
+    table = Table("client", "connection", "last pull", "last request", "clock", "refused")
+    now = time.time()
+    for client, peer in door.peers.items():
+        there = serving and peer.asked is not None and now - peer.asked < SILENT
+        clock = "" if peer.clock is None else f"{peer.clock:+.1f} s"
+        table.add_row(
+            str(client),
+            Text("connected") if there else Text("away", style="red"),
+            "never" if peer.pulled is None else ago(now - peer.pulled),
+            "never" if peer.asked is None else ago(now - peer.asked),
+            Text(clock, style="red" if peer.clock is not None and not clock_agrees(peer.clock) else ""),
+            ", ".join(f"{count} × {status}" for status, count in peer.refused.items()),
+        )
+    return table
+
+
+def _joined(one: Member) -> Text:
+    if one.joined is None:
+        return Text("")
+    return Text("yes") if one.joined else Text(f"no: {printable(one.why).partition(':')[0]}", style="red")
+
+
+def _heard(one: Member) -> str:
+    if one.heard is None:
+        return "never"
+    return f"round {one.heard}" + ("" if one.heard_at is None else f", {ago(time.time() - one.heard_at)}")
+
+
 def _members(members: Iterable[Member]) -> Table:
-    table = Table("client", "now", "heard in", "absent", "rejected", "weight", "of late")
+    table = Table("client", "joined", "now", "heard in", "absent", "rejected", "weight", "of late")
     for one in members:
         table.add_row(
             str(one.client),
+            _joined(one),
             Text(one.now, style="" if one.now in ("heard", "not asked", "nothing yet") else "red"),
-            "never" if one.heard is None else f"round {one.heard}",
+            _heard(one),
             str(one.absent),
             str(one.rejected),
             f"{one.weight:.3f}",
@@ -109,6 +151,8 @@ def _remarks(run: RunStanding) -> list[str]:
     """Say why clients were rejected or expelled, and how the model scored of late."""
     lines = []
     for one in run.members:
+        if one.why:
+            lines.append(f"client {one.client} is not in the epoch: {printable(one.why)}")
         if one.reason:
             lines.append(f"client {one.client} was last rejected: {printable(one.reason)}")
         if one.expelled:
@@ -120,15 +164,18 @@ def _remarks(run: RunStanding) -> list[str]:
     return lines
 
 
-def _accounts(accounts: list[tuple[str, Account]]) -> Table:
-    table = Table("client", "ε spent", "ε left", "by", "releases")
-    for name, one in accounts:
+def _accounts(accounts: list[tuple[str, Account, Doings]]) -> Table:
+    table = Table("client", "ε spent", "ε left", "by", "releases", "last answer", "refused")
+    for name, one, doings in accounts:
         if one.problem:
-            table.add_row(name, Text(printable(one.problem), style="red"))
             continue
         left = "no budget" if one.left is None else f"{one.left:.3g}"
         releases = ", ".join(f"{printable(run)}: {count}" for run, count in one.rounds.items())
-        table.add_row(name, f"{one.spent:.3g}", left, one.accountant or "–", releases or "none")
+        refused = ", ".join(f"{count} × {printable(why)}" for why, count in doings.refused.items())
+        since = "" if doings.answered is None else ago(time.time() - doings.answered)
+        answer = f"round {doings.round}, {since}" if since else ""
+        spent = f"{one.spent:.3g}"
+        table.add_row(name, spent, left, one.accountant or "–", releases or "none", answer, refused)
     return table
 
 

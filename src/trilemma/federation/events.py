@@ -365,6 +365,13 @@ GUARD_STARTED = _kind(
     address=Sort.WORD,
     clients=Sort.NUMBER,
 )
+SETTINGS_REFUSED = _kind(
+    "settings-refused",
+    "error",
+    "the new settings cannot be used: {error}",
+    "the guard's settings changed, and it goes on with those it had",
+    error=Sort.WORD,
+)
 STRANGER_REFUSED = _kind(
     "stranger-refused",
     "warning",

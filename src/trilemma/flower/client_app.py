@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 
 from trilemma.errors import UserError
 from trilemma.federation.layout import Party
+from trilemma.flower.telling import telling
 
 if TYPE_CHECKING:
     from trilemma.federation.node import Node
@@ -31,7 +32,8 @@ def node(folder: str) -> Node:
     """Return the client whose folder is given; its data are loaded once per process."""
     from trilemma.federation.node import Node
 
-    return Node(Party.open(Path(folder)))
+    party = Party.open(Path(folder))
+    return Node(party, say=telling(party))
 
 
 def query(message: Message, context: Context) -> Message:

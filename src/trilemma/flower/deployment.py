@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trilemma.federation import processes
+from trilemma.federation.facts import Facts
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.processes import Command, ProcessFailed, Running
 from trilemma.federation.sizes import PIECE, ROOM
@@ -93,6 +94,7 @@ def guard_settings(server: Party) -> Settings:
         key=str(server.certificate_key),
         peers={name: b64encode(key).decode() for name, key in keys.items()},
         limits=Limits(message=longest_reply(server)),
+        facts=Facts.of(server).plain(),
     )
 
 

@@ -18,18 +18,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 import ssl
 import sys
+import time
 from pathlib import Path
 
 import h11
 
+from trilemma.errors import UserError
+from trilemma.federation import events
+from trilemma.federation.event_log import EventLog, events_file
+from trilemma.federation.facts import Facts
+from trilemma.federation.peers import door_file
 from trilemma.flower.announcements import records_announced
-from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, Limits, Settings
+from trilemma.flower.handshake import certified_name, server_context, why_refused
+from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, FACTS, PATHS, Limits, Settings
 from trilemma.flower.lines import CHUNK, HOP_BY_HOP, LARGEST_HEAD, Line, Upstream, UpstreamGone
 from trilemma.flower.meters import Full, Seats, Tokens
+from trilemma.flower.presence import EVERY, Presence
 
 log = logging.getLogger("trilemma.guard")
 
@@ -42,7 +51,7 @@ LINGER = 1.0
 
 Closing a connection with unread bytes in it takes the answer away that is on its way.
 """
-PUBLIC_KEY = b"flwr-public-key"
+PUBLIC_KEY, CLOCK = b"flwr-public-key", b"flwr-timestamp"
 UNWANTED = frozenset({b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"})
 """Heads that say that a body is not as long as it seems: no client of ours sends one."""
 
@@ -56,9 +65,18 @@ class Refusal(Exception):
 
 
 class Guard:
-    """Passes on what `settings` allow, and nothing else; `file` is where they are, and may change."""
+    """Passes on what `settings` allow, and nothing else; `file` is where they are, and may change.
 
-    def __init__(self, settings: Settings, file: Path | None = None) -> None:
+    It says what it refuses, and writes what it sees of each client into the file `seen`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        file: Path | None = None,
+        say: events.Say = events.silent,
+        seen: Path | None = None,
+    ) -> None:
         self.settings, self.limits = settings, settings.limits
         self._file, self._version = file, _version(file)
         self._strangers = Seats(self.limits.strangers, 8 * self.limits.strangers)
@@ -68,6 +86,7 @@ class Guard:
         self._tls = server_context(settings)
         self._upstream_tls = ssl.create_default_context(cafile=settings.authority)
         self._running: set[asyncio.Task[None]] = set()
+        self._say, self._seen, self.presence = say, seen, Presence(settings.peers)
 
     def look(self) -> None:
         """Take other settings where the file has some: clients come and go, certificates are renewed."""
@@ -78,27 +97,29 @@ class Guard:
             settings = Settings.load(self._file)
             self._tls = server_context(settings)
         except (OSError, ValueError, LookupError, TypeError) as error:
-            self._note(f"the new settings cannot be used: {error!r}")
+            self._tell(events.SETTINGS_REFUSED(error=type(error).__name__))
             return
         self.settings, self.limits = settings, settings.limits
         self._peers.allow(self.limits.connections, self.limits.connections * len(settings.peers))
+        self.presence.know(settings.peers)
 
     async def serve(self, listener: socket.socket) -> None:
         """Take connections until cancelled."""
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
+        self._running.add(loop.create_task(self._remember()))
         try:
             while True:
                 try:
                     accepted, address = await loop.sock_accept(listener)
                 except OSError as error:  # it went away again, or there are no descriptors left just now
-                    self._note(f"nobody could be let in: {error!r}")
+                    self._tell(events.STRANGER_REFUSED(address="somewhere", error=type(error).__name__))
                     await asyncio.sleep(PAUSE)
                     continue
                 self.look()
                 if not self._strangers.free(address[0]):
                     accepted.close()
-                    self._note(f"too many strangers, one more from {address[0]}")
+                    self._stranger(address[0], "too many strangers")
                     continue
                 task = loop.create_task(self._welcome(accepted, address[0]))
                 self._running.add(task)
@@ -107,9 +128,20 @@ class Guard:
             for task in self._running:
                 task.cancel()
 
-    def _note(self, text: str) -> None:
+    async def _remember(self) -> None:
+        """Write down what was seen, now and then."""
+        while True:
+            self.presence.write(self._seen)
+            await asyncio.sleep(EVERY)
+
+    def _stranger(self, address: str, why: str) -> None:
+        self.presence.stranger()
+        self._tell(events.STRANGER_REFUSED(address=address, error=events.without_quotes(why)))
+
+    def _tell(self, event: events.Event) -> None:
         if not self._lines.wait("log"):
-            log.warning("%s", text)
+            log.warning("%s", event.text)
+            self._say(event)
 
     # --- one connection ---------------------------------------------------------------------------------
 
@@ -120,17 +152,22 @@ class Guard:
                 line = await self._shake_hands(accepted)
         except (OSError, ssl.SSLError, TimeoutError, Full) as error:
             accepted.close()
-            self._note(f"a stranger from {address} was not let in: {error!r}")
+            self._stranger(address, why_refused(error))
             return
+        name = ""
         try:
             name = certified_name(line.writer)
             if name not in self.settings.peers:
-                raise Full(f"{name!r} is no client of this federation")
+                self._stranger(address, "its certificate names no client of this federation")
+                return
             with self._peers.taken(name):
+                self.presence.connected(name, self._peers.count(name))
                 await self._converse(line, name)
         except Exception as error:  # whatever somebody sent: it ends this connection and no other
-            self._note(f"{address}: connection closed: {error!r}")
+            self._tell(events.CONNECTION_CLOSED(address=address, error=type(error).__name__))
         finally:
+            if name in self.settings.peers:
+                self.presence.connected(name, self._peers.count(name))
             line.close()
 
     async def _shake_hands(self, accepted: socket.socket) -> Line:
@@ -152,7 +189,7 @@ class Guard:
                 try:
                     await self._one(line, upstream, name, request)
                 except Refusal as refusal:
-                    self._note(f"{name}: {request.target!r} refused: {refusal}")
+                    self._refused(name, request, refusal)
                     await self._refuse(line, refusal)
                     return
                 if line.state.our_state is not h11.DONE or line.state.their_state is not h11.DONE:
@@ -172,6 +209,14 @@ class Guard:
         async with asyncio.timeout(self.limits.head_seconds):
             event = await line.event()
         return event if isinstance(event, h11.Request) else None
+
+    def _refused(self, name: str, request: h11.Request, refusal: Refusal) -> None:
+        """Note a refusal: of what, if that is something there is."""
+        self.presence.refused(name, refusal.status)
+        path = request.target.decode("ascii", "replace")
+        why = events.without_quotes(str(refusal))
+        known = path if path in PATHS or path == FACTS else "other"
+        self._tell(events.REQUEST_REFUSED(peer=name, path=known, status=refusal.status, reason=why))
 
     async def _refuse(self, line: Line, refusal: Refusal) -> None:
         """Say no, and that this was all."""
@@ -196,6 +241,11 @@ class Guard:
         if waiting > LONGEST_WAIT:
             raise Refusal(503, "too many requests")
         await asyncio.sleep(waiting)
+        if path == FACTS:
+            await self._exchange_facts(line, name, length)
+            return
+        clock = dict(request.headers).get(CLOCK, b"").decode("ascii", "replace")
+        self.presence.asked(name, path, clock, length)
         whole = None
         try:
             async with asyncio.timeout(self.limits.body_seconds(length)):
@@ -213,7 +263,7 @@ class Guard:
             raise Refusal(408, "too slow") from None
         except UpstreamGone as error:
             raise Refusal(503, f"the SuperLink is away: {error}") from None
-        await self._answer(line, upstream, path)
+        await self._answer(line, upstream, name, path)
 
     def _check(self, name: str, request: h11.Request) -> tuple[str, int]:
         """Decide by the head alone; return the path and how long the body will be."""
@@ -232,11 +282,29 @@ class Guard:
         length = int(heads[b"content-length"])
         if length > largest:
             raise Refusal(413, f"{length} bytes where at most {largest} are allowed")
+        if path == FACTS:
+            return path, length
         if heads.get(PUBLIC_KEY, b"").decode("ascii", "replace") != self.settings.peers[name]:
             raise Refusal(400, "the node's key is not that of its certificate")
         return path, length
 
-    async def _answer(self, line: Line, upstream: Upstream, path: str) -> None:
+    async def _exchange_facts(self, line: Line, name: str, length: int) -> None:
+        """Hear what a client has, and say what the server has and what time it is."""
+        try:
+            async with asyncio.timeout(self.limits.body_seconds(length)):
+                body = b"".join([piece async for piece in line.body()])
+            self.presence.told(name, Facts.read(json.loads(body)))
+        except TimeoutError:
+            raise Refusal(408, "too slow") from None
+        except (ValueError, RecursionError, UserError):
+            raise Refusal(400, "these are no facts") from None
+        told = json.dumps({"time": time.time(), "facts": dict(self.settings.facts)}).encode()
+        head = [("content-length", str(len(told))), ("content-type", "application/json")]
+        await self._deliver(line, h11.Response(status_code=200, headers=head))
+        await self._deliver(line, h11.Data(data=told))
+        await self._deliver(line, h11.EndOfMessage())
+
+    async def _answer(self, line: Line, upstream: Upstream, name: str, path: str) -> None:
         try:
             async with asyncio.timeout(self.limits.answer_seconds):
                 response = await upstream.answer()
@@ -245,9 +313,12 @@ class Guard:
         if response.status_code == 500 and path in ASKS_AGAIN:
             # A SuperNode gives up for ever on 500, which may mean no more than a database that is busy.
             raise Refusal(503, "the SuperLink failed")
+        if response.status_code in (401, 403):
+            self.presence.refused(name, response.status_code)
         heads = [(head, value) for head, value in response.headers if head not in HOP_BY_HOP]
         await self._deliver(line, h11.Response(status_code=response.status_code, headers=heads))
         async for piece in upstream.body():
+            self.presence.answered(name, len(piece))
             await self._deliver(line, h11.Data(data=piece))
         await self._deliver(line, h11.EndOfMessage())
 
@@ -276,23 +347,6 @@ def check_announcement(body: bytes, limits: Limits) -> None:
         raise Refusal(413, f"{records} records where at most {limits.records} are allowed")
 
 
-def server_context(settings: Settings) -> ssl.SSLContext:
-    """Return the TLS of the door: the server's certificate, and none but the authority's clients."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(settings.certificate, settings.key)
-    context.load_verify_locations(settings.authority)
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def certified_name(writer: asyncio.StreamWriter) -> str:
-    """Return the name on the certificate that a peer has shown."""
-    certificate = writer.get_extra_info("peercert") or {}
-    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-    return names[0] if len(names) == 1 else ""
-
-
 def listen(settings: Settings) -> socket.socket:
     """Bind to where clients connect."""
     family = socket.AF_INET6 if ":" in settings.listen else socket.AF_INET
@@ -302,11 +356,15 @@ def listen(settings: Settings) -> socket.socket:
 def main(path: str) -> None:
     """Guard until stopped."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    settings = Settings.load(Path(path))
+    settings, running = Settings.load(Path(path)), Path(path).parent
+    say = EventLog(events_file(running, "guard"), "server", "guard")
     with listen(settings) as listener:
-        log.info("guarding %s:%d for %d clients", settings.listen, settings.port, len(settings.peers))
+        address = f"{settings.listen}:{settings.port}"
+        started = events.GUARD_STARTED(address=address, clients=len(settings.peers))
+        log.info("%s", started.text)
+        say(started)
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(Guard(settings, Path(path)).serve(listener))
+            asyncio.run(Guard(settings, Path(path), say, door_file(running)).serve(listener))
 
 
 if __name__ == "__main__":

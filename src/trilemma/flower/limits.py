@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from trilemma import files
 FLEET = "/v1/fleet/"
 ANNOUNCES = FLEET + "push-messages"
 UPLOADS = FLEET + "push-object"
-ASKS_AGAIN = {FLEET + name for name in ("pull-messages", "activate-node", "send-node-heartbeat")}
+PULLS = FLEET + "pull-messages"
+ASKS_AGAIN = {PULLS} | {FLEET + name for name in ("activate-node", "send-node-heartbeat")}
 """Requests that a client's SuperNode simply makes again when it is told that nobody is there just now."""
 
 PATHS = frozenset(
@@ -31,6 +32,9 @@ PATHS = frozenset(
     }
 )
 """What clients need. Registering, control and the server's own worker are not for outside."""
+
+FACTS = "/v1/trilemma/facts"
+"""Answered by the guard itself: what the two sides have, to be compared (`trilemma.federation.facts`)."""
 
 SMALL = 8192
 """Bytes that any request but an upload may have: it names a node, a run, an object, perhaps a reason."""
@@ -73,7 +77,7 @@ class Limits:
         (111126, 8192)
         >>> limits.largest("/v1/control/start-run")
         """
-        if path not in PATHS:
+        if path not in PATHS and path != FACTS:
             return None
         return max(SMALL, int(MARGIN * (self.message + WRAPPING))) if path == UPLOADS else SMALL
 
@@ -91,7 +95,7 @@ class Settings:
     """All that a guard is told: where it listens and where the SuperLink is, its certificate, whom it knows.
 
     `peers` maps the names of clients' certificates to the node keys that go with them, as Flower's requests
-    show them.
+    show them; `facts` is what the server has, as `trilemma.federation.facts` says it.
     """
 
     listen: str
@@ -102,6 +106,7 @@ class Settings:
     key: str
     peers: Mapping[str, str]
     limits: Limits
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write the settings to a file."""

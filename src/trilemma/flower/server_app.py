@@ -5,7 +5,6 @@ The server's folder is named by TRILEMMA_PARTY, the run by the run configuration
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Collection, Mapping
@@ -24,8 +23,8 @@ from trilemma.federation.server import open_run
 from trilemma.flower import internals, records
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.control import node_key_bytes
+from trilemma.flower.telling import telling
 
-log = logging.getLogger("flwr")
 app = ServerApp()
 
 MARGIN = 20.0
@@ -121,7 +120,7 @@ def main(grid: Grid, context: Context) -> None:
     party = Party.open(Path(folder))
     run = str(context.run_config.get("run", "default"))
     transport = GridTransport(grid, party)
-    open_run(party, run, transport, say=lambda event: log.info("[%s] %s", run, event.text)).go()
+    open_run(party, run, transport, telling(party, run)).go()
 
 
 app.main()(main)

@@ -29,12 +29,15 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from trilemma import __version__
 from trilemma.errors import UserError
+from trilemma.federation import events
 from trilemma.federation.layout import Party
-from trilemma.federation.reasons import what_travels
+from trilemma.federation.reasons import Refused, what_travels
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.client_app import app as client_app
 from trilemma.flower.internals import BROKEN_OFF, Tasks, bound_pulls
+from trilemma.flower.telling import telling
 
 log = logging.getLogger("flwr")  # Flower's own: a party's log is one story
 
@@ -51,8 +54,9 @@ class Worker:
         poll: float,
         rest: float = math.inf,
         at_rest: Callable[[], None] = lambda: None,
+        say: events.Say = events.silent,
     ) -> None:
-        self.tasks = tasks
+        self.tasks, self.say = tasks, say
         self.poll = min(poll, 1.0)  # Flower's own executor looks once a second
         self.rest, self.at_rest = rest, at_rest
         self._busy, self._counting = 0, threading.Lock()
@@ -73,10 +77,10 @@ class Worker:
                     self.at_rest()
                 else:
                     time.sleep(self.poll)
-            except KeyboardInterrupt:
-                log.info("the task was stopped")
+            except KeyboardInterrupt as error:
+                self.say(events.TASK_BROKEN_OFF(error=type(error).__name__))
             except BROKEN_OFF as error:
-                log.info("the task broke off: %s", error)
+                self.say(events.TASK_BROKEN_OFF(error=type(error).__name__))
 
     def in_background(self, run: Callable[[str], None], token: str) -> None:
         """Run a task in a thread of its own.
@@ -89,7 +93,8 @@ class Worker:
             try:
                 run(token)
             except Exception as error:  # the thread ends here; the reason must not be lost with it
-                log.info("the task broke off: %s: %s", type(error).__name__, error)
+                log.info("%s", error)
+                self.say(events.TASK_BROKEN_OFF(error=type(error).__name__))
             finally:
                 self._last = time.monotonic()
                 with self._counting:
@@ -107,11 +112,17 @@ class Worker:
                 reply = app(message=task.message, context=task.context)
             except (Exception, SystemExit) as error:
                 log.error("the client app failed", exc_info=error)
+                self._failed(error)
                 failure = what_travels(error)  # the log is this party's own, the reason travels
                 task.push_failure(failure)
             else:
                 task.push(reply)
             task.finish(failure)
+
+    def _failed(self, error: BaseException) -> None:
+        """Say that an app failed; a client that refused has said so itself."""
+        if not isinstance(error, Refused):
+            self.say(events.TASK_FAILED(error=type(error).__name__))
 
     def server_task(self, app: ServerApp, token: str) -> None:
         """Run `app` to its end."""
@@ -121,6 +132,7 @@ class Worker:
                 app(grid=task.grid, context=task.context)
             except Exception as error:
                 log.error("the server app failed", exc_info=error)
+                self._failed(error)
                 failure = what_an_operator_reads(error)
             task.finish(failure)
 
@@ -151,13 +163,14 @@ def work(
     federation = party.federation
     bound_pulls(federation.timing.round_limit)
     os.environ[PARTY] = str(party.folder)
-    log.info("working for %s", party.name)
+    say = telling(party)
+    say(events.WORKER_STARTED(party=party.name, version=__version__))
     if party.client is None:
         if server_app is None:
             from trilemma.flower.server_app import app as server_app
         certificate = party.authority.read_bytes()
         tasks = Tasks("server", federation.superlink, certificate, party.executor_secret)
-        worker = Worker(tasks, federation.timing.poll)
+        worker = Worker(tasks, federation.timing.poll, say=say)
         worker.serve(partial(worker.server_task, server_app))
     else:
         address = f"127.0.0.1:{federation.runtime_port(party.client)}"
@@ -166,7 +179,7 @@ def work(
         # Longer than any pause within a run: an epoch's first half is in memory only.
         pause = max(300.0, 2 * (timing.join_limit + timing.round_limit * (timing.repeats + 1)))
         rest = math.inf if at_rest is None else float(os.environ.get(REST, pause))
-        worker = Worker(tasks, timing.poll, rest, at_rest or (lambda: None))
+        worker = Worker(tasks, timing.poll, rest, at_rest or (lambda: None), say)
         worker.serve(partial(worker.in_background, partial(worker.client_task, client_app)))
 
 

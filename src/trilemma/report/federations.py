@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from trilemma.errors import UserError
 from trilemma.federation import processes
+from trilemma.federation.event_log import events_file, read_events
 from trilemma.federation.layout import Party, parties
+from trilemma.federation.peers import Door, door_file
 from trilemma.federation.spending import read_budget
 from trilemma.privacy.ledger import Budget
 from trilemma.privacy.statement import Statement, read_statement
@@ -37,6 +40,8 @@ class Member:
 
     `heard` is the last round in which its answer counted, `reason` why one was last turned away; `weight` is
     its mean share in the aggregate over the rounds it was heard in, `share` that in the newest round.
+    `joined` tells whether it joined the newest epoch and `why` why it did not; `heard_at` is when its answer
+    last counted, in seconds since 1970. Those are from the log of events, and None where it says nothing.
     """
 
     client: int
@@ -48,6 +53,9 @@ class Member:
     now: Now
     share: float | None = None
     expelled: str = ""
+    joined: bool | None = None
+    why: str = ""
+    heard_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,18 @@ class Account:
 
 
 @dataclass(frozen=True)
+class Doings:
+    """What a client's own log of events says: its last answer, and what it refused, counted by reason."""
+
+    run: str = ""
+    epoch: int | None = None
+    round: int | None = None
+    answered: float | None = None
+    refused: Mapping[str, int] = field(default_factory=dict)
+    refused_at: float | None = None
+
+
+@dataclass(frozen=True)
 class ProcessStanding:
     """A process that `up` started, and whether it is still there."""
 
@@ -120,12 +140,17 @@ class ProcessStanding:
 
 @dataclass(frozen=True)
 class PartyStanding:
-    """A party: its processes; the server's runs, or a client's account. `problem`: what cannot be read."""
+    """A party: its processes; the server's runs and what its guard sees; a client's account and doings.
+
+    `problem`: what cannot be read.
+    """
 
     party: str
     processes: tuple[ProcessStanding, ...] = ()
     runs: tuple[RunStanding, ...] = ()
+    door: Door | None = None
     account: Account | None = None
+    doings: Doings = Doings()
     problem: str = ""
 
     def plain(self) -> dict[str, Any]:
@@ -137,8 +162,10 @@ class PartyStanding:
         }
         if self.account is None:
             plain["runs"] = [asdict(one) for one in self.runs]
+            plain["door"] = None if self.door is None else asdict(self.door)
         else:
             plain["account"] = self.account.plain()
+            plain["doings"] = asdict(self.doings)
         finite: dict[str, Any] = _finite(plain)
         return finite
 
@@ -157,9 +184,10 @@ def _party(party: Party) -> PartyStanding:
                 for one in processes.recorded(party.running)
             )
             if party.client is not None:
-                return PartyStanding(party.name, known, account=account(party))
+                told = doings(read_events(events_file(party.running, "worker")))
+                return PartyStanding(party.name, known, account=account(party), doings=told)
             runs = tuple(run_standing(party, run) for run in _runs(party))
-            return PartyStanding(party.name, known, runs)
+            return PartyStanding(party.name, known, runs, Door.load(door_file(party.running)))
     except UserError as error:
         return PartyStanding(party.name, known, problem=str(error))
 
@@ -173,6 +201,7 @@ def run_standing(server: Party, run: Path) -> RunStanding:
     found = glance_deployed(server.folder, run)
     records = [record for one in deployed_records(found.config, run).values() for record in one]
     scored = [record for record in records if record.metrics][-LATEST:]
+    told = [one for one in read_events(events_file(server.running, "worker")) if one.get("run") == run.name]
     return RunStanding(
         name=run.name,
         state=found.state,
@@ -181,7 +210,7 @@ def run_standing(server: Party, run: Path) -> RunStanding:
         epoch=found.newest.epoch if found.newest else None,
         changed=found.changed,
         scores={record.round: dict(record.metrics) for record in scored},
-        members=tuple(members(found.summary.clients, records)),
+        members=tuple(with_events(members(found.summary.clients, records), told)),
     )
 
 
@@ -213,6 +242,60 @@ def members(clients: int, records: Sequence[Record]) -> list[Member]:
         )
         for client in range(clients)
     ]
+
+
+def with_events(found: Sequence[Member], told: Sequence[Mapping[str, Any]]) -> list[Member]:
+    """Return the clients with what the server's events of a run say: who joined, and when who was heard.
+
+    >>> told = [{"event": "epoch-called", "epoch": 0}]
+    >>> told += [{"event": "client-refused", "epoch": 0, "client": 1, "reason": "terms: they differ"}]
+    >>> told += [{"event": "epoch-opened", "epoch": 0, "clients": [0], "of": 3}]
+    >>> [(one.joined, one.why) for one in with_events(members(3, []), told)]
+    [(True, ''), (False, 'terms: they differ'), (False, 'did not answer')]
+    """
+    joined: set[int] | None = None
+    why: dict[int, str] = {}
+    heard_at: dict[int, float] = {}
+    for one in told:
+        match one["event"]:
+            case "epoch-called":
+                joined, why = None, {}
+            case "client-refused" if one["client"] is not None:
+                why[one["client"]] = str(one["reason"])
+            case "epoch-opened":
+                joined = set(one["clients"])
+            case "round-committed":
+                heard_at |= dict.fromkeys(one["heard"], _moment(one))
+    silent = "" if joined is None else "did not answer"
+    return [
+        replace(
+            one,
+            joined=None if joined is None and one.client not in why else one.client in (joined or ()),
+            why="" if one.client in (joined or ()) else why.get(one.client, silent),
+            heard_at=heard_at.get(one.client),
+        )
+        for one in found
+    ]
+
+
+def doings(told: Sequence[Mapping[str, Any]]) -> Doings:
+    """Return what a client's events say, all runs together."""
+    found, refused = Doings(), Counter[str]()
+    for one in told:
+        match one["event"]:
+            case "epoch-joined":
+                found = replace(found, run=one["run"], epoch=one["epoch"])
+            case "round-answered" | "answer-repeated":
+                facts = {name: one[name] for name in ("run", "epoch", "round")}
+                found = replace(found, **facts, answered=_moment(one))
+            case "refused":
+                refused[str(one["reason"])] += 1
+                found = replace(found, refused_at=_moment(one))
+    return replace(found, refused=dict(refused))
+
+
+def _moment(event: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(event["time"]).timestamp()
 
 
 def _now(client: int, newest: Record | None) -> Now:

@@ -1,0 +1,93 @@
+"""What parties must have in common, as fingerprints that can be compared: configuration, roster, versions.
+
+Parties tell each other these at the server's door (`trilemma federation doctor`). They are believed for
+finding mistakes only: what protects a client is what it finds in its own folder (`Party.terms`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trilemma
+from trilemma.errors import UserError
+
+if TYPE_CHECKING:
+    from trilemma.federation.layout import Party  # not for the guard, which is small
+
+SHOWN = 12
+"""Characters of a fingerprint that are kept: enough to tell two apart, and to be read aloud."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Fingerprints of the files that must be the same bytes everywhere, and the versions that are used.
+
+    >>> ours = Facts("ab12", "cd34", "80", "0.1.0", "1.41.0", "3.11")
+    >>> Facts.read(ours.plain()) == ours, ours.differences(Facts.read({**ours.plain(), "roster": "ef56"}))
+    (True, {'roster': ('cd34', 'ef56')})
+    """
+
+    config: str
+    roster: str
+    examples: str
+    trilemma: str
+    flower: str
+    python: str
+
+    @classmethod
+    def of(cls, party: Party) -> Facts:
+        """Return the facts of a party's folder and of the program that looks."""
+        return cls(
+            config=fingerprint(party.config),
+            roster=fingerprint(party.roster),
+            examples=str(party.federation.examples),
+            trilemma=trilemma.__version__,
+            flower=flower_version(),
+            python=".".join(platform.python_version_tuple()[:2]),
+        )
+
+    def plain(self) -> dict[str, str]:
+        """Return JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, plain: object) -> Facts:
+        """Read what somebody else says its facts are: short words, and no others."""
+        names = [one.name for one in fields(cls)]
+        if not isinstance(plain, Mapping) or set(plain) != set(names):
+            raise UserError(f"facts are {', '.join(names)}")
+        if not all(isinstance(one, str) and len(one) <= 40 and one.isprintable() for one in plain.values()):
+            raise UserError("facts are short words")
+        known: dict[str, Any] = dict(plain)
+        return cls(**known)
+
+    def differences(self, other: Facts) -> dict[str, tuple[str, str]]:
+        """Return what differs, ours first; Python's versions may."""
+        theirs = other.plain()
+        return {
+            name: (own, theirs[name])
+            for name, own in self.plain().items()
+            if own != theirs[name] and name != "python"
+        }
+
+
+def fingerprint(path: Path) -> str:
+    """Return the first letters of a file's SHA-256; "missing" where there is none."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:SHOWN]
+    except OSError:
+        return "missing"
+
+
+def flower_version() -> str:
+    """Return the version of Flower that is installed; "none" where there is none."""
+    try:
+        return importlib.metadata.version("flwr")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"

@@ -1,0 +1,30 @@
+"""Who comes to a guard's door: the TLS that asks for a certificate, and what a certificate says."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from trilemma.flower.limits import Settings
+
+
+def why_refused(error: Exception) -> str:
+    """Say why somebody was not let in, in the words of TLS where it has some."""
+    return str(getattr(error, "verify_message", "") or getattr(error, "reason", "") or type(error).__name__)
+
+
+def server_context(settings: Settings) -> ssl.SSLContext:
+    """Return the TLS of the door: the server's certificate, and none but the authority's clients."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(settings.certificate, settings.key)
+    context.load_verify_locations(settings.authority)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def certified_name(writer: asyncio.StreamWriter) -> str:
+    """Return the name on the certificate that a peer has shown."""
+    certificate = writer.get_extra_info("peercert") or {}
+    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return names[0] if len(names) == 1 else ""
