@@ -16,7 +16,7 @@ from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_c
 from trilemma.cli.export import export_command
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation import certificates, layout, membership, renewal, requests
+from trilemma.federation import certificates, checks, layout, membership, requests
 from trilemma.federation.adoption import adopt, strangers
 from trilemma.federation.authority import Authority
 from trilemma.federation.bundles import Bundle
@@ -414,12 +414,12 @@ def test_certificates_are_renewed_in_time(pilot):
     year = dt.timedelta(days=365)
     party = parties(pilot)[2]
     now = dt.datetime.now(dt.UTC)
-    assert list(renewal.endings(party)) == []
-    (soon,) = renewal.endings(party, now + year - dt.timedelta(days=12))
-    assert soon.startswith("client-1's certificate ends in 1")
-    (late,) = renewal.endings(party, now + year + dt.timedelta(days=12))
-    assert late.startswith("client-1's certificate ended 1")
-    assert "make a new federation" in list(renewal.endings(party, now + 11 * year))[-1]
+    assert list(checks.certificates(party)) == []
+    (soon,) = checks.certificates(party, now + year - dt.timedelta(days=12))
+    assert soon.what.startswith("client.crt expires in 1")
+    (late,) = checks.certificates(party, now + year + dt.timedelta(days=12))
+    assert late.what.startswith("client.crt has expired")
+    assert "make a new federation" in list(checks.certificates(party, now + 11 * year))[-1].cure
 
     soon_over = certificates.renewed(
         Authority.open(pilot).issued, party.certificate.read_bytes(), until=now + dt.timedelta(days=3)
@@ -428,7 +428,7 @@ def test_certificates_are_renewed_in_time(pilot):
     key, roster = party.certificate_key.read_bytes(), party.roster.read_bytes()
     said = command("renew", pilot)
     assert "client-1: certificate until" in said
-    assert list(renewal.endings(party)) == []
+    assert list(checks.certificates(party)) == []
     assert certificates.belongs(party.certificate.read_bytes(), party.certificate_key.read_bytes())
     assert (party.certificate_key.read_bytes(), party.roster.read_bytes()) == (key, roster)
     command("renew", pilot, "--fresh")

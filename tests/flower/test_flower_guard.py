@@ -20,15 +20,14 @@ from hypothesis import strategies as st
 
 from trilemma.federation import certificates, peers
 from trilemma.federation.events import Event
-from trilemma.federation.facts import Facts
+from trilemma.federation.facts import FACTS, Facts
 from trilemma.flower import guard
 from trilemma.flower.announcements import records_announced
 from trilemma.flower.guard import Guard
-from trilemma.flower.limits import ANNOUNCES, FACTS, PATHS, SMALL, UPLOADS, Limits, Settings
+from trilemma.flower.limits import ANNOUNCES, PATHS, SMALL, UPLOADS, Limits, Settings
 
 PULL = "/v1/fleet/pull-messages"
 KEY = "a-node-key"
-FACTS_HERE = Facts("config", "roster", "80", "0.1.0", "1.41.0", "3.11")
 LIMITS = Limits(message=1_000_000, head_seconds=2.0, idle_seconds=5.0)
 
 
@@ -146,7 +145,7 @@ async def opened(folder: Path, limits: Limits = LIMITS, away: bool = False, seen
         *(str(folder / name) for name in ("ca.crt", "server.crt", "server.key")),
         peers={"client-0": KEY, "client-1": "another"},
         limits=limits,
-        facts=FACTS_HERE.plain(),
+        folder=str(folder),
     )
     if away:
         behind.close()
@@ -473,7 +472,8 @@ def test_the_guard_sees_who_asks_how_its_clock_goes_and_what_was_refused(folder,
 
 
 def test_who_is_let_in_may_compare_what_both_sides_have(folder, tmp_path):
-    seen, mine = tmp_path / "peers", Facts("config", "another", "80", "0.1.0", "1.41.0", "3.12")
+    (folder / "config.toml").write_text("[run]")
+    seen, mine = tmp_path / "peers", replace(Facts.in_folder(folder), roster="another", python="3.99")
 
     async def scene(door):
         told = await door.say(request(FACTS, json.dumps(mine.plain()).encode(), flwr_public_key=""))
@@ -485,7 +485,7 @@ def test_who_is_let_in_may_compare_what_both_sides_have(folder, tmp_path):
 
     told, answers, door, behind = guarded(folder, scene, seen=seen)
     answer = json.loads(told.partition(b"\r\n\r\n")[2])
-    assert mine.differences(Facts.read(answer["facts"])) == {"roster": ("another", "roster")}
+    assert mine.differences(Facts.read(answer["facts"])) == {"roster": ("another", "missing")}
     assert answer["time"] == pytest.approx(time.time(), abs=60)
     assert all(one.startswith(b"HTTP/1.1 400") for one in answers)
     assert door.peers[0].facts == mine

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from trilemma.cli import renewing
 from trilemma.cli.options import PluginOption
-from trilemma.cli.watching import Folder, status_command
+from trilemma.cli.watching import Folder, doctor_command, status_command
 from trilemma.errors import UserError
 from trilemma.records import Record
 
@@ -213,12 +213,8 @@ def up_command(
 ) -> None:
     """Start what is not running; say what was started."""
     _require_flower()
-    from trilemma.federation.layout import parties
-    from trilemma.federation.renewal import endings
     from trilemma.flower import deployment
 
-    for line in (line for party in parties(folder) if not party.removed for line in endings(party)):
-        console.print(f"[yellow]{line}[/]", highlight=False, soft_wrap=True)
     started = deployment.up(folder, say=lambda line: console.print(line, highlight=False, soft_wrap=True))
     console.print(f"{len(started)} processes started" if started else "everything was running")
     if attach:
@@ -342,6 +338,7 @@ def _clients(folder: Path) -> list[Party]:
 
 
 federation_app.command("status")(status_command)
+federation_app.command("doctor")(doctor_command)
 for _name, _command in renewing.COMMANDS.items():
     federation_app.command(_name)(_command)
 

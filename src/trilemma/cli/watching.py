@@ -1,4 +1,4 @@
-"""`trilemma federation status`: where every party in a folder stands, once or again and again."""
+"""`trilemma federation status` and `doctor`: where every party in a folder stands, and what is wrong."""
 
 from __future__ import annotations
 
@@ -59,6 +59,29 @@ def status_command(
                 live.update(_shown(standing(folder)), refresh=True)
     except KeyboardInterrupt:
         return
+
+
+def doctor_command(
+    folder: Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="one line of JSON")] = False,
+) -> None:
+    """Look for what is wrong with the parties in the folder, and say the cure; exit code 1 if anything is.
+
+    Certificates, keys, ports, the clock against the server's, disk, versions, configuration, ledgers, and
+    whether parties have the same roster and configuration. Nothing is changed.
+    """
+    from trilemma.federation.doctor import examine
+
+    found = examine(folder)
+    if as_json:
+        print(json.dumps({"parties": [one.plain() for one in found]}), flush=True)
+    else:
+        for one in found:
+            said = [printable(finding.text) for finding in one.findings] or ["all is well"]
+            for line in said:
+                console.print(f"{one.party}: {line}", highlight=False, markup=False, soft_wrap=True)
+    if any(one.findings for one in found):
+        raise typer.Exit(1)
 
 
 def _json(found: Iterable[PartyStanding]) -> str:

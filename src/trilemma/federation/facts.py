@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import platform
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -19,6 +20,9 @@ from trilemma.errors import UserError
 
 if TYPE_CHECKING:
     from trilemma.federation.layout import Party  # not for the guard, which is small
+
+FACTS = "/v1/trilemma/facts"
+"""What the server's guard answers itself."""
 
 SHOWN = 12
 """Characters of a fingerprint that are kept: enough to tell two apart, and to be read aloud."""
@@ -43,10 +47,19 @@ class Facts:
     @classmethod
     def of(cls, party: Party) -> Facts:
         """Return the facts of a party's folder and of the program that looks."""
+        return cls.in_folder(party.folder)
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> Facts:
+        """Return the facts as they are in a party's folder now."""
+        try:
+            examples = tomllib.loads((folder / "federation.toml").read_text()).get("examples")
+        except (OSError, ValueError):
+            examples = "unreadable"
         return cls(
-            config=fingerprint(party.config),
-            roster=fingerprint(party.roster),
-            examples=str(party.federation.examples),
+            config=fingerprint(folder / "config.toml"),
+            roster=fingerprint(folder / "roster.json"),
+            examples=str(examples)[:40],
             trilemma=trilemma.__version__,
             flower=flower_version(),
             python=".".join(platform.python_version_tuple()[:2]),

@@ -9,7 +9,6 @@ there is a new one.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +17,7 @@ from trilemma.errors import UserError
 from trilemma.federation import bundles, certificates, layout
 from trilemma.federation.authority import Authority
 from trilemma.federation.certificates import Issued
-from trilemma.federation.layout import Party
 from trilemma.federation.membership import BUNDLES, parties_beside
-
-WARNING = dt.timedelta(days=30)
-"""How long before a certificate ends `up` says so."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +28,6 @@ class Renewed:
     until: dt.datetime
     here: bool
     bundle: Path | None = None
-
-
-def endings(party: Party, now: dt.datetime | None = None) -> Iterator[str]:
-    """Say which certificates of a party end soon, or have ended."""
-    now = now or dt.datetime.now(dt.UTC)
-    for whose, path in ((f"{party.name}'s", party.certificate), ("the authority's own", party.authority)):
-        left = certificates.valid_until(path.read_bytes()) - now
-        if left < dt.timedelta(0):
-            yield f"{whose} certificate ended {-left.days} days ago: nobody talks to it; {_cure(whose)}"
-        elif left < WARNING:
-            yield f"{whose} certificate ends in {left.days} days; {_cure(whose)}"
-
-
-def _cure(whose: str) -> str:
-    if whose.startswith("the authority"):
-        return "make a new federation"
-    return "where the authority is: trilemma federation renew"
 
 
 def renew(folder: Path, fresh: bool = False) -> list[Renewed]:

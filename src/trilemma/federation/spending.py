@@ -155,7 +155,7 @@ def ledger_position(party: Party, task: PartyTask) -> Position:
     """Return how far a client's ledger has come; refuse one that has been further before."""
     if not _is_paid_for(task):
         return Position()
-    _check_remembered(party)
+    check_remembered(party)
     if not party.ledger.is_file():
         return Position()
     with _opened(party):
@@ -215,7 +215,7 @@ def _faced(party: Party, task: PartyTask, members: Sequence[int]) -> Threat:
 @contextmanager
 def _opened(party: Party) -> Iterator[Ledger]:
     """Open a client's ledger, the one it had before; what is wrong with it, or over budget, is a refusal."""
-    _check_remembered(party)
+    check_remembered(party)
     try:
         with Ledger(party.ledger, read_budget(party)) as ledger:
             yield ledger
@@ -242,7 +242,7 @@ def _remember(party: Party) -> None:
     files.write_atomically(party.ledger_head, content, secret=True)
 
 
-def _check_remembered(party: Party) -> None:
+def check_remembered(party: Party) -> None:
     """Refuse a ledger that does not continue the one remembered outside `state/`.
 
     It may be longer: the process died between the two writes.

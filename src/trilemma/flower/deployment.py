@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trilemma.federation import processes
-from trilemma.federation.facts import Facts
+from trilemma.federation.doctor import check_start
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.processes import Command, ProcessFailed, Running
 from trilemma.federation.sizes import PIECE, ROOM
@@ -94,7 +94,7 @@ def guard_settings(server: Party) -> Settings:
         key=str(server.certificate_key),
         peers={name: b64encode(key).decode() for name, key in keys.items()},
         limits=Limits(message=longest_reply(server)),
-        facts=Facts.of(server).plain(),
+        folder=str(server.folder),
     )
 
 
@@ -131,6 +131,7 @@ def up(folder: Path, say: Callable[[str], None] = lambda _: None) -> list[Runnin
         if party.removed:
             say(f"{party.name}: not started, it was removed from the roster")
             continue
+        check_start(party, say)
         fresh = start_party(party)
         for one in fresh:
             say(f"{party.name}: {one.name} started, pid {one.pid}, log {one.log}")

@@ -31,11 +31,11 @@ import h11
 from trilemma.errors import UserError
 from trilemma.federation import events
 from trilemma.federation.event_log import EventLog, events_file
-from trilemma.federation.facts import Facts
+from trilemma.federation.facts import FACTS, Facts
 from trilemma.federation.peers import door_file
 from trilemma.flower.announcements import records_announced
 from trilemma.flower.handshake import certified_name, server_context, why_refused
-from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, FACTS, PATHS, Limits, Settings
+from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, PATHS, Limits, Settings
 from trilemma.flower.lines import CHUNK, HOP_BY_HOP, LARGEST_HEAD, Line, Upstream, UpstreamGone
 from trilemma.flower.meters import Full, Seats, Tokens
 from trilemma.flower.presence import EVERY, Presence
@@ -298,7 +298,9 @@ class Guard:
             raise Refusal(408, "too slow") from None
         except (ValueError, RecursionError, UserError):
             raise Refusal(400, "these are no facts") from None
-        told = json.dumps({"time": time.time(), "facts": dict(self.settings.facts)}).encode()
+        told = json.dumps(
+            {"time": time.time(), "facts": Facts.in_folder(Path(self.settings.folder)).plain()}
+        ).encode()
         head = [("content-length", str(len(told))), ("content-type", "application/json")]
         await self._deliver(line, h11.Response(status_code=200, headers=head))
         await self._deliver(line, h11.Data(data=told))

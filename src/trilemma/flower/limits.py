@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trilemma import files
+from trilemma.federation.facts import FACTS
 
 FLEET = "/v1/fleet/"
 ANNOUNCES = FLEET + "push-messages"
@@ -32,9 +33,6 @@ PATHS = frozenset(
     }
 )
 """What clients need. Registering, control and the server's own worker are not for outside."""
-
-FACTS = "/v1/trilemma/facts"
-"""Answered by the guard itself: what the two sides have, to be compared (`trilemma.federation.facts`)."""
 
 SMALL = 8192
 """Bytes that any request but an upload may have: it names a node, a run, an object, perhaps a reason."""
@@ -95,7 +93,7 @@ class Settings:
     """All that a guard is told: where it listens and where the SuperLink is, its certificate, whom it knows.
 
     `peers` maps the names of clients' certificates to the node keys that go with them, as Flower's requests
-    show them; `facts` is what the server has, as `trilemma.federation.facts` says it.
+    show them; `folder` is the server's, whose facts a guard tells (`trilemma.federation.facts`).
     """
 
     listen: str
@@ -106,7 +104,7 @@ class Settings:
     key: str
     peers: Mapping[str, str]
     limits: Limits
-    facts: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""
 
     def save(self, path: Path) -> None:
         """Write the settings to a file."""
