@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
+import urllib.request
+
 import pytest
 from flower_harness import free_ports
 from typer.testing import CliRunner
@@ -9,7 +13,7 @@ from typer.testing import CliRunner
 from trilemma import config as configurations
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.flower import deployment
+from trilemma.flower import METRICS, deployment
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
 
@@ -22,20 +26,35 @@ def command(*arguments: str) -> str:
     return outcome.output
 
 
-def test_a_pilot_from_its_making_to_its_end(tmp_path):
+def asked(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        return answer.read().decode()
+
+
+def test_a_pilot_from_its_making_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.delenv(METRICS, raising=False)  # `up --metrics` sets it
     folder, config = str(tmp_path / "pilot"), tmp_path / "config.toml"
     options = ["algorithm.name=cafcor", "aggregation.rule=caf", "federation.tolerate=1", "run.rounds=3"]
     private = ["privacy.threat=secldp", "privacy.clip=1.0", "privacy.epsilon=30.0"]
     config.write_text(configurations.parse({}, ["federation.clients=3", *options, *private]).toml())
-    port = str(free_ports(3))
+    port, metrics = str(free_ports(3)), free_ports(3)
     command("init", folder, "--clients", "3", "--config", str(config), "--port", port)
     try:
-        assert "9 processes started" in command("up", folder)
+        assert "9 processes started" in command("up", folder, "--metrics", str(metrics))
         assert "everything was running" in command("up", folder)
         first = command("run", folder)
         assert [line.split(",")[0] for line in first.splitlines()[:3]] == ["round 1", "round 2", "round 3"]
         assert "round" not in command("run", folder), "a finished run is not run again"
         assert "run default: finished, 3 rounds committed of 3" in command("status", folder)
+        told = json.loads(command("status", folder, "--json"))["parties"]
+        assert [one["joined"] for one in told[0]["runs"][0]["members"]] == [True] * 3
+        seen = told[0]["door"]["peers"]["2"]
+        assert abs(seen["clock"]) < 5
+        assert time.time() - seen["pulled"] < 60
+        assert seen["facts"]["roster"] == told[0]["door"]["peers"]["0"]["facts"]["roster"]
+        assert 'trilemma_rounds_total{run="default"} 3.0' in asked(metrics)
+        assert "trilemma_client_epsilon{" in asked(metrics + 3)
+        assert command("doctor", folder).count("all is well") == 4
         with pytest.raises(UserError, match="budget: the client's own budget does not allow it"):
             command("run", folder, "--name", "again")
         assert "9 processes stopped" in command("down", folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -210,10 +211,17 @@ def _say_public(task: Task, facts: Federation, linked: list[str]) -> None:
 def up_command(
     folder: Folder,
     attach: Annotated[bool, typer.Option(help="stay, and stop everything when one process ends")] = False,
+    metrics: Annotated[
+        int | None,
+        typer.Option(help="serve metrics on loopback: the server's port; client i's is i + 1 after it"),
+    ] = None,
 ) -> None:
     """Start what is not running; say what was started."""
     _require_flower()
-    from trilemma.flower import deployment
+    from trilemma.flower import METRICS, deployment
+
+    if metrics is not None:
+        os.environ[METRICS] = str(metrics)  # processes inherit it, those that are started anew too
 
     started = deployment.up(folder, say=lambda line: console.print(line, highlight=False, soft_wrap=True))
     console.print(f"{len(started)} processes started" if started else "everything was running")

@@ -22,6 +22,7 @@ from cryptography.x509.oid import NameOID
 
 from trilemma.errors import UserError
 from trilemma.federation import processes
+from trilemma.federation.certificates import belongs
 from trilemma.federation.facts import flower_version
 from trilemma.federation.layout import Party
 from trilemma.privacy.secrets import Identity
@@ -76,8 +77,7 @@ def certificates(party: Party, now: dt.datetime | None = None) -> Iterator[Findi
             True,
         )
         return
-    key = serialization.load_pem_private_key(party.certificate_key.read_bytes(), password=None)
-    if key.public_key() != own.public_key():
+    if not belongs(party.certificate.read_bytes(), party.certificate_key.read_bytes()):
         yield Finding(
             "certificate",
             f"{party.certificate_key.name} is not the key of {party.certificate.name}",

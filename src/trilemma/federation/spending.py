@@ -91,7 +91,7 @@ def change_budget(party: Party, epsilon: float) -> tuple[float, float]:
     with files.locked(party.lock):
         text, budget, spent = replace_epsilon(_budget_text(party), epsilon), read_budget(party), 0.0
         if party.ledger.is_file():
-            _check_remembered(party)
+            check_remembered(party)
             with Ledger(party.ledger, read_lines(party.ledger.read_bytes())[0]) as ledger:
                 ledger.amend(epsilon)
                 spent = min(ledger.epsilon.values())

@@ -2,7 +2,9 @@
 
 * `client_app`, `server_app`, `records`: the two apps and what a message holds.
 * `worker`, `supernode`: the processes that run them.
-* `guard`, `lines`, `limits`, `announcements`, `meters`: the server's door, and what may pass it.
+* `guard`, `handshake`, `lines`, `limits`, `announcements`, `meters`, `presence`: the server's door, what may
+  pass it, and what it sees.
+* `telling`, `metrics`: who hears what happens in a worker.
 * `internals`, `supernode_internals`: what leans on parts of Flower that are not public, with the reasons.
 * `deployment`, `control`, `files`: bringing parties up and down, talking to the SuperLink.
 
@@ -21,3 +23,9 @@ CERTIFICATE, CERTIFICATE_KEY = "TRILEMMA_CERTIFICATE", "TRILEMMA_CERTIFICATE_KEY
 
 SILENCE = "TRILEMMA_SILENCE"
 """Environment variable of a SuperNode: seconds without asking for work after which it starts itself anew."""
+
+METRICS = "TRILEMMA_METRICS"
+"""Environment variable of a party's worker: the port of the server's metrics on loopback.
+
+Client i's is the one i + 1 after it, so that all parties of a pilot have one of their own. Off without it.
+"""

@@ -1,0 +1,126 @@
+"""Metrics of each party on loopback: what events and the guard count, ε at its owner's endpoint alone."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import urllib.request
+
+import pytest
+
+from federation_harness import PRIVATE, Direct, asks, make, small_config
+from trilemma.errors import UserError
+from trilemma.federation.event_log import EventLog, events_file
+from trilemma.federation.events import Say, to_all
+from trilemma.federation.node import Node
+from trilemma.federation.peers import Door, Peer, door_file
+from trilemma.federation.server import open_run
+from trilemma.flower import METRICS, metrics
+from trilemma.flower.metrics import Metrics
+
+CLIENTS, ROUNDS = 3, 3
+
+
+def sends_nonsense(client: int, asked: bytes, answer: bytes) -> bytes:
+    return b"nonsense" if client == 2 and asks(asked) else answer
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """A private run whose events were counted as they came, and are in logs; client 2 sends nonsense."""
+    folder = tmp_path_factory.mktemp("metrics") / "federation"
+    parties = make(folder, CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6)
+    counted = [Metrics(party) for party in parties]
+
+    def told(place: int, run: str | None = None) -> Say:
+        party = parties[place]
+        log = EventLog(events_file(party.running, "worker"), party.name, "worker", run)
+        return to_all(log, counted[place].of(run or ""))
+
+    direct = Direct(parties, sends_nonsense)
+    direct.clients = {party.client: Node(party, say=told(1 + party.client)) for party in parties[1:]}
+    open_run(parties[0], "run", direct, told(0, "run"), direct.time.clock).go()
+    peer = Peer(2, 40, time.time(), time.time(), 0.4, 1000, 2000, {"413": 2})
+    Door(time.time(), time.time(), 5, {0: peer, 1: Peer()}).save(door_file(parties[0].running))
+    return parties, counted
+
+
+def text(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        return answer.read().decode()
+
+
+def free() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def test_counted_as_they_came_or_read_from_the_log_metrics_are_the_same(federation):
+    """A worker that starts anew goes on counting where it was."""
+    parties, counted = federation
+    for party, live in zip(parties, counted, strict=True):
+        again = Metrics(party)
+        samples = {
+            (one.name, tuple(one.labels.items())): one.value
+            for family in again.registry.collect()
+            for one in family.samples
+            if not one.name.endswith("_created")
+        }
+        assert samples == {
+            (one.name, tuple(one.labels.items())): one.value
+            for family in live.registry.collect()
+            for one in family.samples
+            if not one.name.endswith("_created")
+        }
+        assert len(samples) > 5
+
+
+def test_the_server_tells_rounds_stages_clients_bytes_and_what_the_guard_refused(federation):
+    value = federation[1][0].registry.get_sample_value
+    assert value("trilemma_rounds_total", {"run": "run"}) == ROUNDS
+    assert value("trilemma_round", {"run": "run"}) == ROUNDS
+    clients = {
+        state: value("trilemma_clients", {"run": "run", "state": state})
+        for state in ("present", "absent", "rejected")
+    }
+    assert clients == {"present": 2, "absent": 1, "rejected": 1}
+    assert value("trilemma_stage_seconds_total", {"run": "run", "stage": "aggregate"}) > 0
+    assert value("trilemma_message_bytes_total", {"run": "run"}) > 0
+    assert value("trilemma_guard_refusals_total", {"client": "0", "status": "413"}) == 2
+    assert value("trilemma_guard_strangers_total") == 5
+    assert value("trilemma_guard_clock_ahead_seconds", {"client": "0"}) == 0.4
+    assert value("trilemma_guard_clock_ahead_seconds", {"client": "1"}) is None
+
+
+def test_what_was_spent_is_told_by_its_owner_alone_and_on_loopback_alone(federation):
+    parties, _ = federation
+    base = free()
+    served = metrics.serve(parties[1], str(base - 1))
+    assert served is not None
+    told = text(base)
+    assert 'trilemma_client_epsilon{accountant="exact"}' in told
+    assert "trilemma_client_epsilon_budget 1e+06" in told
+    assert "loss" not in told
+    server = "".join(one.name for one in Metrics(parties[0]).registry.collect())
+    assert "epsilon" not in server
+    assert metrics.serve(parties[1], str(base - 1)) is None, "a taken port keeps nobody from working"
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", base), timeout=2)  # this machine too, at another address
+
+
+def test_metrics_are_off_unless_asked_for(federation, monkeypatch):
+    party = federation[0][0]
+    assert metrics.serve(party, None) is None
+    assert metrics.serve(party, "0") is None
+    with pytest.raises(UserError, match=METRICS):
+        metrics.serve(party, "65536")
+
+
+def test_a_log_that_was_edited_is_counted_as_far_as_it_goes(tmp_path):
+    (party, *_) = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS))
+    path = events_file(party.running, "worker")
+    path.parent.mkdir(parents=True)
+    lines = [{"event": "round-committed", "run": "run"}, {"event": "epoch-called", "epoch": 4, "run": "run"}]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    assert Metrics(party).registry.get_sample_value("trilemma_epoch", {"run": "run"}) == 4
