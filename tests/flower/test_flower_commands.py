@@ -32,7 +32,7 @@ def asked(port: int) -> str:
 
 
 def test_a_pilot_from_its_making_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.delenv(METRICS, raising=False)  # `up --metrics` sets it
+    monkeypatch.setenv(METRICS, "")  # `up --metrics` sets it
     folder, config = str(tmp_path / "pilot"), tmp_path / "config.toml"
     options = ["algorithm.name=cafcor", "aggregation.rule=caf", "federation.tolerate=1", "run.rounds=3"]
     private = ["privacy.threat=secldp", "privacy.clip=1.0", "privacy.epsilon=30.0"]
