@@ -203,7 +203,7 @@ def test_a_full_disk_is_named_before_anything_is_started(folder, monkeypatch):
 
 def test_a_missing_or_other_flower_is_named(folder, monkeypatch):
     for version, said in (("none", "is not installed"), ("1.42.0", "Flower 1.42.0 is installed")):
-        monkeypatch.setattr(checks, "flower_version", lambda version=version: version)
+        monkeypatch.setattr(checks, "installed", lambda _, version=version: version)
         (finding,) = checks.versions(Party.open(folder / "server"))
         assert said in finding.what
     pinned = (Path(__file__).parents[2] / "pyproject.toml").read_text()

@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 from trilemma.errors import UserError
 from trilemma.federation import processes
 from trilemma.federation.certificates import belongs
-from trilemma.federation.facts import flower_version
+from trilemma.federation.facts import installed
 from trilemma.federation.layout import Party
 from trilemma.privacy.secrets import Identity
 
@@ -217,7 +217,7 @@ def disk(party: Party) -> Iterator[Finding]:
 
 def versions(party: Party) -> Iterator[Finding]:
     """Check that the Flower is there that the carrier is written for."""
-    found = flower_version()
+    found = installed("flwr")
     if not found.startswith(FLOWER):
         said = "Flower is not installed" if found == "none" else f"Flower {found} is installed"
         yield Finding(

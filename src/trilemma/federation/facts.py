@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import trilemma
 from trilemma.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,8 +59,8 @@ class Facts:
             config=fingerprint(folder / "config.toml"),
             roster=fingerprint(folder / "roster.json"),
             examples=str(examples)[:40],
-            trilemma=trilemma.__version__,
-            flower=flower_version(),
+            trilemma=installed("trilemma"),
+            flower=installed("flwr"),
             python=".".join(platform.python_version_tuple()[:2]),
         )
 
@@ -98,9 +97,13 @@ def fingerprint(path: Path) -> str:
         return "missing"
 
 
-def flower_version() -> str:
-    """Return the version of Flower that is installed; "none" where there is none."""
+def installed(package: str) -> str:
+    """Return the version of a package that is installed; "none" where there is none.
+
+    >>> installed("no-such-package")
+    'none'
+    """
     try:
-        return importlib.metadata.version("flwr")
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "none"

@@ -29,9 +29,9 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from trilemma import __version__
 from trilemma.errors import UserError
 from trilemma.federation import events
+from trilemma.federation.facts import installed
 from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Refused, what_travels
 from trilemma.flower.client_app import PARTY
@@ -164,7 +164,7 @@ def work(
     bound_pulls(federation.timing.round_limit)
     os.environ[PARTY] = str(party.folder)
     say = telling(party)
-    say(events.WORKER_STARTED(party=party.name, version=__version__))
+    say(events.WORKER_STARTED(party=party.name, version=installed("trilemma")))
     if party.client is None:
         if server_app is None:
             from trilemma.flower.server_app import app as server_app
