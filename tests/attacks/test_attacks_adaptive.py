@@ -23,6 +23,10 @@ RUN = {
 }
 
 
+STEP = -0.5
+WAY = torch.ones(50, dtype=torch.float64) / 50**0.5
+
+
 def steps(*changes: str) -> list[simulate.engine.Record]:
     ready = simulate.assemble(config.parse(RUN, changes), 1)
     progress, records = simulate.engine.start(ready), []
@@ -33,43 +37,51 @@ def steps(*changes: str) -> list[simulate.engine.Record]:
 
 
 def stage(noise: str, limit: float = np.inf) -> _Stage:
-    """Ten clients' random sums, the last three liars', and a judge that expels sums longer than `limit`."""
+    """Ten clients' random messages, the last three liars', and a server that expels sums over `limit`."""
     rng = torch.Generator().manual_seed(1)
     sums = torch.randn(10, 50, generator=rng, dtype=torch.float64)
+    vectors = torch.cat([sums, sums / STEP, torch.zeros(1, 50, dtype=torch.float64)])
 
-    def judge(gram: np.ndarray, moved: np.ndarray) -> tuple[int, np.ndarray]:
-        return int((gram.diagonal() > limit).sum()), np.zeros(10)
+    def gram(beside: torch.Tensor) -> np.ndarray:
+        rows = torch.cat([vectors, beside])
+        return (rows @ rows.T).numpy()
 
-    defence = SimpleNamespace(sums=sums, moved=sums.mean(0), step=-0.5, rows=np.arange(10), judge=judge)
-    return _Stage(defence, (7, 8, 9), np.ones(3), torch.ones(50, dtype=torch.float64), noise)
+    def outcome(gram: np.ndarray, changes: np.ndarray) -> SimpleNamespace:
+        after = np.eye(10, len(gram)) + STEP * changes
+        lengths = np.einsum("ip,pq,iq->i", after, gram, after)
+        return SimpleNamespace(expelled=int((lengths > limit).sum()), move=after.mean(0), corrected=0.0)
+
+    defence = SimpleNamespace(vectors=vectors, senders=np.arange(10), step=STEP, gram=gram, outcome=outcome)
+    return _Stage(defence, (7, 8, 9), np.ones(3), -WAY[None], torch.ones(50, dtype=torch.float64), noise)
 
 
 @pytest.mark.parametrize("noise", ["protocol", "rotated"])
 def test_harm_is_what_the_messages_do_to_the_mean(noise: str) -> None:
     """The Gram matrix's answer against the messages themselves."""
-    made, way = stage(noise), -torch.ones(50, dtype=torch.float64) / 50**0.5
-    passes, harm = made.harm(way, 4.0, greedy=True)
-    extra = made.messages(torch.zeros(3, 50, dtype=torch.float64), way, 4.0)
-    after = made.defence.moved + -0.5 * extra.sum(0) / 10
+    made = stage(noise)
+    passes, harm = made.harm(0, 4.0, greedy=True)
+    after = made.defence.vectors[:10].mean(0) + STEP * made.lies(0, 4.0).sum(0) / 10
     assert passes
-    assert harm == pytest.approx(-float(after @ made.downhill))
+    assert harm == pytest.approx(float(after @ WAY))
     assert harm > made.quiet
 
 
 def test_rotated_noise_keeps_every_length_and_inner_product_among_liars() -> None:
-    made, way = stage("rotated"), -torch.ones(50, dtype=torch.float64) / 50**0.5
-    sums = made.sums.clone()
-    sums[7:] += -0.5 * made.messages(torch.zeros(3, 50, dtype=torch.float64), way, 4.0)
-    assert torch.allclose(sums[7:] @ sums[7:].T, made.sums[7:] @ made.sums[7:].T)
-    assert float((sums[7:] @ way).mean()) == pytest.approx(float((made.sums[7:] @ way).mean()) - 2.0)
-    assert made.changed(way, 1e3) is None
+    """Of messages, or of sums: here one is a multiple of the other, so of both."""
+    made = stage("rotated")
+    before = made.defence.vectors[10:20]
+    after = before.clone()
+    after[7:] += made.lies(0, 4.0)
+    assert torch.allclose(after[7:] @ after[7:].T, before[7:] @ before[7:].T)
+    assert float((after[7:] @ -WAY).mean()) == pytest.approx(float((before[7:] @ -WAY).mean()) + 4.0)
+    assert made.candidates(0, 1e3) == []
 
 
 def test_a_lie_that_would_be_expelled_is_not_a_candidate() -> None:
-    bold = stage("protocol", limit=float(np.diag(stage("protocol").gram).max()) * 1.01)
-    way = -torch.ones(50, dtype=torch.float64) / 50**0.5
-    assert bold.harm(way, 1e-3, greedy=True)[0]
-    assert not bold.harm(way, 1e3, greedy=True)[0]
+    longest = float((stage("protocol").defence.vectors[:10] ** 2).sum(1).max())
+    bold = stage("protocol", limit=longest * 1.01)
+    assert bold.harm(0, 1e-3, greedy=True)[0]
+    assert not bold.harm(0, 1e3, greedy=True)[0]
 
 
 def test_nobody_is_expelled_and_the_descent_suffers() -> None:
@@ -85,7 +97,7 @@ def test_sleepers_behave_until_they_strike_and_a_burst_ends() -> None:
     assert strengths[2] > 0
 
 
-@pytest.mark.parametrize("direction", ["ones", "std", "top", "best"])
+@pytest.mark.parametrize("direction", ["ones", "std", "top", "across", "loss", "best"])
 def test_every_direction_is_searched(direction: str) -> None:
     assert len(steps(f"attack.direction={direction}", "attack.role=turns", "run.rounds=2")) == 2
 

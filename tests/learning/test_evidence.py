@@ -140,7 +140,9 @@ def test_common_shifts_are_named_along_the_direction_they_make_visible() -> None
 
 def test_without_a_direction_above_the_edge_nothing_is_corrected() -> None:
     sums, law = noise(20, 300, 6)
-    assert not correct(sums @ sums.T, sums @ sums.mean(0), law, liars=3).any()
+    found = correct(sums @ sums.T, sums @ sums.mean(0), law, liars=3, parts=np.full(20, 1 / 20))
+    assert not found.mix.any()
+    assert found.kept == 1.0
 
 
 def test_the_edge_is_passed_by_noise_once_in_a_thousand() -> None:
@@ -156,8 +158,37 @@ def test_a_visible_lie_is_taken_out_of_the_mean() -> None:
     quiet = sums.mean(0)[0]
     sums[:10, 0] += 60 * np.sqrt(law.covariance[0, 0])
     moved = sums.mean(0)
-    after = moved + correct(sums @ sums.T, sums @ moved, law, liars=10) @ sums
+    after = moved + correct(sums @ sums.T, sums @ moved, law, liars=10).mix @ sums
     assert abs(after[0] - quiet) < 0.1 * abs(moved[0] - quiet)
+
+
+def test_whoever_stands_apart_is_left_out_of_the_move_whole() -> None:
+    """What is left is the mean of the others, in every direction, set right along those still visible."""
+    sums, law = noise(40, 200, 7)
+    sums[:5, 0] += 60 * np.sqrt(law.covariance[0, 0])
+    found = correct(sums @ sums.T, sums @ sums.mean(0), law, liars=5, parts=np.full(40, 1 / 40))
+    assert found.aside == (0, 1, 2, 3, 4)
+    after = found.kept * sums.mean(0) + found.mix @ sums
+    assert np.allclose(after, sums[5:].mean(0))
+
+
+def test_a_single_round_is_looked_at_beside_all_of_them() -> None:
+    """A message twice too long hides in the sums of many rounds, not in its own round."""
+    release, rounds = Release(clip=0.1, law=NoiseLaw(1.0, 0.5)), 40
+    setup = Setup(9, 2, rounds, aggregation.parse("evidence+mean", f=2), release)
+    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0).build, setup)
+    model = build("logistic", (400,), 2)
+    state, source = algorithm.init(model, tuple(range(9)), Key(1)).server, privacy.SimulatedNoise(Key(2), 9)
+    for round_ in range(rounds):
+        drawn = source.draw(release.law, tuple(range(9)), model.dim, round_, torch.device("cpu"))
+        if round_ == rounds - 1:
+            drawn[8] *= 1.7
+        step = algorithm.server(Messages(drawn), state, round_, Key(3))
+        state = step.state
+    assert [one.client for one in step.report["expelled"]] == [8]
+    file = File.read(state)
+    gram, law = (file.sums @ file.sums.T).double().numpy(), algorithm.court.law(file)
+    assert not convict(gram, law, liars=2, alarm=1e-6 / rounds)
 
 
 def test_what_hides_grows_with_dimension_and_shrinks_with_rounds() -> None:

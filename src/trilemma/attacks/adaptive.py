@@ -7,21 +7,24 @@ directions and strengths that are tried, the one that does most harm to the mode
                 ones       (1, …, 1)/√d
                 std        the honest messages' standard deviation, coordinate by coordinate
                 top        the direction in which the sums of all clients differ most
-                best       all of them, in every round
+                across     against the gradient, but at right angles to what the mean shows of it
+                loss       where the honest clients' loss rises most at the model the round would lead to
+                best       all but the last, in every round
     noise       protocol   own message + shift
-                rotated    their sums are turned so that all their lengths and inner products stay what
-                           honest ones would be, and yet their common part points in the direction
+                rotated    their messages, or their sums, are turned so that all their lengths and inner
+                           products stay what honest ones would be, and yet their common part points in the
+                           direction
     role        all        everybody shifts alike
                 half       the first half shifts, the others stay honest in reserve
                 turns      in even rounds one half, in odd rounds the other
     rounds      start, stop: sleep before, behave afterwards
 
 **Harm** is how far the model lands against the true descent, −⟨θ' − θ_0, h⟩ with h the direction in which the
-truth would move it, as the defended server would have it, corrections included (the rule behind the defence
-is supposed to be the mean). All candidates are combinations of the n sums and the direction, so each costs
-n × n work in their Gram matrix, measured once, and a pass over the direction. With `greedy` off candidates
-must also leave the correction as small as it is without the lie: liars then stay below what can be seen.
-Against a server without memory they face its rule alone.
+truth would move it (for `loss`: how far it lands uphill), as the defended server would have it: its rule, its
+corrections. All candidates are combinations of sums, messages and directions, so each costs n × n work in
+their Gram matrix, measured once a round. With `greedy` off candidates must also be set right no further than
+a tenth more than without the lie: liars then stay below what can be seen. Against a server without memory
+they face its rule alone, along `gradient` or `loss`.
 """
 
 from __future__ import annotations
@@ -41,14 +44,14 @@ from trilemma.attacks.span import finite_rows
 from trilemma.attacks.types import Attack, Crafted, Defence, View
 
 Array = NDArray[np.float64]
-DIRECTIONS = ("gradient", "ones", "std", "top")
+DIRECTIONS = ("gradient", "ones", "std", "top", "across")
 
 
 @attacks.register("adaptive")
 class Adaptive(AttackSettings):
     """Liars who know the defence: the most harmful lie each round that lets nobody be expelled."""
 
-    direction: Literal["gradient", "ones", "std", "top", "best"] = "gradient"
+    direction: Literal["gradient", "ones", "std", "top", "across", "loss", "best"] = "gradient"
     """Where the model is pushed."""
     noise: Literal["protocol", "rotated"] = "protocol"
     """What liars do with their own noise."""
@@ -60,9 +63,9 @@ class Adaptive(AttackSettings):
     """The first round in which they do not lie any more."""
     greedy: bool = True
     """Take the most harm now; otherwise stay below what can be seen."""
-    points: int = Field(default=16, ge=2)
+    points: int = Field(default=40, ge=2)
     """Strengths tried for every direction."""
-    reach: float = Field(default=300.0, gt=1)
+    reach: float = Field(default=100.0, gt=1)
     """Largest strength, in lengths of the honest mean contribution; the smallest is a tenth of one."""
 
     def build(self) -> Attack:
@@ -81,17 +84,22 @@ class Adaptive(AttackSettings):
         strengths = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
         lying = self._lying(view)
         if view.defence is None:
-            return _unopposed(view, own, -truth / length, lying, strengths)
-        stage = _Stage(view.defence(), view.members, lying, truth, self.noise)
+            shift = -truth if self.direction != "loss" or view.uphill is None else view.uphill().double()
+            shift = shift / torch.linalg.vector_norm(shift).clamp(min=1e-30)
+            return _unopposed(view, own, shift, lying, strengths)
+        defence = view.defence()
+        directions = self._directions(view, truth, defence)
+        against = -directions[0] if self.direction == "loss" else truth
+        stage = _Stage(defence, view.members, lying, directions, against, self.noise)
         tried = [
-            (*stage.harm(direction, strength, self.greedy), direction, strength)
-            for direction in self._directions(view, truth, stage)
+            (*stage.harm(which, strength, self.greedy), which, strength)
+            for which in range(len(directions))
             for strength in strengths
         ]
-        passes, harm, direction, strength = max(tried, key=lambda found: found[:2])
+        passes, harm, which, strength = max(tried, key=lambda found: found[:2])
         if not passes or harm <= stage.quiet:
             return Crafted(own, 0.0)
-        return Crafted(stage.messages(own, direction, strength).to(own.dtype), strength)
+        return Crafted(own + stage.lies(which, strength).to(own), strength)
 
     def _lying(self, view: View) -> Array:
         """Return who lies this round (f,), as factors of the shift."""
@@ -100,101 +108,124 @@ class Adaptive(AttackSettings):
             return np.ones(view.byzantine)
         return first if self.role == "half" or view.round % 2 == 0 or view.byzantine == 1 else 1 - first
 
-    def _directions(self, view: View, truth: Tensor, stage: _Stage) -> list[Tensor]:
-        """Return the unit directions tried."""
+    def _directions(self, view: View, truth: Tensor, defence: Defence) -> Tensor:
+        """Return the unit directions tried (q, d), each on the side that leads away from the truth."""
         wanted = DIRECTIONS if self.direction == "best" else (self.direction,)
         found = []
         for name in wanted:
-            if name == "gradient":
-                vector = -truth
-            elif name == "ones":
+            if name == "ones":
                 vector = torch.ones_like(truth)
             elif name == "std":
                 vector = view.honest.double().std(0, correction=0)
+            elif name == "top":
+                vector = _top(defence)
+            elif name == "loss" and view.uphill is not None:
+                vector = view.uphill()
             else:
-                vector = stage.top()
-            length = torch.linalg.vector_norm(vector)
-            found.append(
-                vector / length if float(length) > 0 else torch.ones_like(vector) / len(vector) ** 0.5
-            )
-        return found
+                vector = -truth
+                if name == "across":
+                    vector = _across(vector, defence)
+                vector = vector if float(vector @ vector) > 0 else torch.ones_like(vector)
+            vector = vector.to(truth)
+            found.append(vector / torch.linalg.vector_norm(vector).clamp(min=1e-30))
+        return torch.stack(found)
+
+
+def _sums(defence: Defence) -> Tensor:
+    return defence.vectors[: len(defence.vectors) - len(defence.senders) - 1].double()
+
+
+def _top(defence: Defence) -> Tensor:
+    """Return the direction in which sums differ most."""
+    sums = _sums(defence)
+    centred = sums - sums.mean(0)
+    found: Tensor = torch.linalg.eigh(centred @ centred.T)[1][:, -1] @ centred
+    return found
+
+
+def _across(vector: Tensor, defence: Defence) -> Tensor:
+    """Return the part of the vector at right angles to the mean of the sums and of the messages."""
+    n = len(defence.vectors) - len(defence.senders) - 1
+    means = torch.stack([_sums(defence).mean(0), defence.vectors[n:-1].double().mean(0)])
+    basis: Tensor = torch.linalg.qr(means.T.to(vector))[0]
+    return vector - basis @ (basis.T @ vector)
 
 
 class _Stage:
-    """A round's sums, and what becomes of them when liars change theirs."""
+    """A round in the Gram matrix of its vectors, and what becomes of it when liars change their messages.
+
+    The basis is the defence's, then the directions, then the way the truth would move the model.
+    """
 
     def __init__(
-        self, defence: Defence, liars: tuple[int, ...], lying: Array, truth: Tensor, noise: str
+        self,
+        defence: Defence,
+        liars: tuple[int, ...],
+        lying: Array,
+        directions: Tensor,
+        truth: Tensor,
+        noise: str,
     ) -> None:
-        self.defence, self.noise = defence, noise
-        self.liars, self.lying = np.array(liars)[lying > 0], lying[lying > 0]
-        self.everyone = np.array(liars)
-        sums, self.moved = defence.sums.double(), defence.moved.double()
+        self.defence, self.noise, self.directions = defence, noise, directions
+        self.k = len(defence.senders)
+        self.n = len(defence.vectors) - self.k - 1
+        rows = {int(client): row for row, client in enumerate(defence.senders)}
+        self.places = np.array([rows[i] for i in liars])  # of all liars among the senders
+        self.active, self.lying = self.places[lying > 0], lying[lying > 0]
         # The truth moves the model by step × truth; harm is counted against that.
-        self.downhill = math.copysign(1.0, defence.step) * truth.double()
-        self.downhill /= max(float(torch.linalg.vector_norm(self.downhill)), 1e-30)
-        self.sums, self.gram = sums, _numbers(sums @ sums.T)
-        nothing = np.zeros(len(sums)), np.zeros(len(sums))
-        self.quiet, self.still = self.outcome(np.eye(len(sums)), nothing[0], self.downhill)
+        downhill = math.copysign(1.0, defence.step) * truth
+        downhill = downhill / max(float(torch.linalg.vector_norm(downhill)), 1e-30)
+        self.gram: Array = defence.gram(torch.cat([directions, downhill[None]]))
+        self.quiet, self.still = self.outcome(np.zeros((self.k, len(self.gram))))
 
-    def top(self) -> Tensor:
-        """Return the direction in which sums differ most."""
-        n = len(self.sums)
-        centre = np.eye(n) - 1 / n
-        vector = np.linalg.eigh(centre @ self.gram @ centre)[1][:, -1]
-        return torch.from_numpy(centre @ vector).to(self.sums) @ self.sums
+    def harm(self, which: int, strength: float, greedy: bool) -> tuple[bool, float]:
+        """Return whether a candidate may be sent, and its harm; where there are two kinds, of the worse."""
+        found = [self.outcome(changes) for changes in self.candidates(which, strength)]
+        allowed = [harm for harm, seen in found if greedy or seen <= 1.1 * self.still + 1e-9]
+        worst = max(allowed, default=-math.inf)
+        return math.isfinite(worst), worst
 
-    def harm(self, direction: Tensor, strength: float, greedy: bool) -> tuple[bool, float]:
-        """Return whether a candidate may be sent, and its harm."""
-        changed = self.changed(direction, strength)
-        if changed is None:
-            return False, -math.inf
-        harm, correction = self.outcome(*changed, direction)
-        return math.isfinite(harm) and (greedy or correction <= 1.1 * self.still + 1e-9), harm
+    def lies(self, which: int, strength: float) -> Tensor:
+        """Return what liars add to their messages (f, d)."""
+        changes = max(self.candidates(which, strength), key=lambda changes: self.outcome(changes)[0])
+        mix = torch.from_numpy(changes[self.places, :-1]).to(self.directions)
+        basis = torch.cat([self.defence.vectors.to(self.directions), self.directions])
+        return mix @ basis
 
-    def messages(self, own: Tensor, direction: Tensor, strength: float) -> Tensor:
-        """Return what liars send (f, d) for a candidate."""
-        found = self.changed(direction, strength)
-        assert found is not None
-        rows = torch.from_numpy(found[0] - np.eye(len(self.sums)))[self.everyone].to(self.sums)
-        along = torch.from_numpy(found[1])[self.everyone, None].to(self.sums)
-        return own + (rows @ self.sums + along * direction.double()) / self.defence.step
-
-    def changed(self, direction: Tensor, strength: float) -> tuple[Array, Array] | None:
-        """Return changed sums as combinations (n, n) of sums, and (n,) of the direction; None: impossible."""
-        n = len(self.sums)
-        mixed, along = np.eye(n), np.zeros(n)
-        shift = self.defence.step * strength * self.lying
+    def candidates(self, which: int, strength: float) -> list[Array]:
+        """Return changes (k, p) of all messages, in the basis; none where they are impossible."""
+        shift, along = strength * self.lying, len(self.gram) - 1 - len(self.directions) + which
         if self.noise == "protocol":
-            along[self.liars] = shift
-            return mixed, along
-        before = _numbers(self.sums @ direction.double())[self.liars]
-        inner = self.gram[np.ix_(self.liars, self.liars)]
+            changes = np.zeros((self.k, len(self.gram)))
+            changes[self.active, along] = shift
+            return [changes]
+        step = self.defence.step
+        sums = [int(i) for i in np.asarray(self.defence.senders)[self.active]]
+        turned = [
+            self._turned(self.n + self.active, along, shift, 1.0),
+            self._turned(np.array(sums), along, shift * step, step),
+        ]
+        return [one for one in turned if one is not None]
+
+    def _turned(self, rows: NDArray[np.int64], along: int, shift: Array, scale: float) -> Array | None:
+        """Return changes that turn the basis' `rows`, scale × messages or sums of them, among themselves."""
+        before, inner = self.gram[rows, along], self.gram[np.ix_(rows, rows)]
         goal = before.mean() + shift
         # M (Γ − before beforeᵀ) Mᵀ + goal goalᵀ = Γ: as honest as before, and pointing to the goal.
         turned = _transport(inner - np.outer(before, before), inner - np.outer(goal, goal))
         if turned is None:
             return None
-        mixed[np.ix_(self.liars, self.liars)] = turned
-        along[self.liars] = goal - turned @ before
-        return mixed, along
+        changes = np.zeros((self.k, len(self.gram)))
+        changes[np.ix_(self.active, rows)] = (turned - np.eye(len(rows))) / scale
+        changes[self.active, along] = (goal - turned @ before) / scale
+        return changes
 
-    def outcome(self, mixed: Array, along: Array, direction: Tensor) -> tuple[float, float]:
-        """Return the harm, −∞ where somebody is expelled, and the length of the correction."""
-        down, way = self.downhill, direction.double()
-        sums, m = self.sums, len(self.defence.rows)
-        change = (mixed - np.eye(len(mixed)))[self.everyone].sum(axis=0) / m
-        push = along[self.everyone].sum() / m
-        moved = self.moved + torch.from_numpy(change).to(sums) @ sums + push * way
-        beside = _numbers(sums @ torch.stack([way, moved, down]).T)
-        ends = _numbers(torch.stack([way @ way, way @ moved, way @ down, moved @ down]))
-        cross = np.outer(mixed @ beside[:, 0], along)
-        gram = mixed @ self.gram @ mixed.T + cross + cross.T + ends[0] * np.outer(along, along)
-        expelled, y = self.defence.judge(gram, mixed @ beside[:, 1] + along * ends[1])
-        if expelled:
+    def outcome(self, changes: Array) -> tuple[float, float]:
+        """Return the harm, −∞ where somebody is expelled, and how far the model is set right."""
+        found = self.defence.outcome(self.gram, changes)
+        if found.expelled:
             return -math.inf, math.inf
-        harm = -float(ends[3] + y @ (mixed @ beside[:, 2] + along * ends[2]))
-        return harm, math.sqrt(max(float(y @ gram @ y), 0.0))
+        return -float(found.move @ self.gram[:, -1]), found.corrected
 
 
 def _transport(present: Array, wanted: Array) -> Array | None:
@@ -206,11 +237,6 @@ def _transport(present: Array, wanted: Array) -> Array | None:
     inside, axes = np.linalg.eigh(root @ wanted @ root)
     middle = (axes * np.sqrt(np.maximum(inside, 0.0))) @ axes.T
     found: Array = inverse @ middle @ inverse
-    return found
-
-
-def _numbers(tensor: Tensor) -> Array:
-    found: Array = tensor.detach().double().cpu().numpy()
     return found
 
 

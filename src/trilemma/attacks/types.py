@@ -48,27 +48,42 @@ class GramTarget(Protocol):
         """The map from the Gram matrix (n, n) of the messages to every client's weight (n,)."""
 
 
+class Foreseen(Protocol):
+    """What would become of a round: who is expelled, how far the model moves."""
+
+    @property
+    def expelled(self) -> int:
+        """How many are expelled."""
+
+    @property
+    def move(self) -> Any:
+        """Where the model is moved to (p,), in the basis."""
+
+    @property
+    def corrected(self) -> float:
+        """How far it is set right."""
+
+
 class Defence(Protocol):
-    """A server that remembers, after a round in which everybody sent what it computed (n clients)."""
+    """A server that remembers, in a round in which everybody sent what it computed; ready for changes."""
 
     @property
-    def sums(self) -> Tensor:
-        """How far each client alone would have moved the model by now (n, d)."""
+    def vectors(self) -> Tensor:
+        """A basis (n + k + 1, d): how far each client alone moved the model, k messages, the move so far."""
 
     @property
-    def moved(self) -> Tensor:
-        """How far the model would have been moved (d,)."""
+    def senders(self) -> Any:
+        """Whose messages they are (k,)."""
 
     @property
     def step(self) -> float:
         """What the round's aggregate is multiplied by."""
 
-    @property
-    def rows(self) -> Any:
-        """Who still takes part, as places (m,)."""
+    def gram(self, beside: Tensor) -> Any:
+        """Return the Gram matrix (p, p) of the basis with more rows after it."""
 
-    def judge(self, gram: Any, moved: Any) -> tuple[int, Any]:
-        """Return how many would be expelled for sums with this Gram matrix, and the correction's (n,)."""
+    def outcome(self, gram: Any, changes: Any) -> Foreseen:
+        """Return what becomes of changed messages (k, p), in the basis."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +109,8 @@ class View:
 
     Attackers that know everything but honest secrets also have `defence`, the server's state as a way to ask
     what would become of a lie (None: it has no memory), `truth` (d,), the honest clients' mean contribution
-    without noise, and `members`, the liars' places among all clients.
+    without noise, `uphill` (d,), what to add to messages for the honest clients' loss to rise most at the
+    model the round leads to, and `members`, the liars' places among all clients.
 
     >>> view = View(
     ...     honest=torch.zeros(2, 3), own=None, byzantine=1,
@@ -113,6 +129,7 @@ class View:
     positions: tuple[int, ...] | None = None
     defence: Callable[[], Defence] | None = None
     truth: Callable[[], Tensor] | None = None
+    uphill: Callable[[], Tensor] | None = None
     members: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

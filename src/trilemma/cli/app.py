@@ -47,6 +47,11 @@ COMMANDS = {
         "sweep_command",
         "Run every cell of FILE's table `sweep`; finished cells are skipped, stopped ones continue.",
     ),
+    "arena": Lazy(
+        "arena",
+        "arena_command",
+        "Set every rule against liars who know it; the worst case of each, finished cells are skipped.",
+    ),
     "table": Lazy(
         "table",
         "table_command",

@@ -19,9 +19,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 
 from trilemma.errors import ConfigError
@@ -100,9 +102,15 @@ class Logistic(ModelOptions):
 class Multinomial(ModelOptions):
     """Multinomial logistic regression: one logit per class (610 parameters on Synthetic)."""
 
+    start: Literal["drawn", "zero"] = Field(
+        default="drawn",
+        description="where training starts: drawn as other layers are, or at zero",
+    )
+
     def build(self, shape: Shape, classes: int) -> Model:
         """Return the model."""
-        return _perceptron("multinomial", shape, (), classes)
+        model = _perceptron("multinomial", shape, (), classes)
+        return model if self.start == "drawn" else replace(model, init=lambda _: torch.zeros(model.dim))
 
 
 @models.register("mlp")

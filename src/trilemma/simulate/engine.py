@@ -13,16 +13,20 @@ was interrupted continues exactly as it would have.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from trilemma import models
 from trilemma.attacks.types import View
 from trilemma.learning import ClientStep, MessageLayout, Messages
+from trilemma.learning.evidence.guard import ORIGIN
 from trilemma.learning.evidence.outlook import Outlook, Rehearsal
 from trilemma.learning.messages import Length, Lengths
+from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import returned_model
 from trilemma.privacy import Noiseless
@@ -30,6 +34,12 @@ from trilemma.records import Record
 from trilemma.simulate.experiment import Experiment
 from trilemma.simulate.shelf import Collector, Rows
 from trilemma.stopwatch import Stopwatch
+
+LOOKED_AT = 50
+"""Examples of every honest client that liars look at when they ask what harms most."""
+
+LENGTHENED = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Multiples of the model's move that are tried for the least loss."""
 
 
 class Diverged(ArithmeticError):
@@ -243,6 +253,9 @@ def _informed(
         view = replace(view, target=rehearsal, defence=None if view.own is None else outlook)
     if experiment.attack.reads_truth:
         view = replace(view, truth=partial(_truth, experiment, progress, heard))
+        if algorithm.trace is not None and view.own is not None and not experiment.clients.model.buffers:
+            rows = [stepped.index(i) for i in heard]
+            view = replace(view, uphill=partial(_uphill, experiment, progress, sent.rows(rows), heard))
     return view
 
 
@@ -261,6 +274,29 @@ def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...]) -
     if trace is None:
         return messages.mean(0)
     return trace.vectors(messages, progress.broadcast[trace.model]).mean(0) / trace.adds(round_)
+
+
+def _uphill(experiment: Experiment, progress: Progress, sent: Messages, heard: tuple[int, ...]) -> Tensor:
+    """Return what to add to messages (d,) for the honest loss to rise most at the model the round leads to.
+
+    A model that was moved by clipped steps may be far shorter than its best multiple, and its loss then says
+    little about its errors; so the round's move is lengthened to where the loss is least.
+    """
+    algorithm, round_, key = experiment.resolved.algorithm, progress.round, experiment.key
+    trace = algorithm.trace
+    assert trace is not None
+    honest = experiment.clients.only(*(i for i in heard if i not in experiment.byzantine))
+    size = min(LOOKED_AT, int(honest.data.sizes[list(honest.ids)].min()))
+    batch = honest.sample(size, key.fold("round", round_, "uphill"))
+    keys = client_keys(honest, key.fold("round", round_, "uphill"))
+    before = progress.broadcast[trace.model]
+    messages = replace(sent, senders=heard)
+    after = algorithm.server(messages, progress.server, round_, key.fold("round", round_, "rehearsal"))
+    start = before if algorithm.court is None else progress.server[ORIGIN]
+    move = after.broadcast[trace.model] - start
+    tried = [models.gradients(honest.model, start + scale * move, batch, keys=keys) for scale in LENGTHENED]
+    least = min(tried, key=lambda found: float(found.loss.mean()))
+    return math.copysign(1.0, trace.step(round_)) * least.value.mean(0)
 
 
 def _inquired(

@@ -32,14 +32,11 @@ from typing import Any, Literal
 import numpy as np
 from scipy import special
 
-from trilemma.learning.evidence.correction import visible
+from trilemma.learning.evidence.correction import QUARTILES, visible
 from trilemma.learning.trace import Array, Law
 
 Reason = Literal["not finite", "length", "pairs", "one of a pair", "direction"]
 
-
-QUARTILES = 2 * 0.6744897501960817
-"""Distance of a Gaussian's quartiles, in standard deviations."""
 
 SLACK = 2.0
 """How far honest contributions may lie apart along a direction, in bounds: two, from end to end."""

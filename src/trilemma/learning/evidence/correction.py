@@ -6,7 +6,9 @@ edge); what stands above it is a direction in which clients as a whole moved the
 is one, and stands out early because the members' mean carries little noise; liars who push together are
 another, or bend that one. In a single direction a robust mean costs next to nothing: for every direction v
 above the edge, the members' moves ⟨S_i, v⟩ are sorted, a quarter dropped at either end (more, if more may
-lie), and the model is put where the mean of the middle is. Liars then move it along v by what hides within
+lie), and the model is put where the mean of the middle is. Whoever stands apart is first left out of the move
+altogether, for as long as it does: that costs noise that no longer cancels, and no accusation. Liars
+then move it along v by what hides within
 the honest spread, however long their messages are; what they did before the direction could be seen is taken
 back as well, because sums are looked at, not rounds. A direction found in noise is not the true one, and what
 they do across it stays: `hidden` says how much.
@@ -23,8 +25,16 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import special
 
 from trilemma.learning.trace import Array, Law
+
+QUARTILES = 2 * 0.6744897501960817
+"""Distance of a Gaussian's quartiles, in standard deviations."""
+
+FALSELY = 0.2
+"""Of those who are left out because they stand apart, so many may be honest ones, on average."""
 
 SURE = 3.2724
 """The 0.999 quantile of the Tracy–Widom law of order 1."""
@@ -70,22 +80,70 @@ def visible(gram: Array, law: Law, most: int) -> list[Direction]:
     return found
 
 
-def correct(gram: Array, moved: Array, law: Law, liars: int, shares: Array | None = None) -> Array:
-    """Return coefficients y (m,): the model is to be moved by y @ S beside what it was moved.
+@dataclass(frozen=True)
+class Correction:
+    """What becomes of the model's move: `kept` of it, plus y @ S, y = `mix` (m,); `aside` are left out."""
+
+    kept: float
+    mix: Array
+    aside: tuple[int, ...] = ()
+
+
+def correct(
+    gram: Array,
+    moved: Array,
+    law: Law,
+    liars: int,
+    shares: Array | None = None,
+    parts: Array | None = None,
+) -> Correction:
+    """Return how the model's move is set right.
 
     `gram` (m, m) is of the members' sums and `moved` (m,) their inner products with the model's move; at
     most `liars` of them lie. `shares` (m,) scale the sums of members that were not always heard to a whole
-    run's. Without a direction above the edge nothing is done.
+    run's. `parts` (m,) are the members' shares in the move; without them nobody is left out of it. Without a
+    direction above the edge nothing is done.
     """
     heard = np.flatnonzero(law.covariance.diagonal() > 0)
+    kept, mix = 1.0, np.zeros(len(gram))
+    aside: list[int] = []
+    if len(heard) < 2 * liars + 1 or not liars:
+        return Correction(kept, mix)
+    whole = np.ones(len(gram)) if shares is None else shares
+    seen = visible(gram[np.ix_(heard, heard)], law.select(heard), liars + 1)
+    while seen and parts is not None and len(aside) < liars:
+        apart = _apart(seen, law.select(heard), liars - len(aside))
+        if not len(apart):
+            break
+        aside += heard[apart].tolist()
+        heard = np.delete(heard, apart)
+        seen = visible(gram[np.ix_(heard, heard)], law.select(heard), liars - len(aside) + 1)
+    if aside and parts is not None:
+        kept = 1 / max(1 - float(parts[aside].sum()), 1e-9)
+        mix[aside] = -kept * parts[aside]
+        moved = kept * moved + gram @ mix
     m = len(heard)
-    answer = np.zeros(len(gram))
-    if m < 2 * liars + 1 or not liars:
-        return answer
-    trimmed = min(max(liars, m // 4), (m - 1) // 2)
-    whole = np.ones(m) if shares is None else shares[heard]
-    for found in visible(gram[np.ix_(heard, heard)], law.select(heard), liars + 1):
-        middle = np.sort(found.along * whole)[trimmed : m - trimmed].mean()
+    trimmed = min(max(liars - len(aside), m // 4), (m - 1) // 2)
+    for found in seen:
+        middle = np.sort(found.along * whole[heard])[trimmed : m - trimmed].mean()
         gap = middle - float(moved[heard] @ found.mix)
-        answer[heard] += found.shrunk * gap * found.mix
-    return answer
+        mix[heard] += found.shrunk * gap * found.mix
+    return Correction(kept, mix, tuple(sorted(aside)))
+
+
+def _apart(seen: list[Direction], law: Law, most: int) -> NDArray[np.int64]:
+    """Return the members who stand apart along visible directions, at most `most`, as places.
+
+    Many who stand a little apart say more than one: of m members the j with the smallest tail probabilities
+    are taken, j the largest number with p_(j) ≤ FALSELY · j/m (Benjamini and Hochberg 1995).
+    """
+    deviation = np.sqrt(law.covariance.diagonal())
+    apart = np.zeros(len(deviation))
+    for found in seen:
+        along = found.along / deviation
+        low, middle, up = np.quantile(along, (0.25, 0.5, 0.75))
+        apart = np.maximum(apart, np.abs(along - middle) / max(1.0, float(up - low) / QUARTILES))
+    order = np.argsort(-apart)
+    tails = 2 * len(seen) * special.ndtr(-apart[order])
+    few = np.flatnonzero(tails <= FALSELY * np.arange(1, len(order) + 1) / len(order))
+    return order[: min(most, int(few[-1]) + 1 if len(few) else 0)]

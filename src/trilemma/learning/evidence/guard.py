@@ -3,10 +3,14 @@
 Every round, beside what the algorithm's own server does:
 
     S_i ← S_i + step · x_i          what client i alone would have moved the model by (`trace`)
-    G = S Sᵀ                        all that the tests look at
-    expelled ← convict(G)           for good; secrets are shared anew among those who stay
-    moved ← moved + (the server's own step on the messages of those who stay) − what is undone
-    model = θ_0 + moved + Sᵀ y      y = correct(G, S·moved): directions that stand out of the noise
+    expelled ← convict(looks)       for good; secrets are shared anew among those who stay
+    a = R(x) + xᵀ y                 y = correct(x): the round's aggregate, set right along visible directions
+    moved ← moved + step · a − what is undone
+    model = θ_0 + moved + Sᵀ y      y = correct(S): the same over all rounds
+
+**Looks.** The tests look at Gram matrices alone: of S, all rounds, and of x, this round's messages, which are
+windows of about 1/(1 − β) rounds where clients average with momentum β. Sums alone would let liars jump: who
+has pushed one way as far as hides in all rounds may push as far the other way in a single one.
 
 The state is one number per client and coordinate beside two vectors. The first `wait` rounds leave the model
 at θ_0; nothing is lost, since sums go on.
@@ -33,7 +37,7 @@ from trilemma.aggregation.evidence import Evidence
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.evidence.conviction import Expulsion, convict
-from trilemma.learning.evidence.correction import correct
+from trilemma.learning.evidence.correction import Correction, correct
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, ServerStep, Start, State
 from trilemma.learning.settings import Setup
@@ -41,6 +45,9 @@ from trilemma.learning.trace import Array, Law, Places, Trace
 from trilemma.models.types import Model
 
 PREFIX = "evidence."
+
+ORIGIN = PREFIX + "origin"
+"""Where in a server's state the model is that is moved."""
 
 
 def evidence_of(rule: Rule) -> Evidence | None:
@@ -115,6 +122,20 @@ class File:
 
 
 @dataclass(frozen=True)
+class Look:
+    """One vector of every client in `rows`: their Gram matrix, and what it is like if they are honest."""
+
+    rows: Places
+    gram: Array
+    law: Law
+
+    def without(self, clients: Places) -> Look:
+        """Return the look at the others."""
+        kept = np.flatnonzero(~np.isin(self.rows, clients))
+        return Look(self.rows[kept], self.gram[np.ix_(kept, kept)], self.law.select(kept))
+
+
+@dataclass(frozen=True)
 class Court:
     """The stage for one federation: pure functions on its file."""
 
@@ -158,15 +179,31 @@ class Court:
         c, spreads, clips = (part.cpu().numpy() for part in (file.coefficients, file.spreads, file.clips))
         return Law.of(self.setup.release.law, c, spreads, clips, file.sums.shape[1])
 
-    def convict(self, gram: Array, law: Law, file: File) -> list[Expulsion]:
-        """Return who is proved to lie; `gram` (m, m) and `law` are the members'."""
-        rows = file.staying
-        alarm = self.settings.alarm / self.setup.rounds
-        found = convict(gram, law, self.liars(file), alarm)
-        return [
-            replace(one, client=int(rows[one.client]), others=tuple(int(rows[j]) for j in one.others))
-            for one in found
-        ]
+    def looks(self, file: File, sums: Array, messages: Array, senders: Places) -> tuple[Look, Look]:
+        """Return what is looked at: all rounds' sums of the members, and this round's messages of `senders`.
+
+        `sums` (n, n) and `messages` (k, k) are Gram matrices, of everybody's sums and of the messages, all of
+        members.
+        """
+        assert self.setup.release is not None
+        rows, dim = file.staying, file.sums.shape[1]
+        carried = file.carried.cpu().numpy()[senders]
+        spreads, clips = (part.cpu().numpy() for part in (file.spreads, file.clips))
+        fresh = Law.of(self.setup.release.law, carried, spreads, clips, dim)
+        return (
+            Look(rows, sums[np.ix_(rows, rows)], self.law(file).select(rows)),
+            Look(senders, messages, fresh),
+        )
+
+    def convict(self, looks: tuple[Look, ...], file: File) -> list[Expulsion]:
+        """Return who is proved to lie, each client once."""
+        alarm = self.settings.alarm / self.setup.rounds / len(looks)
+        found: dict[int, Expulsion] = {}
+        for look in looks:
+            for one in convict(look.gram, look.law, self.liars(file), alarm):
+                client, others = look.rows[one.client], (int(look.rows[j]) for j in one.others)
+                found.setdefault(int(client), replace(one, client=int(client), others=tuple(others)))
+        return [found[client] for client in sorted(found)]
 
     def undone(self, gram: Array, file: File, expelled: Places) -> Array:
         """Return coefficients (n,) of the sums to take out of the model's move."""
@@ -183,13 +220,34 @@ class Court:
         length = float(answer @ gram @ answer)
         return answer * max(0.0, 1 - noise / length) if length > 0 else answer * 0
 
-    def corrected(self, gram: Array, moved: Array, law: Law, file: File) -> Array:
-        """Return coefficients (m,) of the members' sums to add to the move; `moved` (m,) as in `correct`."""
+    def weights(self, gram: Array, file: File) -> Array:
+        """Return the rule's weights (k,) of messages with this Gram matrix; the mean's if they do not say."""
+        k, rule = len(gram), lessened(self.setup.rule, self.liars(file))
+        if not rule.geometric or rule.name.endswith("mean") or k <= 2 * rule.f:
+            return np.full(k, 1 / k)
+        assert isinstance(rule, Chain)
+        found: Array = rule.weights_from_gram(gram)
+        return found
+
+    def corrected(
+        self, look: Look, moved: Array, weights: Tensor, file: File, parts: Array | None = None
+    ) -> Correction:
+        """Return how a move is set right by what is looked at; `moved` and `parts` (m,) as in `correct`.
+
+        `weights` (n, T) say how much of every round's release is in it; clients that were not always heard
+        count as if they had been.
+        """
         if not self.settings.correct:
-            return np.zeros(len(gram))
-        weight = np.abs(file.coefficients.cpu().numpy()[file.staying].sum(axis=1))
+            return Correction(1.0, np.zeros(len(look.gram)))
+        weight = np.abs(weights.cpu().numpy()[look.rows].sum(axis=1))
         shares = weight.max(initial=0.0) / np.maximum(weight, 1e-300)
-        return correct(gram, moved, law, self.liars(file), shares)
+        return correct(look.gram, moved, look.law, self.liars(file), shares, parts)
+
+    def parts(self, file: File) -> Array:
+        """Return the members' shares in the model's move (m,)."""
+        taken = file.taken.cpu().numpy()
+        found: Array = taken[file.staying] / max(float(taken[file.staying].sum()), 1e-300)
+        return found
 
 
 def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
@@ -223,33 +281,37 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         found = [Expulsion(senders[row], "not finite") for row in np.flatnonzero(broken.cpu().numpy())]
         file = _without(file, np.array([one.client for one in found], dtype=np.int64))
         sane = tuple(i for i, bad in zip(senders, broken.tolist(), strict=True) if not bad)
-        file = court.heard(file, trace.vectors(sound.vectors, model), sane, round_)
-        gram, law = aggregation.gram(file.sums).numpy(), court.law(file)
-        rows = file.staying
-        convicted = court.convict(gram[np.ix_(rows, rows)], law.select(rows), file)
+        x = trace.vectors(sound.vectors, model)
+        file = court.heard(file, x, sane, round_)
+        places = np.array(sane, dtype=np.int64)
+        gram = aggregation.gram(file.sums).numpy()
+        sums, fresh = court.looks(file, gram, _gram(x), places)
+        convicted = court.convict((sums, fresh), file)
         names = np.array([one.client for one in convicted], dtype=np.int64)
         undone = court.undone(gram, file, names)
-        file = _without(file, names)
+        file, sums, fresh = _without(file, names), sums.without(names), fresh.without(names)
 
-        staying = [row for row, i in enumerate(sane) if i not in set(names.tolist())]
-        weights, report, heard = torch.zeros(len(senders), dtype=torch.float64), {}, model
-        if staying:  # where all who were asked this time are expelled, the model stays where it is
+        staying = np.flatnonzero(~np.isin(places, names))
+        weights, report, change = torch.zeros(len(senders), dtype=torch.float64), {}, torch.zeros_like(model)
+        if len(staying):  # where all who were asked this time are expelled, the model stays where it is
             inner = without(min(court.liars(file), max(0, (len(staying) - 1) // 2)))
-            step = inner.server(sound.rows(staying), {trace.model: model}, round_, key)
-            report, heard = dict(step.report), step.broadcast[trace.model]
-            places = [senders.index(sane[row]) for row in staying]
-            weights[places] = report["weights"].detach().double().cpu()
+            step = inner.server(sound.rows(staying.tolist()), {trace.model: model}, round_, key)
+            report, change = dict(step.report), step.broadcast[trace.model] - model
+            weights[[senders.index(int(i)) for i in fresh.rows]] = report["weights"].detach().double().cpu()
+            heard, by = x[torch.from_numpy(staying).to(x.device)], trace.step(round_)
+            beside = (heard @ change).double().cpu().numpy() / by
+            change = change + by * _combined(heard, court.corrected(fresh, beside, file.carried, file).mix)
         taken = file.taken.clone()
         taken[torch.tensor(senders)] += weights.to(taken.device)
-        change = heard - model - _combined(file.sums, undone)
-        file = replace(file, taken=taken, moved=file.moved + change)
+        moved = file.moved + change - _combined(file.sums, undone)
+        file = replace(file, taken=taken, moved=moved)
         if round_ < setup.rounds - 1 and round_ + 1 < settings.wait:
             after = file.origin
         else:
-            rows, beside = file.staying, (file.sums @ file.moved).double().cpu().numpy()
-            inside, y = gram[np.ix_(rows, rows)], np.zeros(len(gram))
-            y[rows] = court.corrected(inside, beside[rows], law.select(rows), file)
-            after = file.origin + file.moved + _combined(file.sums, y)
+            beside, y = (file.sums @ file.moved).double().cpu().numpy(), np.zeros(len(gram))
+            right = court.corrected(sums, beside[sums.rows], file.coefficients, file, court.parts(file))
+            y[sums.rows] = right.mix
+            after = file.origin + right.kept * file.moved + _combined(file.sums, y)
         told = {**report, "weights": weights, "expelled": tuple(found + convicted)}
         return ServerStep({trace.model: after}, {trace.model: after, **file.state()}, told)
 
@@ -279,6 +341,10 @@ def _without(file: File, clients: Places) -> File:
     members = file.members.clone()
     members[torch.from_numpy(clients)] = False
     return replace(file, members=members)
+
+
+def _gram(x: Tensor) -> Array:
+    return aggregation.gram(x).numpy() if len(x) else np.zeros((0, 0))
 
 
 def _combined(sums: Tensor, coefficients: Array) -> Tensor:

@@ -7,16 +7,19 @@ for searches that try many lies a round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from trilemma import aggregation
 from trilemma.keys import Key
 from trilemma.learning.evidence.guard import Court, File
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, State
-from trilemma.learning.trace import Array, Law, Places
+from trilemma.learning.trace import Array, Places
 
 
 @dataclass(frozen=True)
@@ -46,23 +49,33 @@ class Rehearsal:
 
 
 @dataclass(frozen=True)
+class Foreseen:
+    """What becomes of a round: how many are expelled, the model's move (p,) in a basis, what is corrected."""
+
+    expelled: int
+    move: Array
+    corrected: float
+
+
+@dataclass(frozen=True)
 class Outlook:
-    """A defended server after a round in which everybody sent what it computed, ready for changes.
+    """A defended server in a round in which everybody sent what it computed, ready for changes.
+
+    All that a lie does is seen in the Gram matrix of a basis of vectors, measured once: everybody's sums,
+    this round's messages, the model's move before it, and whatever the liars put beside them. A candidate is
+    then a few matrices of n rows, whatever d is.
 
     Attributes:
-        sums: Everybody's sums (n, d).
-        moved: How far the model would have been moved (d,), were the rule the mean.
+        vectors: The basis (n + k + 1, d): sums of all n, messages of the k senders, the move so far.
+        senders: Whose messages they are.
         step: What the round's aggregate is multiplied by.
-        rows: Who of the n is still a member, as places; `law` is theirs.
     """
 
-    sums: Tensor
-    moved: Tensor
+    vectors: Tensor
+    senders: Places
     step: float
-    rows: Places
     court: Court
     file: File
-    law: Law
 
     @classmethod
     def of(
@@ -72,24 +85,39 @@ class Outlook:
         before, trace = File.read(state), court.trace
         x = trace.vectors(messages, state[trace.model])
         file = court.heard(before, x, senders, round_)
-        moved = file.moved + trace.step(round_) * x.mean(0)
-        return cls(
-            file.sums,
-            moved,
-            trace.step(round_),
-            file.staying,
-            court,
-            file,
-            court.law(file).select(file.staying),
-        )
+        vectors = torch.cat([file.sums, x.to(file.sums.dtype), before.moved[None]])
+        return cls(vectors, np.array(senders, dtype=np.int64), trace.step(round_), court, file)
 
-    def judge(self, gram: Array, moved: Array) -> tuple[int, Array]:
-        """Return how many members would be expelled, and the correction's coefficients (n,).
+    def gram(self, beside: Tensor) -> Array:
+        """Return the Gram matrix of the basis with the rows `beside` (q, d) after it."""
+        found: Array = aggregation.gram(torch.cat([self.vectors, beside.to(self.vectors)])).numpy()
+        return found
 
-        `gram` (n, n) is the Gram matrix of changed sums, `moved` (n,) their products with the changed move.
+    def outcome(self, gram: Array, changes: Array) -> Foreseen:
+        """Return who would be expelled, and where the model would be moved.
+
+        `gram` (p, p) is the basis', `changes` (k, p) what is added to every sender's message, in it. Where
+        somebody is expelled, nothing more is worked out.
         """
-        answer, inside = np.zeros(len(gram)), gram[np.ix_(self.rows, self.rows)]
-        convicted = self.court.convict(inside, self.law, self.file)
-        if not convicted:
-            answer[self.rows] = self.court.corrected(inside, moved[self.rows], self.law, self.file)
-        return len(convicted), answer
+        p, k = len(gram), len(self.senders)
+        n = len(self.vectors) - k - 1
+        sums, messages = np.eye(n, p), np.eye(k, p, n) + changes
+        sums[self.senders] += self.step * changes
+        fresh = messages @ gram @ messages.T
+        looks = self.court.looks(self.file, sums @ gram @ sums.T, fresh, self.senders)
+        convicted = self.court.convict(looks, self.file)
+        move = np.eye(1, p, n + k)[0]
+        if convicted:
+            return Foreseen(len(convicted), move, math.inf)
+        court, file = self.court, self.file
+        weights = court.weights(fresh, file)
+        mean = weights @ messages
+        now = court.corrected(looks[1], messages @ gram @ mean, file.carried, file).mix @ messages
+        move = move + self.step * (mean + now)
+        taken = file.taken.clone()
+        taken[torch.from_numpy(self.senders)] += torch.from_numpy(weights).to(taken)
+        members, parts = sums[looks[0].rows], court.parts(replace(file, taken=taken))
+        right = court.corrected(looks[0], members @ gram @ move, file.coefficients, file, parts)
+        after = right.kept * move + right.mix @ members
+        length = sum(math.sqrt(max(float(y @ gram @ y), 0.0)) for y in (self.step * now, after - move))
+        return Foreseen(0, after, length)
