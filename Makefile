@@ -49,8 +49,8 @@ imports: $(VENV)/.dev
 docs-reference: $(VENV)/.runtime  ## write docs/configuration.md from what the source declares
 	$(BIN)/python -m trilemma.config.reference > docs/configuration.md
 
-docs-results: $(VENV)/.runtime  ## write the tables of docs/results.md from results/
-	$(BIN)/python -m trilemma.papers.pages docs/results.md
+docs-results: $(VENV)/.runtime  ## write the tables of results in docs/ from results/
+	$(BIN)/python -m trilemma.papers.pages docs/results.md docs/personal-tables.md
 
 docs: $(VENV)/.dev  ## build the documentation site into site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir site

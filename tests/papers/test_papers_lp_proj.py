@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from trilemma import models, simulate
 from trilemma.errors import ConfigError
 from trilemma.learning.compressed.count_sketch import Sketch
 from trilemma.papers import lp_proj
 from trilemma.papers.lp_proj import METHODS, TASKS, Point, Reached, SeedCurve, points, printed
-from trilemma.papers.lp_proj import __main__ as commands
 from trilemma.papers.lp_proj.blowup import flip, growth, poison
 
 FULL = {
@@ -127,40 +122,38 @@ def test_budget_and_target() -> None:
 
 
 @pytest.mark.slow
-def test_tables_of_a_short_run(tmp_path: Path) -> None:
-    """Three rounds of two methods: tables 3 and 4 are filled from what was run and from what was printed."""
-    for method in ("lp-proj-1", "Local"):
-        point = Point("synthetic00", method)
-        simulate.run(point.config(rounds=3, seeds=(1, 2)), tmp_path / point.folder)
-    third = lp_proj.compare("synthetic00", 3, tmp_path)
-    assert "0.8868/0.0010" in third
-    assert "Ditto" not in third
-    lp_proj.plot_fairness("synthetic00", tmp_path, tmp_path / "fairness.png")
-    assert (tmp_path / "fairness.png").read_bytes().startswith(b"\x89PNG")
-    fourth = lp_proj.compare("synthetic00", 4, tmp_path)
-    found = lp_proj.curves(Point("synthetic00", "lp-proj-1"), tmp_path)
+def test_curves_and_losses_of_a_short_run(tmp_path: Path) -> None:
+    """Three rounds: costs as the paper counts them, and the training losses of both seeds."""
+    settings = Point("synthetic00", "lp-proj-1").config(rounds=3, seeds=(1, 2))
+    simulate.run(settings, tmp_path / "run")
+    found = lp_proj.curves_in(tmp_path / "run")
     assert found[0].scalars == [2310.0, 4620.0, 6930.0]
     assert found[0].bytes == [4 * spent for spent in found[0].scalars]
-    assert "4620/0" in fourth
-    losses = lp_proj.train_losses(Point("synthetic00", "lp-proj-1"), tmp_path)
+    losses = lp_proj.train_losses_in(tmp_path / "run")
     assert len(losses) == 2
     assert all(math.isfinite(loss) and loss < 2.4 for loss, _ in losses)
 
 
-def test_tables_under_attack(tmp_path: Path) -> None:
-    """Shares that were run have columns; the best round is no less than the last; distances follow."""
-    point = Point("synthetic00", "Global+Mean", "same-value", 10)
-    simulate.run(point.config(rounds=4, seeds=(1, 2)), tmp_path / point.folder)
-    last, best = (lp_proj.compare("synthetic00", 5, tmp_path, best=choice) for choice in (False, True))
-    assert last.splitlines()[0] == "| method | 10 % | paper |"
-    assert last.splitlines()[2].endswith("| 0.558/0.150 |")
-    pairs = [(curve.result(), curve.result(best=True)) for curve in lp_proj.curves(point, tmp_path)]
-    assert all(a is not None and b is not None and a[0] <= b[0] for a, b in pairs)
-    means = [sum(pair[i][0] for pair in pairs if pair[i]) / 2 for i in (0, 1)]
-    for table, mean in zip((last, best), means, strict=True):
-        assert f"| {mean:.3f} ± " in table
-    row = lp_proj.distances(["synthetic00", "synthetic11"], tmp_path).splitlines()[2].split(" | ")
-    assert row[:3] == ["| Global+Mean", *(f"{abs(m - 0.558):.3f} ({m - 0.558:+.3f})" for m in means)]
+def test_figures_are_drawn_from_results(tmp_path: Path) -> None:
+    """Accuracy against fairness from Table 3, curves where there are any."""
+    from trilemma.papers import studies
+    from trilemma.papers.measured import Measured, Results
+    from trilemma.papers.published import paper
+    from trilemma.records import Spread
+
+    one = {name: Spread.of({1: value}) for name, value in (("accuracy", 0.9), ("variance", 0.01))}
+    curve = {f"{name}@{t}": Spread.of({1: 0.5}) for name in ("accuracy", "train_loss") for t in (1, 200)}
+    cells = (Measured("Table 3", "Ditto", "clean", one), Measured("Figure 5", "Ditto", "clean", curve))
+    name = "lp-proj-synthetic00"
+    drawn = studies[name].draw(Results(name, cells), paper("lp-proj").of(name), tmp_path / "picture.png")
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_tuning_tries_the_grid_and_puts_the_best_first() -> None:
+    found = lp_proj.tried("synthetic00", "Local", rounds=1, seed=1)
+    assert [choice["lr"] for _, choice in found] != []
+    assert len(found) == 3
+    assert [accuracy for accuracy, _ in found] == sorted((a for a, _ in found), reverse=True)
 
 
 def test_growth_of_the_common_vector() -> None:
@@ -175,17 +168,6 @@ def test_growth_of_the_common_vector() -> None:
     assert growth(0.5, 0.01, 1.0, 5, share=0.2, multiplier=poison) < -0.1
 
 
-def test_a_star_names_the_rounds(tmp_path: Path) -> None:
-    """Stars are written so that Markdown shows them, with the round in which the seeds diverged."""
-    point = Point("synthetic00", "Ditto", "scaled-flip", 80)
-    settings = point.config(rounds=2, seeds=(1, 2))
-    simulate.run(settings, tmp_path / point.folder)
-    summary = tmp_path / point.folder / "summary.json"
-    summary.write_text(json.dumps({**json.loads(summary.read_text()), "diverged": {"1": 2, "2": 2}}))
-    row = lp_proj.compare("synthetic00", 6, tmp_path).splitlines()[2]
-    assert row == r"| Ditto | \* (2) | \* |"
-
-
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "LG-FedAvg"])
 def test_every_method_runs_under_attack(method: str, tmp_path: Path) -> None:
     """Two rounds each with poisoned labels and scaled messages: a result or a star, never an exception."""
@@ -193,15 +175,6 @@ def test_every_method_runs_under_attack(method: str, tmp_path: Path) -> None:
     summary = simulate.run(point.config(rounds=2, seeds=(1,)), tmp_path / "run")
     assert summary.diverged == {}
     assert 0.05 < summary.accuracy.mean < 1.0
-
-
-@pytest.mark.slow
-def test_a_mistake_on_the_command_line_is_a_message(tmp_path):
-    command = [sys.executable, "-m", "trilemma.papers.lp_proj", "run", "minst", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert "minst" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_no_attack_touches_local(tmp_path: Path) -> None:
@@ -214,34 +187,6 @@ def test_no_attack_touches_local(tmp_path: Path) -> None:
     clean = simulate.run(Point("synthetic00", "Local, 20 steps").config(2, (1,)), tmp_path / "clean")
     assert len(set(scores)) == 1
     assert scores[0] != clean.accuracy.mean  # the liars are not scored
-
-
-@pytest.mark.parametrize(
-    ("only", "change", "named"),
-    [
-        ("Ditto;FedAvg", "algorithm.personal_lr=0.05", "personal_lr"),
-        ("Ditto;Locl", "run.rounds=1", "Local"),
-    ],
-)
-def test_mistakes_are_found_before_anything_runs(tmp_path: Path, only: str, change: str, named: str) -> None:
-    """FedAvg has no personal_lr, and there is no Locl: not even Ditto's run is left behind."""
-    command = ["run", "synthetic00", "--only", only, "--rounds", "1", "--seeds", "1", "--set", change]
-    refused = CliRunner().invoke(commands.app, [*command, "--out", str(tmp_path)])
-    assert isinstance(refused.exception, ConfigError)
-    assert named in str(refused.exception)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_table_that_the_paper_lacks_is_named_with_exit_code_2(tmp_path, monkeypatch, capsys) -> None:
-    from trilemma.papers.lp_proj.__main__ import main
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["lp_proj", "run", "mnist", "--table", "9", "--out", "x"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: there is no Table 9 of results; allowed: 3, 4, 5, 6, 7, 8\n"
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from trilemma.cli import app
 from trilemma.errors import ConfigError, UserError
 from trilemma.papers import pages, studies
-from trilemma.papers.measured import Measured, Results, new_results, read_results, write_results
+from trilemma.papers.measured import Measured, Results, best, new_results, read_results, write_results
 from trilemma.papers.published import Cause, Paper, Printed, paper
 from trilemma.papers.verdicts import verdicts
 from trilemma.records import Spread
@@ -63,6 +63,25 @@ def test_a_known_cause_stands_beside_a_difference_alone() -> None:
     assert [one.cause for one in verdicts(Results("s", (ours("a", 0.5),)), printed)] == [""]
 
 
+def test_several_columns_and_metrics_are_a_table_for_each_metric() -> None:
+    both = {"accuracy": Spread.of({1: 0.5}), "loss": Spread.of({1: 2.0})}
+    cells = (Measured("t", "r", "a", both, (1,)), Measured("t", "r", "b", both, (1,)))
+    nothing = Paper("a paper", ())
+    whole = pages.markdown(Results("s", cells), nothing)
+    assert "**t: accuracy**" in whole
+    assert "**t: loss**" in whole
+    assert "|  | a | b |" in whole
+    one = pages.markdown(Results("s", cells), nothing, "t", "loss")
+    assert "accuracy" not in one
+    beside = pages.markdown(Results("s", cells[:1]), nothing)
+    assert "|  | accuracy | loss |" in beside
+
+
+def test_of_several_runs_at_one_place_the_best_is_shown() -> None:
+    tried = [ours("a", 0.5), ours("a", 0.7), ours("a", None), ours("b", 0.1)]
+    assert [cell.metrics["accuracy"].mean for cell in best(tried)] == [0.7, 0.1]
+
+
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     cells = [
         Measured("t", row, "c", {"accuracy": Spread.of({1: 0.5, 2: 0.7})}, (1, 2), {"pld": 1.5}, {}, settings)
@@ -89,9 +108,10 @@ def test_kept_results_are_of_places_of_their_study(name: str) -> None:
     assert {cell.place for cell in read_results(path).cells} <= places
 
 
-def test_the_page_shows_what_the_files_hold() -> None:
-    """Fails where docs/results.md or a file in results/ was changed alone: make docs-results."""
-    text = (ROOT / "docs" / "results.md").read_text("utf-8")
+@pytest.mark.parametrize("name", ["results.md", "personal-tables.md"])
+def test_pages_show_what_the_files_hold(name: str) -> None:
+    """Fails where a page or a file in results/ was changed alone: make docs-results."""
+    text = (ROOT / "docs" / name).read_text("utf-8")
     assert len(pages.BLOCK.findall(text)) >= 4
     assert pages.page(text, ROOT / "results") == text
 

@@ -11,6 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from trilemma import config, simulate
@@ -237,3 +238,39 @@ def test_a_killed_sweep_continues_to_the_same_bytes(tmp_path: Path, here: list[s
     assert len(models(whole)) == 4
     assert models(cut) == models(whole)
     assert records(cut) == records(whole)
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_what_runs_and_the_same_sweep_continues(tmp_path: Path, here: list[str]) -> None:
+    """SIGINT to the group, as a terminal sends it: no checkpoint was due, yet the running cell has one."""
+    (tmp_path / "a.toml").write_text(
+        "[federation]\nclients = 7\nbyzantine = 2\n[attack]\nname = 'sf'\n"
+        "[run]\nrounds = 2000\ncheckpoint_every = 100000\nevaluate_every = 2000\n"
+        "[sweep]\naggregation.rule = ['mean', 'caf']\n"
+    )
+    cells, cut = config.load_sweep(tmp_path / "a.toml").cells, tmp_path / "cut"
+    command = [sys.executable, "-m", "trilemma", "sweep", "a.toml", "--jobs", "1", "--out", "cut"]
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL)
+    running, deadline = cut / cells[0].name / "seed-1", time.monotonic() + 120
+    while time.monotonic() < deadline and not (running / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) != 0
+    deadline = time.monotonic() + 30
+    while (left := _alive(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left, "no worker is left behind"
+    assert (running / "checkpoint.pt").exists()
+    before = len((running / "metrics.jsonl").read_text().splitlines())
+    assert 0 < before < 2000
+    assert not (cut / cells[1].name).exists()
+
+    simulate.run_cells(cells[:1], cut)
+    simulate.run(cells[0].config, tmp_path / "alone")
+    assert (running / "model.npy").read_bytes() == (tmp_path / "alone/seed-1/model.npy").read_bytes()
+
+
+def _alive(group: int) -> list[int]:
+    """Return the processes of a group that are not over."""
+    found = [one.pid for one in psutil.process_iter(["status"]) if one.info["status"] != psutil.STATUS_ZOMBIE]
+    return [pid for pid in found if psutil.pid_exists(pid) and os.getpgid(pid) == group]

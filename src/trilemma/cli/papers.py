@@ -117,9 +117,23 @@ def figure_command(
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Draw a study: ours with their spread, the paper's as hollow marks."""
-    from trilemma.papers.figures import figure
+    from trilemma.papers import studies
 
-    print(figure(*_read(name, results, quick), to or Path(f"{name}.png")))
+    print(studies[name].draw(*_read(name, results, quick), to or Path(f"{name}.png")))
+
+
+@papers_app.command("tune")
+def tune_command(
+    task: Annotated[str, typer.Argument(help="a data set of lp-proj: synthetic00, mnist, …")],
+    method: Annotated[str, typer.Argument(help="a row of its tables")],
+    rounds: int = 60,
+    seed: int = 101,
+) -> None:
+    """Try lp-proj's grid of hyper-parameters for a method on one seed; validation accuracies, best first."""
+    from trilemma.papers.lp_proj import tried
+
+    for accuracy, choice in tried(task, method, rounds, seed):
+        print(f"{accuracy:.4f}  {choice}")
 
 
 def _read(name: str, folder: Path, quick: bool) -> tuple[Results, Paper]:

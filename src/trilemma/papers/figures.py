@@ -9,10 +9,11 @@ from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
 
 
-def figure(results: Results, printed: Paper, path: Path, metric: str = "accuracy") -> Path:
-    """Draw a panel for each table: columns along the axis, a colour for each row."""
+def figure(results: Results, printed: Paper, path: Path) -> Path:
+    """Draw a panel for each table, of its first metric: columns along the axis, a colour for each row."""
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
 
+    metric = next(iter(results.cells[0].metrics))
     titles = list(dict.fromkeys(cell.table for cell in results.cells))
     picture = Figure(figsize=(8.5, 1.0 + 2.8 * len(titles)), dpi=120, layout="constrained")
     panels = picture.subplots(len(titles), 1, squeeze=False)[:, 0]

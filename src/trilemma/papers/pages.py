@@ -1,7 +1,8 @@
 """Tables of results inside pages of the documentation, written from `results/` (`make docs-results`).
 
-    <!-- results: NAME -->            what stands between these two lines is written here,
-    <!-- end of results -->           the rest of the page by people
+    <!-- results: NAME -->                        what stands between these two lines is written here,
+    <!-- end of results -->                       the rest of the page by people
+    <!-- results: NAME / Table 5 / accuracy -->   one table of it, one metric of that
 
 python -m trilemma.papers.pages docs/results.md …
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trilemma.papers import studies
@@ -20,44 +22,72 @@ from trilemma.papers.verdicts import said, written
 from trilemma.report import Table
 from trilemma.report.tables import SHARES
 
-BLOCK = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
 def page(text: str, results: Path) -> str:
     """Return a page with its blocks written anew from the files in `results`."""
 
     def block(found: re.Match[str]) -> str:
-        name = found[2]
-        inside = markdown(read_results(results / f"{name}.json"), paper(studies[name].paper).of(name))
+        name, *part = found[2].split(" / ")
+        inside = markdown(read_results(results / f"{name}.json"), paper(studies[name].paper).of(name), *part)
         return f"{found[1]}\n{inside}\n\n{found[3]}"
 
     return BLOCK.sub(block, text)
 
 
-def markdown(results: Results, printed: Paper) -> str:
-    """Lay results out as Markdown, one table per `table`, the paper's number beside ours."""
-    titles = dict.fromkeys(cell.table for cell in results.cells)
+def markdown(results: Results, printed: Paper, table: str = "", metric: str = "") -> str:
+    """Lay results out as Markdown, one table per `table`, the paper's number beside ours.
+
+    A table of several columns with several metrics becomes a table for each metric. `table` and `metric` name
+    the only ones to show.
+    """
+    shown = [_only(cell, metric) for cell in results.cells if table in ("", cell.table)]
+    cells = [cell for cell in shown if cell.metrics]
     tables = [
-        _table(title, [cell for cell in results.cells if cell.table == title], printed) for title in titles
+        one for title in dict.fromkeys(cell.table for cell in cells) for one in _tables(title, cells, printed)
     ]
-    seeds = dict.fromkeys(", ".join(map(str, cell.seeds)) for cell in results.cells)
+    seeds = dict.fromkeys(", ".join(map(str, cell.seeds)) for cell in cells)
     about = (
         f"Seeds {'; '.join(seeds)}; {results.device or 'device unknown'}, {results.date or 'date unknown'}"
     )
     code = f"code {results.code}" if results.code else "code before results were kept as data"
     source = f"`results/{results.study}.json`"
-    return "\n\n".join([*(table.markdown() for table in tables), f"{about}; {code}; from {source}."])
+    note = f" {results.note}." if results.note else ""
+    return "\n\n".join([*(one.markdown() for one in tables), f"{about}; {code}; from {source}.{note}"])
+
+
+def _only(cell: Measured, metric: str) -> Measured:
+    return replace(cell, metrics={name: one for name, one in cell.metrics.items() if metric in ("", name)})
+
+
+def _tables(title: str, cells: Sequence[Measured], printed: Paper) -> list[Table]:
+    own = [cell for cell in cells if cell.table == title]
+    metrics = dict.fromkeys(name for cell in own for name in cell.metrics)
+    if len(metrics) == 1 or len({cell.column for cell in own}) == 1:
+        return [_table(title, own, printed)]
+    return [_table(f"{title}: {name}", [_only(cell, name) for cell in own], printed) for name in metrics]
 
 
 def _table(title: str, cells: Sequence[Measured], printed: Paper) -> Table:
     heads = dict.fromkeys((cell.column, metric) for cell in cells for metric in cell.metrics)
+    columns = {column for column, _ in heads}
     found = {(cell.row, cell.column): cell for cell in cells}
     rows = tuple(
         (row, *(_text(found.get((row, column)), metric, printed) for column, metric in heads))
         for row in dict.fromkeys(cell.row for cell in cells)
     )
-    names = (column if metric in SHARES else f"{column} {metric}".strip() for column, metric in heads)
+    many = len({metric for _, metric in heads}) > 1
+    names = (_head(column, metric, many, len(columns) > 1) for column, metric in heads)
     return Table(title, ("", *names), rows, words=1 + len(heads))
+
+
+def _head(column: str, metric: str, many_metrics: bool, many_columns: bool) -> str:
+    """Name a column by what tells it from its neighbours."""
+    said_metric = (
+        metric.replace("_", " ") if many_metrics or (metric not in SHARES and not many_columns) else ""
+    )
+    return " ".join(part for part in (column if many_columns else "", said_metric) if part) or column
 
 
 def _text(cell: Measured | None, metric: str, printed: Paper) -> str:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trilemma import simulate
+from trilemma.papers.figures import figure
 from trilemma.papers.grid import Place
-from trilemma.papers.measured import Measured, best, measured
+from trilemma.papers.measured import Measured, Results, best, measured
+from trilemma.papers.published import Paper
 from trilemma.records import Spread
 from trilemma.registry import Registry
 from trilemma.report import Result, load
@@ -20,6 +22,9 @@ Measure = Callable[[Result], Mapping[str, Spread]]
 
 Compute = Callable[[bool], Sequence[Measured]]
 """Computes a study that has no runs, quickly or in full."""
+
+Draw = Callable[[Results, Paper, Path], Path]
+"""Draws what a study gave beside what was printed."""
 
 Keep = Callable[[str, Sequence[Measured]], None]
 """Hears all that is measured of a study so far, whenever there is more of it."""
@@ -38,7 +43,7 @@ class Study:
     places it keeps, and what it changes in their runs. `paper` names the file of published numbers. Several
     runs at one place are a paper's grid of hyper-parameters, of which it shows the best. `reported` are the
     metrics of a table, by its name; of a table that is not named there, all. A study without runs, of
-    formulas or of times, is computed.
+    formulas or of times, is computed. `draw` makes its picture.
     """
 
     paper: str
@@ -51,6 +56,7 @@ class Study:
     measure: Measure = scores
     reported: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     compute: Compute | None = None
+    draw: Draw = figure
 
     def runs(self, seeds: str | None = None, quick: bool = False, only: str = "") -> list[Place]:
         """Return the places of a full or a quick look; with `only`, those that contain it in some name."""

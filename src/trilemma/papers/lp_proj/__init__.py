@@ -1,11 +1,11 @@
-"""The experiments of lp-proj: Tables 3 to 8, their grids, their printed numbers, and ours beside them.
+"""The experiments of lp-proj: Tables 3 to 8, Figures 5 and 6, their grids, their printed numbers, the theory.
 
-    python -m trilemma.papers.lp_proj run synthetic00 --table 3 --out runs/lp-proj
-    python -m trilemma.papers.lp_proj compare synthetic00 --table 3 --out runs/lp-proj
+    trilemma papers run lp-proj-synthetic00 --only "Table 3"
+    trilemma papers compare lp-proj-synthetic00
 
-A point is a data set, a method, an attack and a share of Byzantine clients; it runs in a directory of its own
-and continues where it was stopped. What the paper does not say (rounds, inner steps, chosen hyper-parameters)
-is set here: `ROUNDS`, the defaults of the algorithms, and `CHOSEN`, found by `tune` on validation accuracy.
+A point is a data set, a method, an attack and a share of Byzantine clients. What the paper does not say
+(rounds, inner steps, chosen hyper-parameters) is set here: `ROUNDS`, the defaults of the algorithms, and
+`CHOSEN`, found by `trilemma papers tune` on validation accuracy.
 
 Reference: Lin, Han, Li, Zhang, "Personalized federated learning towards communication efficiency, robustness
 and fairness", NeurIPS 2022, Appendix C.
@@ -23,15 +23,7 @@ from trilemma.papers.lp_proj.grid import (
     quantised_scalars,
 )
 from trilemma.papers.lp_proj.methods import CHOSEN, METHODS, TABLES, Method
-from trilemma.papers.lp_proj.results import (
-    Reached,
-    SeedCurve,
-    compare,
-    curves,
-    distances,
-    plot_fairness,
-    train_losses,
-)
+from trilemma.papers.lp_proj.results import Reached, SeedCurve, curves_in, train_losses_in, tried
 
 __all__ = [
     "ATTACKS",
@@ -45,13 +37,11 @@ __all__ = [
     "Point",
     "Reached",
     "SeedCurve",
-    "compare",
-    "curves",
-    "distances",
+    "curves_in",
     "growth",
-    "plot_fairness",
     "points",
     "printed",
     "quantised_scalars",
-    "train_losses",
+    "train_losses_in",
+    "tried",
 ]

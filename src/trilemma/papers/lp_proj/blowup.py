@@ -19,7 +19,9 @@ from collections.abc import Callable
 import numpy as np
 
 from trilemma.keys import Key
-from trilemma.report import Table
+from trilemma.papers.measured import Measured
+from trilemma.papers.study import Study, studies
+from trilemma.records import Spread
 
 ROUNDS, RUNS, INNER_STEPS = 200, 6, 20
 
@@ -74,16 +76,30 @@ def growth(
     return total / (RUNS * ROUNDS)
 
 
-def growth_table() -> str:
-    """Return the exponents over the paper's grid as Markdown: 20 % poisoning and 50 % sign flips."""
-    rows = []
-    grid = itertools.product((0.05, 0.1, 0.5), (0.01, 0.05, 0.1), (0.1, 1.0, 10.0), (1, 5))
-    for lr, personal_lr, lam, local_rounds in grid:
-        rates = [
-            growth(lr, personal_lr, lam, local_rounds, share=share, multiplier=multiplier)
-            for share, multiplier in ((0.2, poison), (0.5, flip))
-        ]
-        cells = [lr, personal_lr, lam, local_rounds, *(f"{rate:+.2f}" for rate in rates)]
-        rows.append(tuple(map(str, cells)))
-    heads = ("η_l", "η_p", "λ", "R", "20 % poisoning", "50 % flips")
-    return Table("", heads, tuple(rows), words=0).markdown()
+def cells(quick: bool) -> list[Measured]:
+    """Return the exponents over the paper's grid, for 20 % poisoning and 50 % flips; quickly: at R = 1."""
+    rounds = (1,) if quick else (1, 5)
+    grid = itertools.product((0.05, 0.1, 0.5), (0.01, 0.05, 0.1), (0.1, 1.0, 10.0), rounds)
+    attacks = {"20 % poisoning": (0.2, poison), "50 % flips": (0.5, flip)}
+    return [
+        Measured(
+            "growth exponent a round",
+            f"η_l = {lr:g}, η_p = {personal_lr:g}, λ = {lam:g}, R = {local_rounds}",
+            column,
+            {"growth": Spread.of({1: round(growth(*point, share=share, multiplier=multiplier), 3)})},
+            (1,),
+        )
+        for point in grid
+        for lr, personal_lr, lam, local_rounds in [point]
+        for column, (share, multiplier) in attacks.items()
+    ]
+
+
+studies.register("lp-proj-growth", "lp-proj: how fast liars blow up its common vector, on the paper's grid")(
+    Study(
+        paper="lp-proj",
+        figures="the stars of Tables 6 and 8",
+        compute=cells,
+        left_out="R = 5",
+    )
+)

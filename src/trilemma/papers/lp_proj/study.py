@@ -13,6 +13,7 @@ from trilemma.config import parse_seeds
 from trilemma.papers.grid import Place
 from trilemma.papers.lp_proj.grid import ROUNDS, TASKS, points
 from trilemma.papers.lp_proj.methods import TABLES
+from trilemma.papers.lp_proj.pictures import draw
 from trilemma.papers.lp_proj.results import Reached, curves_in, train_losses_in
 from trilemma.papers.study import Study, studies
 from trilemma.records import Record, Spread
@@ -89,5 +90,6 @@ for _task, _benchmark in TASKS.items():
             seeds="1-5",
             measure=partial(measure, task=_task),
             reported=REPORTED,
+            draw=draw,
         )
     )
