@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
@@ -23,7 +25,7 @@ from trilemma.federation.bundles import Bundle
 from trilemma.federation.founding import installed
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.node import Node
-from trilemma.federation.requests import Keys, make_request
+from trilemma.federation.requests import Keys, Request, make_request
 from trilemma.federation.rosters import RosterError
 from trilemma.federation.spending import read_budget
 from trilemma.privacy.ledger import read_entries
@@ -129,6 +131,7 @@ def test_add_rotate_and_remove_while_a_run_goes_on(pilot):
     export_command(pilot / "server", pilot / "model.pt")
     assert sum(tensor.numel() for tensor in torch.load(pilot / "model.pt").values()) == 69
     assert "client 4 (client-4) is on it" in said[0]
+    assert read_budget(parties(pilot)[5]) == read_budget(parties(pilot)[1])
     assert "nobody else's number changes" in said[2]
 
 
@@ -240,6 +243,33 @@ def test_a_forged_request_is_refused(pilot, asking, change, complaint):
 def test_gibberish_is_no_request(pilot, tmp_path, content):
     (tmp_path / "request.json").write_bytes(content)
     refused(pilot, "request.json", "add-client", pilot, tmp_path / "request.json")
+
+
+@given(data=st.data())
+def test_whatever_a_file_says_it_is_refused_as_what_it_is(handed, data):
+    """Requests and bundles with bytes changed, cut out or put in: a `UserError`, and no other."""
+    path, load = data.draw(st.sampled_from(handed))
+    content = path.read_bytes()
+    place, length = data.draw(st.integers(0, len(content))), data.draw(st.integers(0, 40))
+    piece = data.draw(st.binary(max_size=12) | st.sampled_from([b"null", b"[]", b'"', b"\\u0000", b"}"]))
+    bent = path.with_name("bent.json")
+    bent.write_bytes(content[:place] + piece + content[place + length :])
+    try:
+        load(bent)
+    except UserError:
+        return
+    assert json.loads(bent.read_bytes()) == json.loads(content), "only what means the same is taken"
+
+
+@pytest.fixture(scope="module")
+def handed(tmp_path_factory):
+    """A request and a bundle, and what reads them."""
+    folder = tmp_path_factory.mktemp("handed")
+    asked = make_request(folder / "mine", "alice")
+    config = folder / "config.toml"
+    config.write_text(small_config(1, tolerate=0))
+    command("init", folder / "fed", "--join", asked, "--config", config)
+    return [(asked, Request.load), (folder / "fed" / "authority" / "bundles" / "client-0.json", Bundle.load)]
 
 
 def test_keys_and_names_of_others_are_refused(pilot, asking, tmp_path):

@@ -239,6 +239,16 @@ def test_a_removed_client_is_out_at_the_next_epoch(parties):
     assert ("finished" in [kind for client, kind in transport.asked if client == 4]) is False
 
 
+def test_who_was_away_when_the_epoch_was_called_is_called_when_it_comes(parties):
+    transport = Direct(parties, gone={4})
+    transport.tamper = during(1, transport.gone.clear)
+    runner, _ = coordinator(parties, transport)
+    assert runner.go().rounds == 4
+    records = runner.log.records()
+    assert [record["epoch"] for record in records] == [0, 0, 1, 1]
+    assert [record["absent"] for record in records] == [[4], [4], [], []]
+
+
 def test_messages_of_a_removed_client_are_refused(parties):
     """It knows the run, has its keys and the old roster, and pushes itself into every hello."""
     server = parties[0]

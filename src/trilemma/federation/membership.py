@@ -25,7 +25,7 @@ from trilemma.federation.requests import (
     request_rotation,
 )
 from trilemma.federation.rosters import Former, Member, SignedRoster
-from trilemma.federation.spending import write_budgets
+from trilemma.federation.spending import read_budget, write_budgets
 from trilemma.federation.task import load_task
 
 BUNDLES = "bundles"
@@ -174,7 +174,8 @@ def _add_here(authority: Authority, beside: list[Party]) -> Change:
         layout.complete_folder(client, authority.certificate, roster)
         if federation.on_one_machine:
             Permission().with_plan(client.plan).save(client.allowed)
-        write_budgets([client], load_task(client))
+        epsilon = read_budget(model).epsilon if model.budget.is_file() else None  # as much as the others
+        write_budgets([client], load_task(client), epsilon)
         authority.enact(roster)
     except UserError:
         shutil.rmtree(client.folder)

@@ -54,7 +54,7 @@ class Manifest:
             task=party.task_digest,
             members=len(party.keys.members),
             threshold=least_members(party, task),
-            epsilon=planned_epsilon(task),
+            epsilon=planned_epsilon(task, party),
             rounds=task.config.run.rounds,
             keys=party.keys.digest.hex(),
         )
@@ -63,7 +63,7 @@ class Manifest:
 def check_allowed(party: Party, task: PartyTask, run: str) -> None:
     """Refuse a run that this client's owner has not allowed, and keep its manifest for the owner."""
     party.run_folder(run)  # a name from outside: refused where it is none
-    if Permission.load(party.allowed).allows(run, party.plan, lambda: planned_epsilon(task)):
+    if Permission.load(party.allowed).allows(run, party.plan, lambda: planned_epsilon(task, party)):
         return
     if not any(known.run == run and known.plan == party.plan for known in proposed(party)):
         _keep(party, Manifest.of(party, task, run))  # worked out once: a server may propose it every second

@@ -38,16 +38,23 @@ RESERVE = 0.1
 """Share of rounds a default budget allows to be repeated."""
 
 
-def planned_epsilon(task: PartyTask) -> float | None:
+def planned_epsilon(task: PartyTask, party: Party | None = None) -> float | None:
     """Return ε of the configured run, a tenth of its rounds repeated; None where nothing is promised.
 
-    It is the tightest accountant's: before a ledger refuses a round, it asks that one too.
+    It is the tightest accountant's: before a ledger refuses a round, it asks that one too. A client (`party`)
+    counts only on those of the roster whom it knows.
     """
     release, threat = task.resolved.release, task.resolved.threat
     if release is None or threat is None or not task.resolved.certified:
         return None
     rounds = math.ceil((1 + RESERVE) * task.config.run.rounds)
-    return privacy.certified(release, threat, rounds, task.config.privacy.delta).figure
+    try:
+        faced = threat if party is None else _faced(party, task, party.keys.members)
+        return privacy.certified(release, faced, rounds, task.config.privacy.delta).figure
+    except UserError:
+        if party is None:
+            raise
+        return None  # among so many strangers there is no guarantee
 
 
 def write_budgets(clients: list[Party], task: PartyTask, epsilon: float | None = None) -> float | None:
