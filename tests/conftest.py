@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -21,3 +23,18 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)  # two test processes share two cores: more threads get in each other's way
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.fixture
+def plugins_forgotten() -> Iterator[None]:
+    """Take out of the registries what a test's plugins entered."""
+    from trilemma import plugins
+    from trilemma.config import rooms
+
+    before = {kind: set(one) for kind, one in rooms.rooms().items()}
+    yield
+    for kind, one in rooms.rooms().items():
+        for name in set(one) - before[kind]:
+            one.withdraw(name)
+    plugins._loaded.clear()
+    plugins.installed.cache_clear()

@@ -7,7 +7,6 @@ import re
 import sys
 import tomllib
 import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,16 +36,7 @@ class Mine(Geometric):
 TINY = {"run": {"rounds": 2}, "aggregation": {"rule": "mine"}}
 
 
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    """Take out of the registries what a test's plugins entered."""
-    before = {kind: set(one) for kind, one in rooms.rooms().items()}
-    yield
-    for kind, one in rooms.rooms().items():
-        for name in set(one) - before[kind]:
-            one.withdraw(name)
-    plugins._loaded.clear()
-    plugins.installed.cache_clear()
+pytestmark = pytest.mark.usefixtures("plugins_forgotten")
 
 
 def write(

@@ -80,6 +80,7 @@ def craft(view):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("plugins_forgotten")
 def test_a_checkpoint_is_continued_by_any_number_of_processes(tmp_path: Path, monkeypatch) -> None:
     """Two processes fall over in the fifth round, three go on, and one sums up what is finished."""
     (tmp_path / "falters.py").write_text(FALTERS)

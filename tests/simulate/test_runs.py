@@ -17,7 +17,6 @@ from trilemma.errors import UserError
 from trilemma.simulate import engine, runner
 from trilemma.simulate.directory import SeedDirectory
 from trilemma.simulate.engine import Progress
-from trilemma.task import Task
 
 BASE = {
     "federation": {"clients": 7, "byzantine": 3},
@@ -144,10 +143,10 @@ def test_a_setting_that_only_a_later_seed_refuses_leaves_nothing_behind(
 ) -> None:
     kept = runner.assemble
 
-    def assemble(settings: config.Config, seed: int, task: Task | None) -> simulate.Experiment:
+    def assemble(settings: config.Config, seed: int, *more: object) -> simulate.Experiment:
         if seed == 2:
             raise UserError("the poorest client of seed 2 is too poor")
-        return kept(settings, seed, task)
+        return kept(settings, seed, *more)
 
     monkeypatch.setattr(runner, "assemble", assemble)
     with pytest.raises(UserError, match="too poor"):

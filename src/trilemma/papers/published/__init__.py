@@ -84,9 +84,10 @@ class Paper:
 def paper(name: str) -> Paper:
     """Read the published numbers of a paper.
 
-    >>> found = paper("cafcor").of("cafcor-mnist").at("", "DSGD-CDP", "no attack")
+    >>> table = "mnist, n = 100, f = 5, printed ε = 27.8"
+    >>> found = paper("cafcor").of("cafcor-mnist").at(table, "DSGD-CDP", "no attack")
     >>> found.value, found.figure
-    (0.83, 'Figure 1')
+    (0.83, 'Figure 1, Section 5.1')
     """
     said = _said(name)
     printed = [Printed(**one) for one in said.get("printed", [])]
