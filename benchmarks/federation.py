@@ -7,6 +7,11 @@ server and clients write down. Parties share this machine's cores, so client sta
 A poll of 3 s is what Flower does by itself; `database` is the SuperLink's, in memory or on disk. With
 `--direct` each federation is measured a second time with SuperNodes that go past the guard, and the ratio of
 the two is what the guard costs.
+
+    python benchmarks/federation.py --crowd 20
+
+How long that many clients on one machine take to start, to join and for a round, and what memory an idle one
+has, before the first round: both its processes, shared pages counted once over all (PSS) or in each (RSS).
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import statistics
 import sys
 import tempfile
@@ -24,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -55,13 +62,16 @@ OWN = ("journal", "ledger", "serialise", "admit", "commit")
 """The stages that are this package's and neither learning, nor noise, nor Flower."""
 
 
-def measure(clients: int, size: int, rounds: int, poll: float, durable: bool) -> dict[str, float]:
-    """Return median seconds per round and stage."""
+@contextmanager
+def federation(
+    clients: int, size: int, rounds: int, poll: float, durable: bool
+) -> Iterator[tuple[Path, list[layout.Party]]]:
+    """Make a federation, and take it down in the end."""
     tables = {
         "federation": {"clients": clients, "tolerate": 1},
         "algorithm": {"name": "cafcor"},
         "aggregation": {"rule": "caf"},
-        "privacy": {"threat": "secldp", "clip": 1.0, "sigma_cor": 0.5, "sigma_ind": 0.1},
+        "privacy": {"threat": "secldp", "clip": 0.1, "sigma_cor": 0.5, "sigma_ind": 0.1},
         "run": {"rounds": rounds},
     }
     config = configurations.parse(tables, [])
@@ -76,11 +86,57 @@ def measure(clients: int, size: int, rounds: int, poll: float, durable: bool) ->
         made = layout.init(folder, facts, config.toml(), task=task)
         write_budgets(made[1:], load_task(made[0]), 1e9)
         try:
-            deployment.up(folder)
-            _run_to_end(made[0])
-            return _stages(folder, made)
+            yield folder, made
         finally:
             deployment.down(folder)
+
+
+def measure(clients: int, size: int, rounds: int, poll: float, durable: bool) -> dict[str, float]:
+    """Return median seconds per round and stage."""
+    with federation(clients, size, rounds, poll, durable) as (folder, made):
+        deployment.up(folder)
+        _run_to_end(made[0])
+        return _stages(folder, made)
+
+
+def crowd(clients: int, size: int, rounds: int) -> None:
+    """Print what many clients on one machine take until they work, and what they weigh."""
+
+    def found(what: str, figure: float) -> None:
+        print(f"{clients} clients, {what}: {figure:.2f}", flush=True)
+
+    with federation(clients, size, rounds, poll=0.2, durable=True) as (folder, made):
+        began = time.monotonic()
+        deployment.up(folder)
+        for party in made[1:]:
+            _wait_for_port(party.federation.runtime_port(party.client or 0))
+        found("seconds to start", time.monotonic() - began)
+        pids = [one.pid for one in deployment.status(folder) if one.party != "server"]
+        memory = [psutil.Process(pid).memory_full_info() for pid in pids]
+        for kind in ("pss", "rss"):
+            found(f"MB of an idle one ({kind})", sum(getattr(one, kind) for one in memory) / clients / 1e6)
+        log = CommitLog(made[0].run_folder("bench"))
+        with connect(made[0]) as control:
+            began = time.monotonic()
+            control.start(made[0].folder / "app", "bench")
+            while (last := log.last()) is None or last.epoch is None or not last.epoch.members:
+                time.sleep(0.1)
+            found("seconds to join", time.monotonic() - began)
+            while len(log.records()) < rounds:
+                time.sleep(0.1)
+        seconds = [record["seconds"] for record in log.records()]
+        rounds_took = [one["exchange"] + one["admit"] + one["aggregate"] for one in seconds]
+        found("seconds of the first round", rounds_took[0])
+        found("seconds of a round", statistics.median(rounds_took[1:]))
+
+
+def _wait_for_port(port: int) -> None:
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+            return
+        except OSError:
+            time.sleep(0.1)
 
 
 @contextmanager
@@ -142,9 +198,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(HIDDEN), choices=list(HIDDEN))
     parser.add_argument("--polls", type=float, nargs="+", default=[0.2, 3.0])
+    parser.add_argument("--crowd", type=int, help="start this many clients and look at them, nothing else")
     parser.add_argument("--direct", action="store_true", help="measure without the guard too")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a federation is taken down all the same
+    if options.crowd:
+        crowd(options.crowd, options.sizes[0], options.rounds)
+        return
     table = Table(title=f"{options.clients} clients, median seconds per round; {os.cpu_count()} cores")
     rows = []
     for size in options.sizes:

@@ -38,9 +38,9 @@ def commands(party: Party) -> list[Command]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         POLL: str(federation.timing.poll),
-        # Parties share a machine in a pilot: one thread each, or they fight for the cores.
-        "OMP_NUM_THREADS": "1",
     }
+    if federation.on_one_machine:
+        environment["OMP_NUM_THREADS"] = "1"  # parties share its cores, and would fight for them
     guard: list[Command] = []
     if party.client is None:
         program = (sys.executable, "-m", "trilemma.flower.guard", str(guard_file(party)))
