@@ -2,7 +2,8 @@
 
     trilemma run examples/banks/lora.toml --task examples/banks/lora.py
 
-`lora.toml` says `[model] train = {lora = 4}`: adapters on the Linear layers it names, and the head.
+`lora.toml` says `[model] train = {lora = 8, …}`: adapters on the Linear layers it names,
+and the head. It wants a GPU.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def tiny_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_banks_with_a_frozen_encoder(tiny_bank: Path) -> None:
     result = simulate("banks", tiny_bank / "run", "algorithm.batch_size=10")
-    assert len(result.model()) == 385 * 77
+    assert len(result.model()) == 384 * 77
 
 
 @pytest.mark.slow
