@@ -38,7 +38,7 @@ class Agreed:
     def by(cls, party: Party) -> Agreed:
         """Read what a party has."""
         text = party.roster.read_bytes()
-        roster = SignedRoster.read(text.decode(), party.authority.read_bytes())
+        roster = SignedRoster.read(text.decode("utf-8", "replace"), party.authority.read_bytes())
         return cls(roster, party.terms_with(text))
 
 

@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -178,25 +179,14 @@ class SignedRoster:
         """Read what anybody may have written; refuse what `authority` (a certificate) has not signed."""
         if len(text) > LARGEST:
             raise RosterError(f"a roster of {len(text)} characters is not read; at most {LARGEST}")
-        try:
-            found = _File.model_validate_json(text)
-        except ValidationError as error:
-            raise RosterError(f"this is no roster: {complaint(error)}") from None
-        content = found.roster
-        certificates.check_signed(
-            authority,
-            content.message,
-            bytes.fromhex(found.signature),
-            RosterError("the roster is not signed by this federation's authority"),
-        )
-        return cls(content.federation, content.serial, content.clients, found.signature)
+        return _read(text, authority)
 
     @classmethod
     def load(cls, path: Path, authority: Path) -> SignedRoster:
         """Read a party's roster, as its authority's certificate vouches for it."""
         try:
             return cls.read(path.read_text(errors="replace"), authority.read_bytes())
-        except (OSError, UserError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"no roster at {path}: {error}") from error
 
     def save(self, path: Path) -> None:
@@ -233,6 +223,23 @@ class SignedRoster:
                 return place
         names = ", ".join(f"{place} ({self.clients[place].name})" for place in self.keys.members)
         raise UserError(f"there is no client {name!r}; allowed: {names}")
+
+
+@lru_cache(maxsize=4)
+def _read(text: str, authority: bytes) -> SignedRoster:
+    """Read and check a roster; the same one is asked for with every question, and stays what it is."""
+    try:
+        found = _File.model_validate_json(text)
+    except ValidationError as error:
+        raise RosterError(f"this is no roster: {complaint(error)}") from None
+    content = found.roster
+    certificates.check_signed(
+        authority,
+        content.message,
+        bytes.fromhex(found.signature),
+        RosterError("the roster is not signed by this federation's authority"),
+    )
+    return SignedRoster(content.federation, content.serial, content.clients, found.signature)
 
 
 def check_name(name: str) -> str:

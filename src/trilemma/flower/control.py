@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def connect(server: Party) -> Iterator[Control]:
         client.close()
 
 
+@lru_cache(maxsize=4096)
 def node_key_bytes(public: bytes) -> bytes:
     """Return a node's public key (OpenSSH) in the encoding Flower registers."""
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
