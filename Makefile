@@ -10,7 +10,7 @@ endif
 export FLWR_TELEMETRY_ENABLED = 0
 export MPLBACKEND = Agg
 
-.PHONY: demo test check audit lint types imports docs-reference docs-results docs dist clean help
+.PHONY: demo test check audit chaos lint types imports docs-reference docs-results docs dist clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -35,6 +35,11 @@ check: $(VENV)/.dev lint types imports  ## the inner loop: everything but the sl
 
 audit: $(VENV)/.runtime  ## nightly: attack every private algorithm under every threat model, beside its certificate
 	$(BIN)/python -m trilemma.audit
+
+chaos: $(VENV)/.dev  ## nightly: kill processes for two minutes, try lists of faults and broken bytes for some more
+	TRILEMMA_CHAOS=$${TRILEMMA_CHAOS:-120} $(BIN)/pytest -s tests/flower/test_flower_chaos.py tests/flower/test_flower_hosts.py
+	$(BIN)/pytest -n 2 --hypothesis-profile nightly tests/federation/test_federation_fuzz.py \
+		tests/flower/test_flower_fuzz.py tests/federation/test_federation_simulator.py --timeout 3600
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks examples tools docs

@@ -81,7 +81,7 @@ def init_command(
     ] = False,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
-    from trilemma.federation import founding, layout, pilot
+    from trilemma.federation import founding, layout, pilot, supervision
     from trilemma.federation.requests import Request
     from trilemma.federation.spending import write_budgets
     from trilemma.federation.task import load_task
@@ -120,6 +120,7 @@ def init_command(
     except UserError:
         shutil.rmtree(folder)  # nothing was there before: the corrected command finds the place free
         raise
+    supervision.write(folder, made)
     for party in made:
         console.print(f"{party.folder}", highlight=False, soft_wrap=True)
     if own is not None:
@@ -210,7 +211,7 @@ def _say_public(task: Task, facts: Federation, linked: list[str]) -> None:
 @federation_app.command("up")
 def up_command(
     folder: Folder,
-    attach: Annotated[bool, typer.Option(help="stay, and stop everything when one process ends")] = False,
+    attach: Annotated[bool, typer.Option(help="stay, and start again what ends")] = False,
     metrics: Annotated[
         int | None,
         typer.Option(help="serve metrics on loopback: the server's port; client i's is i + 1 after it"),
@@ -223,10 +224,28 @@ def up_command(
     if metrics is not None:
         os.environ[METRICS] = str(metrics)  # processes inherit it, those that are started anew too
 
-    started = deployment.up(folder, say=lambda line: console.print(line, highlight=False, soft_wrap=True))
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    started = deployment.up(folder, say)
     console.print(f"{len(started)} processes started" if started else "everything was running")
     if attach:
-        deployment.attend(folder)
+        deployment.attend(folder, say=say)
+
+
+@federation_app.command("units")
+def units_command(folder: Folder) -> None:
+    """Write what keeps parties running: a systemd unit for each, a compose file for all of them."""
+    from trilemma.federation import supervision
+    from trilemma.federation.layout import parties
+
+    for path in supervision.write(folder, parties(folder)):
+        console.print(f"{path}", highlight=False, soft_wrap=True)
+
+
+BROKEN = ("finished:failed", "finished:stopped")
+CONTINUED = 60.0
+"""Seconds after which a run that broke off without a word is taken for one that nobody continues."""
 
 
 @federation_app.command("run")
@@ -234,27 +253,34 @@ def run_command(
     folder: Folder,
     name: Annotated[str, typer.Option(help="name of the run; a run that exists is continued")] = "default",
     limit: Annotated[float, typer.Option(help="stop watching after so many seconds")] = 86400.0,
+    replace: Annotated[bool, typer.Option(help="stop another run that is under way")] = False,
 ) -> None:
-    """Run the configuration, from where it stands, and show the rounds as they are committed."""
+    """Run the configuration, from where it stands, and show the rounds as they are committed.
+
+    A run that is under way already is watched, not started a second time.
+    """
     _require_flower()
     from trilemma.federation import pilot
     from trilemma.federation.commits import CommitLog
     from trilemma.federation.layout import parties
+    from trilemma.federation.under_way import run_under_way
     from trilemma.flower.control import connect
 
     server, everyone = _server(folder), parties(folder)
     log = CommitLog(server.run_folder(name))
     with connect(server) as control:
-        for old in control.active():
-            console.print(f"Flower's run {old} was still active and is stopped", highlight=False)
-            control.stop(old)
-        run = control.start(server.folder / "app", name)
+        run = control.begin(server.folder / "app", name, replace)
         shown = len(log.records())
         deadline = time.monotonic() + limit
-        state = "starting"
+        state, heard = "starting", time.monotonic()
         while not state.startswith("finished") and time.monotonic() < deadline:
             time.sleep(0.5)
+            run = next((one for one, other in reversed(control.active().items()) if other == name), run)
             state = control.status(run)
+            if state in BROKEN and run_under_way(server) == name and time.monotonic() < heard + CONTINUED:
+                state = "broken off"  # the server's worker ended: whoever attends it continues the run
+            else:
+                heard = time.monotonic()
             records = log.records()
             for record in records[shown:]:
                 done = Record.read(record)

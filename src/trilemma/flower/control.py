@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.common.serde import fab_to_proto, user_config_from_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
     ListRunsRequest,
@@ -89,10 +89,35 @@ class Control:
         found: Any = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict.get(run)
         return "" if found is None else str(found.status.details)
 
-    def active(self) -> list[int]:
-        """Return the runs that are not finished."""
-        runs = self._client.ListRuns(ListRunsRequest()).run_dict
-        return [run for run, found in runs.items() if found.status.status != "finished"]
+    def active(self) -> dict[int, str]:
+        """Return the names of the runs that are not finished, the newest last."""
+        runs: Any = self._client.ListRuns(ListRunsRequest()).run_dict
+        lasting = {run: found for run, found in runs.items() if found.status.status != "finished"}
+        return {
+            run: str(user_config_from_proto(found.override_config).get("run", "default"))
+            for run, found in sorted(lasting.items(), key=lambda one: one[1].pending_at)
+        }
+
+    def begin(self, app: Path, name: str, replace: bool = False) -> int:
+        """Start the run `name`, or return the one that is under way; another one is stopped if told so."""
+        active = self.active()
+        others = {run: other for run, other in active.items() if other != name}
+        if others and not replace:
+            other = next(iter(others.values()))
+            raise UserError(
+                f"run {other!r} is under way and is not stopped unasked: wait for its end, or say --replace"
+            )
+        for run in others:
+            self.stop(run)
+        mine = [run for run, one in active.items() if one == name]
+        return mine[-1] if mine else self.start(app, name)
+
+    def begin_again(self, app: Path, name: str) -> int:
+        """Start the run `name` in place of one whose server app is gone."""
+        for run, other in self.active().items():
+            if other == name:
+                self.stop(run)
+        return self.start(app, name)
 
     def stop(self, run: int) -> None:
         """Stop a run."""

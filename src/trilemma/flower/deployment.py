@@ -2,7 +2,8 @@
 
 The server is a SuperLink, a guard in front of it and a worker; a client is a SuperNode and a worker. On one
 machine `up` starts all of them on loopback; on five machines each party runs `up` on its own folder. `up`
-starts what is not running, so it is also how a party recovers from a crash.
+starts what is not running, so it is also how a party recovers from a crash; a run that was under way when the
+server's worker ended goes on. `attend` stays and does so whenever a process ends.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from trilemma.errors import UserError
 from trilemma.federation import processes
 from trilemma.federation.doctor import check_start
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.processes import Command, ProcessFailed, Running
 from trilemma.federation.sizes import PIECE, ROOM
+from trilemma.federation.under_way import run_under_way
 from trilemma.flower import CERTIFICATE, CERTIFICATE_KEY, POLL
 from trilemma.flower.files import write_flower_files
 from trilemma.flower.limits import Limits, Settings
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 START_LIMIT = 60.0
+ENOUGH = 6
+"""How often a process may end within a minute and be started again."""
 
 
 def commands(party: Party) -> list[Command]:
@@ -126,20 +131,42 @@ def status(folder: Path) -> list[Status]:
 
 def up(folder: Path, say: Callable[[str], None] = lambda _: None) -> list[Running]:
     """Start what is not running of the parties in `folder`; return what was started."""
-    started: list[Running] = []
-    for party in parties(folder):
+    every = parties(folder)
+    for party in every:
+        _taken_down(party).unlink(missing_ok=True)
+    for party in every:
         if party.removed:
             say(f"{party.name}: not started, it was removed from the roster")
-            continue
-        check_start(party, say)
-        fresh = start_party(party)
-        for one in fresh:
-            say(f"{party.name}: {one.name} started, pid {one.pid}, log {one.log}")
-        if party.client is None:
-            _wait_for_ports(party, processes.recorded(party.running))
-            refresh(party, say)
-        started += fresh
-    return started
+    return [one for party in every if not party.removed for one in _bring_up(party, say)]
+
+
+def _bring_up(party: Party, say: Callable[[str], None]) -> list[Running]:
+    """Start what is not running of one party, and continue what was under way."""
+    check_start(party, say)
+    fresh = start_party(party)
+    for one in fresh:
+        say(f"{party.name}: {one.name} started, pid {one.pid}, log {one.log}")
+    if party.client is None:
+        _wait_for_ports(party, processes.recorded(party.running))
+        refresh(party, say)
+        if any(one.name == "worker" for one in fresh):
+            _continue(party, say)
+    return fresh
+
+
+def _continue(server: Party, say: Callable[[str], None]) -> None:
+    """Let a new worker go on with the run that the last one was in the middle of."""
+    from trilemma.flower.control import connect
+
+    if (run := run_under_way(server)) is not None:
+        with connect(server) as control:
+            control.begin_again(server.folder / "app", run)
+        say(f"server: run {run!r} was under way and is continued")
+
+
+def _taken_down(party: Party) -> Path:
+    """Return the mark of a party that somebody took down: whoever attends it leaves it so."""
+    return party.running / "taken-down"
 
 
 def start_party(party: Party) -> list[Running]:
@@ -167,7 +194,11 @@ def start_party(party: Party) -> list[Running]:
 
 def down(folder: Path, grace: float = 5.0) -> int:
     """Stop every remembered process of the parties in `folder`; return how many groups there were."""
-    found = [(party, known) for party in parties(folder) for known in processes.recorded(party.running)]
+    every = parties(folder)
+    for party in every:
+        if party.running.is_dir():
+            _taken_down(party).touch()
+    found = [(party, known) for party in every for known in processes.recorded(party.running)]
     # All workers first and all at once: stopping ten parties one after the other would take a minute.
     for party in {party.name: party for party, _ in found}.values():
         processes.signal_all([known for owner, known in found if owner == party])
@@ -176,24 +207,52 @@ def down(folder: Path, grace: float = 5.0) -> int:
     return len(found)
 
 
-def attend(folder: Path, interval: float = 1.0) -> None:
-    """Stay until a process of the parties in `folder` ends, or until told to stop; then take all down.
+def attend(folder: Path, interval: float = 1.0, say: Callable[[str], None] = lambda _: None) -> None:
+    """Stay, and start again what ends of the parties in `folder`, until told to stop; then take all down.
 
-    For supervisors that expect a process to stay in the foreground, such as systemd and Docker.
+    For supervisors that expect a process to stay in the foreground, such as systemd and Docker. A party that
+    somebody takes down meanwhile stays down. What ends `ENOUGH` times in a minute does not mend by being
+    started again: then this ends too, and says what it saw last.
     """
 
     def stop(number: int, frame: object) -> None:
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, stop)
+    ends: list[tuple[float, str]] = []
     try:
-        while True:
-            dead = [one for one in status(folder) if not one.alive]
-            if dead:
-                raise ProcessFailed(f"{dead[0].party}: {dead[0].process} (pid {dead[0].pid}) ended")
+        while attended := [party for party in parties(folder) if _attended(party)]:
+            for party in attended:
+                ends = _revive(party, ends, say)
             time.sleep(interval)
     finally:
         down(folder)
+
+
+def _attended(party: Party) -> bool:
+    return not party.removed and not _taken_down(party).exists()
+
+
+def _revive(
+    party: Party, ends: list[tuple[float, str]], say: Callable[[str], None]
+) -> list[tuple[float, str]]:
+    """Start again what ended of a party; return what has ended in the last minute, and when."""
+    known = processes.recorded(party.running)
+    dead = [one for one in known if not processes.leads(one)]
+    if len(known) == len(commands(party)) and not dead:
+        return ends
+    now = time.monotonic()
+    ends = [(when, what) for when, what in ends if now - when < 60.0]
+    ends += [(now, f"{party.name}: {one.name}") for one in dead]
+    for one in dead:
+        say(f"{party.name}: {one.name} (pid {one.pid}) ended and is started again")
+        if sum(what == f"{party.name}: {one.name}" for _, what in ends) >= ENOUGH:
+            raise ProcessFailed(f"{party.name}: {one.name} keeps ending; its log:\n{processes.tail(one.log)}")
+    try:
+        _bring_up(party, say)
+    except UserError as error:  # something ended meanwhile: the next look finds it
+        say(f"{party.name}: {error}")
+    return ends
 
 
 def _wait_for_ports(server: Party, running: list[Running]) -> None:

@@ -173,6 +173,11 @@ def nodes(grid: Grid) -> dict[int, bytes]:
     return {node.node_id: node.public_key for node in grid.get_nodes()}
 
 
+def activations(grid: Grid) -> dict[int, str]:
+    """Return when each connected node was started, or came back, last."""
+    return {node.node_id: node.last_activated_at for node in grid.get_nodes()}
+
+
 def announced(grid: Grid, questions: Sequence[str]) -> Mapping[str, ObjectTree]:
     """Return which of these messages have a reply, and what its content consists of; it does not wait."""
     found = grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=questions))

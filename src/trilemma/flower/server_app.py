@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from trilemma.federation import wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.layout import Party
 from trilemma.federation.server import open_run
+from trilemma.federation.under_way import under_way
 from trilemma.flower import internals, records
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.control import node_key_bytes
@@ -35,18 +38,36 @@ MOMENT = 0.2
 """Seconds given to contents under way before the server looks elsewhere: small ones need no second look."""
 
 
+LOOK = 2.0
+"""Seconds between two looks whether a node was started anew."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A message that carries a question, until when it is welcome, and since when its node had run."""
+
+    question: str
+    block: bytes
+    until: float
+    since: str | None
+
+
 class GridTransport:
     """Flower's grid as a `Transport`. Who sits at a node is told by the key it authenticated with.
 
     Flower's own `send_and_receive` looks every 3 s, and its `pull_messages` waits for the content of every
     reply that was announced: a client that announces one and uploads nothing would hold up all the others.
     Here each content is fetched in a thread of its own, and whoever is done is heard.
+
+    A node that was started anew has lost what it was asked: it gets a copy, under the name of the question.
     """
 
     def __init__(self, grid: Grid, party: Party) -> None:
         self._grid = grid
         self._party = party
         self._nodes: dict[str, int] = {}
+        self._sent: dict[str, _Sent] = {}
+        self._looked = 0.0
         self._arriving: dict[str, Future[Message]] = {}
 
     def nodes(self) -> Mapping[int, int]:
@@ -63,26 +84,55 @@ class GridTransport:
             Message(contents[block], dst_node_id=node, message_type="query", ttl=lifetime + MARGIN)
             for node, block in blocks.items()
         ]
+        started = internals.activations(self._grid)
         pushed = list(self._grid.push_messages(messages))
         if len(pushed) < len(messages):
             raise UserError("the SuperLink takes no messages of this size: the model is too large for it")
         sent = {message: node for message, node in zip(pushed, blocks, strict=True) if message}
         self._nodes |= sent
+        until = time.monotonic() + lifetime
+        self._sent |= {
+            message: _Sent(message, blocks[node], until, started.get(node)) for message, node in sent.items()
+        }
         return sent
 
     def fetch(self, questions: Collection[str]) -> list[Reply]:
         """Ask for announcements, begin to fetch what was announced, and return what is complete."""
-        asked = [question for question in questions if question not in self._arriving]
+        self._send_again([question for question in questions if question not in self._arriving])
+        asked = {
+            message: sent.question
+            for message, sent in self._sent.items()
+            if sent.question in questions and sent.question not in self._arriving
+        }
         if asked:
-            for question, tree in internals.announced(self._grid, asked).items():
-                if question in asked:
-                    self._arriving[question] = self._in_background(tree)
+            for message, tree in internals.announced(self._grid, list(asked)).items():
+                if message in asked and asked[message] not in self._arriving:
+                    self._arriving[asked[message]] = self._in_background(tree)
         # Of what nobody waits for any more nothing is kept, not even the content under way.
         self._nodes = {question: self._nodes[question] for question in questions}
+        self._sent = {message: sent for message, sent in self._sent.items() if sent.question in self._nodes}
         self._arriving = {q: content for q, content in self._arriving.items() if q in self._nodes}
         wait(self._arriving.values(), timeout=MOMENT)
         done = [question for question, content in self._arriving.items() if content.done()]
         return [self._reply(question, self._arriving.pop(question)) for question in done]
+
+    def _send_again(self, questions: Collection[str]) -> None:
+        """Send copies of open questions to nodes that were started since."""
+        now = time.monotonic()
+        if not questions or now - self._looked < LOOK:
+            return
+        self._looked, started = now, internals.activations(self._grid)
+        for message, sent in list(self._sent.items()):
+            since = started.get(self._nodes.get(sent.question, -1), sent.since)
+            left = sent.until - now
+            if sent.question in questions and since != sent.since and left > 0:
+                node = self._nodes[sent.question]
+                content = records.to_record(sent.block)
+                copy = Message(content, dst_node_id=node, message_type="query", ttl=left + MARGIN)
+                (pushed,) = self._grid.push_messages([copy])
+                self._sent[message] = replace(sent, since=since)
+                if pushed:
+                    self._sent[pushed] = replace(sent, since=since)
 
     def _in_background(self, tree: Any) -> Future[Message]:
         """Fetch a message in a thread that does not keep the process alive."""
@@ -120,7 +170,8 @@ def main(grid: Grid, context: Context) -> None:
     party = Party.open(Path(folder))
     run = str(context.run_config.get("run", "default"))
     transport = GridTransport(grid, party)
-    open_run(party, run, transport, telling(party, run)).go()
+    with under_way(party, run, internals.BROKEN_OFF):
+        open_run(party, run, transport, telling(party, run)).go()
 
 
 app.main()(main)

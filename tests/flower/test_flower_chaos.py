@@ -1,0 +1,177 @@
+"""Chaos: any process is killed, again and again, and the run ends as if nothing had happened.
+
+    TRILEMMA_CHAOS=120 pytest tests/flower/test_flower_chaos.py      seconds of it; without: 20
+
+Every 3 to 8 seconds kill -9 meets some process of a federation, among them the one that starts the others
+again, for which the test does what systemd would. Victims and pauses follow from a seed
+(TRILEMMA_CHAOS_SEED), and the list of kills is printed. The model is what follows from the messages that were
+heard, and where nobody dropped out that of an undisturbed run, to the bit. Whoever is killed in the middle of
+a round drops out of it; in a long chaos there is a second run in which only the server's processes are.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from flower_harness import Real, free_ports
+
+from federation_harness import Direct, coordinator, make, result_of, share_seeds, small_config, transcript
+from trilemma.errors import UserError
+from trilemma.federation import processes
+from trilemma.federation.layout import Timing, parties
+from trilemma.federation.task import load_task
+from trilemma.federation.under_way import run_under_way
+from trilemma.flower import deployment
+from trilemma.flower.control import connect
+from trilemma.learning.messages import Messages
+
+pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.timeout(900)]
+
+SECONDS = float(os.environ.get("TRILEMMA_CHAOS", "20"))
+SEED = int(os.environ.get("TRILEMMA_CHAOS_SEED", "1"))
+CLIENTS = 3
+TIMING = Timing(round_limit=10.0, join_limit=40.0, poll=0.2)
+LDP = (
+    "algorithm.name=cafcor",
+    "aggregation.rule=caf",
+    "privacy.threat=ldp",
+    "privacy.clip=0.1",
+    "privacy.sigma_ind=0.5",
+)
+
+
+class Chaos:
+    """A federation that is attended by a process of its own, and whoever kills."""
+
+    def __init__(self, real: Real) -> None:
+        self.real, self.random = real, random.Random(SEED)
+        self.attendant: subprocess.Popen | None = None
+        self.kills: list[str] = []
+
+    def attend(self) -> None:
+        """Do what systemd would: start `up --attach`, or start it again when it ended."""
+        if self.attendant is None or self.attendant.poll() is not None:
+            command = (
+                sys.executable,
+                "-m",
+                "trilemma",
+                "federation",
+                "up",
+                str(self.real.folder),
+                "--attach",
+            )
+            with (self.real.folder / "attendant.log").open("ab") as log:
+                self.attendant = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def kill(self, whose: Callable[[str], bool]) -> None:
+        """Kill -9 a process of those parties; the attendant is one of the server's."""
+        found = [
+            (party.name, one)
+            for party in parties(self.real.folder)
+            for one in processes.recorded(party.running)
+            if whose(party.name) and processes.leads(one)
+        ]
+        victim = self.random.randrange(len(found) + 1)
+        moment = f"{time.monotonic() - self.began:5.1f} s"
+        if victim == len(found):
+            self.attendant.kill()
+            self.attendant.wait(10)
+            self.kills.append(f"{moment} attendant")
+            return
+        name, one = found[victim]
+        with suppress(ProcessLookupError):
+            os.killpg(one.pid, signal.SIGKILL)
+        self.kills.append(f"{moment} {name} {one.name}")
+
+    def run(self, name: str, whose: Callable[[str], bool], limit: float = 240.0) -> None:
+        """Run to the end while processes are killed for a while; an operator looks after it."""
+        log = self.real.log(name)
+        next_kill = self.began = time.monotonic()
+        while not (log.result.is_file() and run_under_way(self.real.server) is None):
+            now = time.monotonic()
+            assert now - self.began < SECONDS + limit, f"{self.kills}\n{self.real.said(40)}"
+            self.attend()
+            if not log.records() and not self.kills:
+                next_kill = self.began = now  # it begins when the run has
+            if now >= next_kill and now - self.began < SECONDS:
+                self.kill(whose)
+                next_kill = now + self.random.uniform(3.0, 8.0)
+            with suppress(UserError), connect(self.real.server) as control:
+                if (
+                    run_under_way(self.real.server) is None
+                    and not control.active()
+                    and not log.result.is_file()
+                ):
+                    control.begin(self.real.server.folder / "app", name)  # the first time, or it gave up
+            time.sleep(0.3)
+        print(
+            f"{name}: {len(log.records())} rounds, {time.monotonic() - self.began:.0f} s, killed:",
+            *self.kills,
+            sep="\n  ",
+        )
+
+
+def replayed(real: Real, run: str) -> torch.Tensor:
+    """What follows from the messages that were heard, round by round."""
+    task = load_task(real.server)
+    algorithm, everyone = task.resolved.algorithm, tuple(range(CLIENTS))
+    state = algorithm.init(task.model, everyone, task.key.fold("init"))
+    broadcast, server = state.broadcast, state.server
+    for round_, record in enumerate(real.log(run).records()):
+        sent = transcript(real.parties, run, round_, record["absent"])
+        rows = torch.stack([sent[int(client)] for client in record["weights"]])
+        key = task.key.fold("round", round_, "server")
+        done = algorithm.server(Messages(rows), server, round_, key)
+        broadcast, server = done.broadcast, done.state
+    return broadcast["params"]
+
+
+@pytest.mark.parametrize(
+    "whose",
+    [
+        "anybody",
+        pytest.param("server", marks=pytest.mark.skipif(SECONDS < 60, reason="`make chaos` does it")),
+    ],
+)
+def test_any_process_is_killed_and_the_run_ends_as_it_should(tmp_path: Path, whose):
+    rounds = 4 + int(SECONDS / 5)
+    config = small_config(CLIENTS, *LDP, rounds=rounds)
+    folder = tmp_path / "federation"
+    everybody = make(
+        folder, CLIENTS, config, budget=1e9, transcript=True, timing=TIMING, port=free_ports(CLIENTS)
+    )
+    share_seeds(everybody, config)
+    for party in everybody[1:]:
+        for secret in (party.folder / "secrets").iterdir():
+            secret.chmod(0o600)
+    shutil.copytree(folder, tmp_path / "undisturbed")
+    chaos = Chaos(Real(folder, everybody))
+    try:
+        chaos.run("chaos", lambda name: whose in ("anybody", name))
+    finally:
+        if chaos.attendant is not None:
+            chaos.attendant.kill()
+        deployment.down(folder, grace=2.0)
+    assert deployment.status(folder) == []
+    records = chaos.real.log("chaos").records()
+    assert [record["round"] for record in records] == list(range(1, rounds + 1))
+    assert chaos.kills
+    params = result_of(everybody, "chaos")["params"]
+    assert torch.equal(params, replayed(chaos.real, "chaos"))
+    dropped_out = [record["round"] for record in records if record["absent"]]
+    if not dropped_out:
+        undisturbed = parties(tmp_path / "undisturbed")
+        coordinator(undisturbed, Direct(undisturbed), "chaos")[0].go()
+        assert torch.equal(params, result_of(undisturbed, "chaos")["params"])
+    assert whose == "anybody" or not dropped_out

@@ -1,0 +1,157 @@
+"""A party on its own feet: what ends is started again, what is taken down stays so, who was away is asked."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from federation_harness import make, small_config
+from trilemma.errors import UserError
+from trilemma.federation import processes
+from trilemma.federation.processes import Command, ProcessFailed
+from trilemma.flower import deployment, internals, server_app
+from trilemma.flower.control import Control
+from trilemma.flower.server_app import GridTransport
+
+
+@pytest.fixture
+def client(tmp_path, monkeypatch):
+    """A client whose processes sleep."""
+    _, client = make(tmp_path / "federation", 1, small_config(1, tolerate=0))
+    sleepers = [Command(name, ("sleep", "60")) for name in ("supernode", "worker")]
+    monkeypatch.setattr(deployment, "commands", lambda party: sleepers)
+    yield client
+    deployment.down(client.folder, grace=1.0)
+
+
+def end(client, name):
+    one = next(one for one in processes.recorded(client.running) if one.name == name)
+    processes.signal_all([one], processes.signal.SIGKILL)
+    while processes.leads(one):
+        time.sleep(0.01)
+
+
+def alive(client):
+    return [one.process for one in deployment.status(client.folder) if one.alive]
+
+
+def test_what_ends_is_started_again(client):
+    deployment.up(client.folder)
+    assert deployment._revive(client, [], print) == []
+    end(client, "worker")
+    ends = deployment._revive(client, [], print)
+    assert [what for _, what in ends] == ["client-0: worker"]
+    assert alive(client) == ["supernode", "worker"]
+
+
+def test_what_keeps_ending_is_given_up_with_its_last_words(client):
+    deployment.up(client.folder)
+    ends = [(time.monotonic(), "client-0: worker")] * (deployment.ENOUGH - 1)
+    assert len(deployment._revive(client, ends, print)) == len(ends)
+    end(client, "worker")
+    with pytest.raises(ProcessFailed, match="worker keeps ending"):
+        deployment._revive(client, ends, print)
+
+
+def test_what_was_taken_down_stays_down_and_whoever_attends_it_leaves(client, monkeypatch):
+    deployment.up(client.folder)
+    monkeypatch.setattr(deployment.signal, "signal", lambda *_: None)
+    naps = itertools.count()
+
+    def nap(seconds):
+        if next(naps) == 1:
+            deployment.down(client.folder, grace=1.0)
+
+    monkeypatch.setattr(deployment.time, "sleep", nap)
+    deployment.attend(client.folder)
+    assert next(naps) >= 2
+    assert alive(client) == []
+
+
+# --- the operator's word ------------------------------------------------------------------------------
+
+
+class Desk(Control):
+    """A SuperLink's control interface on paper."""
+
+    def __init__(self, *active: str) -> None:
+        self.runs = dict(enumerate(active))
+        self.stopped: list[str] = []
+
+    def active(self):
+        return dict(self.runs)
+
+    def start(self, app, name):
+        self.runs[len(self.runs) + 100] = name
+        return len(self.runs) + 99
+
+    def stop(self, run):
+        self.stopped.append(self.runs.pop(run))
+
+
+def test_a_run_never_stops_another_unasked(tmp_path):
+    desk = Desk("a")
+    with pytest.raises(UserError, match="run 'a' is under way and is not stopped unasked"):
+        desk.begin(tmp_path, "b")
+    assert desk.stopped == []
+    desk.begin(tmp_path, "b", replace=True)
+    assert (desk.stopped, list(desk.runs.values())) == (["a"], ["b"])
+
+
+def test_a_run_that_is_under_way_is_not_started_twice(tmp_path):
+    desk = Desk("a")
+    assert desk.begin(tmp_path, "a") == 0
+    assert list(desk.runs.values()) == ["a"]
+    assert desk.begin_again(tmp_path, "a") != 0, "its server app is gone"
+    assert desk.stopped == ["a"]
+
+
+# --- who was away -------------------------------------------------------------------------------------
+
+
+class Letter:
+    """A Flower message outside a task."""
+
+    def __init__(self, content, **facts):
+        self.content = content
+
+    def has_error(self):
+        return False
+
+
+class Paper:
+    """A grid on paper: what was pushed, and to whom."""
+
+    def __init__(self) -> None:
+        self.pushed = []
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.pushed += messages
+        return [f"message {len(self.pushed) - len(messages) + place}" for place in range(len(messages))]
+
+
+def test_a_node_that_was_started_anew_is_asked_again_under_the_same_name(tmp_path, monkeypatch):
+    """Its first message is lost with the process that took it; the copy's answer answers the question."""
+    server, _ = make(tmp_path / "federation", 1, small_config(1, tolerate=0))
+    grid, started, announced = Paper(), {7: "monday"}, {}
+    monkeypatch.setattr(internals, "activations", lambda grid: dict(started))
+    monkeypatch.setattr(
+        internals, "announced", lambda grid, names: {n: announced[n] for n in names if n in announced}
+    )
+    monkeypatch.setattr(internals, "content", lambda grid, tree: tree)
+    monkeypatch.setattr(server_app, "LOOK", 0.0)
+    monkeypatch.setattr(server_app, "Message", Letter)
+    transport = GridTransport(grid, server)
+    sent = transport.send({7: b"block"}, lifetime=60.0)
+    assert transport.fetch(list(sent)) == []
+    assert len(grid.pushed) == 1
+    started[7] = "tuesday"
+    assert transport.fetch(list(sent)) == []
+    assert transport.fetch(list(sent)) == []
+    assert len(grid.pushed) == 2, "once for each time it was started"
+    announced["message 1"] = grid.pushed[1]
+    (reply,) = transport.fetch(list(sent))
+    assert (reply.node, reply.block, reply.question) == (7, b"block", "message 0")
