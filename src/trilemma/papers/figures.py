@@ -8,18 +8,22 @@ from typing import Any
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
 
+ORDERS = 300.0
+"""Values that are further apart than this factor are drawn on a logarithmic axis."""
+
 
 def figure(results: Results, printed: Paper, path: Path) -> Path:
     """Draw a panel for each table, of its first metric: columns along the axis, a colour for each row."""
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
 
-    metric = next(iter(results.cells[0].metrics))
     titles = list(dict.fromkeys(cell.table for cell in results.cells))
     picture = Figure(figsize=(8.5, 1.0 + 2.8 * len(titles)), dpi=120, layout="constrained")
     panels = picture.subplots(len(titles), 1, squeeze=False)[:, 0]
     colours = {row: f"C{i % 10}" for i, row in enumerate(dict.fromkeys(cell.row for cell in results.cells))}
     for axes, title in zip(panels, titles, strict=True):
-        cells = [cell for cell in results.cells if cell.table == title and metric in cell.metrics]
+        there = [cell for cell in results.cells if cell.table == title]
+        metric = next(iter(there[0].metrics))
+        cells = [cell for cell in there if metric in cell.metrics]
         columns = list(dict.fromkeys(cell.column for cell in cells))
         rows = list(dict.fromkeys(cell.row for cell in cells))
         for cell in cells:
@@ -28,6 +32,9 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
         axes.set_xticks(range(len(columns)), columns)
         axes.set(title=title, ylabel=metric, xlim=(-0.5, len(columns) - 0.5))
         axes.grid(alpha=0.3, axis="y")
+        low, high = axes.dataLim.intervaly
+        if low > 0 and high > ORDERS * low:
+            axes.set_yscale("log")
     marks = [panels[0].plot([], [], "o", color=colour, label=row)[0] for row, colour in colours.items()]
     marks.append(panels[0].plot([], [], "s", mfc="none", color="black", label="paper")[0])
     picture.legend(handles=marks, loc="outside right upper", fontsize="small", frameon=False)
