@@ -1,16 +1,18 @@
-"""The frontier: liars who know the defence against the rules, worst case first.
+"""The frontier: what evidence costs, whom it expels among honest clients, and the table of what was measured.
 
-    python benchmarks/frontier.py arena     accuracy of every rule under every adversary, and the worst
+    python benchmarks/frontier.py table     docs/frontier.md's table from results/frontier.json
     python benchmarks/frontier.py honest    honest rounds with evidence: how many clients are expelled (none)
     python benchmarks/frontier.py cost      a round's server step with evidence+mean against caf
 
-Options: --seeds 1,2 --liars 5,10 --rules mean,caf,evidence+mean --rounds 30 --set key=value
+Rules against adversaries are `trilemma arena`. Options: --seeds 1,2 --rounds 30 --set key=value
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from pathlib import Path
 
 import torch
 
@@ -24,17 +26,8 @@ from trilemma.simulate import engine
 from trilemma.simulate.evaluation import evaluate
 from trilemma.simulate.experiment import assemble
 
-ADVERSARIES = {
-    "gradient": ["attack.name=adaptive"],
-    "unseen": ["attack.name=adaptive", "attack.greedy=false"],
-    "rotated": ["attack.name=adaptive", "attack.noise=rotated"],
-    "sleeper": ["attack.name=adaptive", "attack.start=15"],
-    "burst": ["attack.name=adaptive", "attack.stop=10"],
-    "ones": ["attack.name=adaptive", "attack.direction=ones"],
-    "alie": ["attack.name=alie"],
-    "foe": ["attack.name=foe"],
-}
-READY = "few-coordinates-mnist"
+READY = "frontier-mnist"
+RESULTS = Path(__file__).parents[1] / "results" / "frontier.json"
 THREATS = ("secldp", "byzldp", "ldp")
 PARTITIONS = ("homogeneous", "{name='dirichlet', alpha=0.1}", "extreme")
 
@@ -50,23 +43,21 @@ def score(changes: list[str], seed: int) -> tuple[float, int, int]:
     return accuracy, len(expelled - set(ready.byzantine)), len(expelled & set(ready.byzantine))
 
 
-def arena(given: argparse.Namespace) -> None:
-    """Print a row for every rule and number of liars: accuracy under every adversary, and the worst."""
-    print("| rule | f | " + " | ".join(ADVERSARIES) + " | worst | honest expelled |")
-    print("|---" * (len(ADVERSARIES) + 4) + "|")
-    for liars in map(int, given.liars.split(",")):
-        for rule in given.rules.split(","):
-            cells, worst, honest = [], 1.0, 0
-            for attack in ADVERSARIES.values():
-                base = [f"federation.byzantine={liars}", f"aggregation.rule={rule}", "algorithm.lr=0.2"]
-                base += [f"run.rounds={given.rounds}", *attack, *given.set]
-                found = [score(base, seed) for seed in map(int, given.seeds.split(","))]
-                least = min(accuracy for accuracy, _, _ in found)
-                cells.append(f"{least:.2f}")
-                worst, honest = min(worst, least), honest + sum(lost for _, lost, _ in found)
-            print(
-                f"| {rule} | {liars} | " + " | ".join(cells) + f" | **{worst:.2f}** | {honest} |", flush=True
-            )
+def table(given: argparse.Namespace) -> None:
+    """Print a row for what was trained, f and rule: the least accuracy, by adversary and of all."""
+    rows = json.loads(RESULTS.read_text())
+    adversaries = list(dict.fromkeys(row["adv"] for row in rows))
+    found: dict[tuple[str, str, int, int, str], dict[str, dict[int, float]]] = {}
+    for row in rows:
+        place = row["ground"], row["threat"], row["d"], row["f"], row["rule"]
+        found.setdefault(place, {}).setdefault(row["adv"], {})[row["seed"]] = row["acc"]
+    print("| trained | threat | d | f | rule | worst | " + " | ".join(adversaries) + " |")
+    print("|---|---|---:|---:|---|" + "---:|" * (len(adversaries) + 1))
+    for (ground, threat, dim, liars, rule), by in sorted(found.items()):
+        least = {name: min(accuracy.values()) for name, accuracy in by.items()}
+        cells = [f"{least[name]:.2f} ({len(by[name])})" if name in least else "–" for name in adversaries]
+        worst = f"**{min(least.values()):.2f}**"
+        print(f"| {ground} | {threat} | {dim:,} | {liars} | {rule} | {worst} | " + " | ".join(cells) + " |")
 
 
 def honest(given: argparse.Namespace) -> None:
@@ -120,11 +111,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["arena", "honest", "cost"])
+    parser.add_argument("what", choices=["table", "honest", "cost"])
     parser.add_argument("--seeds", default="1")
-    parser.add_argument("--liars", default="5,10")
-    parser.add_argument("--rules", default="mean,caf,evidence+mean,evidence+caf")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--set", action="append", default=[])
     chosen = parser.parse_args()
-    {"arena": arena, "honest": honest, "cost": cost}[chosen.what](chosen)
+    {"table": table, "honest": honest, "cost": cost}[chosen.what](chosen)

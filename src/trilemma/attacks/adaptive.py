@@ -86,7 +86,7 @@ class Adaptive(AttackSettings):
         if view.defence is None:
             shift = -truth if self.direction != "loss" or view.uphill is None else view.uphill().double()
             shift = shift / torch.linalg.vector_norm(shift).clamp(min=1e-30)
-            return _unopposed(view, own, shift, lying, strengths)
+            return _unopposed(view, own, shift, lying, strengths, self.noise)
         defence = view.defence()
         directions = self._directions(view, truth, defence)
         against = -directions[0] if self.direction == "loss" else truth
@@ -240,11 +240,34 @@ def _transport(present: Array, wanted: Array) -> Array | None:
     return found
 
 
-def _unopposed(view: View, own: Tensor, shift: Tensor, lying: Array, strengths: list[float]) -> Crafted:
-    """Return the shift that leaves least of the descent, against a server that forgets."""
-    factors = torch.from_numpy(lying).to(own.dtype).to(own.device)[:, None]
-    candidates = [own, *(own + factors * (strength * shift).to(own.dtype) for strength in strengths)]
-    values = [view.target(view.stack(one), key=view.key.fold("coin")).value.double() for one in candidates]
-    harm = [float(value @ shift.to(value.device)) for value in values]
-    best = max(range(len(harm)), key=harm.__getitem__)
-    return Crafted(candidates[best], [0.0, *strengths][best])
+def _unopposed(
+    view: View, own: Tensor, shift: Tensor, lying: Array, strengths: list[float], noise: str
+) -> Crafted:
+    """Return the lie that leaves least of the descent, against a server that forgets."""
+    active = np.flatnonzero(lying)
+    rows = own.double()[torch.from_numpy(active).to(own.device)]
+    beside: Array = (rows @ torch.cat([rows, shift[None]]).T).cpu().numpy()
+    inner, before = beside[:, :-1], beside[:, -1]
+
+    def candidate(strength: float) -> Tensor | None:
+        mix, along = np.eye(len(active)), strength * lying[active]
+        if noise == "rotated":
+            goal = before.mean() + along
+            turned = _transport(inner - np.outer(before, before), inner - np.outer(goal, goal))
+            if turned is None:
+                return None
+            mix, along = turned, goal - turned @ before
+        found = own.clone()
+        lies = torch.from_numpy(mix).to(rows) @ rows + torch.from_numpy(along).to(rows)[:, None] * shift
+        found[torch.from_numpy(active).to(own.device)] = lies.to(own)
+        return found
+
+    made = {0.0: own} | {strength: candidate(strength) for strength in strengths}
+    tried = {strength: messages for strength, messages in made.items() if messages is not None}
+
+    def harm(strength: float) -> float:
+        value = view.target(view.stack(tried[strength]), key=view.key.fold("coin")).value.double()
+        return float(value @ shift.to(value.device))
+
+    best = max(tried, key=harm)
+    return Crafted(tried[best], best)

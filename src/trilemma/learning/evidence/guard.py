@@ -205,20 +205,23 @@ class Court:
                 found.setdefault(int(client), replace(one, client=int(client), others=tuple(others)))
         return [found[client] for client in sorted(found)]
 
-    def undone(self, gram: Array, file: File, expelled: Places) -> Array:
-        """Return coefficients (n,) of the sums to take out of the model's move."""
+    def undone(self, before: File, expelled: Places) -> Tensor:
+        """Return what to take out of the model's move (d,); `before` is the file before the round.
+
+        The round's own messages of the expelled never moved the model: there is nothing of them to take back.
+        """
         assert self.setup.release is not None
-        answer = np.zeros(len(gram))
-        total = float(file.taken.sum())
+        total = float(before.taken.sum())
         if not self.settings.undo or not len(expelled) or total == 0:
-            return answer
-        part = file.taken.cpu().numpy() / total
-        answer[expelled] = part[expelled]
-        squared = (file.coefficients.cpu().numpy()[expelled] ** 2).sum(axis=1)
-        shared = self.setup.release.law.sigma_cor**2 * (len(file.staying) - len(expelled))
-        noise = file.sums.shape[1] * shared * float((part[expelled] ** 2 * squared).sum())
-        length = float(answer @ gram @ answer)
-        return answer * max(0.0, 1 - noise / length) if length > 0 else answer * 0
+            return torch.zeros_like(before.moved)
+        part = np.zeros(len(before.sums))
+        part[expelled] = before.taken.cpu().numpy()[expelled] / total
+        squared = (before.coefficients.cpu().numpy() ** 2).sum(axis=1)
+        shared = self.setup.release.law.sigma_cor**2 * (len(before.staying) - len(expelled))
+        noise = before.sums.shape[1] * shared * float(part**2 @ squared)
+        found = _combined(before.sums, part)
+        length = float(found @ found)
+        return found * (max(0.0, 1 - noise / length) if length > 0 else 0.0)
 
     def weights(self, gram: Array, file: File) -> Array:
         """Return the rule's weights (k,) of messages with this Gram matrix; the mean's if they do not say."""
@@ -274,7 +277,8 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         return replace(start, server={**start.server, **file.state()})
 
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
-        file, model = File.read(state), state[trace.model]
+        file = before = File.read(state)
+        model = state[trace.model]
         senders = messages.senders or tuple(range(setup.clients))
         broken = ~torch.isfinite(messages.vectors).all(1)
         sound = messages.rows([row for row in range(len(senders)) if not broken[row]])
@@ -288,7 +292,6 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         sums, fresh = court.looks(file, gram, _gram(x), places)
         convicted = court.convict((sums, fresh), file)
         names = np.array([one.client for one in convicted], dtype=np.int64)
-        undone = court.undone(gram, file, names)
         file, sums, fresh = _without(file, names), sums.without(names), fresh.without(names)
 
         staying = np.flatnonzero(~np.isin(places, names))
@@ -303,7 +306,8 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
             change = change + by * _combined(heard, court.corrected(fresh, beside, file.carried, file).mix)
         taken = file.taken.clone()
         taken[torch.tensor(senders)] += weights.to(taken.device)
-        moved = file.moved + change - _combined(file.sums, undone)
+        gone = np.array([one.client for one in found + convicted], dtype=np.int64)
+        moved = file.moved + change - court.undone(before, gone)
         file = replace(file, taken=taken, moved=moved)
         if round_ < setup.rounds - 1 and round_ + 1 < settings.wait:
             after = file.origin
