@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -123,3 +124,10 @@ def test_the_catalogue_needs_no_torch():
     program = "import sys, trilemma.federation.event_log; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_the_catalogue_stands_in_the_documentation():
+    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
+    for kind in CATALOGUE.values():
+        row = f"| `{kind.code}` | {kind.level} | {', '.join(kind.fields)} | {kind.meaning} |"
+        assert row in page, row

@@ -12,4 +12,6 @@ other without losing, repeating, leaking or believing anything:
 * `task`: the model and this party's data, perhaps by its own code.
 * `transport`, `inprocess`, `server`: what a carrier has to do, the smallest one, and a server on top of one.
 * `processes`: real processes, started and stopped by process group.
+* `events`, `event_log`: what may be said about all this, once and for all, and where it is written.
+* `doctor`, `checks`, `reaching`, `facts`, `peers`: what is wrong with a party, and what it sees of others.
 """
