@@ -4,6 +4,8 @@ Server and clients show each other certificates of the one authority before a by
 the server authenticates clients by node keys (NIST P-384, Flower's format) and, above Flower, by Ed25519
 identities. The authority also signs the roster, which says whose keys these are.
 Its private key is needed when somebody comes, goes, or needs a new certificate, and is best kept off-line.
+
+Longer than most modules, so that everything that reads or writes X.509 stands in one place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Certificates end after a year: who is told in time, and how they are renewed.
+"""Certificates end after a year: how they are renewed (`up` and `doctor` say when it is time).
 
 A certificate says a name and a key. The authority remembers what it gave out, so it can certify the same once
 more without being asked, or a fresh key where a party's folder lies beside its own. Nothing else changes: the
