@@ -282,6 +282,19 @@ def test_a_round_over_budget_leaves_no_remark_either(tmp_path):
     assert parties[1].ledger.stat().st_size == size
 
 
+def test_a_ledger_takes_no_more_of_a_servers_words_than_there_are_clients(parties):
+    """It is never shortened: what is written there for a round is read again in every round to come."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    ask = wire.Ask(run="run", epoch=0, round=0, heard={}, unused=[3, *[10**50] * 80, 3, 1, -1])
+    server.nodes[0].answer(wire.dumps(ask, {"params": torch.zeros(DIM)}))
+    with Ledger(parties[1].ledger, spending.read_budget(parties[1])) as ledger:
+        assert [remark.text.partition(";")[0] for remark in ledger.remarks] == [
+            "not heard last time: clients 1, 3"
+        ]
+    assert (parties[1].run_folder("run") / "notes.jsonl").stat().st_size < 500
+
+
 # --- two workers, lost and old memories, texts (defect 9) -------------------------------------------------
 
 
@@ -580,6 +593,32 @@ def test_a_header_of_one_megabyte_goes_into_no_record(parties):
     runner, _ = coordinator(parties, Direct(parties, tamper=lie))
     runner.go()
     assert all(len(reason) <= 200 for record in runner.log.records() for _, reason in record["rejected"])
+
+
+def test_a_shape_that_no_tensor_has_costs_its_sender_and_nobody_else(parties):
+    """One client's reply must not end everybody's run, again after every restart."""
+
+    def overflowing(client, asked, answer):
+        if client != 2 or kind(asked) != "ask":
+            return answer
+        start = len(wire.MAGIC) + 8
+        length = int.from_bytes(answer[len(wire.MAGIC) : start], "big")
+        header = {
+            **json.loads(answer[start : start + length]),
+            "tensors": [["x", "uint8", [2**39, 2**39, 0]]],
+        }
+        text = json.dumps(header).encode()
+        return wire.MAGIC + len(text).to_bytes(8, "big") + text
+
+    runner, _ = coordinator(parties, Direct(parties, tamper=overflowing))
+    assert runner.go().rounds == 3
+    assert all(record["absent"] == [2] for record in runner.log.records())
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\u202e", "\x1b[2J"])
+def test_what_a_server_writes_does_not_keep_a_client_from_refusing(parties, text):
+    hello = wire.Hello(run="run", epoch=0, terms=text)
+    refusal(Reason.TERMS, Node(parties[1]).answer, wire.dumps(hello))
 
 
 @pytest.mark.slow

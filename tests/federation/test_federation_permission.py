@@ -10,12 +10,16 @@ from typer.testing import CliRunner
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation import wire
+from trilemma.federation import certificates, wire
+from trilemma.federation.adoption import adopt
+from trilemma.federation.authority import Authority
 from trilemma.federation.epochs import Stopped
 from trilemma.federation.node import Node
 from trilemma.federation.permission import Permission
 from trilemma.federation.proposals import KEPT, proposed
 from trilemma.federation.reasons import Reason, Refused
+from trilemma.federation.rosters import Member
+from trilemma.privacy.secrets import Identity
 
 CLIENTS = 5
 
@@ -98,6 +102,30 @@ def test_in_advance_by_its_cost(parties):
     assert refused(parties)
     command("allow", parties[1].folder, "--epsilon", cost * 1.001)
     say_hello(parties)
+
+
+def test_what_is_allowed_in_advance_does_not_count_on_invented_clients(parties):
+    """An authority that lists twenty clients more makes a run look cheaper; not to who does not know them."""
+    assert refused(parties)
+    cost = next(proposed(parties[1])).epsilon
+    command("allow", parties[1].folder, "--epsilon", cost * 0.999)
+    authority = Authority.open(parties[0].folder.parent)
+    invented = [
+        Member(
+            name=f"invented-{number}",
+            identity=Identity.generate().public.hex(),
+            node=certificates.new_node_key()[1].decode(),
+        )
+        for number in range(20)
+    ]
+    roster = authority.sign("test", (*authority.roster.clients, *invented))
+    adopt(parties[0], roster.text)
+    hello = wire.Hello(run="run", epoch=0, terms=parties[0].terms, roster=roster.text)
+    with pytest.raises(Refused, match="allowed: "):
+        Node(parties[1]).answer(wire.dumps(hello))
+    assert parties[1].signed_roster == roster
+    (manifest,) = proposed(parties[1])
+    assert manifest.epsilon == cost
 
 
 def test_a_server_does_not_fill_the_disk_with_names(parties):

@@ -200,6 +200,37 @@ def test_who_signs_its_successor_stays_known(parties, by_the_old_one):
         Witness(client.ledgers_seen).check(2, Position(6, "set back"))
 
 
+def test_a_known_client_has_one_successor_for_good(parties):
+    """One colluder and the authority cannot make a crowd that is counted on out of one signing key."""
+    client, traitor = parties[1], Identity.load(parties[3].identity)
+    first = client.signed_roster.clients
+    authority = authority_of(parties)
+
+    def heir(name, of, *former):
+        signed = Former(
+            identity=of.public.hex(), signature=succession(of, (new := Identity.generate()).public)
+        )
+        return new, stranger(name).model_copy(
+            update={"identity": new.public.hex(), "former": (*former, signed)}
+        )
+
+    new, moved = heir(first[2].name, traitor)
+    adopt(client, signed_anew(parties, (*first[:2], moved, *first[3:])).text)
+    assert strangers(client) == []
+    _, moved_on = heir(first[2].name, new)
+    _, twin = heir("twin", traitor)
+    for clients in (
+        (*first[:2], moved_on, *first[3:], twin),
+        (*first[:2], moved.model_copy(update={"former": ()}), *first[3:], twin),
+    ):
+        forged = SignedRoster.sign(authority.issued, "test", 3, clients)
+        with pytest.raises(RosterError, match="forgotten which identities client 2 had"):
+            adopt(client, forged.text)
+    _, moved_on = heir(first[2].name, new, *moved.former)
+    adopt(client, signed_anew(parties, (*first[:2], moved_on, *first[3:])).text)
+    assert strangers(client) == []
+
+
 # --- a run goes on ----------------------------------------------------------------------------------------
 
 

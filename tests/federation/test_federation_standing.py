@@ -11,14 +11,17 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from federation_harness import PRIVATE, Direct, make, small_config
+from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma.cli.federation import federation_app
-from trilemma.federation import wire
+from trilemma.federation import membership, wire
 from trilemma.federation.event_log import EventLog, events_file
+from trilemma.federation.layout import parties
 from trilemma.federation.node import Node
 from trilemma.federation.peers import Door, Peer, door_file
 from trilemma.federation.server import open_run
+from trilemma.records import Record
 from trilemma.report.federations import standing
+from trilemma.report.trust import shares
 
 CLIENTS = 6
 
@@ -132,3 +135,20 @@ def test_a_folder_before_its_first_round_has_nothing_to_tell(tmp_path):
     assert [one.problem for one in found] == [""] * 4
     assert found[0].runs == ()
     assert found[1].account.left is None
+
+
+def test_who_came_later_is_shown_and_a_broken_run_hides_no_other(tmp_path):
+    """A configuration says how many clients there were at first; the roster, and the records, have more."""
+    folder = tmp_path / "federation"
+    make(folder, 3, small_config(3, *PRIVATE, rounds=1), budget=1e6)
+    membership.add(folder, None)
+    everybody = parties(folder)
+    for run in ("broken", "whole"):
+        coordinator(everybody, Direct(everybody), run)[0].go()
+    records = everybody[0].run_folder("broken") / "rounds.jsonl"
+    records.write_text(records.read_text().replace('"rejected": []', '"rejected": 7'))
+    server = standing(folder)[0]
+    (run,) = server.runs
+    assert (run.name, [one.now for one in run.members]) == ("whole", ["heard"] * 4)
+    assert "'broken' cannot be read" in server.problem
+    assert shares(3, {1: [Record(1, weights={0: 0.5, 3: 0.5})]}).shape == (4, 1)

@@ -50,6 +50,17 @@ def test_types_that_do_not_travel_are_refused():
         wire.dumps(ANSWER, {"x": torch.zeros(2, dtype=torch.complex64)})
 
 
+def test_a_shape_that_no_tensor_has_is_refused():
+    """Sizes whose product no machine can hold are no shape, not even of nothing: [2**39, 2**39, 0]."""
+    whole = wire.dumps(ANSWER, {"x": torch.zeros(0)})
+    for shape in ([2**39, 2**39, 0], [0, 2**39, 2**39], [2**20] * 3):
+        header = json.loads(whole[len(wire.MAGIC) + 8 :])
+        header["tensors"] = [["x", "float32", shape]]
+        text = json.dumps(header).encode()
+        with pytest.raises(wire.WireError):
+            wire.loads(wire.MAGIC + len(text).to_bytes(8, "big") + text, wire.Answer)
+
+
 @given(st.binary(max_size=200))
 def test_noise_is_refused(block):
     with pytest.raises(wire.WireError):

@@ -209,7 +209,8 @@ class Node:
         # Order matters: pay, compute, remember, and only then speak.
         secrets = session.require(ask.epoch)
         with watch.stage("ledger"):
-            epsilon = pay(self.party, self.task, secrets, ask.run, ask.round, ask.unused)
+            unheard = sorted(set(ask.unused) & set(range(self._clients)))  # a ledger keeps it for ever
+            epsilon = pay(self.party, self.task, secrets, ask.run, ask.round, unheard)
         before = self._start.clients if todo.state is None else todo.state
         with watch.stage("compute"):
             step = self._step(ask, broadcast, before, TimedNoise(session.noise(secrets), watch))
@@ -226,7 +227,7 @@ class Node:
                 "epoch": ask.epoch,
                 "loss": loss,
                 "epsilon": epsilon,
-                "unheard": ask.unused,
+                "unheard": unheard,
                 "seconds": seconds,
             }
         )

@@ -1,7 +1,7 @@
 """What a client's owner allows, in a file of the owner's own: nothing, unless it says so.
 
     epsilon = 4.0                 any run whose rounds cost at most this much, in advance
-    plans = ["…"]                 any run of these plans: configuration, roster, examples and task
+    plans = ["…"]                 any run of these plans: configuration, examples and task
     [runs]
     default = "…"                 this run, of this plan
 

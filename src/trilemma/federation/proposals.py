@@ -30,8 +30,8 @@ class Manifest:
 
     `plan` is the digest of all that is agreed on, with the code of the task; `configuration` and `task` are
     digests of those alone ("" without a task.py); `keys` is the digest of everybody's identities. An epoch
-    has at least `threshold` of the `members`. `epsilon` is what its rounds cost, a tenth of them repeated;
-    None where nothing is guaranteed.
+    has at least `threshold` of the `members`. `epsilon` is what its rounds cost this client, a tenth of them
+    repeated; None where nothing is guaranteed.
     """
 
     run: str

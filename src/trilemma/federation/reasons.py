@@ -113,5 +113,5 @@ def write_down(log: Path, kind: str, error: BaseException) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists() and log.stat().st_size > LARGEST_LOG:
         log.replace(log.with_name(log.name + ".1"))
-    with log.open("a") as file:
+    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"{moment} {kind[:40]!r} refused, {what_travels(error)}. {detail}\n")

@@ -261,7 +261,8 @@ def check_name(name: str) -> str:
 def check_follows(new: SignedRoster, old: SignedRoster) -> None:
     """Refuse a roster that cannot come after `old`: an older one, another federation's, or one that moves.
 
-    Nobody's place changes, and who was removed stays removed.
+    Nobody's place changes, and who was removed stays removed. What a client was before stays on the roster,
+    as it was: an identity that has one successor could otherwise have another, at another place.
     """
     if new.federation != old.federation:
         raise RosterError(f"the roster is of the federation {new.federation!r}, not of {old.federation!r}")
@@ -278,7 +279,10 @@ def check_follows(new: SignedRoster, old: SignedRoster) -> None:
             raise RosterError(f"client {place} was removed; its place is nobody else's")
         if before.name != after.name:
             raise RosterError(f"place {place} was {before.name}'s, and is given to {after.name}")
-        if before.identity not in (after.identity, *(one.identity for one in after.former)):
+        since = after.former[len(before.former) :]
+        if after.former[: len(before.former)] != before.former:
+            raise RosterError(f"the roster has forgotten which identities client {place} had before")
+        if before.identity != (since[0].identity if since else after.identity):
             raise RosterError(f"the roster does not say which identity client {place} had before")
 
 

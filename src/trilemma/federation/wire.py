@@ -338,6 +338,8 @@ def _shape(shape: object) -> tuple[int, ...]:
         raise WireError("a shape is a list of at most 8 sizes")
     if not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
         raise WireError("a shape has sizes from 0 to 2**40")
+    if math.prod(size for size in shape if size) >= 1 << 60:  # also where one of them is 0
+        raise WireError("a tensor has fewer than 2**60 numbers")
     return tuple(shape)
 
 

@@ -25,7 +25,7 @@ from trilemma.privacy.ledger import Budget
 from trilemma.privacy.statement import Statement, read_statement
 from trilemma.records import Record
 from trilemma.report.glance import deployed_records, glance_deployed, readable
-from trilemma.report.trust import trusted
+from trilemma.report.trust import places, trusted
 
 Now = Literal["heard", "absent", "rejected", "not asked", "nothing yet"]
 """What became of a client in the newest round."""
@@ -186,10 +186,23 @@ def _party(party: Party) -> PartyStanding:
             if party.client is not None:
                 told = doings(read_events(events_file(party.running, "worker")))
                 return PartyStanding(party.name, known, account=account(party), doings=told)
-            runs = tuple(run_standing(party, run) for run in _runs(party))
-            return PartyStanding(party.name, known, runs, Door.load(door_file(party.running)))
+            return _server(party, known)
     except UserError as error:
         return PartyStanding(party.name, known, problem=str(error))
+
+
+def _server(party: Party, known: tuple[ProcessStanding, ...]) -> PartyStanding:
+    """Return where the server stands; a run that cannot be read says so and hides no other."""
+    runs: list[RunStanding] = []
+    problems: list[str] = []
+    for run in _runs(party):
+        try:
+            with readable(run):
+                runs.append(run_standing(party, run))
+        except UserError as error:
+            problems.append(str(error))
+    door = Door.load(door_file(party.running))
+    return PartyStanding(party.name, known, tuple(runs), door, problem="; ".join(problems))
 
 
 def _runs(server: Party) -> list[Path]:
@@ -240,7 +253,7 @@ def members(clients: int, records: Sequence[Record]) -> list[Member]:
             share=None if newest is None else newest.weights.get(client),
             expelled=trust[client].expelled,
         )
-        for client in range(clients)
+        for client in range(places(clients, records))
     ]
 
 

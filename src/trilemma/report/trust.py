@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +29,22 @@ class Suspect:
     expelled: str = ""
 
 
+def places(clients: int, records: Iterable[Record]) -> int:
+    """Return how many places there are: `clients` as configured, and those of clients that came later.
+
+    >>> places(2, [Record(1, weights={0: 0.5, 1: 0.5}), Record(2, weights={0: 0.4, 3: 0.6})])
+    4
+    """
+    return max(clients, 1 + max((client for one in records for client in one.weights), default=-1))
+
+
 def trusted(clients: int, records: Sequence[Record]) -> list[Suspect]:
     """Return the clients, the least trusted first.
 
     >>> trusted(2, [Record(1, weights={0: 0.9, 1: 0.1})])[0]
     Suspect(client=1, weight=0.1, heard=1, absent=0, rejected=0, expelled='')
     """
-    weights: dict[int, list[float]] = {client: [] for client in range(clients)}
+    weights: dict[int, list[float]] = {client: [] for client in range(places(clients, records))}
     absent, rejected = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0)
     for record in records:
         for client, weight in record.weights.items():
@@ -65,8 +74,9 @@ def shares(clients: int, seeds: Mapping[int, Sequence[Record]]) -> np.ndarray:
     >>> shares(2, {1: [Record(1, weights={0: 0.9, 1: 0.1}), Record(2, weights={0: 1.0})]}).tolist()
     [[0.9, 1.0], [0.1, nan]]
     """
-    rounds = max((record.round for records in seeds.values() for record in records), default=0)
-    total, heard = np.zeros((clients, rounds)), np.zeros((clients, rounds))
+    everything = [record for records in seeds.values() for record in records]
+    size = places(clients, everything), max((record.round for record in everything), default=0)
+    total, heard = np.zeros(size), np.zeros(size)
     for records in seeds.values():
         for record in records:
             for client, weight in record.weights.items():
