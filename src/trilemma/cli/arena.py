@@ -21,7 +21,7 @@ def arena_command(
         "runs/arena"
     ),
 ) -> None:
-    """Run every rule against every adversary and print the worst case; a stopped arena continues."""
+    """Set every rule against liars who know it; the worst case of each, finished cells are skipped."""
     from rich.console import Console
 
     from trilemma import simulate
