@@ -97,13 +97,14 @@ class Chaos:
     def run(self, name: str, whose: Callable[[str], bool], limit: float = 240.0) -> None:
         """Run to the end while processes are killed for a while; an operator looks after it."""
         log = self.real.log(name)
-        next_kill = self.began = time.monotonic()
+        self.began = time.monotonic()
+        next_kill = self.began + 1.0
         while not (log.result.is_file() and run_under_way(self.real.server) is None):
             now = time.monotonic()
             assert now - self.began < SECONDS + limit, f"{self.kills}\n{self.real.said(40)}"
             self.attend()
             if not log.records() and not self.kills:
-                next_kill = self.began = now  # it begins when the run has
+                next_kill, self.began = now + 1.0, now  # it begins when the run has
             if now >= next_kill and now - self.began < SECONDS:
                 self.kill(whose)
                 next_kill = now + self.random.uniform(3.0, 8.0)
