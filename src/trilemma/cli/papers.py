@@ -53,7 +53,10 @@ def run_command(
     only: Annotated[str, typer.Option(help="runs whose table, row or column contains this")] = "",
     jobs: Annotated[int | None, typer.Option(help="runs at a time", min=1)] = None,
     engine: Annotated[str, typer.Option(help="local or ray")] = "local",
-    out: Annotated[Path, typer.Option(help="directory of the runs of all studies")] = RUNS,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="directory of the runs; default: runs/papers/NAME, of several studies …/together"),
+    ] = None,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Run studies, resumably, and write what each gave to results/NAME.json (quick: NAME-quick.json).
@@ -89,8 +92,9 @@ def run_command(
             print(paths[name])
     if not places:
         return
+    folder = out or RUNS / (names[0] if len(chosen) == 1 else "together")
     with GridProgress(console) as watcher:
-        found, outcome = run_studies(places, out, jobs=jobs, engine=engine, watcher=watcher, keep=keep)
+        found, outcome = run_studies(places, folder, jobs=jobs, engine=engine, watcher=watcher, keep=keep)
     for name, cells in found.items():
         keep(name, cells)
         print(f"{paths[name]}: {len(cells)} of {len({place.at for place in places[name]})} places")
