@@ -1,6 +1,7 @@
 """The frontier: what evidence costs, whom it expels among honest clients, and the table of what was measured.
 
     python benchmarks/frontier.py table     docs/frontier.md's table from results/frontier.json
+    python benchmarks/frontier.py laws      honest messages drawn from their laws: whom evidence expels
     python benchmarks/frontier.py honest    honest rounds with evidence: how many clients are expelled (none)
     python benchmarks/frontier.py cost      a round's server step with evidence+mean against caf
 
@@ -20,7 +21,8 @@ from trilemma import aggregation, config
 from trilemma.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.evidence import guarded
-from trilemma.models import build
+from trilemma.models import Model, build
+from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.simulate import engine
 from trilemma.simulate.evaluation import evaluate
@@ -80,6 +82,56 @@ def honest(given: argparse.Namespace) -> None:
     print(f"{rounds} rounds of 100 clients")
 
 
+ALGORITHMS = ("cafcor", "safe-dshb", "byz-clip-sgd", "byz-clip21-sgd2m", "fedavg")
+LAWS = {"secldp": NoiseLaw(0.5, 0.3), "secldp, published": NoiseLaw(0.0, 0.3), "ldp": NoiseLaw(1.0, 0.0)}
+DATA = ("homogeneous", "different", "one label each")
+
+
+def laws(given: argparse.Namespace) -> None:
+    """Send honest messages through the defended server: contributions as long as the clip, and noise.
+
+    Contributions are the same for all, of random directions, or at right angles to each other; a fifth of the
+    clients is not heard in a round. Prints how many were expelled, which should be none.
+    """
+    clients, dim, total, expelled = 10, 40, 0, 0
+    model = build("logistic", (dim - 1,), 2)
+    for seed in map(int, given.seeds.split(",")):
+        for name in ALGORITHMS:
+            for threat, law in LAWS.items():
+                for data in DATA:
+                    lost = _expelled(name, law, data, clients, model, given.rounds, seed)
+                    total, expelled = total + given.rounds, expelled + lost
+                    if lost:
+                        print(f"{name}, {threat}, {data}, seed {seed}: {lost}", flush=True)
+        print(f"seed {seed}: {total:,} rounds of {clients} clients so far, {expelled} expelled", flush=True)
+
+
+def _expelled(name: str, law: NoiseLaw, data: str, clients: int, model: Model, rounds: int, seed: int) -> int:
+    release = Release(clip=1.0, law=law)
+    setup = Setup(clients, 2, rounds, aggregation.parse("evidence+mean", f=2), release)
+    algorithm = guarded(algorithms[name]().build, setup)
+    trace, everyone, key = algorithm.trace, tuple(range(clients)), Key(seed)
+    assert trace is not None
+    assert algorithm.members is not None
+    generator, source = key.fold("data").torch(), SimulatedNoise(key.fold("noise"), clients)
+    shape = (1, model.dim) if data == "homogeneous" else (clients, model.dim)
+    given = torch.randn(shape, generator=generator).expand(clients, -1)
+    given = torch.eye(clients, model.dim) if data == "one label each" else given
+    given = given / torch.linalg.vector_norm(given, dim=1, keepdim=True)
+    state = algorithm.init(model, everyone, key).server
+    last = torch.zeros(clients, model.dim)
+    for round_ in range(rounds):
+        members = algorithm.members(state)
+        left = torch.randperm(len(members), generator=generator)[: max(1, len(members) * 4 // 5)]
+        heard = tuple(sorted(members[int(place)] for place in left))
+        rows, cpu = list(heard), torch.device("cpu")
+        fresh = given[rows] + source.among(members).draw(law, heard, model.dim, round_, cpu)
+        last[rows] = trace.keeps(round_) * last[rows] + trace.adds(round_) * fresh
+        sent = last[rows] + state[trace.model] if trace.around else last[rows]
+        state = algorithm.server(Messages(sent, senders=heard), state, round_, key.fold(round_)).state
+    return clients - len(algorithm.members(state))
+
+
 def _honest(clients: int, dim: int, law: NoiseLaw) -> torch.Tensor:
     """Return honest noise (n, d): own, and shared by all pairs, which cancels in the sum."""
     shared = torch.randn(clients, dim)
@@ -111,9 +163,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["table", "honest", "cost"])
+    parser.add_argument("what", choices=["table", "laws", "honest", "cost"])
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--set", action="append", default=[])
     chosen = parser.parse_args()
-    {"table": table, "honest": honest, "cost": cost}[chosen.what](chosen)
+    {"table": table, "laws": laws, "honest": honest, "cost": cost}[chosen.what](chosen)
