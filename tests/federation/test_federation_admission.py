@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from mmap import ACCESS_READ, mmap
 
 import pytest
 import torch
@@ -72,6 +73,18 @@ def test_a_node_that_says_two_things_counts_as_byzantine(together):
 def test_asked_twice_an_honest_client_says_the_same_twice():
     replies = [Reply(100, answer(client=0), question=question) for question in ("q1", "q2")]
     outcome = admit(EXPECTED, [*replies, Reply(100, error="gone", question="q3")])
+    assert sorted(outcome.vectors) == [0]
+    assert not outcome.rejected
+
+
+def test_a_long_reply_that_comes_twice_is_one_reply(tmp_path):
+    """Those lie in mapped files: two of them are the same where their bytes are."""
+    (tmp_path / "reply").write_bytes(answer(client=0))
+    replies = []
+    for question in ("q1", "q2"):
+        with (tmp_path / "reply").open("rb") as file:
+            replies.append(Reply(100, mmap(file.fileno(), 0, access=ACCESS_READ), question=question))
+    outcome = admit(EXPECTED, replies)
     assert sorted(outcome.vectors) == [0]
     assert not outcome.rejected
 

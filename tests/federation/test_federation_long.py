@@ -152,6 +152,10 @@ class Announced(Direct):
             long, _ = wire.loads(reply.block, wire.Long)
             huge = long.model_copy(update={"length": 1 << 50})
             return type(reply)(node, wire.dumps(huge))
+        if self.how == "unwritable" and kind == "long":
+            long, _ = wire.loads(reply.block, wire.Long)
+            odd = long.model_copy(update={"checksums": ["\ud800" for _ in long.checksums]})
+            return type(reply)(node, wire.dumps(odd))
         if self.how == "changed" and kind == "piece":
             header, tensors = wire.loads(reply.block, wire.Piece)
             return type(reply)(node, wire.dumps(header, {"bytes": tensors["bytes"] ^ 1}))
@@ -161,7 +165,7 @@ class Announced(Direct):
         return reply
 
 
-@pytest.mark.parametrize("how", ["endless", "changed", "forgetful"])
+@pytest.mark.parametrize("how", ["endless", "unwritable", "changed", "forgetful"])
 def test_a_liar_in_the_carrying_is_rejected_and_the_round_goes_on(tmp_path, short_messages, how):
     _, parties = federation(tmp_path / "federation")
     transport = Announced(parties)

@@ -24,10 +24,10 @@ import math
 import mmap
 import warnings
 from collections.abc import Mapping
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from trilemma.errors import UserError
@@ -180,7 +180,7 @@ class Long(Header):
 
     kind = "long"
     length: int
-    checksums: list[str]
+    checksums: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
 
     @property
     def digest(self) -> str:
