@@ -17,6 +17,7 @@ price: which accountant says what is tested elsewhere, here it matters that entr
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import shutil
@@ -174,6 +175,7 @@ def folders(tolerate: int) -> tuple[Path, list[Party], PartyTask]:
     shared_memory = Path("/dev/shm")  # thousands of lists write millions of files
     where = shared_memory if shared_memory.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="trilemma-faults-", dir=where)) / "federation"
+    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
     shape = SHAPES[tolerate]
     config = small_config(shape.clients, *PRIVATE, tolerate=tolerate, rounds=shape.rounds)
     parties = make(folder, shape.clients, config, timing=TIMING, budget=1e6)
