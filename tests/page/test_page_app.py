@@ -178,7 +178,7 @@ def test_folders_of_strangers_are_shown_and_never_run(tmp_path: Path, watched: P
         'plugins = ["evil.py"]\n' + text.replace('"ipm"', '"<i>mine"')
     )
     (root / "summary" / "summary.json").write_text('{"loss": 3')
-    (root / "records" / "seed-1" / "metrics.jsonl").write_text('{"round": 1, "weights": {"99": 1}}\n')
+    (root / "records" / "seed-1" / "metrics.jsonl").write_text('{"round": 1, "weights": {"99999": 1}}\n')
     (root / "kinds" / "config.toml").write_text(text.replace("rounds = 6", 'rounds = "many"'))
     client = client_of(root)
     lines = runs_of(client)
@@ -331,6 +331,8 @@ def test_the_servers_folder_tells_who_answered(watched: Path) -> None:
     assert [(one["heard"], one["absent"], one["now"]) for one in run["members"]][1:3] == [
         (3, 0, "heard"), (1, 2, "absent"),
     ]  # fmt: skip
+    assert [one["heard_at"] is not None for one in run["members"]] == [True] * 4
+    assert [(one["expelled"], one["outside"]) for one in run["members"]] == [("", "")] * 4
     assert view["account"] is None
 
 

@@ -299,6 +299,9 @@ class Member(Answer):
     reason: str = Field(description="why its answer was last turned away")
     weight: float
     now: Now
+    heard_at: float | None = Field(description="when its answer last counted, in seconds since 1970")
+    expelled: str
+    outside: str = Field(description="why it is not in the epoch, where it is not")
 
 
 class ServerRun(Answer):

@@ -47,11 +47,11 @@ def party_view(one: Found, index: Index) -> PartyView:
         if party.client is not None:
             return PartyView(line=line, address=address, config=config, account=_account(party))
         own = [run for run in index.all("deployed") if run.folder.parents[2] == one.folder]
-        runs = [view for run in own if (view := _server_run(run, index)) is not None]
+        runs = [view for run in own if (view := _server_run(party, run, index)) is not None]
         return PartyView(line=line, address=address, config=config, runs=runs)
 
 
-def _server_run(run: Found, index: Index) -> ServerRun | None:
+def _server_run(server: Party, run: Found, index: Index) -> ServerRun | None:
     found = index.glance(run)
     if isinstance(found, UserError):
         return None
@@ -66,7 +66,9 @@ def _server_run(run: Found, index: Index) -> ServerRun | None:
         epoch=found.newest.epoch if found.newest else None,
         score="" if summary.spread(summary.score).mean is None else _score(found),
         changed=found.changed,
-        members=[_member(one) for one in federations.members(summary.clients, records)],
+        members=[
+            _member(one) for one in federations.members_of(server, run.folder.name, summary.clients, records)
+        ],
     )
 
 
@@ -84,6 +86,9 @@ def _member(one: federations.Member) -> Member:
         reason=shown(one.reason),
         weight=one.weight,
         now=one.now,
+        heard_at=one.heard_at,
+        expelled=shown(one.expelled),
+        outside="" if one.joined is not False else shown(one.why),
     )
 
 

@@ -11,7 +11,7 @@ from trilemma.page.answers import Incident, Trusted, TrustMap, finite
 from trilemma.page.index import shown
 from trilemma.records import Record
 from trilemma.report.glance import Glance
-from trilemma.report.trust import expulsions, shares, trusted
+from trilemma.report.trust import expulsions, places, shares, trusted
 
 COLUMNS = 240
 """Columns of the map at most; more rounds share one."""
@@ -36,7 +36,7 @@ def trust_map(found: Glance, seeds: Mapping[int, Sequence[Record]], seed: int | 
     last = federation.get("placement", "last") == "last"
     liars = range(count - (summary.byzantine or 0), count) if last else range(0)
     records = [record for one in chosen.values() for record in one]
-    if count * max((record.round for record in records), default=0) > LARGEST:
+    if places(count, records) * max((record.round for record in records), default=0) > LARGEST:
         raise UserError(f"{count} clients in so many rounds are too many for a map")
     table = shares(count, chosen)
     edges = _edges(table.shape[1])

@@ -214,7 +214,6 @@ def run_standing(server: Party, run: Path) -> RunStanding:
     found = glance_deployed(server.folder, run)
     records = [record for one in deployed_records(found.config, run).values() for record in one]
     scored = [record for record in records if record.metrics][-LATEST:]
-    told = [one for one in read_events(events_file(server.running, "worker")) if one.get("run") == run.name]
     return RunStanding(
         name=run.name,
         state=found.state,
@@ -223,8 +222,14 @@ def run_standing(server: Party, run: Path) -> RunStanding:
         epoch=found.newest.epoch if found.newest else None,
         changed=found.changed,
         scores={record.round: dict(record.metrics) for record in scored},
-        members=tuple(with_events(members(found.summary.clients, records), told)),
+        members=tuple(members_of(server, run.name, found.summary.clients, records)),
     )
+
+
+def members_of(server: Party, run: str, clients: int, records: Sequence[Record]) -> list[Member]:
+    """Return the clients as the server's records of a run and its events have them."""
+    told = [one for one in read_events(events_file(server.running, "worker")) if one.get("run") == run]
+    return with_events(members(clients, records), told)
 
 
 def members(clients: int, records: Sequence[Record]) -> list[Member]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trilemma.errors import UserError
 from trilemma.learning.evidence import Expulsion
 from trilemma.records import Record
 
@@ -29,13 +30,20 @@ class Suspect:
     expelled: str = ""
 
 
+NEWCOMERS = 2000
+"""Clients at most that come later, as many as a roster holds: a record that names others is no record."""
+
+
 def places(clients: int, records: Iterable[Record]) -> int:
     """Return how many places there are: `clients` as configured, and those of clients that came later.
 
     >>> places(2, [Record(1, weights={0: 0.5, 1: 0.5}), Record(2, weights={0: 0.4, 3: 0.6})])
     4
     """
-    return max(clients, 1 + max((client for one in records for client in one.weights), default=-1))
+    found = max(clients, 1 + max((client for one in records for client in one.weights), default=-1))
+    if found > clients + NEWCOMERS:
+        raise UserError(f"the records name client {found - 1}, and there were {clients} clients at first")
+    return found
 
 
 def trusted(clients: int, records: Sequence[Record]) -> list[Suspect]:

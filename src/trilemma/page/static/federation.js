@@ -54,10 +54,20 @@ function server(run) {
     facts([["state", badge(run.state)], ["round", `${run.round} of ${run.rounds}`], ["epoch", run.epoch === null ? "–" : String(run.epoch)],
       ["heard", `${now("heard")} of ${run.members.length}`], ["absent", String(now("absent"))],
       ["turned away", String(now("rejected"))], ["score", run.score || "–"], ["last commit", ago(run.changed)]]),
-    table(["client", "in the newest round", { text: "last heard in round", number: true }, { text: "absent", number: true },
-      { text: "turned away", number: true }, { text: "mean share", number: true }, "why it was last turned away"],
+    table(["client", "in the newest round", "last heard", { text: "absent", number: true },
+      { text: "turned away", number: true }, { text: "mean share", number: true }, "why"],
     run.members.map((one) => ({ class: one.now.replaceAll(" ", "-"), cells: [`client ${one.client}`, `${SIGNS[one.now]} ${one.now}`,
-      one.heard === null ? "never" : String(one.heard), String(one.absent), String(one.rejected), one.weight.toFixed(4), one.reason] }))));
+      heard(one), String(one.absent), String(one.rejected), one.weight.toFixed(4), why(one)] }))));
+}
+
+function heard(one) {
+  if (one.heard === null) return "never";
+  return one.heard_at === null ? `round ${one.heard}` : `round ${one.heard}, ${ago(one.heard_at)}`;
+}
+
+function why(one) {
+  return [one.expelled ? `expelled: ${one.expelled}` : "", one.outside ? `not in the epoch: ${one.outside}` : "",
+    one.reason ? `last turned away: ${one.reason}` : ""].filter(Boolean).join("; ");
 }
 
 function client(account) {
