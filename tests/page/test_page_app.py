@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 from page_harness import BASE, HOST, HOSTILE, TOKEN, make_run
 from trilemma import config, papers, report, simulate
 from trilemma.cli import app as command
+from trilemma.federation.event_log import EventLog, events_file
+from trilemma.federation.events import EPOCH_OPENED
+from trilemma.federation.layout import Party
 from trilemma.learning.evidence import Expulsion
 from trilemma.records import Record
 
@@ -331,9 +334,20 @@ def test_the_servers_folder_tells_who_answered(watched: Path) -> None:
     assert [(one["heard"], one["absent"], one["now"]) for one in run["members"]][1:3] == [
         (3, 0, "heard"), (1, 2, "absent"),
     ]  # fmt: skip
-    assert [one["heard_at"] is not None for one in run["members"]] == [True] * 4
+    assert [one["heard_at"] for one in run["members"]] == [None] * 4  # nobody wrote events: one process
     assert [(one["expelled"], one["outside"]) for one in run["members"]] == [("", "")] * 4
     assert view["account"] is None
+
+
+def test_events_tell_when_a_client_was_heard_and_who_is_outside(watched: Path, tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    shutil.copytree(watched / "federation" / "server", root / "server")
+    file = events_file(Party.open(root / "server").running, "worker")
+    EventLog(file, "server", "worker", "pilot")(EPOCH_OPENED(epoch=0, clients=[0, 1, 2], of=4))
+    client = client_of(root)
+    (line,) = client.get("/api/parties").json()
+    (run,) = client.get(f"/api/parties/{line['id']}").json()["runs"]
+    assert [one["outside"] for one in run["members"]] == ["", "", "", "did not answer"]
 
 
 def test_a_clients_folder_tells_its_ledger_to_its_owner_alone(watched: Path, tmp_path: Path) -> None:
