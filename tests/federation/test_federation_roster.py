@@ -181,6 +181,16 @@ def test_an_invented_client_is_not_counted_on_until_its_owner_vouches(parties):
     assert counted_on(client, range(6)) == 6
 
 
+def test_a_client_that_lost_its_list_counts_on_nobody_until_its_owner_vouches(parties):
+    client = parties[1]
+    everybody = client.signed_roster.keys.members
+    assert counted_on(client, everybody) == len(everybody)
+    client.known.unlink()
+    assert counted_on(client, everybody) == 1
+    vouch(client, everybody)
+    assert counted_on(client, everybody) == len(everybody)
+
+
 @pytest.mark.parametrize("by_the_old_one", [True, False])
 def test_who_signs_its_successor_stays_known(parties, by_the_old_one):
     """The authority alone cannot put somebody else into a known client's place and be counted on."""

@@ -19,11 +19,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import certificates
 from trilemma.federation.confirmation import Witness
-from trilemma.federation.layout import Party
+from trilemma.federation.layout import Party, write_known
 from trilemma.federation.rosters import RosterError, SignedRoster, check_follows
 
 
@@ -60,7 +59,7 @@ def adopt(party: Party, text: str) -> SignedRoster:
     if party.client is not None:
         known = known_to(party)
         follows = {key for member in new.clients for key in member.successors(known)}
-        _write_known(party, known | follows)
+        write_known(party, known | follows)
     moved = [place for place, one in enumerate(old.clients) if one.identity != new.clients[place].identity]
     Witness(party.ledgers_seen).forget_ends(moved)
     new.save(party.roster)
@@ -68,9 +67,9 @@ def adopt(party: Party, text: str) -> SignedRoster:
 
 
 def known_to(party: Party) -> set[str]:
-    """Return the identities that a client counts on: without a list of its own, those on its roster."""
+    """Return the identities that a client counts on: none where its list is lost, until its owner vouches."""
     if not party.known.is_file():
-        return {member.identity for member in party.signed_roster.clients}
+        return set()
     try:
         found = json.loads(party.known.read_text())
         return {str(key) for key in found}
@@ -92,14 +91,10 @@ def vouch(party: Party, clients: Iterable[int]) -> None:
 
 def know(party: Party, identities: Iterable[str]) -> None:
     """Let a client count on these identities, whether they are on its roster yet or not."""
-    _write_known(party, known_to(party) | set(identities))
+    write_known(party, known_to(party) | set(identities))
 
 
 def counted_on(party: Party, members: Iterable[int]) -> int:
     """Return how many of an epoch's members a client counts on, itself included."""
     unknown = set(strangers(party)) - {party.client}
     return len(set(members) - unknown)
-
-
-def _write_known(party: Party, identities: Iterable[str]) -> None:
-    files.write_atomically(party.known, (json.dumps(sorted(identities), indent=1) + "\n").encode())

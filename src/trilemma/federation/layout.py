@@ -15,6 +15,7 @@ Longer than most modules, so that what lies where in a party's folder is said in
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
@@ -458,12 +459,23 @@ def new_member(client: Party) -> Member:
 
 
 def complete_folder(party: Party, authority: bytes, roster: SignedRoster) -> None:
-    """Add what a party's folder needs beside its own keys: the authority's certificate and the roster."""
+    """Add what a party's folder needs beside its own keys: the authority's certificate and the roster.
+
+    A client counts on those who are on the first roster it gets.
+    """
+    first = not party.roster.is_file()
     party.authority.parent.mkdir(exist_ok=True)
     party.authority.write_bytes(authority)
     if not party.executor_secret.is_file():
         files.write_atomically(party.executor_secret, secrets.token_hex(32).encode(), secret=True)
+    if party.client is not None and first:
+        write_known(party, {member.identity for member in roster.clients})
     roster.save(party.roster)
+
+
+def write_known(party: Party, identities: Iterable[str]) -> None:
+    """Write down the identities that a client counts on."""
+    files.write_atomically(party.known, (json.dumps(sorted(identities), indent=1) + "\n").encode())
 
 
 def write_certificate(server: Party, authority: certificates.Issued, hosts: tuple[str, ...]) -> None:
