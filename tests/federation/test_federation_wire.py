@@ -50,6 +50,16 @@ def test_types_that_do_not_travel_are_refused():
         wire.dumps(ANSWER, {"x": torch.zeros(2, dtype=torch.complex64)})
 
 
+@pytest.mark.parametrize("epoch", [-1, 1 << 31, 10**400])
+def test_a_number_that_no_file_holds_is_refused(epoch):
+    block = wire.dumps(wire.Hello(run="run", epoch=7, terms="t"))
+    fields = json.loads(block[len(wire.MAGIC) + 8 :])
+    fields["fields"]["epoch"] = epoch
+    header = json.dumps(fields).encode()
+    with pytest.raises(wire.WireError):
+        wire.loads(wire.MAGIC + len(header).to_bytes(8, "big") + header, wire.Hello)
+
+
 def test_a_shape_that_no_tensor_has_is_refused():
     """Sizes whose product no machine can hold are no shape, not even of nothing: [2**39, 2**39, 0]."""
     whole = wire.dumps(ANSWER, {"x": torch.zeros(0)})

@@ -49,6 +49,10 @@ Block = bytes | mmap.mmap
 """A block in memory, or in a file."""
 
 
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+"""The number of an epoch, a round or a client: from 0, and within what everybody's files can hold."""
+
+
 class WireError(UserError):
     """A block that is not what it should be."""
 
@@ -68,7 +72,7 @@ class Hello(Header):
 
     kind = "hello"
     run: str
-    epoch: int
+    epoch: Count
     terms: str
     roster: str = ""
 
@@ -77,9 +81,9 @@ class Joined(Header):
     """Client → server: this is me, and this is my signed key for the epoch."""
 
     kind = "joined"
-    client: int
+    client: Count
     run: str
-    epoch: int
+    epoch: Count
     key: str
 
 
@@ -88,7 +92,7 @@ class Keys(Header):
 
     kind = "keys"
     run: str
-    epoch: int
+    epoch: Count
     keys: dict[str, str]
 
 
@@ -96,9 +100,9 @@ class Ready(Header):
     """Client → server: every key was signed by who it should be; my signature under the list of members."""
 
     kind = "ready"
-    client: int
+    client: Count
     run: str
-    epoch: int
+    epoch: Count
     confirmation: str
 
 
@@ -107,7 +111,7 @@ class Confirm(Header):
 
     kind = "confirm"
     run: str
-    epoch: int
+    epoch: Count
     confirmations: dict[str, str]
 
 
@@ -115,9 +119,9 @@ class Confirmed(Header):
     """Client → server: every member signed the list I have; I will answer in this epoch."""
 
     kind = "confirmed"
-    client: int
+    client: Count
     run: str
-    epoch: int
+    epoch: Count
 
 
 class Ask(Header):
@@ -129,8 +133,8 @@ class Ask(Header):
 
     kind = "ask"
     run: str
-    epoch: int
-    round: int
+    epoch: Count
+    round: Count
     heard: dict[str, int]
     unused: list[int]
 
@@ -139,10 +143,10 @@ class Answer(Header):
     """Client → server: the message of a round, as its layout says: a vector, or encoded bytes."""
 
     kind = "answer"
-    client: int
+    client: Count
     run: str
-    epoch: int
-    round: int
+    epoch: Count
+    round: Count
 
 
 class Inquire(Header):
@@ -150,8 +154,8 @@ class Inquire(Header):
 
     kind = "inquire"
     run: str
-    epoch: int
-    round: int
+    epoch: Count
+    round: Count
 
 
 class Detail(Answer):
@@ -171,7 +175,7 @@ class Noted(Header):
     """Client → server: understood."""
 
     kind = "noted"
-    client: int
+    client: Count
     run: str
 
 
