@@ -50,7 +50,7 @@ COMMANDS = {
     "arena": Lazy(
         "arena",
         "arena_command",
-        "Run every rule against every adversary and print the worst case; a stopped arena continues.",
+        "Set every rule against liars who know it; the worst case of each, finished cells are skipped.",
     ),
     "table": Lazy(
         "table",
