@@ -12,8 +12,11 @@ import pytest
 from flower_harness import FAST, free_ports, wait_for
 
 from federation_harness import make, small_config
+from trilemma.errors import UserError
 from trilemma.federation.commits import CommitLog
+from trilemma.federation.layout import Party
 from trilemma.flower import deployment
+from trilemma.flower.control import connect
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
 
@@ -35,6 +38,16 @@ def service_command(service: dict, folder: Path) -> tuple[str, ...]:
     return trilemma_federation(*(str(mounted) if part == inside else part for part in service["command"]))
 
 
+def _answers(server: Party) -> bool:
+    """Whether the SuperLink, which may be running and not listening yet, can be asked."""
+    try:
+        with connect(server) as control:
+            control.nodes()
+    except UserError:
+        return False
+    return True
+
+
 def test_the_services_are_a_federation_and_stop_when_told(tmp_path):
     yaml = pytest.importorskip("yaml", reason="reads a compose file")
     services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
@@ -53,6 +66,7 @@ def test_the_services_are_a_federation_and_stop_when_told(tmp_path):
         wait_for(
             lambda: len([one for one in deployment.status(folder) if one.alive]) == 3 + 2 * CLIENTS, 90.0
         )
+        wait_for(lambda: _answers(parties[0]), 60.0)
         run = trilemma_federation("run", str(folder / "server"), "--limit", "90")
         subprocess.run(run, check=True, timeout=120, stdout=subprocess.DEVNULL)
         assert len(CommitLog(parties[0].run_folder("default")).records()) == 2

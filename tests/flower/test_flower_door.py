@@ -148,7 +148,7 @@ def test_a_reply_that_is_too_large_costs_its_sender_and_nobody_else(federation):
     assert [record["round"] for record in records] == [1, 2]
     assert all(record["absent"] == [1] for record in records)
     said = (federation.server.running / "guard.log").read_text()
-    assert "client-1: b'/v1/fleet/push-object' refused: 5" in said
+    assert "client-1: /v1/fleet/push-object refused with 413: 5" in said
     federation.set_timing(round_limit=30.0)
 
 

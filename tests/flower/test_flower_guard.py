@@ -439,7 +439,8 @@ def test_bytes_of_any_kind_do_no_harm(folder, pieces):
     async def scene(door):
         await asyncio.wait_for(door.say(b"".join(pieces)), 10)
         assert all(path in PATHS for path, _ in door.link.seen)
-        assert await door.works()
+        # On a busy machine a tenth of a second may be over before a good request is read.
+        assert await door.works() or await door.works() or await door.works()
 
     guarded(folder, scene, replace(LIMITS, idle_seconds=0.1, head_seconds=0.1))
 
