@@ -61,14 +61,18 @@ class _Pool:
     """How often a worker ended in the middle of a cell."""
 
     def run(self) -> None:
+        told = _remembered(signal.SIGINT)
         try:
             for number in range(self.count):
                 self._hire(number)
             while any(worker.job for worker in self.workers.values()):
-                ready = wait([worker.pipe for worker in self.workers.values()])
+                ready = wait([worker.pipe for worker in self.workers.values()], timeout=1.0)
+                if told.is_set():
+                    raise KeyboardInterrupt
                 for worker in [one for one in self.workers.values() if one.pipe in ready]:
                     self._hear(worker)
         finally:
+            _forget(signal.SIGINT)
             self._dismiss()
 
     def _hire(self, number: int) -> None:
@@ -134,6 +138,28 @@ class _Pool:
                 worker.process.kill()
 
 
+def _remembered(number: signal.Signals) -> threading.Event:
+    """Let a signal interrupt this process, and return where it is seen that it came.
+
+    What an interrupt breaks off may be a callback in which Python drops every error; who looks here from
+    time to time still stops. Only the main thread hears signals: elsewhere nothing is changed.
+    """
+    told = threading.Event()
+
+    def interrupt(_number: int, _frame: object) -> None:
+        told.set()
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, interrupt)
+    return told
+
+
+def _forget(number: signal.Signals) -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, signal.default_int_handler)
+
+
 def _ending(code: int | None) -> str:
     if code is not None and code < 0:
         hint = " (out of memory?)" if -code == 9 else ""
@@ -144,13 +170,19 @@ def _ending(code: int | None) -> str:
 def serve(pipe: Connection, threads: int) -> None:
     """Be a worker: run what is sent until nothing is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent says what to do
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a KeyboardInterrupt: the run saves itself
+    told = _remembered(signal.SIGTERM)  # a KeyboardInterrupt: the run saves itself
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(min(threads, torch.get_num_threads()))
+
+    def say(rounds: int) -> None:
+        if told.is_set():
+            raise KeyboardInterrupt
+        pipe.send(rounds)
+
     try:
         while True:
             job: Job = pipe.recv()
-            pipe.send(work(job, pipe.send))
+            pipe.send(work(job, say))
     except (EOFError, OSError, KeyboardInterrupt):
         return
 
