@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trilemma import config as configurations
-from trilemma.federation import layout
+from trilemma.federation import layout, provisioning
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.layout import Federation, Timing
 from trilemma.federation.processes import Command
@@ -83,7 +83,7 @@ def federation(
         facts = Federation(
             "bench", clients, port=23000 + os.getpid() % 20000, examples=200, durable=durable, timing=timing
         )
-        made = layout.init(folder, facts, config.toml(), task=task)
+        made = provisioning.init(folder, facts, config.toml(), task=task)
         write_budgets(made[1:], load_task(made[0]), 1e9)
         try:
             yield folder, made

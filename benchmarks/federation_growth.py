@@ -25,7 +25,7 @@ from scipy.optimize import nnls
 
 from trilemma import config as configurations
 from trilemma.aggregation import parse, stream
-from trilemma.federation import layout
+from trilemma.federation import provisioning
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.inprocess import InProcess
 from trilemma.federation.layout import Federation, Timing
@@ -76,7 +76,7 @@ def measure(clients: int, dim: int, neighbours: int | None) -> tuple[int, dict[s
         task, folder = Path(scratch) / "task.py", Path(scratch) / "federation"
         task.write_text(TASK.format(hidden=max(1, dim // 65)))
         facts = Federation("growth", clients, examples=60, timing=Timing(round_limit=600.0, poll=0.01))
-        made = layout.init(folder, facts, configurations.parse(tables, []).toml(), task=task)
+        made = provisioning.init(folder, facts, configurations.parse(tables, []).toml(), task=task)
         loaded = load_task(made[0])
         write_budgets(made[1:], loaded, 1e9)
         open_run(made[0], "growth", InProcess(made)).go()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from trilemma import config as configurations
-from trilemma.federation import layout, wire
+from trilemma.federation import layout, provisioning, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.exchange import Clock
@@ -66,7 +66,7 @@ def make(
     **facts: object,
 ) -> list[Party]:
     """Make a federation's folders."""
-    parties = layout.init(folder, Federation("test", clients, timing=timing, **facts), config)
+    parties = provisioning.init(folder, Federation("test", clients, timing=timing, **facts), config)
     write_budgets(parties[1:], load_task(parties[0]), budget)
     return parties
 

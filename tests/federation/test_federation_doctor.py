@@ -21,8 +21,9 @@ from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
 from trilemma.federation import certificates, checks, doctor, processes, reaching
 from trilemma.federation.facts import Facts
-from trilemma.federation.layout import Party, install_certificate, parties
+from trilemma.federation.layout import Party, parties
 from trilemma.federation.peers import Door, Peer, door_file
+from trilemma.federation.provisioning import install_certificate
 
 CLIENTS = 3
 YEAR = dt.timedelta(days=365)

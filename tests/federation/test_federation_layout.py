@@ -12,14 +12,16 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from trilemma.errors import UserError
-from trilemma.federation import certificates, layout
+from trilemma.federation import certificates, layout, provisioning
 from trilemma.federation.layout import Federation, Party, Timing, parties
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("layout") / "federation"
-    layout.init(folder, Federation("pilot", 4, examples=12, timing=Timing(round_limit=7.5)), "# config\n")
+    provisioning.init(
+        folder, Federation("pilot", 4, examples=12, timing=Timing(round_limit=7.5)), "# config\n"
+    )
     return folder
 
 
@@ -66,7 +68,7 @@ def test_nobody_else_can_look_into_a_partys_folder(made):
 
 
 def test_secrets_that_others_can_read_are_refused(tmp_path):
-    client = layout.init(tmp_path / "federation", Federation("pilot", 1), "# config\n")[1]
+    client = provisioning.init(tmp_path / "federation", Federation("pilot", 1), "# config\n")[1]
     client.check()
     client.identity.chmod(0o640)
     with pytest.raises(UserError, match=r"identity.key can be read by others \(mode 640\)"):
@@ -75,7 +77,7 @@ def test_secrets_that_others_can_read_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["secrets/identity.key", "secrets/node.key", "roster.json", "tls/ca.crt"])
 def test_a_folder_that_is_not_complete_is_named(tmp_path, name):
-    client = layout.init(tmp_path / "federation", Federation("pilot", 1), "# config\n")[1]
+    client = provisioning.init(tmp_path / "federation", Federation("pilot", 1), "# config\n")[1]
     (client.folder / name).unlink()
     with pytest.raises(UserError, match=f"{name} is missing"):
         client.check()
@@ -136,7 +138,7 @@ def test_facts_survive_the_file(made):
 
 def test_keys_are_never_overwritten(made):
     with pytest.raises(UserError, match="not empty"):
-        layout.init(made, Federation("pilot", 4), "")
+        provisioning.init(made, Federation("pilot", 4), "")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_wrong_folders_are_named(tmp_path, name, complaint):
 
 def test_a_federation_has_clients(tmp_path):
     with pytest.raises(UserError, match="at least one client"):
-        layout.init(tmp_path / "empty", Federation("pilot", 0), "")
+        provisioning.init(tmp_path / "empty", Federation("pilot", 0), "")
 
 
 def handshake(authority: bytes, issued: certificates.Issued, folder, host: str) -> None:

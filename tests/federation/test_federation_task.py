@@ -13,7 +13,7 @@ from federation_harness import INSTANT, Direct, coordinator, small_config
 from trilemma import config as configurations
 from trilemma.cli.federation import federation_app
 from trilemma.errors import ConfigError, UserError
-from trilemma.federation import layout, spending
+from trilemma.federation import provisioning, spending
 from trilemma.federation.layout import Federation, parties
 from trilemma.federation.task import load_task
 from trilemma.task.file import TaskFile
@@ -36,7 +36,7 @@ def data(client):
 def federation(tmp_path, task: str, config: str, *, examples: int | None = 30, clients: int = 3):
     (tmp_path / "task.py").write_text(task)
     facts = Federation("own", clients, examples=examples, timing=INSTANT)
-    return layout.init(tmp_path / "federation", facts, config, task=tmp_path / "task.py")
+    return provisioning.init(tmp_path / "federation", facts, config, task=tmp_path / "task.py")
 
 
 def test_a_federation_learns_a_task_of_its_own(tmp_path):
@@ -117,7 +117,7 @@ def test_a_task_imports_files_beside_it(tmp_path):
     """`init` copies what the task imports, also inside its functions, and nothing else."""
     task = beside(tmp_path / "code", size=3)
     facts = Federation("own", 3, examples=30, timing=INSTANT)
-    made = layout.init(tmp_path / "federation", facts, small_config(3, tolerate=0, rounds=2), task=task)
+    made = provisioning.init(tmp_path / "federation", facts, small_config(3, tolerate=0, rounds=2), task=task)
     copied = {path.relative_to(made[1].folder).as_posix() for path in made[1].folder.rglob("*.py")}
     assert copied == {"task.py", "helpers.py", "late.py", "tools/__init__.py", "tools/shapes.py"}
     before, path = dict(sys.modules), list(sys.path)
@@ -160,7 +160,7 @@ def test_the_number_of_examples_is_public(tmp_path):
 def test_what_a_federation_cannot_do_is_refused(tmp_path, option, complaint):
     options = ["federation.clients=3", "aggregation.rule=mean", *option.split()]
     config = configurations.parse({}, options).toml()
-    made = layout.init(tmp_path / "federation", Federation("x", 3), config)
+    made = provisioning.init(tmp_path / "federation", Federation("x", 3), config)
     with pytest.raises(ConfigError, match=complaint):
         load_task(made[0])
 
@@ -205,7 +205,7 @@ def test_a_command_that_is_refused_leaves_nothing_behind(tmp_path, options, comp
 def test_the_example_is_a_valid_task(tmp_path):
     pytest.importorskip("sklearn", reason="the example reads a data set of scikit-learn")
     facts = Federation("example", 5, examples=80, timing=INSTANT)
-    made = layout.init(
+    made = provisioning.init(
         tmp_path / "federation", facts, (EXAMPLE / "config.toml").read_text(), task=EXAMPLE / "task.py"
     )
     spending.write_budgets(made[1:], load_task(made[0]))

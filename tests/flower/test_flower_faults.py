@@ -16,7 +16,7 @@ from flower_harness import FAST, free_ports, real, wait_for
 from federation_harness import PRIVATE, make, small_config
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import certificates, layout, processes
+from trilemma.federation import certificates, processes, provisioning
 from trilemma.federation.processes import Command
 from trilemma.flower import deployment
 from trilemma.flower.control import connect
@@ -218,7 +218,7 @@ def test_expired_certificate(tmp_path):
         (folder / "authority" / "ca.crt").read_bytes(), (folder / "authority" / "ca.key").read_bytes()
     )
     yesterday = dt.datetime.now(dt.UTC) - dt.timedelta(days=1)
-    layout.install_certificate(server, certificates.issue_server(authority, ("127.0.0.1",), yesterday))
+    provisioning.install_certificate(server, certificates.issue_server(authority, ("127.0.0.1",), yesterday))
     try:
         with pytest.raises(UserError, match=r"server\.crt has expired"):
             deployment.up(folder)
@@ -229,7 +229,7 @@ def test_expired_certificate(tmp_path):
         assert "certificate has expired" in processes.tail(supernode.log, 40)
     finally:
         deployment.down(folder)
-    layout.write_certificate(server, authority, ("127.0.0.1",))
+    provisioning.write_certificate(server, authority, ("127.0.0.1",))
     try:
         deployment.up(folder)
         with connect(server) as control:

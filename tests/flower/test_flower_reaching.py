@@ -18,7 +18,8 @@ import pytest
 from federation_harness import make, small_config
 from trilemma.errors import UserError
 from trilemma.federation import certificates, doctor, reaching
-from trilemma.federation.layout import Party, install_certificate
+from trilemma.federation.layout import Party
+from trilemma.federation.provisioning import install_certificate
 from trilemma.flower import guard
 from trilemma.flower.guard import Guard
 from trilemma.flower.limits import Limits, Settings

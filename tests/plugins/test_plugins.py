@@ -16,7 +16,8 @@ from trilemma import aggregation, config, plugins, registry, report, simulate
 from trilemma.cli import app, main
 from trilemma.config import rooms
 from trilemma.errors import ConfigError
-from trilemma.federation.layout import Federation, init
+from trilemma.federation.layout import Federation
+from trilemma.federation.provisioning import init
 
 RULE = '''
 """A rule of one's own."""

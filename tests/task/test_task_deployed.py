@@ -14,7 +14,7 @@ from trilemma import config as configurations
 from trilemma import report
 from trilemma.cli import app
 from trilemma.cli.federation import _line, federation_app
-from trilemma.federation import layout
+from trilemma.federation import provisioning
 from trilemma.federation.layout import Federation, parties
 from trilemma.federation.pilot import spent
 from trilemma.federation.spending import read_budget, write_budgets
@@ -82,7 +82,7 @@ def code(tmp_path):
 
 def made(tmp_path, code):
     facts = Federation("own", 4, examples=40, timing=INSTANT, transcript=True)
-    found = layout.init(tmp_path / "federation", facts, CONFIG, task=code)
+    found = provisioning.init(tmp_path / "federation", facts, CONFIG, task=code)
     for party in found:
         (party.folder / "offset").write_text("..")
     write_budgets(found[1:], load_task(found[0]), 1e6)
@@ -117,7 +117,7 @@ def test_a_federation_of_an_own_module_is_the_simulation(tmp_path, code):
 def test_a_model_with_batch_normalisation_is_exported_with_a_word_about_its_statistics(tmp_path, code):
     code.write_text(TASK.replace("nn.LayerNorm(5)", "nn.BatchNorm1d(5)"))
     text = configurations.parse({}, ["algorithm.batch_size=16", "run.rounds=1"], configurations.Own(4)).toml()
-    found = layout.init(
+    found = provisioning.init(
         tmp_path / "federation",
         Federation("own", 4, examples=40, timing=INSTANT, transcript=True),
         text,

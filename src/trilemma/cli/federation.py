@@ -81,7 +81,7 @@ def init_command(
     ] = False,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
-    from trilemma.federation import founding, layout, pilot, supervision
+    from trilemma.federation import founding, layout, pilot, provisioning, supervision
     from trilemma.federation.requests import Request
     from trilemma.federation.spending import write_budgets
     from trilemma.federation.task import load_task
@@ -113,7 +113,7 @@ def init_command(
         server, written = founding.found(folder, facts, settings.toml(), asked, task, settings.plugins)
         _say_founded(folder, server, written)
         return
-    made = layout.init(folder, facts, settings.toml(), task=task, plugins=settings.plugins)
+    made = provisioning.init(folder, facts, settings.toml(), task=task, plugins=settings.plugins)
     try:
         linked = pilot.rehearsed(made, task) if task is not None and looked_up else []
         limit = write_budgets(made[1:], load_task(made[0]), budget)

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from trilemma.errors import UserError
 from trilemma.federation import certificates
 from trilemma.federation.confirmation import Witness
-from trilemma.federation.layout import Party, write_known
+from trilemma.federation.layout import Party
+from trilemma.federation.provisioning import write_known
 from trilemma.federation.rosters import RosterError, SignedRoster, check_follows
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import certificates, layout
+from trilemma.federation import certificates, layout, provisioning
 from trilemma.federation.adoption import adopt
 from trilemma.federation.authority import Authority
 from trilemma.federation.layout import Federation, Party
@@ -137,10 +137,10 @@ def install(folder: Path, bundle: Bundle) -> Party:
     if not keys.identity.is_file():
         raise UserError(f"{folder} is no party's folder, and no request was made in it")
     _check_own(keys, bundle)
-    layout.begin_folder(folder, Federation.parse(bundle.facts), bundle.config)
+    provisioning.begin_folder(folder, Federation.parse(bundle.facts), bundle.config)
     party = Party(folder.resolve(), bundle.client)
     _write_certificate(party, bundle)
-    layout.complete_folder(party, bundle.authority, bundle.roster)
+    provisioning.complete_folder(party, bundle.authority, bundle.roster)
     return party
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trilemma.errors import UserError
 from trilemma.federation import authority as authorities
-from trilemma.federation import bundles, certificates, layout, membership
+from trilemma.federation import bundles, certificates, layout, membership, provisioning
 from trilemma.federation.authority import Authority
 from trilemma.federation.bundles import Bundle
 from trilemma.federation.layout import Federation, Party
@@ -46,12 +46,12 @@ def found(
     try:
         authority = Authority.found(folder / authorities.FOLDER, federation.name, federation.toml(), config)
         roster = authority.sign(federation.name, members)
-        layout.begin_folder(folder / "server", federation, config, task, plugins)
+        provisioning.begin_folder(folder / "server", federation, config, task, plugins)
         server = Party.open(folder / "server")
-        layout.write_certificate(server, authority.issued, (federation.host, "localhost"))
+        provisioning.write_certificate(server, authority.issued, (federation.host, "localhost"))
         authority.enact(roster)
         authority.keep(server.name, server.certificate.read_bytes())
-        layout.complete_folder(server, authority.certificate, roster)
+        provisioning.complete_folder(server, authority.certificate, roster)
         load_task(server)
         written = []
         for place, request in enumerate(requests):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trilemma.config import load
 from trilemma.errors import UserError
-from trilemma.federation import adoption, bundles, certificates, layout
+from trilemma.federation import adoption, bundles, certificates, layout, provisioning
 from trilemma.federation.authority import Authority
 from trilemma.federation.layout import Federation, Party
 from trilemma.federation.permission import Permission
@@ -163,15 +163,15 @@ def _add_here(authority: Authority, beside: list[Party]) -> Change:
         raise UserError(f"{client.folder} exists; keys are never overwritten, move it away")
     federation = Federation.parse(authority.facts)
     try:
-        layout.begin_folder(
+        provisioning.begin_folder(
             client.folder, federation, authority.config, model.task, load(model.config).plugins
         )
         for link in (path for path in model.folder.iterdir() if path.is_symlink()):
             (client.folder / link.name).symlink_to(link.readlink())  # a rehearsal's data
         issued = certificates.issue_client(authority.issued, client.name)
-        layout.install_certificate(client, issued)
-        roster = authority.sign(before.federation, (*before.clients, layout.new_member(client)))
-        layout.complete_folder(client, authority.certificate, roster)
+        provisioning.install_certificate(client, issued)
+        roster = authority.sign(before.federation, (*before.clients, provisioning.new_member(client)))
+        provisioning.complete_folder(client, authority.certificate, roster)
         if federation.on_one_machine:
             Permission().with_plan(client.plan).save(client.allowed)
         epsilon = read_budget(model).epsilon if model.budget.is_file() else None  # as much as the others

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import bundles, certificates, layout
+from trilemma.federation import bundles, certificates, provisioning
 from trilemma.federation.authority import Authority
 from trilemma.federation.certificates import Issued
 from trilemma.federation.membership import BUNDLES, parties_beside
@@ -48,7 +48,7 @@ def renew(folder: Path, fresh: bool = False) -> list[Renewed]:
         if here is not None and fresh:
             key, request = certificates.new_request(name)
             after = certificates.renewed(authority.issued, before, request)
-            layout.install_certificate(here, Issued(after, key))
+            provisioning.install_certificate(here, Issued(after, key))
         else:
             after = certificates.renewed(authority.issued, before)
             if here is not None:

@@ -61,7 +61,7 @@ class _Pool:
     """How often a worker ended in the middle of a cell."""
 
     def run(self) -> None:
-        told = _remembered(signal.SIGINT)
+        before, told = signal.getsignal(signal.SIGINT), _remembered(signal.SIGINT)
         try:
             for number in range(self.count):
                 self._hire(number)
@@ -72,7 +72,8 @@ class _Pool:
                 for worker in [one for one in self.workers.values() if one.pipe in ready]:
                     self._hear(worker)
         finally:
-            _forget(signal.SIGINT)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, before)
             self._dismiss()
 
     def _hire(self, number: int) -> None:
@@ -153,11 +154,6 @@ def _remembered(number: signal.Signals) -> threading.Event:
     if threading.current_thread() is threading.main_thread():
         signal.signal(number, interrupt)
     return told
-
-
-def _forget(number: signal.Signals) -> None:
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(number, signal.default_int_handler)
 
 
 def _ending(code: int | None) -> str:

@@ -1,0 +1,121 @@
+"""How a federation's folders are made: keys, certificates, the first roster, and whom a client counts on.
+
+`init` makes all of them at once, for a pilot or by somebody all parties trust; `founding`, `bundles` and
+`membership` make one at a time from the same pieces. What lies where is `layout`'s to say.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from trilemma import files
+from trilemma.errors import UserError
+from trilemma.federation import authority as authorities
+from trilemma.federation import certificates
+from trilemma.federation.authority import Authority
+from trilemma.federation.layout import CONFIG, PUBLIC, TASK, Federation, Party, parties
+from trilemma.federation.permission import Permission
+from trilemma.federation.rosters import Member, SignedRoster
+from trilemma.plugins import Plugin
+from trilemma.privacy.secrets import Identity
+from trilemma.task.file import copy_task
+
+
+def init(
+    folder: Path,
+    federation: Federation,
+    config: str,
+    hosts: tuple[str, ...] = ("localhost",),
+    task: Path | None = None,
+    plugins: Iterable[Plugin] = (),
+) -> list[Party]:
+    """Make everything a federation needs; refuse to touch one that is there.
+
+    Plugins are copied to every party; `config` holds their digests, so that the terms do.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
+    if task is not None and not task.is_file():
+        raise UserError(f"there is no {task}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+    names = ["server", *(f"client-{i}" for i in range(federation.clients))]
+    for name in names:
+        begin_folder(folder / name, federation, config, task, plugins)
+    found = parties(folder)
+    server, clients = found[0], found[1:]
+
+    authority = Authority.found(folder / authorities.FOLDER, federation.name, federation.toml(), config)
+    write_certificate(server, authority.issued, (federation.host, *hosts))
+    members: list[Member] = []
+    for client in clients:
+        install_certificate(client, certificates.issue_client(authority.issued, client.name))
+        members.append(new_member(client))
+    roster = authority.enact(authority.sign(federation.name, tuple(members)))
+    for party in found:
+        complete_folder(party, authority.certificate, roster)
+        authority.keep(party.name, party.certificate.read_bytes())
+    if federation.on_one_machine:  # whoever made it owns all of it, and means what it was made for
+        for client in clients:
+            Permission().with_plan(client.plan).save(client.allowed)
+    return found
+
+
+def begin_folder(
+    home: Path, federation: Federation, config: str, task: Path | None = None, plugins: Iterable[Plugin] = ()
+) -> None:
+    """Make a party's folder, with what is the same in all of them."""
+    home.mkdir(mode=0o700, exist_ok=True)  # a client's notes, its losses for one, are nobody else's business
+    (home / PUBLIC).write_text(federation.toml())
+    (home / CONFIG).write_text(config)
+    if task is not None:
+        copy_task(task.resolve(), home, TASK)
+    for plugin in plugins:
+        plugin.copy_into(home)
+
+
+def new_member(client: Party) -> Member:
+    """Make a client's identity and node key in its folder; return what a roster says about it."""
+    private, public = certificates.new_node_key()
+    files.write_atomically(client.node_key, private, secret=True)
+    identity = Identity.generate()
+    identity.save(client.identity)
+    return Member(name=client.name, identity=identity.public.hex(), node=public.decode())
+
+
+def complete_folder(party: Party, authority: bytes, roster: SignedRoster) -> None:
+    """Add what a party's folder needs beside its own keys: the authority's certificate and the roster.
+
+    A client counts on those who are on the first roster it gets.
+    """
+    first = not party.roster.is_file()
+    party.authority.parent.mkdir(exist_ok=True)
+    party.authority.write_bytes(authority)
+    if not party.executor_secret.is_file():
+        files.write_atomically(party.executor_secret, secrets.token_hex(32).encode(), secret=True)
+    if party.client is not None and first:
+        write_known(party, {member.identity for member in roster.clients})
+    roster.save(party.roster)
+
+
+def write_known(party: Party, identities: Iterable[str]) -> None:
+    """Write down the identities that a client counts on."""
+    files.write_atomically(party.known, (json.dumps(sorted(identities), indent=1) + "\n").encode())
+
+
+def write_certificate(server: Party, authority: certificates.Issued, hosts: tuple[str, ...]) -> None:
+    """Issue and install the server's certificate."""
+    issued = certificates.issue_server(authority, tuple(dict.fromkeys(hosts)))
+    install_certificate(server, issued)
+
+
+def install_certificate(party: Party, issued: certificates.Issued) -> None:
+    """Put a certificate and its key where a party looks for them."""
+    files.write_atomically(party.certificate_key, issued.key, secret=True)
+    party.certificate.parent.mkdir(exist_ok=True)
+    party.certificate.write_bytes(issued.certificate)
