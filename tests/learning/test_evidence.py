@@ -11,7 +11,8 @@ from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.evidence import Expulsion, convict, correct, edge, guarded, hidden_shift, lengths
-from trilemma.learning.evidence.guard import File, evidence_of
+from trilemma.learning.evidence.file import File
+from trilemma.learning.evidence.guard import evidence_of
 from trilemma.learning.evidence.hidden import smallest_spike
 from trilemma.learning.trace import Law
 from trilemma.models import build
@@ -34,7 +35,8 @@ def noise(members: int, dim: int, seed: int, rounds: int = 1) -> tuple[np.ndarra
     cpu = torch.device("cpu")
     drawn = [source.draw(LAW, everyone, dim, round_, cpu).double().numpy() for round_ in range(rounds)]
     spread = np.full(rounds, LAW.sigma_ind**2 + members * LAW.sigma_cor**2)
-    return np.sum(drawn, axis=0), Law.of(LAW, np.ones((members, rounds)), spread, np.zeros(rounds), dim)
+    shared = np.full(rounds, LAW.sigma_cor**2)
+    return np.sum(drawn, axis=0), Law.of(shared, np.ones((members, rounds)), spread, np.zeros(rounds), dim)
 
 
 def experiment(*changes: str) -> simulate.Experiment:
@@ -59,7 +61,7 @@ def test_the_law_of_sums_is_the_covariance_that_certifies_privacy_added_up() -> 
         sigma = covariance(SecretGraph.complete(4), LAW, who)
         expected[np.ix_(who, who)] += np.outer(c[who, round_], c[who, round_]) * sigma
     spreads = np.full(2, LAW.sigma_ind**2 + 4 * LAW.sigma_cor**2)
-    assert np.allclose(Law.of(LAW, c, spreads, np.ones(2), 3).covariance, expected)
+    assert np.allclose(Law.of(np.full(2, LAW.sigma_cor**2), c, spreads, np.ones(2), 3).covariance, expected)
 
 
 def test_sums_in_a_run_have_the_law_they_are_said_to_have() -> None:
@@ -189,6 +191,48 @@ def test_a_single_round_is_looked_at_beside_all_of_them() -> None:
     file = File.read(state)
     gram, law = (file.sums @ file.sums.T).double().cpu().numpy(), algorithm.court.law(file)
     assert not convict(gram, law, liars=2, alarm=1e-6 / rounds)
+
+
+def one_round(sharing: tuple[int, ...], senders: tuple[int, ...], said: int, clients: int = 9) -> list[int]:
+    """Who is expelled when `senders`, of those who share secrets, send noise; the server counts `said`."""
+    release = Release(clip=0.1, law=NoiseLaw(0.1, 1.0))
+    setup = Setup(clients, 2, 1, aggregation.parse("evidence+mean", f=2), release)
+    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0).build, setup)
+    model = build("logistic", (4000,), 2)
+    source = privacy.SimulatedNoise(Key(2), 12).among(sharing)
+    drawn = source.draw(release.law, senders, model.dim, 0, torch.device("cpu"))
+    state = algorithm.init(model, tuple(range(clients)), Key(1)).server
+    step = algorithm.server(Messages(drawn, senders=senders, sharing=said), state, 0, Key(3))
+    assert len(step.report["weights"]) == len(senders)
+    return [one.client for one in step.report["expelled"]]
+
+
+def test_noise_is_judged_by_how_many_share_secrets_and_not_by_how_many_are_heard() -> None:
+    """Six of nine are in the epoch and five of them are heard; a server that counted nine would expel."""
+    assert one_round(tuple(range(6)), (0, 1, 2, 3, 5), said=6) == []
+    assert one_round(tuple(range(6)), (0, 1, 2, 3, 5), said=9)
+
+
+def test_a_client_that_comes_later_has_a_row_of_its_own() -> None:
+    """Place 11 of a federation that began with nine."""
+    assert one_round((*range(9), 11), (*range(9), 11), said=10) == []
+
+
+def test_those_who_share_secrets_with_a_client_that_sends_nonsense_are_not_suspected() -> None:
+    """Their noise has its share, whatever became of its message."""
+    release = Release(clip=0.1, law=NoiseLaw(0.1, 1.0))
+    setup = Setup(9, 2, 1, aggregation.parse("evidence+mean", f=2), release)
+    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0).build, setup)
+    model = build("logistic", (4000,), 2)
+    drawn = privacy.SimulatedNoise(Key(2), 9).draw(
+        release.law, tuple(range(9)), model.dim, 0, torch.device("cpu")
+    )
+    drawn[7:] = torch.nan
+    step = algorithm.server(Messages(drawn), algorithm.init(model, (0,), Key(1)).server, 0, Key(3))
+    assert [(one.client, one.test) for one in step.report["expelled"]] == [
+        (7, "not finite"),
+        (8, "not finite"),
+    ]
 
 
 def test_what_hides_grows_with_dimension_and_shrinks_with_rounds() -> None:

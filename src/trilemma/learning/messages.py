@@ -131,12 +131,14 @@ class Messages:
     `vectors` (k, d) is what the rule aggregates: the aggregated parts of the layout, flattened and joined.
     `beside` are the parts that are not aggregated, each (k, …). `question` is what the server had asked for,
     where it asked something (see `Inquiry`). `senders` says whose they are; empty: all clients', in order.
+    `sharing` is how many clients shared secrets for the noise in them; 0: all who take part.
     """
 
     vectors: Tensor
     beside: Parts = field(default_factory=dict)
     question: Parts = field(default_factory=dict)
     senders: tuple[int, ...] = ()
+    sharing: int = 0
 
     def rows(self, rows: Sequence[int]) -> Messages:
         """Return the messages of some of the clients.
@@ -149,7 +151,7 @@ class Messages:
         chosen = list(rows)
         beside = {name: part[chosen] for name, part in self.beside.items()}
         senders = tuple(self.senders[row] for row in chosen) if self.senders else ()
-        return Messages(self.vectors[chosen], beside, self.question, senders)
+        return Messages(self.vectors[chosen], beside, self.question, senders, self.sharing)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trilemma.privacy.types import NoiseLaw
-
 Array = NDArray[np.float64]
 Places = NDArray[np.int64]
 
@@ -69,16 +67,16 @@ class Law:
     dim: int
 
     @classmethod
-    def of(cls, law: NoiseLaw, coefficients: Array, spreads: Array, clips: Array, dim: int) -> Law:
-        """Return the law for coefficients c (n, T), R_s² (T,) and C(s) (T,).
+    def of(cls, shared: Array, coefficients: Array, spreads: Array, clips: Array, dim: int) -> Law:
+        """Return the law for σ_cor² (T,), coefficients c (n, T), R_s² (T,) and C(s) (T,).
 
-        >>> Law.of(NoiseLaw(1.0, 2.0), np.ones((2, 1)), np.array([9.0]), np.ones(1), 3).covariance
+        >>> Law.of(np.array([4.0]), np.ones((2, 1)), np.array([9.0]), np.ones(1), 3).covariance
         array([[ 5., -4.],
                [-4.,  5.]])
         """
         own = np.diag((coefficients**2) @ spreads)
-        shared = law.sigma_cor**2 * (coefficients @ coefficients.T)
-        return cls(own - shared, np.abs(coefficients) @ clips, dim)
+        common = (coefficients * shared) @ coefficients.T
+        return cls(own - common, np.abs(coefficients) @ clips, dim)
 
     @cached_property
     def whitening(self) -> Array:

@@ -23,7 +23,7 @@ from torch import Tensor
 from trilemma import models
 from trilemma.attacks.types import View
 from trilemma.learning import ClientStep, MessageLayout, Messages
-from trilemma.learning.evidence.guard import ORIGIN
+from trilemma.learning.evidence.file import ORIGIN
 from trilemma.learning.evidence.outlook import Outlook, Rehearsal
 from trilemma.learning.messages import Length, Lengths
 from trilemma.learning.privatise import client_keys

@@ -3,6 +3,7 @@
     trace        how what clients release reaches the model: coefficients, the law of a client's sum
     conviction   whom the evidence proves to lie: lengths of sums, of pairs, and who must be among the liars
     correction   what cannot be proved but seen: the model along the directions that stand out of the noise
+    file         what the server has on its clients
     guard        an algorithm's server with all of it before its rule
 
 `rule = "evidence+mean"` (or any rule after the +) turns it on. The derivations are in docs/frontier.md.

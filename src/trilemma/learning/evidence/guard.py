@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 import torch
@@ -38,16 +38,12 @@ from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.evidence.conviction import Expulsion, convict
 from trilemma.learning.evidence.correction import Correction, correct
+from trilemma.learning.evidence.file import File
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, ServerStep, Start, State
 from trilemma.learning.settings import Setup
 from trilemma.learning.trace import Array, Law, Places, Trace
 from trilemma.models.types import Model
-
-PREFIX = "evidence."
-
-ORIGIN = PREFIX + "origin"
-"""Where in a server's state the model is that is moved."""
 
 
 def evidence_of(rule: Rule) -> Evidence | None:
@@ -70,55 +66,6 @@ def lessened(rule: Rule, liars: int) -> Rule:
     1
     """
     return rule if rule.f == liars else aggregation.parse(rule.name, f=liars)
-
-
-@dataclass(frozen=True)
-class File:
-    """What the server has on its clients, out of its state.
-
-    `sums` (n, d); `coefficients` c and `carried` p (n, T); `spreads` R_s² and `clips` C(s) (T,); `members`
-    (n,) who is still in; `taken` (n,) each one's weight in the model's steps; `origin` and `moved` (d,).
-    """
-
-    sums: Tensor
-    coefficients: Tensor
-    carried: Tensor
-    spreads: Tensor
-    clips: Tensor
-    members: Tensor
-    taken: Tensor
-    origin: Tensor
-    moved: Tensor
-
-    @classmethod
-    def empty(cls, clients: int, rounds: int, model: Tensor) -> File:
-        """Return what is known before the first round."""
-        steps = torch.zeros(clients, rounds, dtype=torch.float64)
-        return cls(
-            model.new_zeros(clients, len(model)),
-            steps,
-            steps,
-            steps[0],
-            steps[0],
-            torch.ones(clients, dtype=torch.bool),
-            steps[:, 0],
-            model,
-            torch.zeros_like(model),
-        )
-
-    @classmethod
-    def read(cls, state: State) -> File:
-        """Return the file out of a server's state."""
-        return cls(**{name: state[PREFIX + name] for name in cls.__dataclass_fields__})
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the file as part of a server's state."""
-        return {PREFIX + name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @cached_property
-    def staying(self) -> Places:
-        """Who is still in, as places."""
-        return np.flatnonzero(self.members.cpu().numpy()).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -150,10 +97,15 @@ class Court:
 
     def liars(self, file: File) -> int:
         """How many of the members may still lie."""
-        return max(0, self.setup.byzantine - (self.setup.clients - len(file.staying)))
+        return max(0, self.setup.byzantine - int((~file.members).sum()))
 
-    def heard(self, file: File, x: Tensor, senders: tuple[int, ...], round_: int) -> File:
-        """Add a round's messages x (k, d), all finite, of `senders` to the file."""
+    def heard(
+        self, file: File, x: Tensor, senders: tuple[int, ...], round_: int, sharing: int | None = None
+    ) -> File:
+        """Add a round's messages x (k, d), all finite, of `senders` to the file.
+
+        `sharing` is how many clients share secrets in the round; None: all who are in.
+        """
         assert self.setup.release is not None
         rows, law = torch.tensor(senders), self.setup.release.law
         step = self.trace.step(round_)
@@ -165,19 +117,24 @@ class Court:
         carried[rows] *= self.trace.keeps(round_)
         carried[rows, round_] = self.trace.adds(round_)
         coefficients[rows] += step * carried[rows]
-        spreads, clips = file.spreads.clone(), file.clips.clone()
-        spreads[round_] = law.sigma_ind**2 + len(file.staying) * law.sigma_cor**2
+        spreads, shared, clips = file.spreads.clone(), file.shared.clone(), file.clips.clone()
+        shared[round_] = law.sigma_cor**2
+        spreads[round_] = law.sigma_ind**2 + (sharing or len(file.staying)) * law.sigma_cor**2
         length = float(torch.linalg.vector_norm(file.origin + file.moved)) if self.trace.decay else 0.0
         clips[round_] = self.setup.release.clip + self.trace.decay * length
         return replace(
-            file, sums=sums, carried=carried, coefficients=coefficients, spreads=spreads, clips=clips
+            file,
+            sums=sums,
+            carried=carried,
+            coefficients=coefficients,
+            spreads=spreads,
+            shared=shared,
+            clips=clips,
         )
 
     def law(self, file: File) -> Law:
         """Return the law of all clients' sums."""
-        assert self.setup.release is not None
-        c, spreads, clips = (part.cpu().numpy() for part in (file.coefficients, file.spreads, file.clips))
-        return Law.of(self.setup.release.law, c, spreads, clips, file.sums.shape[1])
+        return file.law(file.coefficients)
 
     def looks(self, file: File, sums: Array, messages: Array, senders: Places) -> tuple[Look, Look]:
         """Return what is looked at: all rounds' sums of the members, and this round's messages of `senders`.
@@ -185,14 +142,10 @@ class Court:
         `sums` (n, n) and `messages` (k, k) are Gram matrices, of everybody's sums and of the messages, all of
         members.
         """
-        assert self.setup.release is not None
-        rows, dim = file.staying, file.sums.shape[1]
-        carried = file.carried.cpu().numpy()[senders]
-        spreads, clips = (part.cpu().numpy() for part in (file.spreads, file.clips))
-        fresh = Law.of(self.setup.release.law, carried, spreads, clips, dim)
+        rows, fresh = file.staying, file.carried[torch.from_numpy(senders)]
         return (
             Look(rows, sums[np.ix_(rows, rows)], self.law(file).select(rows)),
-            Look(senders, messages, fresh),
+            Look(senders, messages, file.law(fresh)),
         )
 
     def convict(self, looks: tuple[Look, ...], file: File) -> list[Expulsion]:
@@ -210,15 +163,14 @@ class Court:
 
         The round's own messages of the expelled never moved the model: there is nothing of them to take back.
         """
-        assert self.setup.release is not None
         total = float(before.taken.sum())
         if not self.settings.undo or not len(expelled) or total == 0:
             return torch.zeros_like(before.moved)
         part = np.zeros(len(before.sums))
         part[expelled] = before.taken.cpu().numpy()[expelled] / total
-        squared = (before.coefficients.cpu().numpy() ** 2).sum(axis=1)
-        shared = self.setup.release.law.sigma_cor**2 * (len(before.staying) - len(expelled))
-        noise = before.sums.shape[1] * shared * float(part**2 @ squared)
+        squared = before.coefficients.cpu().numpy() ** 2 @ before.shared.cpu().numpy()
+        pairs = before.sums.shape[1] * (len(before.staying) - len(expelled))
+        noise = pairs * float(part**2 @ squared)
         found = _combined(before.sums, part)
         length = float(found @ found)
         return found * (max(0.0, 1 - noise / length) if length > 0 else 0.0)
@@ -277,22 +229,22 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         return replace(start, server={**start.server, **file.state()})
 
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
-        file = before = File.read(state)
         model = state[trace.model]
         senders = messages.senders or tuple(range(setup.clients))
+        file = before = File.read(state).reaching(max(senders, default=-1) + 1)
         broken = ~torch.isfinite(messages.vectors).all(1)
         sound = messages.rows([row for row in range(len(senders)) if not broken[row]])
         found = [Expulsion(senders[row], "not finite") for row in np.flatnonzero(broken.cpu().numpy())]
-        file = _without(file, np.array([one.client for one in found], dtype=np.int64))
+        file = file.without(np.array([one.client for one in found], dtype=np.int64))
         sane = tuple(i for i, bad in zip(senders, broken.tolist(), strict=True) if not bad)
         x = trace.vectors(sound.vectors, model)
-        file = court.heard(file, x, sane, round_)
+        file = court.heard(file, x, sane, round_, messages.sharing or len(before.staying))
         places = np.array(sane, dtype=np.int64)
         gram = aggregation.gram(file.sums).numpy()
         sums, fresh = court.looks(file, gram, _gram(x), places)
         convicted = court.convict((sums, fresh), file)
         names = np.array([one.client for one in convicted], dtype=np.int64)
-        file, sums, fresh = _without(file, names), sums.without(names), fresh.without(names)
+        file, sums, fresh = file.without(names), sums.without(names), fresh.without(names)
 
         staying = np.flatnonzero(~np.isin(places, names))
         weights, report, change = torch.zeros(len(senders), dtype=torch.float64), {}, torch.zeros_like(model)
@@ -339,12 +291,6 @@ def _traceable(algorithm: Algorithm, setup: Setup) -> Trace:
             "allowed: algorithm.sampling = 'without-replacement'"
         )
     return algorithm.trace
-
-
-def _without(file: File, clients: Places) -> File:
-    members = file.members.clone()
-    members[torch.from_numpy(clients)] = False
-    return replace(file, members=members)
 
 
 def _gram(x: Tensor) -> Array:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from trilemma import aggregation
 from trilemma.keys import Key
-from trilemma.learning.evidence.guard import Court, File
+from trilemma.learning.evidence.file import File
+from trilemma.learning.evidence.guard import Court
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.learning.trace import Array, Places

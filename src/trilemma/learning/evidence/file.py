@@ -1,0 +1,102 @@
+"""What a defended server has on its clients, as part of its state.
+
+A client's row is its place in the federation, for good: who joins a run later gets a row then, and nobody's
+row is another's. Noise is known by the round: in a federation it may be another after a client came or went.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trilemma.learning.protocol import State
+from trilemma.learning.trace import Law, Places
+
+PREFIX = "evidence."
+
+ORIGIN = PREFIX + "origin"
+"""Where in a server's state the model is that is moved."""
+
+
+@dataclass(frozen=True)
+class File:
+    """What the server has on its clients, out of its state.
+
+    `sums` (n, d); `coefficients` c and `carried` p (n, T); `spreads` R_s², `shared` σ_cor² and `clips` C(s)
+    (T,); `members` (n,) who is still in; `taken` (n,) each one's weight in the model's steps; `origin` and
+    `moved` (d,).
+    """
+
+    sums: Tensor
+    coefficients: Tensor
+    carried: Tensor
+    spreads: Tensor
+    shared: Tensor
+    clips: Tensor
+    members: Tensor
+    taken: Tensor
+    origin: Tensor
+    moved: Tensor
+
+    @classmethod
+    def empty(cls, clients: int, rounds: int, model: Tensor) -> File:
+        """Return what is known before the first round."""
+        steps = torch.zeros(clients, rounds, dtype=torch.float64)
+        return cls(
+            model.new_zeros(()).expand(clients, len(model)),  # takes no room: clients start from it too
+            steps,
+            steps,
+            steps.new_zeros(rounds),
+            steps.new_zeros(rounds),
+            steps.new_zeros(rounds),
+            torch.ones(clients, dtype=torch.bool),
+            steps.new_zeros(clients),
+            model,
+            torch.zeros_like(model),
+        )
+
+    @classmethod
+    def read(cls, state: State) -> File:
+        """Return the file out of a server's state."""
+        return cls(**{name: state[PREFIX + name] for name in cls.__dataclass_fields__})
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the file as part of a server's state."""
+        return {PREFIX + name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def staying(self) -> Places:
+        """Who is still in, as places."""
+        return np.flatnonzero(self.members.cpu().numpy()).astype(np.int64)
+
+    def reaching(self, places: int) -> File:
+        """Return the file with a row for each of so many places at least.
+
+        >>> File.empty(2, 3, torch.zeros(5)).reaching(4).sums.shape
+        torch.Size([4, 5])
+        """
+        missing = places - len(self.members)
+        if missing <= 0:
+            return self
+
+        def longer(rows: Tensor, value: float = 0.0) -> Tensor:
+            return torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), value)])
+
+        grown = {name: longer(getattr(self, name)) for name in ("sums", "coefficients", "carried", "taken")}
+        return replace(self, **grown, members=longer(self.members, True))
+
+    def without(self, clients: Places) -> File:
+        """Return the file when these clients are out."""
+        members = self.members.clone()
+        members[torch.from_numpy(clients)] = False
+        return replace(self, members=members)
+
+    def law(self, coefficients: Tensor) -> Law:
+        """Return the law of combinations of releases with these coefficients (k, T)."""
+        parts = (self.shared, coefficients, self.spreads, self.clips)
+        shared, c, spreads, clips = (part.cpu().numpy() for part in parts)
+        return Law.of(shared, c, spreads, clips, self.sums.shape[1])
