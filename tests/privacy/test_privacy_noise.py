@@ -112,6 +112,19 @@ def test_strangers_are_refused():
         SimulatedNoise(Key(1), 3).draw(NoiseLaw(1.0), (3,), 10, 0, CPU)
 
 
+@pytest.mark.parametrize("law", [NoiseLaw(0.7, 0.0), NoiseLaw(0.3, 0.9)])
+def test_drawn_in_one_launch_the_law_is_the_same_and_clients_alone_get_theirs(monkeypatch, law):
+    monkeypatch.setattr(SimulatedNoise, "_fits", lambda self, dim, device: True)
+    members = (0, 2, 3, 5, 6)
+    for n, ids in ((5, tuple(range(5))), (7, members)):
+        noise = SimulatedNoise(Key(5), n).among(ids)
+        together = noise.draw(law, ids, 20_000, 3, CPU)
+        sigma = covariance(SecretGraph.complete(5), law, senders=range(5))
+        check_covariance(together.double().numpy(), sigma)
+        alone = [noise.draw(law, (i,), 20_000, 3, CPU)[0] for i in ids]
+        assert torch.equal(together, torch.stack(alone))
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_joint_law_on_cuda():

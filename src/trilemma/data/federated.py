@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trilemma.data.streams import each_stream
+from trilemma.data.streams import drawn_each, each_stream
 from trilemma.data.types import IGNORED, Augment, Batch, Dataset, Features, Holdings, each
 from trilemma.errors import UserError
 from trilemma.keys import Key
@@ -114,9 +114,8 @@ class FederatedData:
                 f"batch size {size} exceeds the {held.sizes[short]} training examples of client {short}; "
                 f"allowed: 1 to {held.sizes.min()}, the size of the smallest client"
             )
-        streams = each_stream(key.fold("client", self.first + i) for i in ids)
-        drawn = [rng.choice(m, size, replace=False) for m, rng in zip(sizes, streams, strict=True)]
-        x, y = held.gather(held.offsets[list(ids), None] + np.stack(drawn))
+        chosen = drawn_each([key.fold("client", self.first + i) for i in ids], sizes, size)
+        x, y = held.gather(held.offsets[list(ids), None] + chosen)
         return Batch(self._augmented(x, ids, key), y)
 
     def poisson(self, ids: Sequence[int], rate: float, size: int, key: Key) -> Batch:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 
 import numpy as np
 
 from trilemma.keys import Key
+
+FEW = 8
+"""Clients below which loading compiled code costs more than it saves."""
 
 
 def each_stream(keys: Iterable[Key]) -> Iterator[np.random.Generator]:
@@ -26,3 +32,28 @@ def each_stream(keys: Iterable[Key]) -> Iterator[np.random.Generator]:
         beginning["state"]["key"][:] = (key.integer(), 0)
         bits.state = beginning
         yield generator
+
+
+def drawn_each(keys: Sequence[Key], sizes: Sequence[int], size: int) -> np.ndarray:
+    """Draw `size` of `sizes[k]` numbers without replacement from each key's stream, (k, size).
+
+    >>> keys = [Key(1).fold("client", i) for i in range(9)]
+    >>> together = drawn_each(keys, [20] * 9, 5)
+    >>> bool((together[:2] == drawn_each(keys[:2], [20, 20], 5)).all())
+    True
+    """
+    compiled = None if len(keys) < FEW else _compiled()
+    if compiled is None:
+        pairs = zip(sizes, each_stream(keys), strict=True)
+        return np.stack([stream.choice(many, size, replace=False) for many, stream in pairs])
+    found: np.ndarray = compiled.choices([key.integer() for key in keys], sizes, size)
+    return found
+
+
+@functools.cache
+def _compiled() -> ModuleType | None:
+    """Return compiled draws, or None where numba is not installed."""
+    try:
+        return importlib.import_module("trilemma.data.choices")
+    except ImportError:
+        return None
