@@ -9,11 +9,12 @@ from typer.testing import CliRunner
 
 from trilemma.cli import app
 from trilemma.errors import ConfigError, UserError
-from trilemma.papers import pages, studies
+from trilemma.papers import pages, run_studies, studies
 from trilemma.papers.measured import Measured, Results, best, new_results, read_results, write_results
 from trilemma.papers.published import Cause, Paper, Printed, paper
 from trilemma.papers.verdicts import verdicts
 from trilemma.records import Spread
+from trilemma.report import load
 from trilemma.simulate.sweep import grid as on_disk
 from trilemma.simulate.sweep.work import work
 
@@ -149,6 +150,31 @@ def test_a_study_is_run_compared_and_drawn(tmp_path: Path, monkeypatch, here: No
     assert (tmp_path / "safe-dshb.png").read_bytes().startswith(b"\x89PNG")
     refused = CliRunner().invoke(app, ["papers", "run", "safe-dsbh"])
     assert isinstance(refused.exception, ConfigError)
+
+
+def test_a_grid_is_tried_with_the_first_seed_and_the_best_of_it_run_with_the_others(
+    tmp_path: Path, here: None
+) -> None:
+    """Two rounds of SAFE-DSHB at two step sizes in one place, and of one more without a choice."""
+    smea, other = (
+        place.with_("run.rounds=2", "run.seeds='1-3'")
+        for place in studies["safe-dshb"].runs("1", only="SF")[:2]
+    )
+    wanted = [smea.with_("algorithm.lr=1e-6"), smea.with_("algorithm.lr=0.5"), other]
+    found, outcome = run_studies({"safe-dshb": wanted}, tmp_path / "runs")
+    assert not outcome.failed
+    assert len(outcome.ran) == 4
+    chosen, whole = found["safe-dshb"]
+    assert chosen.seeds == whole.seeds == (1, 2, 3)
+    assert [*chosen.metrics["accuracy"].per_seed] == ["1", "2", "3"]
+    assert chosen.settings["run.seeds"] == [1, 2, 3]
+    first = {}
+    for cell in sorted(path.parent for path in (tmp_path / "runs").glob("*/summary.json")):
+        run = load(cell)
+        if run.config.run.seeds == (1,):
+            first[run.config.algorithm.options.lr] = run.summary.metrics["accuracy"].mean
+    assert first[chosen.settings["algorithm.lr"]] == max(first.values())
+    assert chosen.metrics["accuracy"].per_seed["1"] == max(first.values())
 
 
 def test_every_paper_has_a_file_of_its_numbers() -> None:

@@ -17,7 +17,7 @@ import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,44 @@ def measured(place: Place, result: Result, metrics: Mapping[str, Spread]) -> Mea
     )
 
 
+def pooled(cells: Sequence[Measured]) -> list[Measured]:
+    """Put what the same configuration gave at a place with different seeds together.
+
+    >>> tried = [Measured("t", "r", "c", {"accuracy": Spread.of({seed: 0.5})}, (seed,)) for seed in (1, 2)]
+    >>> [cell.seeds for cell in pooled(tried)]
+    [(1, 2)]
+    """
+    groups: dict[tuple[object, ...], list[Measured]] = {}
+    for cell in cells:
+        settings = {key: value for key, value in cell.settings.items() if key != SEEDS}
+        groups.setdefault((cell.place, repr(settings)), []).append(cell)
+    return [_pool(group) for group in groups.values()]
+
+
+SEEDS = "run.seeds"
+
+
+def _pool(cells: Sequence[Measured]) -> Measured:
+    if len(cells) == 1:
+        return cells[0]
+    seeds = tuple(sorted({seed for cell in cells for seed in cell.seeds}))
+    values = {
+        name: {seed: value for cell in cells for seed, value in cell.metrics[name].per_seed.items()}
+        for name in cells[0].metrics
+    }
+    return replace(
+        cells[0],
+        metrics={name: Spread.of({i: one[str(i)] for i in seeds}) for name, one in values.items()},
+        seeds=seeds,
+        diverged={seed: round_ for cell in cells for seed, round_ in cell.diverged.items()},
+        settings={**cells[0].settings, SEEDS: list(seeds)},
+    )
+
+
 def best(cells: Sequence[Measured], metric: str = "accuracy") -> list[Measured]:
     """Return one measurement for each place: where a grid was tried, the best of its first metric.
+
+    What was run with more seeds is preferred: the others were tried and left.
 
     >>> tried = [Measured("t", "r", "c", {"accuracy": Spread.of({1: value})}) for value in (0.5, 0.7, 0.6)]
     >>> [cell.metrics["accuracy"].mean for cell in best(tried)]
@@ -115,9 +151,9 @@ def best(cells: Sequence[Measured], metric: str = "accuracy") -> list[Measured]:
     return [*found.values()]
 
 
-def _score(cell: Measured, metric: str) -> float:
+def _score(cell: Measured, metric: str) -> tuple[int, float]:
     spread = cell.metrics.get(metric)
-    return -math.inf if spread is None or spread.mean is None else spread.mean
+    return len(cell.seeds), -math.inf if spread is None or spread.mean is None else spread.mean
 
 
 def new_results(study: str, cells: Sequence[Measured]) -> Results:

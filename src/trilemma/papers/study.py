@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trilemma import simulate
+from trilemma.config.sweep import leaves
 from trilemma.papers.figures import figure
 from trilemma.papers.grid import Place
-from trilemma.papers.measured import Measured, Results, best, measured
+from trilemma.papers.measured import SEEDS, Measured, Results, best, measured, pooled
 from trilemma.papers.published import Paper
 from trilemma.records import Spread
 from trilemma.registry import Registry
@@ -41,7 +44,8 @@ class Study:
 
     `places` are its runs, for seeds written as in 1-3. `quick` says what a quick look leaves out and how: the
     places it keeps, and what it changes in their runs. `paper` names the file of published numbers. Several
-    runs at one place are a paper's grid of hyper-parameters, of which it shows the best. `reported` are the
+    runs at one place are a paper's grid of hyper-parameters, of which it shows the best: all are tried with
+    the first seed, and what was best there is run with the others. `reported` are the
     metrics of a table, by its name; of a table that is not named there, all. A study without runs, of
     formulas or of times, is computed. `draw` makes its picture.
     """
@@ -95,31 +99,66 @@ def run_studies(
     A run that stands in several studies is run once. A place whose run failed has no measurement; the outcome
     says why. What is measured is kept as runs end, so that a study that is stopped has given what it could.
     """
-    cells = {place.cell.name: place.cell for places in wanted.values() for place in places}
-    reader = _Reader(wanted, out, watcher or simulate.Unwatched(), keep)
-    reader.before([name for name in cells if simulate.finished(out, name)])
-    outcome = simulate.run_cells([*cells.values()], out, jobs=jobs, engine=engine, watcher=reader)
+    reader = _Reader(out, watcher or simulate.Unwatched(), keep)
+    outcome = reader.run({name: tried(places) for name, places in wanted.items()}, jobs, engine)
+    others = {name: remaining(places, reader.found(name)) for name, places in wanted.items()}
+    if any(others.values()):
+        again = reader.run(others, jobs, engine)
+        outcome = simulate.Outcome(
+            outcome.ran + again.ran, outcome.before + again.before, {**outcome.failed, **again.failed}
+        )
     return {name: reader.found(name) for name in wanted}, outcome
+
+
+def tried(places: Sequence[Place]) -> list[Place]:
+    """Return the runs to begin with: at a place of several the first seed alone."""
+    often = Counter(place.at for place in places)
+    return [_seeded(place, place.config.run.seeds[:1]) if often[place.at] > 1 else place for place in places]
+
+
+def remaining(places: Sequence[Place], found: Sequence[Measured]) -> list[Place]:
+    """Return what is left of the places of which several were tried: the best of each, its other seeds."""
+    often = Counter(place.at for place in places)
+    chosen = {cell.place: settings_of(cell) for cell in found}
+    return [
+        _seeded(place, place.config.run.seeds[1:])
+        for place in places
+        if often[place.at] > 1
+        and place.config.run.seeds[1:]
+        and chosen.get(place.at) == dict(leaves(place.config.dump())) | {SEEDS: None}
+    ]
+
+
+def settings_of(cell: Measured) -> dict[str, Any]:
+    """Return what a measurement was made with, its seeds left out."""
+    return {**cell.settings, SEEDS: None}
+
+
+def _seeded(place: Place, seeds: Sequence[int]) -> Place:
+    return place.with_(f"run.seeds={list(seeds)}")
 
 
 class _Reader(Telling):
     """A watcher that measures runs as they end, and tells another."""
 
-    def __init__(
-        self, wanted: Mapping[str, Sequence[Place]], out: Path, watcher: Watcher, keep: Keep
-    ) -> None:
+    def __init__(self, out: Path, watcher: Watcher, keep: Keep) -> None:
         super().__init__(watcher)
         self._out, self._keep = out, keep
         self._places: dict[str, dict[str, list[Place]]] = {}
-        self._measured: dict[str, dict[str, list[Measured]]] = {name: {} for name in wanted}
-        self._order = {name: [place.cell.name for place in places] for name, places in wanted.items()}
-        for name, places in wanted.items():
-            for place in places:
-                self._places.setdefault(place.cell.name, {}).setdefault(name, []).append(place)
+        self._measured: dict[str, dict[str, list[Measured]]] = {}
 
-    def before(self, cells: Sequence[str]) -> None:
-        for cell in cells:
-            self._read(cell)
+    def run(self, wanted: Mapping[str, Sequence[Place]], jobs: int | None, engine: str) -> simulate.Outcome:
+        """Run places of studies, or continue them."""
+        cells = {place.cell.name: place.cell for places in wanted.values() for place in places}
+        for name, places in wanted.items():
+            there = self._measured.setdefault(name, {})
+            for place in places:
+                there.setdefault(place.cell.name, [])
+                self._places.setdefault(place.cell.name, {}).setdefault(name, []).append(place)
+        for name in cells:
+            if simulate.finished(self._out, name):
+                self._read(name)
+        return simulate.run_cells([*cells.values()], self._out, jobs=jobs, engine=engine, watcher=self)
 
     def ended(self, job: Job, failure: Failure | None) -> None:
         if failure is None:
@@ -129,8 +168,7 @@ class _Reader(Telling):
 
     def found(self, name: str) -> list[Measured]:
         """What is measured of a study so far, in the order of its places."""
-        there = self._measured[name]
-        return best([one for cell in dict.fromkeys(self._order[name]) for one in there.get(cell, [])])
+        return best(pooled([one for cell in self._measured[name].values() for one in cell]))
 
     def _read(self, cell: str) -> list[str]:
         """Measure a finished run; return the studies it belongs to."""
