@@ -11,8 +11,8 @@ not load it for a few clients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -20,7 +20,12 @@ import numpy as np
 MANY, PART = 10_000, 50
 """Above so many, a draw of more than one in `PART` shuffles them all, as numpy does."""
 
-_compiled: Any = numba.njit(nogil=True, cache=True, error_model="numpy")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _compiled(function: Function) -> Function:
+    """Compile without the interpreter lock; keep the result on disk for the next process."""
+    return cast(Function, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
 def choices(keys: Sequence[int], sizes: Sequence[int], size: int) -> np.ndarray:
@@ -58,7 +63,7 @@ def _choose(keys: np.ndarray, sizes: np.ndarray, out: np.ndarray) -> None:
 
 
 @_compiled
-def _floyd(stream: np.ndarray, many: int, seen: np.ndarray, mask: int, out: np.ndarray) -> None:
+def _floyd(stream: np.ndarray, many: int, seen: np.ndarray, mask: Any, out: np.ndarray) -> None:
     """Draw out of `many`; `seen` is a table of what was drawn, by its last bits."""
     seen[:] = -1
     first = many - len(out)
@@ -83,7 +88,7 @@ def _shuffle(stream: np.ndarray, values: np.ndarray, first: int) -> None:
 
 
 @_compiled
-def _below(stream: np.ndarray, most: int) -> int:
+def _below(stream: np.ndarray, most: int) -> Any:
     """Draw from 0 … `most` < 2³² − 1, without bias (Lemire)."""
     if most == 0:
         return 0
@@ -97,7 +102,7 @@ def _below(stream: np.ndarray, most: int) -> int:
 
 
 @_compiled
-def _next_half(stream: np.ndarray) -> np.uint64:
+def _next_half(stream: np.ndarray) -> Any:
     """Return the next 32 bits: the lower half of a number first, then its upper one."""
     if stream[HAS_HALF]:
         stream[HAS_HALF] = 0
