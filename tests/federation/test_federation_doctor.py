@@ -21,7 +21,7 @@ from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
 from trilemma.federation import certificates, checks, doctor, processes, reaching
 from trilemma.federation.facts import Facts
-from trilemma.federation.layout import Party, parties
+from trilemma.federation.layout import METRICS, Party, parties
 from trilemma.federation.peers import Door, Peer, door_file
 from trilemma.federation.provisioning import install_certificate
 
@@ -176,6 +176,21 @@ def test_a_taken_port_is_named_before_anything_is_started(folder, name):
         doctor.check_start(party)
     assert time.monotonic() - before < 10
     assert list(checks.ports(party)) == []
+
+
+@pytest.mark.parametrize("name", ["server", "client-1"])
+def test_a_taken_port_for_metrics_is_named_and_stops_nobody(folder, name, monkeypatch):
+    party = Party.open(folder / name)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv(METRICS, str(port - (0 if party.client is None else 2)))
+        (finding,) = checks.ports(party)
+        assert f"port {port} of 127.0.0.1, the worker's, is taken" in finding.what
+        assert (METRICS in finding.cure, finding.stops) == (True, False)
+    assert list(checks.ports(party)) == []
+    monkeypatch.setenv(METRICS, "many")
+    (finding,) = checks.ports(party)
+    assert "allowed is a port" in finding.what
 
 
 def test_an_address_that_is_not_this_machines_is_named(folder):

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import serialization
 
 from trilemma.errors import UserError
 from trilemma.federation import certificates, layout, provisioning
+from trilemma.federation.authority import Authority
 from trilemma.federation.layout import Federation, Party, Timing, parties
 
 
@@ -117,9 +118,14 @@ def test_clients_differ_in_their_secrets_only(made):
 def test_terms_notice_every_change(made, tmp_path):
     party = Party.open(made / "client-0")
     seen = {party.terms}
-    for path in (party.config, party.roster):
+    authority = Authority.open(made)
+    other = authority.sign(party.signed_roster.federation, party.signed_roster.clients)
+    for path, changed in (
+        (party.config, party.config.read_bytes() + b" "),
+        (party.roster, other.text.encode()),
+    ):
         before = path.read_bytes()
-        path.write_bytes(before + b" ")
+        path.write_bytes(changed)
         seen.add(party.terms)
         path.write_bytes(before)
     facts = party.folder / layout.PUBLIC

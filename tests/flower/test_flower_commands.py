@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from trilemma import config as configurations
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.flower import METRICS, deployment
+from trilemma.federation.layout import METRICS
+from trilemma.flower import deployment
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
 

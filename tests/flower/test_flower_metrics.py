@@ -13,10 +13,11 @@ from federation_harness import PRIVATE, Direct, asks, make, small_config
 from trilemma.errors import UserError
 from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.events import Say, to_all
+from trilemma.federation.layout import METRICS
 from trilemma.federation.node import Node
 from trilemma.federation.peers import Door, Peer, door_file
 from trilemma.federation.server import open_run
-from trilemma.flower import METRICS, metrics
+from trilemma.flower import metrics
 from trilemma.flower.metrics import Metrics
 
 CLIENTS, ROUNDS = 3, 3

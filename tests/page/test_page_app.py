@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from page_harness import BASE, HOST, HOSTILE, TOKEN, make_run
 from trilemma import config, papers, report, simulate
 from trilemma.cli import app as command
+from trilemma.federation import membership
 from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.events import EPOCH_OPENED
 from trilemma.federation.layout import Party
@@ -348,6 +349,15 @@ def test_events_tell_when_a_client_was_heard_and_who_is_outside(watched: Path, t
     (line,) = client.get("/api/parties").json()
     (run,) = client.get(f"/api/parties/{line['id']}").json()["runs"]
     assert [one["outside"] for one in run["members"]] == ["", "", "", "did not answer"]
+
+
+def test_a_partys_line_counts_who_is_on_the_roster_now(watched: Path, tmp_path: Path) -> None:
+    shutil.copytree(watched / "federation", tmp_path / "runs")
+    membership.leave(tmp_path / "runs", "3")
+    lines = {one["name"]: one["clients"] for one in client_of(tmp_path / "runs").get("/api/parties").json()}
+    assert lines == {
+        "runs/server": 3, "runs/client-0": 4, "runs/client-1": 4, "runs/client-2": 4, "runs/client-3": 3,
+    }, "as far as its own folder knows"  # fmt: skip
 
 
 def test_a_clients_folder_tells_its_ledger_to_its_owner_alone(watched: Path, tmp_path: Path) -> None:

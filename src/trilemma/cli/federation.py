@@ -219,7 +219,8 @@ def up_command(
 ) -> None:
     """Start what is not running; say what was started."""
     _require_flower()
-    from trilemma.flower import METRICS, deployment
+    from trilemma.federation.layout import METRICS
+    from trilemma.flower import deployment
 
     if metrics is not None:
         os.environ[METRICS] = str(metrics)  # processes inherit it, those that are started anew too

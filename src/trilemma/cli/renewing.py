@@ -52,6 +52,12 @@ def install_command(
         Path | None, typer.Option(help="a task.py with your model and data, where one was agreed on")
     ] = None,
     budget: Annotated[float | None, typer.Option(help="the client's own limit on ε, over all runs")] = None,
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="a plugin's file that the configuration names, with the digest agreed on; repeatable"
+        ),
+    ] = None,
 ) -> None:
     """Take what the authority sent: a new client's certificate and roster, or a party's newer ones."""
     from trilemma.federation import founding
@@ -59,10 +65,10 @@ def install_command(
     from trilemma.federation.certificates import fingerprint, valid_until
 
     found = Bundle.load(bundle)
-    first = not (folder / "federation.toml").is_file()
-    if not first and (task is not None or budget is not None):
-        raise UserError("--task and --budget are for a new client; its folder is there already")
-    party, limit = founding.installed(folder, found, task, budget)
+    first = founding.is_new(folder)
+    if not first and (task is not None or budget is not None or plugin):
+        raise UserError("--task, --plugin and --budget are for a new client; its folder is there already")
+    party, limit = founding.installed(folder, found, task, budget, plugin or [])
     until = valid_until(party.certificate.read_bytes())
     _say(f"{party.name}: certificate until {until:%Y-%m-%d}, roster {found.roster.serial}")
     if first:
@@ -112,7 +118,7 @@ def rotate_command(
     """Give a client a new identity, node key and TLS key; the old identity signs the new one."""
     from trilemma.federation import layout, membership
     from trilemma.federation.layout import Party
-    from trilemma.federation.requests import Request, request_rotation
+    from trilemma.federation.requests import Request
 
     if client is None:
         if not (folder / layout.PUBLIC).is_file():
@@ -120,7 +126,8 @@ def rotate_command(
         party = Party.open(folder)
         if party.client is None:
             raise UserError("the server has no identity; for its certificate: trilemma federation renew")
-        _say(f"{request_rotation(party)}: send this file to the authority; the present keys serve until then")
+        asked = membership.ask_for_keys(party)
+        _say(f"{asked}: send this file to the authority; the present keys serve until then")
         return
     wanted = None if request is None else Request.load(request)
     change = membership.rotate(folder, client, wanted, lost)
@@ -133,12 +140,22 @@ def renew_command(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="new keys too, for parties whose folders are here")
     ] = False,
+    authority: Annotated[
+        bool, typer.Option("--authority", help="the authority's own certificate first, for ten more years")
+    ] = False,
 ) -> None:
     """Renew the certificates of the server and all clients, for another year."""
     from trilemma.federation import renewal
+    from trilemma.federation.authority import Authority
+    from trilemma.federation.certificates import fingerprint, valid_until
     from trilemma.federation.layout import parties
 
-    done = renewal.renew(folder, fresh)
+    done = renewal.renew(folder, fresh, authority)
+    root = Authority.open(folder).certificate
+    _say(f"authority: certificate until {valid_until(root):%Y-%m-%d}")
+    if authority:
+        _say(f"Its fingerprint from now on: {fingerprint(root)}")
+        _say("Its key is the same: parties that have the former certificate lose nothing until that one ends")
     for one in done:
         where = "" if one.bundle is None else f"; send {one.bundle} to it"
         _say(f"{one.party}: certificate until {one.until:%Y-%m-%d}{where}")

@@ -37,9 +37,8 @@ class Agreed:
     @classmethod
     def by(cls, party: Party) -> Agreed:
         """Read what a party has."""
-        text = party.roster.read_bytes()
-        roster = SignedRoster.read(text.decode("utf-8", "replace"), party.authority.read_bytes())
-        return cls(roster, party.terms_with(text))
+        roster = party.signed_roster
+        return cls(roster, party.terms_with(roster))
 
 
 def adopt(party: Party, text: str) -> SignedRoster:

@@ -3,7 +3,8 @@
     authority/
       ca.key, ca.crt        its private key, and the certificate that is everybody's only root
       roster.json           the newest roster it signed
-      issued/               the certificates it gave out, to be renewed without asking for anything
+      issued/               the certificates it gave out, to be renewed without asking for anything; and
+                            how many bundles it wrote
       facts.toml, …         what a client that comes later is handed
 
 Its folder is needed when somebody comes, goes, changes keys or needs a new certificate, and nowhere else: it
@@ -116,6 +117,18 @@ class Authority:
                 raise UserError(f"roster {roster.serial} was signed meanwhile: try again")
             roster.save(self._roster)
             return roster
+
+    def next_number(self) -> int:
+        """Return the number of the next bundle; on disk when this returns, so that no other has it."""
+        with files.locked(self.folder / "lock"):
+            path = self.folder / "issued" / "bundles"
+            number = int(path.read_text()) + 1 if path.is_file() else 1
+            files.write_atomically(path, str(number).encode())
+            return number
+
+    def renew(self) -> None:
+        """Give itself a new certificate, for the key it has."""
+        files.write_atomically(self._certificate, certificates.renewed_authority(self.issued))
 
     def keep(self, party: str, certificate: bytes) -> None:
         """Remember a certificate that was given out."""

@@ -3,35 +3,41 @@
 Nothing in a bundle is secret, and nothing is believed because of who carried it: the authority signed the
 whole, the certificate and the roster. A client that is let in takes the authority's own certificate from its
 first bundle, and compares its fingerprint with what it was told in another way; later ones must be signed by
-that same authority.
+that same authority. Bundles are numbered, and a party takes none from before the last it took: an old
+certificate, or an old key's, does not come back.
+
+A bundle changes several files. It is written down whole before the first of them changes and forgotten after
+the last, so that whoever starts after a crash finishes what was begun (`finish`).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import certificates, layout, provisioning
+from trilemma.federation import certificates, layout, provisioning, signed_files
 from trilemma.federation.adoption import adopt
 from trilemma.federation.authority import Authority
 from trilemma.federation.layout import Federation, Party
 from trilemma.federation.requests import Keys, next_keys
-from trilemma.federation.rosters import SignedRoster, check_follows, complaint
+from trilemma.federation.rosters import SignedRoster, check_follows
+from trilemma.federation.signed_files import Content, Ecdsa, Strict
 
 LARGEST = 4 << 20
 """Bytes of a bundle that is read."""
 Pem = Annotated[str, Field(max_length=8192)]
 
 
-class _Content(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    version: Literal[1] = 1
+class _Content(Content):
+    heading = b"trilemma bundle v2"
+    version: Literal[2] = 2
+    number: Annotated[int, Field(ge=1, lt=1 << 53)]
     client: Annotated[int, Field(ge=0)] | None
     authority: Pem
     certificate: Pem
@@ -39,28 +45,28 @@ class _Content(BaseModel):
     facts: str
     config: str
 
-    @property
-    def message(self) -> bytes:
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return b"trilemma bundle v1\n" + text.encode()
 
-
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _File(Strict):
     bundle: _Content
-    signature: Annotated[str, Field(pattern="^([0-9a-f]{2}){8,80}$")]
+    signature: Ecdsa
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a party is handed; `client` is None for the server."""
+    """What a party is handed; `client` is None for the server.
 
+    `digest` is that of what it says, `text` is the file.
+    """
+
+    number: int
     client: int | None
     authority: bytes
     certificate: bytes
     roster: SignedRoster
     facts: str
     config: str
+    digest: str
+    text: str = field(repr=False, compare=False)
 
     @property
     def party(self) -> str:
@@ -79,31 +85,26 @@ class Bundle:
     def load(cls, path: Path) -> Bundle:
         """Read a bundle that whoever carried it may have changed; its own authority must have signed it."""
         try:
-            if path.stat().st_size > LARGEST:
-                raise UserError(f"it has more than {LARGEST} bytes")
-            found = _File.model_validate_json(path.read_text("utf-8"))
-            content, refusal = found.bundle, UserError("it is not signed by the authority it names")
-            authority = content.authority.encode()
-            certificates.check_signed(authority, content.message, bytes.fromhex(found.signature), refusal)
-            roster = SignedRoster.read(content.roster, authority)
-            certificates.check_issued(content.certificate.encode(), authority)
-            bundle = cls(
-                content.client,
-                authority,
-                content.certificate.encode(),
-                roster,
-                content.facts,
-                content.config,
-            )
-            if bundle.client is not None and certificates.name_on(bundle.certificate) != bundle.party:
-                raise UserError(f"its certificate is not {bundle.party}'s")
-            return bundle
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from None
-        except ValidationError as error:
-            raise UserError(f"{path} is no bundle: {complaint(error)}") from None
+            return cls.read(signed_files.text_in(path, LARGEST))
         except UserError as error:
             raise UserError(f"{path} is no bundle: {error}") from None
+
+    @classmethod
+    def read(cls, text: str) -> Bundle:
+        """Read a bundle; refuse one that its own authority has not signed."""
+        found = signed_files.read(text, _File)
+        content, refusal = found.bundle, UserError("it is not signed by the authority it names")
+        authority, certificate = content.authority.encode(), content.certificate.encode()
+        certificates.check_signed(authority, content.message, bytes.fromhex(found.signature), refusal)
+        roster = SignedRoster.read(content.roster, authority)
+        certificates.check_issued(certificate, authority)
+        bundle = cls(
+            *(content.number, content.client, authority, certificate, roster),
+            *(content.facts, content.config, content.digest, text),
+        )
+        if bundle.client is not None and certificates.name_on(certificate) != bundle.party:
+            raise UserError(f"its certificate is not {bundle.party}'s")
+        return bundle
 
 
 def write_bundle(authority: Authority, client: int | None, folder: Path) -> Path:
@@ -113,6 +114,7 @@ def write_bundle(authority: Authority, client: int | None, folder: Path) -> Path
     if certificate is None:
         raise UserError(f"the authority has no certificate of {party} to hand out")
     content = _Content(
+        number=authority.next_number(),
         client=client,
         authority=authority.certificate.decode(),
         certificate=certificate.decode(),
@@ -120,50 +122,100 @@ def write_bundle(authority: Authority, client: int | None, folder: Path) -> Path
         facts=authority.facts,
         config=authority.config,
     )
-    whole = {
-        "bundle": content.model_dump(mode="json"),
-        "signature": authority.issued.sign(content.message).hex(),
-    }
+    whole = _File(bundle=content, signature=authority.issued.sign(content.message).hex())
     path = folder / f"{party}.json"
-    files.write_atomically(path, (json.dumps(whole, indent=1) + "\n").encode())
+    files.write_atomically(path, signed_files.text_of(whole).encode())
     return path
 
 
-def install(folder: Path, bundle: Bundle) -> Party:
-    """Put what the authority handed back where it belongs: into a party's folder, or a request's."""
-    if (folder / layout.PUBLIC).is_file():
-        return _renew(Party.open(folder), bundle)
+def begin(folder: Path, bundle: Bundle) -> Party:
+    """Make a party's folder of one in which a request was made: `UNFINISHED`, until its owner's part is in.
+
+    What a crash left of an earlier try is written over.
+    """
     keys = Keys(folder / "secrets")
     if not keys.identity.is_file():
         raise UserError(f"{folder} is no party's folder, and no request was made in it")
     _check_own(keys, bundle)
+    files.write_atomically(folder / layout.UNFINISHED, b"")
     provisioning.begin_folder(folder, Federation.parse(bundle.facts), bundle.config)
     party = Party(folder.resolve(), bundle.client)
     _write_certificate(party, bundle)
     provisioning.complete_folder(party, bundle.authority, bundle.roster)
+    _remember(party, bundle)
     return party
 
 
-def _renew(party: Party, bundle: Bundle) -> Party:
+def install(folder: Path, bundle: Bundle) -> Party:
     """Take a newer certificate and roster; and, where they wait for this, the keys that were asked for."""
-    if bundle.authority != party.authority.read_bytes():
+    party = Party.open(folder)
+    with files.locked(party.lock):
+        finish(party)
+        _check_addressed(party, bundle)
+        check_follows(bundle.roster, party.signed_roster)
+        _check_newer(party, bundle)
+        if party.client is not None:
+            waiting = next_keys(party)
+            asked_for = waiting.identity.is_file() and waiting.public == bundle.identity
+            _check_own(waiting if asked_for else Keys(party.identity.parent), bundle)
+        elif not certificates.belongs(bundle.certificate, party.certificate_key.read_bytes()):
+            raise UserError("the bundle's certificate is not about this server's key")
+        files.write_atomically(party.installing, bundle.text.encode())
+        _apply(party, bundle)
+    return party
+
+
+def finish(party: Party) -> bool:
+    """Finish installing a bundle where a crash came in between; tell whether there was one.
+
+    For who holds the folder's lock.
+    """
+    if not party.installing.is_file():
+        return False
+    bundle = Bundle.load(party.installing)
+    _check_addressed(party, bundle)
+    _apply(party, bundle)
+    return True
+
+
+def _apply(party: Party, bundle: Bundle) -> None:
+    """Do what a bundle says; whatever of it was done before is as it was."""
+    if party.authority.read_bytes() != bundle.authority:
+        files.write_atomically(party.authority, bundle.authority)
+    adopt(party, bundle.roster.text)
+    if party.client is not None:
+        waiting = next_keys(party)
+        if not waiting.identity.is_file() or waiting.public == bundle.identity:
+            waiting.into(party.identity.parent)
+    _write_certificate(party, bundle)
+    _remember(party, bundle)
+    party.installing.unlink()
+
+
+def _check_addressed(party: Party, bundle: Bundle) -> None:
+    """Refuse a bundle of another authority, or for another party."""
+    if not certificates.same_authority(bundle.authority, party.authority.read_bytes()):
         raise UserError("the bundle is of another authority than this folder's")
     if bundle.client != party.client:
         raise UserError(f"the bundle is {bundle.party}'s, and this is {party.name}'s folder")
-    with files.locked(party.lock):
-        check_follows(bundle.roster, party.signed_roster)
-        waiting = next_keys(party)
-        if party.client is None:
-            if not certificates.belongs(bundle.certificate, party.certificate_key.read_bytes()):
-                raise UserError("the bundle's certificate is not about this server's key")
-        elif waiting.identity.is_file() and waiting.public == bundle.identity:
-            _check_own(waiting, bundle)
-            waiting.into(party.identity.parent)
-        else:
-            _check_own(Keys(party.identity.parent), bundle)
-        _write_certificate(party, bundle)
-        adopt(party, bundle.roster.text)
-    return party
+
+
+def _check_newer(party: Party, bundle: Bundle) -> None:
+    """Refuse a bundle from before the last one, or another one of its number."""
+    if not party.installed.is_file():
+        return
+    last = json.loads(party.installed.read_text())
+    if bundle.number < last["number"]:
+        raise UserError(
+            f"the bundle is number {bundle.number}: number {last['number']} was installed here since"
+        )
+    if bundle.number == last["number"] and bundle.digest != last["digest"]:
+        raise UserError(f"there are two bundles with the number {bundle.number}; ask the authority")
+
+
+def _remember(party: Party, bundle: Bundle) -> None:
+    last = {"number": bundle.number, "digest": bundle.digest}
+    files.write_atomically(party.installed, json.dumps(last).encode())
 
 
 def _check_own(keys: Keys, bundle: Bundle) -> None:

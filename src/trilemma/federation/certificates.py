@@ -125,6 +125,39 @@ def new_authority(name: str, until: dt.datetime | None = None) -> Issued:
     """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} authority")])
+    return Issued(_self_signed(key, subject, until), _private_pem(key))
+
+
+def renewed_authority(authority: Issued, until: dt.datetime | None = None) -> bytes:
+    """Certify an authority once more: under its own name, for the key it has.
+
+    Whatever either certificate vouches for, so does the other: parties may have this one or that.
+
+    >>> before = new_authority("demo", until=_now() + dt.timedelta(days=3))
+    >>> after = renewed_authority(before)
+    >>> check_issued(issue_client(before, "client-3").certificate, after)
+    >>> same_authority(after, before.certificate), valid_until(after) > valid_until(before.certificate)
+    (True, True)
+    """
+    return _self_signed(authority._signer(), authority.x509.subject, until)
+
+
+def same_authority(one: bytes, other: bytes) -> bool:
+    """Tell whether two certificates are one authority's: of the same name and key, signed by that key."""
+    first, second = read_certificate(one), read_certificate(other)
+    if first.public_key() != second.public_key() or first.subject != second.subject:
+        return False
+    try:
+        first.verify_directly_issued_by(second)
+        second.verify_directly_issued_by(first)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _self_signed(
+    key: ec.EllipticCurvePrivateKey, subject: x509.Name, until: dt.datetime | None = None
+) -> bytes:
     now = _now()
     certificate = (
         x509.CertificateBuilder()
@@ -139,7 +172,7 @@ def new_authority(name: str, until: dt.datetime | None = None) -> Issued:
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    return Issued(certificate.public_bytes(serialization.Encoding.PEM), _private_pem(key))
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
@@ -318,6 +351,16 @@ def belongs(certificate: bytes, private: bytes) -> bool:
     """
     key = serialization.load_pem_private_key(private, password=None)
     return bool(key.public_key() == read_certificate(certificate).public_key())
+
+
+def is_for(certificate: bytes, request: bytes) -> bool:
+    """Tell whether a certificate is about the key of this signing request.
+
+    >>> authority, request = new_authority("demo"), new_request("client-3")[1]
+    >>> is_for(certify_client(authority, "client-3", request), request)
+    True
+    """
+    return bool(requested_key(request) == read_certificate(certificate).public_key())
 
 
 def check_node_key(public: bytes) -> ec.EllipticCurvePublicKey:

@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 from cryptography import x509
@@ -24,11 +24,14 @@ from trilemma.errors import UserError
 from trilemma.federation import processes
 from trilemma.federation.certificates import belongs
 from trilemma.federation.facts import installed
-from trilemma.federation.layout import Party
+from trilemma.federation.layout import METRICS, Party, metrics_port
 from trilemma.privacy.secrets import Identity
 
 SOON = dt.timedelta(days=30)
 """How long before its end a certificate is spoken of."""
+
+ROOT_SOON = dt.timedelta(days=365)
+"""How long before its end the authority's is: every party has to get the new one from somebody's hand."""
 
 LEAST_DISK = 64 << 20
 """Bytes that must be free, or more where the state is larger: logs, ledgers, the next commits."""
@@ -87,7 +90,10 @@ def certificates(party: Party, now: dt.datetime | None = None) -> Iterator[Findi
     yield from _named(party, own, anew)
     now = now or dt.datetime.now(dt.UTC)
     yield from _valid(party.certificate.name, own, now, anew)
-    yield from _valid(party.authority.name, authority, now, "make a new federation")
+    root = "`trilemma federation renew --authority` where the authority is, and install the bundles"
+    if now > authority.not_valid_after_utc:
+        root = "make a new federation"  # nobody believes what it signs, a new certificate for itself included
+    yield from _valid(party.authority.name, authority, now, root, ROOT_SOON)
 
 
 def _named(party: Party, own: x509.Certificate, anew: str) -> Iterator[Finding]:
@@ -106,7 +112,9 @@ def _named(party: Party, own: x509.Certificate, anew: str) -> Iterator[Finding]:
         yield Finding("certificate", said, anew, True)
 
 
-def _valid(name: str, certificate: x509.Certificate, now: dt.datetime, anew: str) -> Iterator[Finding]:
+def _valid(
+    name: str, certificate: x509.Certificate, now: dt.datetime, anew: str, soon: dt.timedelta = SOON
+) -> Iterator[Finding]:
     clock = "if the date is wrong, set this machine's clock"
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     today = f"and here it is {now:%Y-%m-%d %H:%M} UTC"
@@ -116,7 +124,7 @@ def _valid(name: str, certificate: x509.Certificate, now: dt.datetime, anew: str
     elif now < start:
         said = f"{name} is not valid yet: it is from {start:%Y-%m-%d %H:%M} on, {today}"
         yield Finding("certificate", said, f"set this machine's clock; if that is right, {anew}", True)
-    elif now > end - SOON:
+    elif now > end - soon:
         yield Finding("certificate", f"{name} expires in {(end - now).days} days, on {end:%Y-%m-%d}", anew)
 
 
@@ -159,6 +167,21 @@ def ports(party: Party) -> Iterator[Finding]:
     for process, (host, port) in needed.items():
         if process not in alive:
             yield from _free(process, host, port)
+    yield from _metrics(party, alive)
+
+
+def _metrics(party: Party, alive: set[str]) -> Iterator[Finding]:
+    """Check the port of the metrics that its worker would serve; without them everything else works."""
+    said = os.environ.get(METRICS)
+    try:
+        port = metrics_port(party, said)
+    except UserError as error:
+        yield Finding("ports", str(error), f"set {METRICS}, or `up --metrics`, to a free port", False)
+        return
+    if port is not None and "worker" not in alive:
+        for one in _free("worker", "127.0.0.1", port):
+            said, cure = f"{one.what}: there will be no metrics", "stop that process, or choose another port"
+            yield replace(one, what=said, cure=f"{cure} with `up --metrics` ({METRICS})", stops=False)
 
 
 def _free(process: str, host: str, port: int) -> Iterator[Finding]:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import checks, processes, reaching
+from trilemma.federation import bundles, checks, processes, reaching
 from trilemma.federation.checks import Finding
 from trilemma.federation.facts import Facts
 from trilemma.federation.layout import Party, parties
@@ -43,7 +44,13 @@ def at_start(party: Party) -> list[Finding]:
 
 
 def check_start(party: Party, say: Callable[[str], None] = lambda _: None) -> None:
-    """Refuse to start what cannot work, with all that is wrong and its cure; say the rest."""
+    """Refuse to start what cannot work, with all that is wrong and its cure; say the rest.
+
+    A bundle of which a crash left only part in its place is finished first.
+    """
+    with files.locked(party.lock):
+        if bundles.finish(party):
+            say(f"{party.name}: what the authority sent was installed in part, and is now whole")
     found = at_start(party)
     hopeless = [one for one in found if one.stops]
     for one in found:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import platform
 import tomllib
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trilemma.errors import UserError
+from trilemma.federation.canonical import canonical
 
 if TYPE_CHECKING:
     from trilemma.federation.layout import Party  # not for the guard, which is small
@@ -29,7 +31,7 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class Facts:
-    """Fingerprints of the files that must be the same bytes everywhere, and the versions that are used.
+    """Fingerprints of the files that must be the same everywhere, and the versions that are used.
 
     >>> ours = Facts("ab12", "cd34", "80", "0.1.0", "1.41.0", "3.11")
     >>> Facts.read(ours.plain()) == ours, ours.differences(Facts.read({**ours.plain(), "roster": "ef56"}))
@@ -57,7 +59,7 @@ class Facts:
             examples = "unreadable"
         return cls(
             config=fingerprint(folder / "config.toml"),
-            roster=fingerprint(folder / "roster.json"),
+            roster=_roster(folder / "roster.json"),
             examples=str(examples)[:40],
             trilemma=installed("trilemma"),
             flower=installed("flwr"),
@@ -95,6 +97,15 @@ def fingerprint(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:SHOWN]
     except OSError:
         return "missing"
+
+
+def _roster(path: Path) -> str:
+    """Return a fingerprint of what a roster says: its signature may be another one that holds as well."""
+    try:
+        said = canonical(json.loads(path.read_bytes())["roster"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return fingerprint(path)
+    return hashlib.sha256(said).hexdigest()[:SHOWN]
 
 
 def installed(package: str) -> str:

@@ -8,9 +8,11 @@ X25519 keys that the server carries (`trilemma.privacy.secrets`).
 from __future__ import annotations
 
 import shutil
+import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import authority as authorities
 from trilemma.federation import bundles, certificates, layout, membership, provisioning
@@ -69,24 +71,54 @@ def _member(request: Request) -> Member:
     return request.member()
 
 
-def installed(
-    folder: Path, bundle: Bundle, task: Path | None = None, budget: float | None = None
-) -> tuple[Party, float | None]:
-    """Install a bundle; a new client also gets its task and its budget. Return the party, and its limit on ε.
+def is_new(folder: Path) -> bool:
+    """Tell whether a folder is no party's yet: a request's, or one that a crash left unfinished."""
+    return not (folder / layout.PUBLIC).is_file() or (folder / layout.UNFINISHED).is_file()
 
-    A folder in which something is wrong is left as it was: with its keys and its request alone.
+
+def installed(
+    folder: Path,
+    bundle: Bundle,
+    task: Path | None = None,
+    budget: float | None = None,
+    plugins: Sequence[Path] = (),
+) -> tuple[Party, float | None]:
+    """Install a bundle; a new client also gets its task, its plugins and its budget.
+
+    Return the party, and its limit on ε. A folder in which something is wrong is left as it was: with its
+    keys and its request alone. One in which a crash came in between is a new one still.
     """
-    if (folder / layout.PUBLIC).is_file():
+    if not is_new(folder):
         return bundles.install(folder, bundle), None
     before = set(folder.iterdir()) if folder.is_dir() else set()
     try:
-        if task is not None and not task.is_file():
-            raise UserError(f"there is no {task}")
-        party = bundles.install(folder, bundle)
+        for given in ([] if task is None else [task]) + list(plugins):
+            if not given.is_file():
+                raise UserError(f"there is no {given}")
+        party = bundles.begin(folder, bundle)
         if task is not None:
             copy_task(task.resolve(), party.folder, layout.TASK)
-        return party, write_budgets([party], load_task(party), budget)
+        _copy_plugins(party, plugins)
+        limit = write_budgets([party], load_task(party), budget)
+        (folder / layout.UNFINISHED).unlink()
+        return party, limit
     except UserError:
         for path in set(folder.iterdir()) - before if folder.is_dir() else ():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
+
+
+def _copy_plugins(party: Party, given: Sequence[Path]) -> None:
+    """Put the plugins where the configuration looks for them; it has their digests, and refuses others."""
+    named = [name.partition("#")[0] for name in tomllib.loads(party.config.read_text()).get("plugins", [])]
+    wanted = {name for name in named if name.endswith(".py")}
+    for path in given:
+        if path.name not in wanted:
+            allowed = ", ".join(sorted(wanted)) or "none"
+            raise UserError(f"the configuration has no plugin {path.name!r}; allowed: {allowed}")
+        files.write_atomically(party.folder / path.name, path.read_bytes())
+    if missing := sorted(name for name in wanted if not (party.folder / name).is_file()):
+        raise UserError(
+            f"the configuration wants {', '.join(missing)}, which no bundle carries: get the file from who "
+            "founded the federation, look at it, and give it with --plugin"
+        )

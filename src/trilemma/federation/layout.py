@@ -33,8 +33,15 @@ from trilemma.task.file import task_digest
 PUBLIC = "federation.toml"
 CONFIG = "config.toml"
 TASK = "task.py"
+UNFINISHED = "unfinished"
+"""There while a new client's folder is being made: its task, its plugins and its budget may be missing."""
 REPRODUCIBLE = "TRILEMMA_REPRODUCIBLE"
 """Environment variable without which a client whose noise is no secret refuses to work."""
+METRICS = "TRILEMMA_METRICS"
+"""Environment variable of a party's worker: the port of the server's metrics on loopback.
+
+Client i's is the one i + 1 after it, so that all parties of a pilot have one of their own. Off without it.
+"""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -168,7 +175,7 @@ class Party:
         unnamed = cls(folder, None)
         if not unnamed.identity.is_file():
             raise UserError(f"{folder.name!r} is no party; allowed: server, client-0, client-1, …")
-        return cls(folder, unnamed.keys.index(Identity.load(unnamed.identity).public))
+        return cls(folder, unnamed.signed_roster.place_of(Identity.load(unnamed.identity).public))
 
     @property
     def name(self) -> str:
@@ -193,11 +200,11 @@ class Party:
     @property
     def terms(self) -> str:
         """Digest of what all parties of an epoch must have agreed on: configuration, `examples`, roster."""
-        return self.terms_with(self.roster.read_bytes())
+        return self.terms_with(self.signed_roster)
 
-    def terms_with(self, roster: bytes) -> str:
-        """Return the terms as they are with this roster."""
-        return _digest(self.config.read_bytes(), roster, str(self.federation.examples).encode())
+    def terms_with(self, roster: SignedRoster) -> str:
+        """Return the terms as they are with this roster: with what it says, whoever's hand wrote it down."""
+        return _digest(self.config.read_bytes(), roster.message, str(self.federation.examples).encode())
 
     @property
     def task_digest(self) -> str:
@@ -250,6 +257,16 @@ class Party:
         return self.folder / "known.json"
 
     @property
+    def installing(self) -> Path:
+        """The bundle that is being installed: there while not all of it is in its place."""
+        return self.folder / "installing.json"
+
+    @property
+    def installed(self) -> Path:
+        """Which bundle was installed last."""
+        return self.folder / "memory" / "bundle"
+
+    @property
     def keys(self) -> Roster:
         """Everybody's identity public keys, as the roster in force has them."""
         return self.signed_roster.keys
@@ -290,6 +307,8 @@ class Party:
 
     def check(self) -> None:
         """Refuse to work in a folder that is not complete, or whose secrets others here can read."""
+        if (self.folder / UNFINISHED).is_file():
+            raise UserError(f"{self.folder} is not complete: install the bundle once more, as it was begun")
         own = (self.executor_secret,) if self.client is None else (self.identity, self.node_key)
         tls = (self.authority, self.certificate, self.certificate_key)
         for path in (self.config, self.roster, *tls, *own):
@@ -364,6 +383,23 @@ class Party:
     def flower_home(self) -> Path:
         """Flower's own configuration folder (FLWR_HOME)."""
         return self.folder / "flwr"
+
+
+def metrics_port(party: Party, base: str | None) -> int | None:
+    """Return where a party's metrics are, given the first port; None where they are off.
+
+    >>> metrics_port(Party(Path("client-2"), 2), "9400"), metrics_port(Party(Path("server"), None), None)
+    (9403, None)
+    >>> metrics_port(Party(Path("server"), None), "many")
+    Traceback (most recent call last):
+    trilemma.errors.UserError: TRILEMMA_METRICS = 'many': allowed is a port, 1 to 65535
+    """
+    if not base or base == "0":
+        return None
+    port = int(base) + (0 if party.client is None else 1 + party.client) if base.isdigit() else 0
+    if not 1 <= port <= 65535:
+        raise UserError(f"{METRICS} = {base!r}: allowed is a port, 1 to 65535")
+    return port
 
 
 def _digest(*contents: bytes) -> str:

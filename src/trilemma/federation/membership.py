@@ -12,6 +12,7 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trilemma import files
 from trilemma.config import load
 from trilemma.errors import UserError
 from trilemma.federation import adoption, bundles, certificates, layout, provisioning
@@ -94,9 +95,9 @@ def _certified(
 ) -> tuple[SignedRoster, int]:
     name = f"client-{place}"
     certificate = certificates.certify_client(authority.issued, name, request.certificate)
-    roster = authority.enact(authority.sign(authority.roster.federation, clients))
-    authority.keep(name, certificate)
-    return roster, place
+    roster = authority.sign(authority.roster.federation, clients)
+    authority.keep(name, certificate)  # first: who is on the newest roster can be handed a bundle
+    return authority.enact(roster), place
 
 
 def _check_enough(authority: Authority, clients: int) -> None:
@@ -206,5 +207,25 @@ def rotate(folder: Path, name: str, request: Request | None, lost: bool = False)
                 f"client {place}'s folder is not here: it makes its own keys (`trilemma federation rotate` "
                 "on its own folder) and sends its request"
             )
-        request = Request.load(request_rotation(own))
+        request = Request.load(ask_for_keys(own))
+    if _granted(authority, place, request):
+        return spread(authority, authority.roster, place)
     return spread(authority, *replace_keys(authority, place, request, lost))
+
+
+def ask_for_keys(client: Party) -> Path:
+    """Make a client's next keys, or find those that wait; return the request for them."""
+    with files.locked(client.lock):
+        bundles.finish(client)
+        return request_rotation(client)
+
+
+def _granted(authority: Authority, place: int, request: Request) -> bool:
+    """Tell whether a client has the keys of its request already: it came twice, or a crash in between."""
+    member = authority.roster.clients[place]
+    certificate = authority.given(f"client-{place}")
+    return (
+        (request.name, request.identity, request.node) == (member.name, member.identity, member.node)
+        and certificate is not None
+        and certificates.is_for(certificate, request.certificate)
+    )

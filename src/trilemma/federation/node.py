@@ -27,6 +27,7 @@ from trilemma.errors import UserError
 from trilemma.federation import events, wire
 from trilemma.federation.admission import HEADROOM
 from trilemma.federation.adoption import adopt, counted_on
+from trilemma.federation.bundles import finish
 from trilemma.federation.journal import Again, Entry, Journal, what_to_do, what_to_tell
 from trilemma.federation.layout import Party
 from trilemma.federation.long_blocks import LongBlocks
@@ -94,6 +95,7 @@ class Node:
         raise Refused(reason)
 
     def _handle(self, block: bytes) -> bytes:
+        finish(self.party)
         return self._handlers.get(wire.kind_of(block), self._unknown)(block)
 
     @property
@@ -164,10 +166,13 @@ class Node:
         """Take the roster that a hello shows into force, where the authority signed it after this one."""
         if not hello.roster or hello.roster == self.party.roster.read_text():
             return
+        before = self.party.signed_roster
         try:
             roster = adopt(self.party, hello.roster)
         except UserError as error:
             raise Refused(Reason.ROSTER, str(error)) from None
+        if roster == before:
+            return  # the same, otherwise signed or written
         self.say(events.ROSTER_ADOPTED(serial=roster.serial, clients=list(roster.keys.members)))
 
     def _keys(self, block: bytes) -> bytes:

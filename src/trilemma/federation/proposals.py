@@ -1,8 +1,9 @@
 """What a server proposes to a client, in numbers its owner can judge, worked out by the client itself.
 
 A server proposes a run by its name. All the rest of the manifest is computed from the client's own folder:
-nothing in it is the server's word. A run that is not allowed is refused, and its manifest kept for the owner
-to look at (`trilemma federation proposals`) and to accept (`trilemma federation allow`).
+nothing in it is the server's word. A run that is not allowed is refused, and its name kept for the owner to
+look at (`trilemma federation proposals`) and to accept (`trilemma federation allow`). What it means is worked
+out when somebody looks: who takes part, whom the client counts on and so what a run costs change meanwhile.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trilemma import files
 from trilemma.federation.layout import Party
@@ -65,16 +66,18 @@ def check_allowed(party: Party, task: PartyTask, run: str) -> None:
     party.run_folder(run)  # a name from outside: refused where it is none
     if Permission.load(party.allowed).allows(run, party.plan, lambda: planned_epsilon(task, party)):
         return
-    if not any(known.run == run and known.plan == party.plan for known in proposed(party)):
-        _keep(party, Manifest.of(party, task, run))  # worked out once: a server may propose it every second
+    if not _kept(party, run).is_file():  # once: a server may propose it every second
+        _keep(party, run)
     raise Refused(Reason.ALLOWED, f"run {run!r}: `trilemma federation allow {party.folder} {run}`")
 
 
 def proposed(party: Party) -> Iterator[Manifest]:
-    """Return what was proposed to a client and refused, the newest first; a broken file is none."""
+    """Return what was proposed to a client and refused, the newest first, as it is now."""
+    manifest = None
     for path in sorted(party.proposals.glob("*.json"), key=lambda path: -path.stat().st_mtime_ns):
-        with suppress(ValueError, TypeError, RecursionError):
-            yield Manifest(**json.loads(path.read_text()))
+        if manifest is None:
+            manifest = Manifest.of(party, load_task(party), path.stem)
+        yield replace(manifest, run=path.stem)
 
 
 def allow(party: Party, run: str) -> Manifest:
@@ -82,13 +85,16 @@ def allow(party: Party, run: str) -> Manifest:
     party.run_folder(run)
     manifest = Manifest.of(party, load_task(party), run)
     Permission.load(party.allowed).with_run(run, manifest.plan).save(party.allowed)
-    (party.proposals / f"{run}.json").unlink(missing_ok=True)
+    _kept(party, run).unlink(missing_ok=True)
     return manifest
 
 
-def _keep(party: Party, manifest: Manifest) -> None:
-    text = json.dumps(asdict(manifest), indent=1).encode()
-    files.write_atomically(party.proposals / f"{manifest.run}.json", text)
+def _kept(party: Party, run: str) -> Path:
+    return party.proposals / f"{run}.json"
+
+
+def _keep(party: Party, run: str) -> None:
+    files.write_atomically(_kept(party, run), json.dumps({"run": run}).encode())
     oldest = sorted(party.proposals.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     for path in oldest[:-KEPT]:
         path.unlink(missing_ok=True)

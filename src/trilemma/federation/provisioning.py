@@ -16,7 +16,7 @@ from trilemma.errors import UserError
 from trilemma.federation import authority as authorities
 from trilemma.federation import certificates
 from trilemma.federation.authority import Authority
-from trilemma.federation.layout import CONFIG, PUBLIC, TASK, Federation, Party, parties
+from trilemma.federation.layout import CONFIG, PUBLIC, TASK, UNFINISHED, Federation, Party, parties
 from trilemma.federation.permission import Permission
 from trilemma.federation.rosters import Member, SignedRoster
 from trilemma.plugins import Plugin
@@ -93,7 +93,7 @@ def complete_folder(party: Party, authority: bytes, roster: SignedRoster) -> Non
 
     A client counts on those who are on the first roster it gets.
     """
-    first = not party.roster.is_file()
+    first = not party.roster.is_file() or (party.folder / UNFINISHED).is_file()
     party.authority.parent.mkdir(exist_ok=True)
     party.authority.write_bytes(authority)
     if not party.executor_secret.is_file():

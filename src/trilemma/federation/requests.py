@@ -13,7 +13,6 @@ the new keys wait in `secrets/next/` until the authority has answered.
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,11 @@ from typing import Annotated, Any, Literal
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from trilemma import files
 from trilemma.errors import PrivacyError, UserError
-from trilemma.federation import certificates
+from trilemma.federation import certificates, signed_files
 from trilemma.federation.layout import Party
 from trilemma.federation.rosters import (
     NAME,
@@ -36,9 +35,9 @@ from trilemma.federation.rosters import (
     Signature,
     SignedRoster,
     check_name,
-    complaint,
     succession,
 )
+from trilemma.federation.signed_files import Content, Ecdsa, Strict
 from trilemma.privacy.secrets import Identity, check_signature
 
 LARGEST = 16384
@@ -46,8 +45,8 @@ LARGEST = 16384
 REQUEST = "request.json"
 
 
-class _Content(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _Content(Content):
+    heading = b"trilemma request v1"
     version: Literal[1] = 1
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     identity: Key
@@ -55,17 +54,11 @@ class _Content(BaseModel):
     certificate: Annotated[str, Field(max_length=4096)]
     former: Former | None = None
 
-    @property
-    def message(self) -> bytes:
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return b"trilemma request v1\n" + text.encode()
 
-
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _File(Strict):
     request: _Content
     identity: Signature
-    node: Annotated[str, Field(pattern="^([0-9a-f]{2}){8,110}$")]
+    node: Ecdsa
 
 
 @dataclass(frozen=True)
@@ -95,9 +88,15 @@ class Keys:
         return Identity.load(self.identity).public.hex()
 
     def into(self, secrets: Path) -> None:
-        """Move them to where a client's own keys are, in place of those."""
-        for path in (self.identity, self.node, self.tls):
-            path.replace(secrets / path.name)
+        """Move them to where a client's own keys are, in place of those; what was moved before stays there.
+
+        The identity goes last: as long as it waits, so does what belongs to it.
+        """
+        if not self.folder.is_dir():
+            return
+        for path in (self.tls, self.node, self.identity):
+            if path.is_file():
+                path.replace(secrets / path.name)
         self.folder.rmdir()
         files.sync_folder(secrets)
 
@@ -120,21 +119,14 @@ class Request:
     def load(cls, path: Path) -> Request:
         """Read a file that anybody may have written."""
         try:
-            if path.stat().st_size > LARGEST:
-                raise UserError(f"it has more than {LARGEST} bytes")
-            return cls.read(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from None
+            return cls.read(signed_files.text_in(path, LARGEST))
         except UserError as error:
             raise UserError(f"{path} is no request that can be granted: {error}") from None
 
     @classmethod
     def read(cls, text: str) -> Request:
         """Read a request; refuse one whose sender does not have the keys it names."""
-        try:
-            found = _File.model_validate_json(text)
-        except ValidationError as error:
-            raise UserError(complaint(error)) from None
+        found = signed_files.read(text, _File)
         content = found.request
         certificates.requested_key(content.certificate.encode())
         node = certificates.check_node_key(content.node.encode())
@@ -162,13 +154,15 @@ def make_request(folder: Path, name: str) -> Path:
 
 
 def request_rotation(client: Party) -> Path:
-    """Make a client's next keys beside its present ones; its present identity, if it is there, signs."""
+    """Make a client's next keys beside its present ones; its present identity, if it is there, signs.
+
+    Keys that wait already are asked for once more: the authority may have granted them meanwhile.
+    """
     assert client.client is not None
     member = client.signed_roster.clients[client.client]
-    waiting = next_keys(client)
-    if waiting.folder.exists():
-        shutil.rmtree(waiting.folder)  # of a request that was never answered
-    keys = new_keys(waiting.folder)
+    keys = next_keys(client)
+    if not keys.folder.exists():
+        keys = new_keys(keys.folder)
     former = None
     if client.identity.is_file():
         signature = succession(Identity.load(client.identity), bytes.fromhex(keys.public))
@@ -182,13 +176,17 @@ def next_keys(client: Party) -> Keys:
 
 
 def new_keys(folder: Path) -> Keys:
-    """Make a client's three keys in a folder of their own."""
-    keys = Keys(folder)
-    folder.mkdir(mode=0o700)
-    Identity.generate().save(keys.identity)
-    files.write_atomically(keys.node, certificates.new_node_key()[0], secret=True)
-    files.write_atomically(keys.tls, certificates.new_request("client")[0], secret=True)
-    return keys
+    """Make a client's three keys in a folder of their own: all of them are there, or none."""
+    begun = Keys(folder.with_name(folder.name + ".tmp"))
+    if begun.folder.exists():
+        shutil.rmtree(begun.folder)
+    begun.folder.mkdir(mode=0o700)
+    Identity.generate().save(begun.identity)
+    files.write_atomically(begun.node, certificates.new_node_key()[0], secret=True)
+    files.write_atomically(begun.tls, certificates.new_request("client")[0], secret=True)
+    begun.folder.rename(folder)
+    files.sync_folder(folder.parent)
+    return Keys(folder)
 
 
 def _write(path: Path, keys: Keys, name: str, former: Former | None = None) -> Path:
@@ -208,12 +206,13 @@ def request_for(keys: Keys, name: str, former: Former | None = None) -> str:
         certificate=certificates.request_for(keys.tls.read_bytes(), "client").decode(),
         former=former,
     )
-    whole = {
-        "request": content.model_dump(mode="json"),
-        "identity": identity.sign(content.message).hex(),
-        "node": node.sign(content.message, ec.ECDSA(hashes.SHA256())).hex(),
-    }
-    return json.dumps(whole, indent=1) + "\n"
+    return signed_files.text_of(
+        _File(
+            request=content,
+            identity=identity.sign(content.message).hex(),
+            node=node.sign(content.message, ec.ECDSA(hashes.SHA256())).hex(),
+        )
+    )
 
 
 def _private(text: bytes) -> Any:

@@ -5,8 +5,7 @@
 
 Client i is the i-th of `clients`, for good: who is removed keeps its place, who comes later gets a new one.
 Each roster has a serial number, and a party that has seen one takes none with a smaller number. The signature
-is the authority's (ECDSA, P-256, the key of its certificate) on the canonical JSON of `roster`, so that there
-is one text to sign for every content.
+is the authority's (ECDSA, P-256, the key of its certificate) on what the roster says (`signed_files`).
 
 A client that exchanges its keys stays who it was: its former identity signs the new one, and the signatures
 stay on the roster (`former`), for parties that believe the authority about certificates and each other about
@@ -15,19 +14,19 @@ who they are.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trilemma import files
 from trilemma.errors import PrivacyError, UserError
-from trilemma.federation import certificates
+from trilemma.federation import certificates, signed_files
+from trilemma.federation.signed_files import Content, Ecdsa, Strict
 from trilemma.privacy.secrets import Identity, Roster, check_signature
 
 LARGEST = 800_000
@@ -45,19 +44,17 @@ class RosterError(PrivacyError):
     """A roster that is not believed."""
 
 
-class Former(BaseModel):
+class Former(Strict):
     """An identity that a client had before, and its signature under the one that came after it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     identity: Key
     signature: Signature | None = None
     """None where the former identity was lost: then the authority alone says who follows."""
 
 
-class Member(BaseModel):
+class Member(Strict):
     """One client: its name, its identity (Ed25519) and its node key (OpenSSH), both public halves."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     identity: Key
     node: Annotated[str, Field(max_length=300)]
@@ -106,10 +103,8 @@ def _succeeds(former: Former, after: str) -> bool:
     return True
 
 
-class _Content(BaseModel):
-    """What is signed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _Content(Content):
+    heading = b"trilemma signed roster v2"
     version: Literal[2] = 2
     federation: Annotated[str, Field(max_length=200)]
     serial: Annotated[int, Field(ge=1, lt=1 << 53)]
@@ -130,22 +125,15 @@ class _Content(BaseModel):
             raise ValueError("a roster lists at least one client")
         return self
 
-    @property
-    def message(self) -> bytes:
-        """The one text that stands for this content."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return b"trilemma signed roster v2\n" + text.encode()
 
-
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _File(Strict):
     roster: _Content
-    signature: Annotated[str, Field(pattern="^([0-9a-f]{2}){8,80}$")]
+    signature: Ecdsa
 
 
 @dataclass(frozen=True)
 class SignedRoster:
-    """A roster and the authority's signature.
+    """A roster and the authority's signature. Two that say the same are equal, whatever their signatures.
 
     >>> authority = certificates.new_authority("demo")
     >>> node = certificates.new_node_key()[1].decode()
@@ -161,7 +149,7 @@ class SignedRoster:
     federation: str
     serial: int
     clients: tuple[Member, ...]
-    signature: str
+    signature: str = field(compare=False)
 
     @classmethod
     def sign(
@@ -171,7 +159,7 @@ class SignedRoster:
         try:
             content = _Content(federation=federation, serial=serial, clients=clients)
         except ValidationError as error:
-            raise RosterError(f"that would be no roster: {complaint(error)}") from None
+            raise RosterError(f"that would be no roster: {signed_files.complaint(error)}") from None
         return cls(federation, serial, clients, authority.sign(content.message).hex())
 
     @classmethod
@@ -196,9 +184,17 @@ class SignedRoster:
     @property
     def text(self) -> str:
         """The roster as a file holds it, and a hello carries it."""
-        content = _Content(federation=self.federation, serial=self.serial, clients=self.clients)
-        whole = {"roster": content.model_dump(mode="json"), "signature": self.signature}
-        return json.dumps(whole, indent=1) + "\n"
+        return signed_files.text_of(_File.model_construct(roster=self._content, signature=self.signature))
+
+    @property
+    def message(self) -> bytes:
+        """The one text that stands for what it says."""
+        return self._content.message
+
+    @property
+    def _content(self) -> _Content:
+        # Checked when it was signed or read.
+        return _Content.model_construct(federation=self.federation, serial=self.serial, clients=self.clients)
 
     @property
     def keys(self) -> Roster:
@@ -210,6 +206,13 @@ class SignedRoster:
     def nodes(self) -> dict[int, bytes]:
         """The node keys of those who are clients now, by place."""
         return {place: self.clients[place].node.encode() for place in self.keys.members}
+
+    def place_of(self, identity: bytes) -> int:
+        """Return the place of the client that has this identity, or had it before."""
+        for place, one in enumerate(self.clients):
+            if identity.hex() in (one.identity, *(old.identity for old in one.former)):
+                return place
+        raise RosterError("this identity is not on the roster")
 
     def place(self, name: str) -> int:
         """Return the place of a client that is called by its number, its folder's name or its own name."""
@@ -229,9 +232,9 @@ class SignedRoster:
 def _read(text: str, authority: bytes) -> SignedRoster:
     """Read and check a roster; the same one is asked for with every question, and stays what it is."""
     try:
-        found = _File.model_validate_json(text)
-    except ValidationError as error:
-        raise RosterError(f"this is no roster: {complaint(error)}") from None
+        found = signed_files.read(text, _File)
+    except UserError as error:
+        raise RosterError(f"this is no roster: {error}") from None
     content = found.roster
     certificates.check_signed(
         authority,
@@ -284,10 +287,3 @@ def check_follows(new: SignedRoster, old: SignedRoster) -> None:
             raise RosterError(f"the roster has forgotten which identities client {place} had before")
         if before.identity != (since[0].identity if since else after.identity):
             raise RosterError(f"the roster does not say which identity client {place} had before")
-
-
-def complaint(error: ValidationError) -> str:
-    """Return the first thing that is wrong, without what somebody wrote there."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]

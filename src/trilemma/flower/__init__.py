@@ -23,9 +23,3 @@ CERTIFICATE, CERTIFICATE_KEY = "TRILEMMA_CERTIFICATE", "TRILEMMA_CERTIFICATE_KEY
 
 SILENCE = "TRILEMMA_SILENCE"
 """Environment variable of a SuperNode: seconds without asking for work after which it starts itself anew."""
-
-METRICS = "TRILEMMA_METRICS"
-"""Environment variable of a party's worker: the port of the server's metrics on loopback.
-
-Client i's is the one i + 1 after it, so that all parties of a pilot have one of their own. Off without it.
-"""

@@ -22,32 +22,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trilemma.errors import UserError
 from trilemma.federation.event_log import events_file, read_events
 from trilemma.federation.events import Event, Say
-from trilemma.federation.layout import Party
+from trilemma.federation.layout import Party, metrics_port
 from trilemma.federation.peers import Door, door_file
-from trilemma.flower import METRICS
 
 log = logging.getLogger("flwr")
-
-
-def metrics_port(party: Party, base: str | None) -> int | None:
-    """Return where a party's metrics are, given the first port; None where they are off.
-
-    >>> from pathlib import Path
-    >>> metrics_port(Party(Path("client-2"), 2), "9400"), metrics_port(Party(Path("server"), None), None)
-    (9403, None)
-    >>> metrics_port(Party(Path("server"), None), "many")
-    Traceback (most recent call last):
-    trilemma.errors.UserError: TRILEMMA_METRICS = 'many': allowed is a port, 1 to 65535
-    """
-    if not base or base == "0":
-        return None
-    port = int(base) + (0 if party.client is None else 1 + party.client) if base.isdigit() else 0
-    if not 1 <= port <= 65535:
-        raise UserError(f"{METRICS} = {base!r}: allowed is a port, 1 to 65535")
-    return port
 
 
 class ServerMetrics:

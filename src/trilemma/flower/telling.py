@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.events import Event, Say, silent, to_all
-from trilemma.federation.layout import Party
-from trilemma.flower import METRICS
+from trilemma.federation.layout import METRICS, Party
 
 if TYPE_CHECKING:
     from trilemma.flower.metrics import Metrics

@@ -31,11 +31,12 @@ def party_line(one: Found) -> PartyLine:
     role: Role = "server" if one.folder.name == "server" else "client"
     try:
         with readable(one.folder):
-            facts = Party.open(one.folder).federation
+            party = Party.open(one.folder)
+            facts, clients = party.federation, len(party.keys.members)
     except UserError as error:
         return PartyLine(id=one.id, name=one.name, role=role, problem=shown(str(error)))
     name = shown(str(facts.name))
-    return PartyLine(id=one.id, name=one.name, role=role, federation=name, clients=facts.clients)
+    return PartyLine(id=one.id, name=one.name, role=role, federation=name, clients=clients)
 
 
 def party_view(one: Found, index: Index) -> PartyView:
