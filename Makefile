@@ -10,7 +10,7 @@ endif
 export FLWR_TELEMETRY_ENABLED = 0
 export MPLBACKEND = Agg
 
-.PHONY: demo test check audit chaos lint types imports docs-reference docs-results docs dist clean help
+.PHONY: demo test check nightly audit chaos lint types imports docs-reference docs-results docs dist clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -28,13 +28,16 @@ demo: $(VENV)/.runtime  ## train on phishing with 3 liars among 7 clients: robus
 	$(BIN)/trilemma demo --out runs/demo
 
 test: $(VENV)/.dev lint types imports  ## everything CI runs
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal -m "not nightly"
 
 check: $(VENV)/.dev lint types imports  ## the inner loop: everything but the slow tests
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not federation" --hypothesis-profile quick
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not federation and not nightly" --hypothesis-profile quick
 
 audit: $(VENV)/.runtime  ## nightly: attack every private algorithm under every threat model, beside its certificate
 	$(BIN)/python -m trilemma.audit
+
+nightly: audit chaos  ## all that takes too long for every change
+	$(BIN)/pytest -m nightly --timeout 1800
 
 chaos: $(VENV)/.dev  ## nightly: kill processes for two minutes, try lists of faults and broken bytes for some more
 	TRILEMMA_CHAOS=$${TRILEMMA_CHAOS:-120} $(BIN)/pytest -s tests/flower/test_flower_chaos.py

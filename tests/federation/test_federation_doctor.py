@@ -7,6 +7,7 @@ import errno
 import json
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -191,6 +192,16 @@ def test_a_taken_port_for_metrics_is_named_and_stops_nobody(folder, name, monkey
     monkeypatch.setenv(METRICS, "many")
     (finding,) = checks.ports(party)
     assert "allowed is a port" in finding.what
+
+
+def test_a_port_that_a_killed_process_is_about_to_let_go_is_waited_for(folder, monkeypatch):
+    server = Party.open(folder / "server")
+    monkeypatch.setattr(checks, "_holder", lambda port: None)
+    held = socket.create_server(("127.0.0.1", server.federation.superlink_port))
+    ends = threading.Timer(0.3, held.close)
+    ends.start()
+    assert list(checks.ports(server)) == []
+    ends.join()
 
 
 def test_an_address_that_is_not_this_machines_is_named(folder):

@@ -255,10 +255,10 @@ def test_whatever_a_file_says_it_is_refused_as_what_it_is(handed, data):
     bent = path.with_name("bent.json")
     bent.write_bytes(content[:place] + piece + content[place + length :])
     try:
-        load(bent)
+        taken = load(bent)
     except UserError:
         return
-    assert json.loads(bent.read_bytes()) == json.loads(content), "only what means the same is taken"
+    assert taken == load(path), "only what means the same is taken"
 
 
 @pytest.fixture(scope="module")

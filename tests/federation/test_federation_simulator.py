@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from random import Random
 
 import pytest
 from fault_simulator import (
@@ -165,14 +166,15 @@ def test_a_sabotaged_federation_is_found_out(monkeypatch, sabotage, tolerate, fa
 
 @pytest.mark.slow
 def test_a_sabotage_is_found_among_generated_lists_and_shrunk_to_the_shortest(monkeypatch):
-    unpaid_after_a_loss(monkeypatch)
-
     def breaks(faults):
-        try:
-            happens(faults, 0)
-        except AssertionError:
-            return True
-        return False
+        with monkeypatch.context() as patch:  # afresh: this sabotage remembers
+            applied_before_it_is_written(patch)
+            try:
+                happens(faults, 0)
+            except AssertionError:
+                return True
+            return False
 
-    shortest = find(lists_of_faults(0), breaks, settings=settings(max_examples=2000, deadline=None))
-    assert len(shortest) <= 3, shortest
+    looked_for = settings(max_examples=2000, deadline=None, database=None)
+    shortest = find(lists_of_faults(0), breaks, settings=looked_for, random=Random(1))
+    assert len(shortest) == 1, shortest

@@ -11,6 +11,7 @@ import errno
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,9 @@ ROOT_SOON = dt.timedelta(days=365)
 
 LEAST_DISK = 64 << 20
 """Bytes that must be free, or more where the state is larger: logs, ledgers, the next commits."""
+
+PORT_PATIENCE = 5.0
+"""Seconds for which a port may stay taken by a process that is no longer there."""
 
 FLOWER = "1.41."
 """How the version of Flower begins that the carrier is written for."""
@@ -187,10 +191,10 @@ def _metrics(party: Party, alive: set[str]) -> Iterator[Finding]:
 def _free(process: str, host: str, port: int) -> Iterator[Finding]:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        socket.create_server((host, port), family=family).close()
+        _listen(host, port, family)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            said = f"port {port} of {host}, the {process}'s, is taken by {_holder(port)}"
+            said = f"port {port} of {host}, the {process}'s, is taken by {_holder(port) or 'another process'}"
             cure = "stop that process; or change `port` in everybody's federation.toml, which moves them all"
         elif error.errno == errno.EACCES:
             said, cure = f"port {port} may not be opened by this user", "choose one above 1023 with `init`"
@@ -200,7 +204,23 @@ def _free(process: str, host: str, port: int) -> Iterator[Finding]:
         yield Finding("ports", said, cure, True)
 
 
-def _holder(port: int) -> str:
+def _listen(host: str, port: int, family: socket.AddressFamily) -> None:
+    """Listen for a moment; wait for a port that is taken by nobody who can be named.
+
+    A process that was killed keeps its sockets until its last thread has ended, which a busy disk delays, and
+    is no longer among those that live.
+    """
+    until = time.monotonic() + PORT_PATIENCE
+    while True:
+        try:
+            return socket.create_server((host, port), family=family).close()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > until or _holder(port):
+                raise
+        time.sleep(0.1)
+
+
+def _holder(port: int) -> str | None:
     """Say who listens at a port, where the system tells."""
     try:
         for one in psutil.net_connections("tcp"):
@@ -208,7 +228,7 @@ def _holder(port: int) -> str:
                 return f"process {one.pid} ({psutil.Process(one.pid).name()})"
     except psutil.Error:
         pass
-    return "another process"
+    return None
 
 
 def disk(party: Party) -> Iterator[Finding]:
