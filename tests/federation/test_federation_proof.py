@@ -22,6 +22,7 @@ from federation_harness import (
 )
 from trilemma.errors import UserError
 from trilemma.federation import spending, wire
+from trilemma.federation.replay import replay
 from trilemma.privacy.ledger import Ledger
 from trilemma.simulate import engine
 
@@ -83,6 +84,10 @@ def test_nodes_equal_the_stacked_simulation(tmp_path, name):
     share_seeds(parties, config)
     coordinator(parties, Direct(parties))[0].go()
     check_against_simulation(parties, config, "run")
+    replayed = replay(parties[0], "run")
+    assert replayed.expelled == ()
+    for part, tensor in result_of(parties, "run").items():
+        assert torch.equal(tensor, replayed.broadcast[part])
 
 
 COMPRESSED = {
@@ -146,7 +151,7 @@ def test_a_server_that_is_started_again_understands_multiples_of_earlier_gradien
 def test_a_client_silent_in_the_second_exchange_is_absent(tmp_path):
     """It gave its table and then nothing: the round goes on, its state is as before, others' are used."""
     config = small_config(CLIENTS, *COMPRESSED["sketch"], "data.holders=all", rounds=ROUNDS)
-    parties = make(tmp_path / "federation", CLIENTS, config)
+    parties = make(tmp_path / "federation", CLIENTS, config, transcript=True)
     runner, _ = coordinator(
         parties,
         Direct(
@@ -158,6 +163,8 @@ def test_a_client_silent_in_the_second_exchange_is_absent(tmp_path):
     )
     runner.go()
     assert [record["absent"] for record in runner.log.records()] == [[2]] * ROUNDS
+    replayed = replay(parties[0], "run")
+    assert torch.equal(result_of(parties, "run")["params"], replayed.broadcast["params"])
 
 
 def test_a_client_answers_one_second_question_of_its_last_round(tmp_path):

@@ -26,15 +26,14 @@ import pytest
 import torch
 from flower_harness import Real, free_ports
 
-from federation_harness import Direct, coordinator, make, result_of, share_seeds, small_config, transcript
+from federation_harness import Direct, coordinator, make, result_of, share_seeds, small_config
 from trilemma.errors import UserError
 from trilemma.federation import processes
 from trilemma.federation.layout import Timing, parties
-from trilemma.federation.task import load_task
+from trilemma.federation.replay import replay
 from trilemma.federation.under_way import run_under_way
 from trilemma.flower import deployment
 from trilemma.flower.control import connect
-from trilemma.learning.messages import Messages
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -123,21 +122,6 @@ class Chaos:
         )
 
 
-def replayed(real: Real, run: str) -> torch.Tensor:
-    """What follows from the messages that were heard, round by round."""
-    task = load_task(real.server)
-    algorithm, everyone = task.resolved.algorithm, tuple(range(CLIENTS))
-    state = algorithm.init(task.model, everyone, task.key.fold("init"))
-    broadcast, server = state.broadcast, state.server
-    for round_, record in enumerate(real.log(run).records()):
-        sent = transcript(real.parties, run, round_, record["absent"])
-        rows = torch.stack([sent[int(client)] for client in record["weights"]])
-        key = task.key.fold("round", round_, "server")
-        done = algorithm.server(Messages(rows), server, round_, key)
-        broadcast, server = done.broadcast, done.state
-    return broadcast["params"]
-
-
 @pytest.mark.parametrize(
     "whose",
     [
@@ -169,7 +153,7 @@ def test_any_process_is_killed_and_the_run_ends_as_it_should(tmp_path: Path, who
     assert [record["round"] for record in records] == list(range(1, rounds + 1))
     assert chaos.kills
     params = result_of(everybody, "chaos")["params"]
-    assert torch.equal(params, replayed(chaos.real, "chaos"))
+    assert torch.equal(params, replay(everybody[0], "chaos").broadcast["params"])
     dropped_out = [record["round"] for record in records if record["absent"]]
     if not dropped_out:
         undisturbed = parties(tmp_path / "undisturbed")

@@ -310,6 +310,8 @@ def _line(record: Record, spent: tuple[float, str] | None = None) -> str:
         parts.append(f"absent {list(record.absent)}")
     if record.rejected:
         parts.append(f"rejected {[list(one) for one in record.rejected]}")
+    if record.expelled:
+        parts.append(f"expelled {[int(one['client']) for one in record.expelled]}")
     return ", ".join(parts)
 
 

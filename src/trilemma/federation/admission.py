@@ -105,7 +105,7 @@ class Admitted:
         if shelf is not None:
             return shelf.stack(self.vectors, rows, dim)
         absent, vectors = torch.full((dim,), torch.nan), self.vectors
-        return torch.stack([vectors.get(client, absent) for client in rows])
+        return torch.stack([vectors.get(client, absent) for client in rows]) if rows else absent[None][:0]
 
 
 def admit(expected: Expected, replies: Iterable[Reply], before: Admitted | None = None) -> Admitted:

@@ -16,10 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import events, wire
 from trilemma.federation.epochs import Epoch
+from trilemma.federation.expulsions import Expulsion
 
 KEPT = 5
 """How many commits a run keeps: a disk that breaks the newest does not end the run."""
@@ -37,6 +40,7 @@ class _CommitHeader(wire.Header):
     unused: list[int]
     record: dict[str, Any]
     epoch_terms: str = ""
+    expelled: list[Expulsion] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Commit:
     `chosen` is the model the run returns if it ends here, where that is not the latest. `heard` has the round
     in which each client's answer was last used; `unused` are the clients whose answer was not used when they
     were last asked; `record` is what is said about the last round. `remembered` is what the server needs of
-    each client's last message to understand its next one.
+    each client's last message to understand its next one. `expelled` are all who were expelled so far.
     """
 
     run: str
@@ -60,6 +64,7 @@ class Commit:
     unused: tuple[int, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
     remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
+    expelled: tuple[Expulsion, ...] = ()
 
     def block(self) -> bytes:
         """Return the commit as bytes."""
@@ -75,6 +80,7 @@ class Commit:
             unused=list(self.unused),
             record=dict(self.record),
             epoch_terms=epoch.terms,
+            expelled=list(self.expelled),
         )
         parts = {"broadcast": self.broadcast, "server": self.server, "chosen": self.chosen}
         parts |= {f"remembered/{client}": kept for client, kept in sorted(self.remembered.items())}
@@ -106,6 +112,7 @@ class Commit:
             tuple(header.unused),
             header.record,
             _remembered(part_of("remembered", tensors)),
+            tuple(header.expelled),
         )
 
 

@@ -3,7 +3,8 @@
 A client's privacy depends on who else is in its epoch, and the server says who is. It might tell each client
 another list. So before anything is released every member signs
 
-    roster · run, epoch, terms · all members with their offers · its own number · the state of its ledger
+    roster · run, epoch, terms · all members with their offers · who was expelled, and why · its own number ·
+    the state of its ledger
 
 the server carries the signatures, and each member checks all of them over ITS OWN list: a signature that is
 missing or on another list, and the client refuses the epoch. Members that all signed one list are in one
@@ -19,12 +20,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trilemma import files
 from trilemma.errors import PrivacyError
+from trilemma.federation.expulsions import Expulsion
 from trilemma.privacy.secrets import Identity, Roster, check_signature
 
 
@@ -60,16 +62,17 @@ class Position:
 
 @dataclass(frozen=True)
 class MemberList:
-    """What the members of an epoch agree on: which run and terms, and everybody's offers."""
+    """What the members of an epoch agree on: which run and terms, everybody's offers, who was expelled."""
 
     run: str
     epoch: int
     terms: str
     offers: Mapping[int, str]
+    expelled: Sequence[Expulsion] = ()
 
     def statement(self, roster: Roster, client: int, ledger: Position) -> bytes:
         """Return what `client`, whose ledger is at `ledger`, signs."""
-        facts = {
+        facts: dict[str, object] = {
             "run": self.run,
             "epoch": self.epoch,
             "terms": self.terms,
@@ -77,6 +80,8 @@ class MemberList:
             "client": client,
             "ledger": [ledger.length, ledger.digest],
         }
+        if self.expelled:
+            facts["expelled"] = [one.model_dump() for one in self.expelled]
         return b"trilemma epoch v1" + roster.digest + json.dumps(facts, separators=(",", ":")).encode()
 
 

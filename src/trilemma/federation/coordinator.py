@@ -19,10 +19,12 @@ from trilemma.federation.adoption import Agreed
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.epochs import Attendance, Epoch, Policy, check_progress, open_epoch
 from trilemma.federation.exchange import Clock, Correspondence
+from trilemma.federation.expulsions import Expulsion, clients_of
 from trilemma.federation.hearing import Heard, Hearing
 from trilemma.federation.joining import Joining
 from trilemma.federation.layout import Party, Timing
 from trilemma.federation.task import PartyTask, load_task
+from trilemma.learning.evidence import conviction
 from trilemma.learning.rounds import returned_model, sampled_clients
 from trilemma.records import Record, Scores
 from trilemma.stopwatch import Stopwatch
@@ -30,7 +32,7 @@ from trilemma.stopwatch import Stopwatch
 
 @dataclass(frozen=True)
 class Coordinator:
-    """One run of one federation, on the server."""
+    """One run of one federation, on the server; `expelled` are those it goes on without."""
 
     run: str
     party: Party
@@ -41,16 +43,17 @@ class Coordinator:
     say: events.Say = events.silent
     watch: Stopwatch = field(default_factory=Stopwatch)
     clock: Clock = field(default_factory=Clock)
+    expelled: tuple[Expulsion, ...] = ()
 
     @property
     def policy(self) -> Policy:
-        """How absence is dealt with."""
-        keys = self.agreed.roster.keys
+        """How absence is dealt with; who was expelled counts against f for good."""
+        keys, gone = self.agreed.roster.keys, clients_of(self.expelled)
         return Policy(
             len(keys.keys),
-            self.task.tolerated,
+            max(0, self.task.tolerated - len(gone)),
             self.party.federation.timing.repeats,
-            removed=keys.removed,
+            removed=keys.removed | gone,
         )
 
     @property
@@ -94,21 +97,21 @@ class Coordinator:
                 done = here._round(commit, clients, failed)
                 failed = failed + 1 if done is None else 0
                 commit, clients = (commit, None) if done is None else (done, clients)
-            here._finish(commit)
+            replace(here, expelled=commit.expelled)._finish(commit)
             return commit
 
     def _renewed(self, commit: Commit) -> Coordinator:
-        """Return the coordinator of the roster that is in force now: this one, where it is still the same.
+        """Return the coordinator of the roster that is in force now, without those who were expelled.
 
         Looked at between two rounds. A round, and the joining of an epoch, are under one roster.
         """
-        agreed = Agreed.by(self.party)
+        here, agreed = replace(self, expelled=commit.expelled), Agreed.by(self.party)
         if agreed.roster == self.agreed.roster:
-            return self
+            return here
         self._check_agreement(commit)
         clients = list(agreed.roster.keys.members)
         self.say(events.ROSTER_ADOPTED(serial=agreed.roster.serial, clients=clients))
-        return replace(self, agreed=agreed, task=load_task(self.party))
+        return replace(here, agreed=agreed, task=load_task(self.party))
 
     # --- epochs -----------------------------------------------------------------------------------------
 
@@ -158,7 +161,16 @@ class Coordinator:
     @property
     def _joining(self) -> Joining:
         """How epochs begin."""
-        return Joining(self.run, self.party, self.agreed, self.policy, self.exchange, self.clock, self.say)
+        return Joining(
+            self.run,
+            self.party,
+            self.agreed,
+            self.policy,
+            self.exchange,
+            self.clock,
+            self.say,
+            self.expelled,
+        )
 
     def _in_epoch(self, commit: Commit, epoch: Epoch) -> Commit:
         commit = replace(commit, epoch=epoch)
@@ -185,6 +197,9 @@ class Coordinator:
         with self.watch.stage("commit"):
             self.log.append(commit)
         self.say(committed(Record.read(commit.record)))
+        for one in commit.expelled:
+            if one.round == commit.rounds:
+                self.say(events.CLIENT_EXPELLED(client=one.client, **one.facts))
         return commit
 
     def _turn(self, epoch: Epoch, round_: int) -> Epoch:
@@ -216,7 +231,9 @@ class Coordinator:
         finished = commit.rounds + 1
         absent = tuple(client for client in turn.rows if client not in answered)
         unasked = set(commit.unused) & set(commit.epoch.rows if commit.epoch else ()) - set(turn.rows)
-        weights = zip(turn.rows, done.report["weights"].tolist(), strict=True)
+        senders, weights = heard.messages.senders or turn.rows, dict.fromkeys(turn.rows, 0.0)
+        weights |= zip(senders, done.report["weights"].tolist(), strict=True)
+        found: tuple[conviction.Expulsion, ...] = done.report.get("expelled", ())
         scores: Scores = {}
         chosen = self._chosen(commit, done.broadcast)
         if self._evaluates(finished):
@@ -227,17 +244,26 @@ class Coordinator:
         record = Record(
             round=finished,
             metrics=scores,
-            weights={client: round(weight, 6) for client, weight in weights},
+            weights={client: round(weight, 6) for client, weight in weights.items()},
             epoch=turn.number,
             absent=absent,
             rejected=heard.rejected,
-            facts={"up_scalars": heard.length.scalars, "up_bytes": heard.length.bytes},
+            expelled=tuple(one.plain() for one in found),
+            facts={
+                "up_scalars": heard.length.scalars,
+                "up_bytes": heard.length.bytes,
+                "members": len(commit.epoch.members if commit.epoch else ()),
+            },
             # The time of a commit is known when it is done: it stands in the record of the round after.
             seconds=self.watch.take(),
         )
+        epoch = commit.epoch
+        if found and epoch is not None:  # the others share secrets anew, whatever happens to this process
+            epoch = Epoch(epoch.number)
         return replace(
             commit,
             rounds=finished,
+            epoch=epoch,
             broadcast=done.broadcast,
             server=done.state,
             chosen=chosen,
@@ -245,6 +271,7 @@ class Coordinator:
             remembered={**commit.remembered, **heard.remembered},
             unused=tuple(sorted((*absent, *unasked))),
             record=record.plain(),
+            expelled=(*commit.expelled, *(Expulsion.of(one, finished) for one in found)),
         )
 
     def _chosen(self, commit: Commit, broadcast: wire.Tensors) -> wire.Tensors:
@@ -280,6 +307,7 @@ class Coordinator:
         """Hand the result to everybody who is there."""
         block = wire.dumps(wire.Finished(run=self.run), {**commit.broadcast, **commit.chosen})
         files.write_atomically(self.log.result, block)
+        self._joining.tell_expelled()
         present = self.exchange.nodes()
         nodes = {node: client for node, client in present.items() if client in self.policy.everyone}
         self.exchange.ask(dict.fromkeys(nodes, block), self._hearing.patience(commit, nodes))

@@ -266,6 +266,16 @@ ROUND_COMMITTED = _kind(
     seconds=Sort.FIGURES,
     scores=Sort.FIGURES,
 )
+CLIENT_EXPELLED = _kind(
+    "client-expelled",
+    "warning",
+    "round {round}: {client} expelled for good, {test}: {figures}",
+    "a client's messages cannot be honest: the test, what it gave and what an honest client does not exceed",
+    round=Sort.NUMBER,
+    client=Sort.CLIENT,
+    test=Sort.SENTENCE,
+    figures=Sort.FIGURES,
+)
 RUN_FINISHED = _kind(
     "run-finished",
     "info",
@@ -321,6 +331,29 @@ REFUSED = _kind(
     "this client refused a block of the server's, for a reason of the catalogue of reasons",
     asked=Sort.WORD,
     reason=Sort.WORD,
+)
+EXPULSION_ANNOUNCED = _kind(
+    "expulsion-announced",
+    "warning",
+    "run {run}: {client} is expelled since round {round}, says the server, {test}: {figures}",
+    "the server called this client to an epoch without somebody it expelled, and said why",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+    client=Sort.CLIENT,
+    round=Sort.NUMBER,
+    test=Sort.SENTENCE,
+    figures=Sort.FIGURES,
+)
+EXPELLED = _kind(
+    "expelled",
+    "warning",
+    "run {run}: this client was expelled in round {round}, says the server, {test}: {figures}",
+    "this client takes no further part in a run: its messages could not be honest, says the server",
+    run=Sort.WORD,
+    reason=Sort.WORD,
+    round=Sort.NUMBER,
+    test=Sort.SENTENCE,
+    figures=Sort.FIGURES,
 )
 RESULT_RECEIVED = _kind(
     "result-received",

@@ -80,7 +80,7 @@ class Hearing:
             shelf=Shelf.for_(self.shelf, len(turn.rows), self.task.message.dim),
         )
         answers = self._attempts(commit, turn, clients, self._question(commit, turn), expected)
-        heard = self._heard(answers, turn, expected)
+        heard = self._heard(answers, turn, expected, commit)
         inquiry = self.task.resolved.algorithm.inquiry
         if inquiry is None or not self.enough(turn, heard):
             return heard
@@ -93,7 +93,7 @@ class Hearing:
         expected = replace(expected, layout=layout, answer=wire.Detail, remembered={}, shelf=shelf)
         those = replace(turn, members=tuple(client for client in turn.members if client in answers.vectors))
         details = self._attempts(commit, those, clients, wire.dumps(inquire, question), expected)
-        second = self._heard(details, turn, expected)
+        second = self._heard(details, turn, expected, commit)
         return Heard(
             answers,
             replace(second.messages, question=question),
@@ -122,11 +122,22 @@ class Hearing:
         with self.watch.stage("admit"):
             return wire.dumps(ask, commit.broadcast)
 
-    def _heard(self, admitted: Admitted, turn: Epoch, expected: Expected) -> Heard:
+    def _heard(self, admitted: Admitted, turn: Epoch, expected: Expected, commit: Commit) -> Heard:
+        """Return what was admitted as the server's step is given it.
+
+        A rule is told about absence by rows that are not finite. A server that remembers is told who sent,
+        and how many share secrets: who is absent is no liar.
+        """
+        assert commit.epoch is not None
+        rows, senders, sharing = turn.rows, turn.rows[:0], 0
+        if self.task.resolved.algorithm.members is not None:
+            rows = senders = tuple(client for client in turn.rows if client in admitted.messages)
+            sharing = len(commit.epoch.members)
         with self.watch.stage("admit"):
-            stack = admitted.stack(turn.rows, expected.layout.dim, expected.shelf)
+            stack = admitted.stack(rows, expected.layout.dim, expected.shelf)
         lengths = [expected.layout.lengths(message).total for message in admitted.messages.values()]
-        return Heard(admitted, Messages(stack), sum(lengths, start=Length(0, 0)))
+        messages = Messages(stack, senders=senders, sharing=sharing)
+        return Heard(admitted, messages, sum(lengths, start=Length(0, 0)))
 
     def _attempts(
         self, commit: Commit, turn: Epoch, clients: dict[int, int], block: bytes, expected: Expected

@@ -20,6 +20,7 @@ from trilemma.federation.adoption import Agreed
 from trilemma.federation.confirmation import Confirmation, MemberList, Witness
 from trilemma.federation.epochs import Epoch, Policy, open_epoch
 from trilemma.federation.exchange import Clock, Correspondence, Patience
+from trilemma.federation.expulsions import Expulsion
 from trilemma.federation.layout import Party
 from trilemma.federation.sessions import check_offer
 
@@ -29,7 +30,7 @@ SMALL = 1 << 16
 
 @dataclass(frozen=True)
 class Joining:
-    """Opens the epochs of the run `run`, among those on the roster that is `agreed` on."""
+    """Opens the epochs of the run `run`, among those on the roster that is `agreed` on and not `expelled`."""
 
     run: str
     party: Party
@@ -38,6 +39,7 @@ class Joining:
     exchange: Correspondence
     clock: Clock
     say: events.Say
+    expelled: tuple[Expulsion, ...] = ()
 
     def call(
         self, number: int, left_out: frozenset[int] = frozenset()
@@ -49,8 +51,15 @@ class Joining:
         offers.
         """
         timing = self.party.federation.timing
+        self.tell_expelled()
         hello = wire.dumps(
-            wire.Hello(run=self.run, epoch=number, terms=self.agreed.terms, roster=self.agreed.roster.text)
+            wire.Hello(
+                run=self.run,
+                epoch=number,
+                terms=self.agreed.terms,
+                roster=self.agreed.roster.text,
+                expelled=list(self.expelled),
+            )
         )
         deadline = self.clock.now() + timing.join_limit
         joined: dict[int, int] = {}
@@ -77,6 +86,15 @@ class Joining:
                     self._reject(number, known.get(reply.node), str(error))
         return joined, keys
 
+    def tell_expelled(self) -> None:
+        """Tell those who are expelled, and there, why; nobody waits for their answer."""
+        blocks = {one.client: wire.dumps(wire.Expelled(run=self.run, expulsion=one)) for one in self.expelled}
+        present = self.exchange.nodes().items()
+        told = {node: blocks[client] for node, client in present if client in blocks}
+        if told:
+            welcome = self.party.federation.timing.join_limit
+            self.exchange.ask(told, Patience(welcome, frozenset(told), welcome=welcome))
+
     def _offer(self, reply: Reply, client: int, number: int) -> str:
         if reply.block is None:
             raise wire.WireError(reply.why)
@@ -102,7 +120,7 @@ class Joining:
         """Pass everybody's signed keys to everybody; return who signed the list, and what."""
         roster, witness = self.agreed.roster.keys, Witness(self.party.ledgers_seen)
         offers = {client: keys[client] for client in epoch.members}
-        members = MemberList(self.run, epoch.number, self.agreed.terms, offers)
+        members = MemberList(self.run, epoch.number, self.agreed.terms, offers, self.expelled)
         relayed = {str(client): offer for client, offer in offers.items()}
         block = wire.dumps(wire.Keys(run=self.run, epoch=epoch.number, keys=relayed))
         signed: dict[int, Confirmation] = {}

@@ -28,6 +28,7 @@ from trilemma.federation import events, wire
 from trilemma.federation.admission import HEADROOM
 from trilemma.federation.adoption import adopt, counted_on
 from trilemma.federation.bundles import finish
+from trilemma.federation.expulsions import Expulsion, check_announced
 from trilemma.federation.journal import Again, Entry, Journal, what_to_do, what_to_tell
 from trilemma.federation.layout import Party
 from trilemma.federation.long_blocks import LongBlocks
@@ -36,9 +37,10 @@ from trilemma.federation.reasons import Reason, Refused, write_down
 from trilemma.federation.sessions import Session
 from trilemma.federation.spending import least_members, ledger_position, pay
 from trilemma.federation.task import OneClient, PartyTask, load_task
+from trilemma.federation.timed_noise import TimedNoise
 from trilemma.keys import Key
 from trilemma.learning.protocol import ClientStep, Start, State
-from trilemma.privacy.types import NoiseLaw, NoiseSource
+from trilemma.privacy.types import NoiseSource
 from trilemma.stopwatch import Stopwatch
 
 ROOM_PER_CLIENT = 1024
@@ -115,6 +117,7 @@ class Node:
             wire.Ask.kind: self._ask,
             wire.Inquire.kind: self._inquire,
             wire.Finished.kind: self._finished,
+            wire.Expelled.kind: self._expelled,
         }
 
     def _unknown(self, block: bytes) -> bytes:
@@ -158,9 +161,22 @@ class Node:
         self.loaded["terms"] = hello.terms
         check_allowed(self.party, self.task, hello.run)
         ledger_position(self.party, self.task)  # a ledger that was set back: better now than among others
-        key = self._session(hello.run).open(hello.epoch)
+        session = self._session(hello.run)
+        announced = self._check_expulsions(session, hello.expelled)
+        key = session.open(hello.epoch, hello.expelled)
+        for one in announced:
+            self.say(
+                events.EXPULSION_ANNOUNCED(run=hello.run, epoch=hello.epoch, client=one.client, **one.facts)
+            )
         self.say(events.EPOCH_JOINED(run=hello.run, epoch=hello.epoch))
         return wire.dumps(wire.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
+
+    def _check_expulsions(self, session: Session, announced: list[Expulsion]) -> list[Expulsion]:
+        """Refuse what this client cannot have been told so far; return whose expulsion is news."""
+        before = () if session.secrets is None else session.secrets.expelled
+        expels = self.task.resolved.algorithm.members is not None
+        check_announced(announced, before, self._clients, expels)
+        return announced[len(before) :]
 
     def _adopt(self, hello: wire.Hello) -> None:
         """Take the roster that a hello shows into force, where the authority signed it after this one."""
@@ -298,6 +314,18 @@ class Node:
         if any(tensor.numel() and float(tensor.abs().max()) > bound for tensor in broadcast.values()):
             raise Refused(Reason.BROADCAST, f"it exceeds [privacy] broadcast_bound = {bound:g}")
 
+    def _expelled(self, block: bytes) -> bytes:
+        """Take note that this client was expelled: it takes no further part in the run."""
+        told, _ = self._read(block, wire.Expelled)
+        session = self._known(told.run)
+        if told.expulsion.client != self.client:
+            raise Refused(Reason.EXPULSIONS, f"client {told.expulsion.client} is not this one")
+        check_announced([told.expulsion], (), self._clients, self.task.resolved.algorithm.members is not None)
+        if session.expelled is None:
+            session.leave(told.expulsion)
+            self.say(events.EXPELLED(run=told.run, reason=Reason.EXPELLED.code, **told.expulsion.facts))
+        return wire.dumps(wire.Noted(client=self.client, run=told.run))
+
     def _finished(self, block: bytes) -> bytes:
         # The last broadcast, and the model that is handed out where that is another.
         finished, _ = self._read(block, wire.Finished, 2 * self._broadcast_bytes)
@@ -305,28 +333,6 @@ class Node:
         files.write_atomically(self.party.run_folder(finished.run) / "result", block)
         self.say(events.RESULT_RECEIVED(run=finished.run))
         return wire.dumps(wire.Noted(client=self.client, run=finished.run))
-
-
-@dataclass(frozen=True)
-class TimedNoise:
-    """A noise source whose time is taken."""
-
-    source: NoiseSource
-    watch: Stopwatch
-
-    def draw(
-        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
-    ) -> torch.Tensor:
-        """Draw from the source."""
-        with self.watch.stage("noise"):
-            return self.source.draw(law, ids, dim, round_, device)
-
-    def steps(
-        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
-    ) -> torch.Tensor:
-        """Draw whole steps from the source."""
-        with self.watch.stage("noise"):
-            return self.source.steps(law, step, ids, dim, round_, device)
 
 
 def _number(value: Any) -> float | None:

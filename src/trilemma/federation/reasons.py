@@ -38,6 +38,8 @@ class Reason(Enum):
     KEYS = "the epoch's keys were not accepted"
     MEMBERS = "the epoch has fewer members than the client accepts"
     UNCONFIRMED = "not every member of the epoch signed the same list of members and keys"
+    EXPULSIONS = "the expulsions announced are not those announced before, or none this run can have"
+    EXPELLED = "the client was expelled from this run, for good"
     ROLLBACK = "a ledger is older than one that was seen before"
     ROUND = "the round is over, or not one of this run"
     REPEATED = "the round was asked before, with other numbers"

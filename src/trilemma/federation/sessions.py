@@ -5,19 +5,22 @@ checks every signature against ITS roster, and keeps the pair keys on its own di
 members and offers it has, gets everybody's signature, and answers in the epoch only if all signed that same
 list (`confirmation`). The ephemeral key lives in the memory of the client's worker only, from the hello to
 the keys. A server that puts its own keys in the middle, leaves out a signature, mixes runs or epochs, changes
-its mind about the keys or tells two clients of two epochs is refused.
+its mind about the keys or about who was expelled, or tells two clients of two epochs is refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import Field
 
 from trilemma.errors import PrivacyError
 from trilemma.federation import sealed_files, wire
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
+from trilemma.federation.expulsions import Expulsion, clients_of
 from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.privacy.covariance import partners
@@ -69,6 +72,12 @@ class _SessionHeader(wire.Header):
     terms: str = ""
     confirmation: str = ""
     confirmed: bool = False
+    expelled: list[Expulsion] = Field(default_factory=list)
+
+
+class _ExpelledHeader(wire.Header):
+    kind = "told"
+    expulsion: Expulsion
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,7 @@ class Secrets:
 
     `terms` are those it joined under: an epoch ends where this client's own change, whatever was agreed on.
     `confirmation` is its own signature under the list of members, `confirmed` whether it saw everybody's.
+    `expelled` are those the server named in its call, all since the run began.
     """
 
     epoch: int
@@ -86,6 +96,7 @@ class Secrets:
     terms: str = ""
     confirmation: str = ""
     confirmed: bool = False
+    expelled: tuple[Expulsion, ...] = ()
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -99,6 +110,7 @@ class Session:
     def __init__(self, party: Party, run: str) -> None:
         self.party, self.run = party, run
         self._file = party.run_folder(run) / "session"
+        self._told = party.run_folder(run) / "expelled"
         self._handshake: Handshake | None = None
 
     @property
@@ -118,6 +130,7 @@ class Session:
             header.terms,
             header.confirmation,
             header.confirmed,
+            tuple(header.expelled),
         )
 
     def _write(self, secrets: Secrets) -> None:
@@ -129,18 +142,35 @@ class Session:
             terms=secrets.terms,
             confirmation=secrets.confirmation,
             confirmed=secrets.confirmed,
+            expelled=list(secrets.expelled),
         )
         sealed_files.write(self._file, header)
 
-    def open(self, epoch: int) -> str:
+    @property
+    def expelled(self) -> Expulsion | None:
+        """Why this client was expelled from the run, where it was told so."""
+        found = sealed_files.read(self._told, _ExpelledHeader) if self._told.is_file() else None
+        return None if found is None else found[0].expulsion
+
+    def leave(self, expulsion: Expulsion) -> None:
+        """Write down that this client was expelled: it does not come back."""
+        if self.expelled is None:
+            sealed_files.write(self._told, _ExpelledHeader(expulsion=expulsion))
+
+    def open(self, epoch: int, expelled: Sequence[Expulsion] = ()) -> str:
         """Return this client's signed offer for an epoch, the same one however often the server asks.
 
-        A newer epoch replaces the secrets of the older one.
+        A newer epoch replaces the secrets of the older one. `expelled` are those the server names; what is
+        wrong with a list that goes on from the last one is for `expulsions.check_announced`.
         """
         known = self.secrets
+        if self.expelled is not None or self._client in clients_of(expelled):
+            raise Refused(Reason.EXPELLED, f"this client was expelled from run {self.run!r}")
         if known is not None and epoch <= known.epoch:
             if epoch < known.epoch:
                 raise Refused(Reason.EPOCH, f"epoch {epoch} is over, this client is in epoch {known.epoch}")
+            if tuple(expelled) != known.expelled:
+                raise Refused(Reason.EXPULSIONS, f"epoch {epoch} was called before, with other expulsions")
             return known.offer
         if epoch < 0:
             raise Refused(Reason.EPOCH, f"there is no epoch {epoch}")
@@ -154,7 +184,7 @@ class Session:
         if self._handshake.index != self.party.client:
             raise Refused(Reason.KEYS, f"this identity is client {self._handshake.index} on the roster")
         offer = self._handshake.offer.encode().hex()
-        self._write(Secrets(epoch, offer, {}, {}, self.party.terms))
+        self._write(Secrets(epoch, offer, {}, {}, self.party.terms, expelled=tuple(expelled)))
         return offer
 
     def agree(
@@ -176,6 +206,10 @@ class Session:
             raise Refused(
                 Reason.EPOCH, f"this client was restarted while epoch {epoch} began; it can join the next one"
             )
+        if back := clients_of(known.expelled) & set(offers):
+            raise Refused(
+                Reason.EXPULSIONS, f"clients {sorted(back)} were expelled, and are among the members"
+            )
         if offers.get(self._client) != known.offer:
             raise Refused(Reason.KEYS, "the keys do not contain the one this client offered")
         try:
@@ -189,7 +223,11 @@ class Session:
         self._handshake = None
         identity, roster = Identity.load(self.party.identity), self.party.keys
         confirmation = Confirmation.sign(
-            self._list(epoch, offers), roster, self._client, ledger.covered(identity), identity
+            self._list(replace(known, offers=offers)),
+            roster,
+            self._client,
+            ledger.covered(identity),
+            identity,
         )
         self._write(replace(known, offers=offers, pairs=pairs, confirmation=confirmation.encode()))
         return confirmation.encode()
@@ -203,7 +241,7 @@ class Session:
             return
         if set(confirmations) != set(known.members):
             raise Refused(Reason.UNCONFIRMED, f"of {known.members}, {sorted(confirmations)} confirmed")
-        roster, members = self.party.keys, self._list(epoch, known.offers)
+        roster, members = self.party.keys, self._list(known)
         ledgers: dict[int, Position] = {}
         try:
             for client, text in sorted(confirmations.items()):
@@ -238,6 +276,8 @@ class Session:
         known = self.secrets
         if known is None or known.epoch != epoch:
             raise Refused(Reason.EPOCH, f"a question in epoch {epoch}, which this client has not joined")
+        if self.expelled is not None:
+            raise Refused(Reason.EXPELLED, f"this client was expelled from run {self.run!r}")
         if not known.confirmed:
             raise Refused(Reason.UNCONFIRMED, f"a question in epoch {epoch} before it was confirmed")
         return known
@@ -247,8 +287,8 @@ class Session:
         assert self.party.client is not None
         return self.party.client
 
-    def _list(self, epoch: int, offers: Mapping[int, str]) -> MemberList:
-        return MemberList(self.run, epoch, self.party.terms, offers)
+    def _list(self, secrets: Secrets) -> MemberList:
+        return MemberList(self.run, secrets.epoch, self.party.terms, secrets.offers, secrets.expelled)
 
     def noise(self, secrets: Secrets) -> SecretNoise:
         """Return this client's source of noise."""

@@ -42,14 +42,14 @@ def planned_epsilon(task: PartyTask, party: Party | None = None) -> float | None
     """Return ε of the configured run, a tenth of its rounds repeated; None where nothing is promised.
 
     It is the tightest accountant's: before a ledger refuses a round, it asks that one too. A client (`party`)
-    counts only on those of the roster whom it knows.
+    counts only on those of the roster whom it knows, and where clients are expelled on n − f members.
     """
     release, threat = task.resolved.release, task.resolved.threat
     if release is None or threat is None or not task.resolved.certified:
         return None
     rounds = math.ceil((1 + RESERVE) * task.config.run.rounds)
     try:
-        faced = threat if party is None else _faced(party, task, party.keys.members)
+        faced = threat if party is None else _faced(party, task, party.keys.members, task.may_be_expelled)
         return privacy.certified(release, faced, rounds, task.config.privacy.delta).figure
     except UserError:
         if party is None:
@@ -132,11 +132,15 @@ def _demanded(task: PartyTask) -> int:
     """Return how many members n and f demand.
 
     More honest ones than liars; and where noise is shared, a partner that does not hand its secrets over.
+    Where clients may be expelled, f are left out from the beginning: what was allowed is worked out for the
+    n − f others.
     """
-    threat = task.resolved.threat
+    threat, clients = task.resolved.threat, task.config.federation.clients
     assert threat is not None
-    partnered = threat.collusion + 2 if task.counts_on_others else 1
-    return min(max(2 * task.tolerated + 1, partnered), task.config.federation.clients)
+    majority, left = 2 * task.tolerated + 1, clients - task.may_be_expelled
+    if not task.counts_on_others:
+        return min(majority, left)
+    return min(max(left if task.may_be_expelled else majority, threat.collusion + 2), clients)
 
 
 def _budget_file(party: Party) -> dict[str, Any]:
@@ -204,8 +208,11 @@ def pay(
     return entry.epsilon
 
 
-def _faced(party: Party, task: PartyTask, members: Sequence[int]) -> Threat:
-    """Return the threat in an epoch of these members: whom nobody vouched for is a liar that colludes."""
+def _faced(party: Party, task: PartyTask, members: Sequence[int], fewer: int = 0) -> Threat:
+    """Return the threat in an epoch of these members: whom nobody vouched for is a liar that colludes.
+
+    `fewer` of them may be gone, anybody.
+    """
     threat = task.resolved.threat
     assert threat is not None
     if not task.counts_on_others:
@@ -213,7 +220,7 @@ def _faced(party: Party, task: PartyTask, members: Sequence[int]) -> Threat:
     unknown = len(members) - counted_on(party, members)
     return replace(
         threat,
-        clients=len(members),
+        clients=len(members) - fewer,
         byzantine=threat.byzantine + unknown,
         collusion=threat.collusion + unknown,
     )

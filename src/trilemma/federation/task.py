@@ -135,6 +135,11 @@ class PartyTask:
         return release.law.sigma_cor > 0 or threat.name == "cdp"
 
     @property
+    def may_be_expelled(self) -> int:
+        """How many clients may be expelled before the noise is not what was calculated: f, or none are."""
+        return self.tolerated if self.resolved.algorithm.members is not None else 0
+
+    @property
     def tolerated(self) -> int:
         """Number f of clients that may fail or lie."""
         return self.config.federation.f
@@ -189,11 +194,6 @@ def _check_config(config: Config, party: Party) -> None:
 
 def _check_resolved(config: Config, resolved: Resolved) -> None:
     algorithm, sampled = resolved.algorithm, config.federation.sampled
-    if algorithm.court is not None:
-        raise ConfigError(
-            f"[aggregation] rule = {config.aggregation.rule!r}: evidence expels clients and shares secrets "
-            "anew, which a federation does not do yet; in simulations it works; allowed: a rule without it"
-        )
     if sampled is not None and algorithm.everyone_trains:
         raise ConfigError(
             f"[federation] sampled = {sampled}: in {algorithm.name} clients that are not sampled train too, "

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.federation import sizes
+from trilemma.federation.expulsions import Expulsion
 
 MAGIC = b"trilemma/2\n"
 FORMER = b"trilemma/1\n"
@@ -67,7 +68,7 @@ class Header(BaseModel):
 class Hello(Header):
     """Server → client: a run's epoch begins; who are you? `terms` is what both must have agreed on.
 
-    `roster` is the one in force, as its authority signed it.
+    `roster` is the one in force, as its authority signed it; `expelled` are all who were expelled so far.
     """
 
     kind = "hello"
@@ -75,6 +76,7 @@ class Hello(Header):
     epoch: Count
     terms: str
     roster: str = ""
+    expelled: list[Expulsion] = Field(default_factory=list)
 
 
 class Joined(Header):
@@ -169,6 +171,14 @@ class Finished(Header):
 
     kind = "finished"
     run: str
+
+
+class Expelled(Header):
+    """Server → client: you were expelled from the run, and this is why."""
+
+    kind = "expelled"
+    run: str
+    expulsion: Expulsion
 
 
 class Noted(Header):

@@ -1,0 +1,77 @@
+"""A run once more, from what was admitted: the same model to the bit, and the same expulsions.
+
+For federations that keep a transcript (`transcript` in federation.toml). Whoever doubts an expulsion, or a
+model, has the server's step, the messages and the records; nothing else went into either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trilemma.errors import UserError
+from trilemma.federation import wire
+from trilemma.federation.admission import Admitted
+from trilemma.federation.commits import CommitLog
+from trilemma.federation.expulsions import Expulsion
+from trilemma.federation.layout import Party
+from trilemma.federation.task import PartyTask, load_task
+from trilemma.learning import Messages
+from trilemma.learning.protocol import State
+from trilemma.records import Record
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What follows from a run's messages: the last broadcast, and who is expelled."""
+
+    broadcast: State
+    expelled: tuple[Expulsion, ...] = ()
+
+
+def replay(server: Party, run: str) -> Replayed:
+    """Take every step of the server again, under the roster that is in force now."""
+    task, log = load_task(server), CommitLog(server.run_folder(run))
+    algorithm, places = task.resolved.algorithm, server.keys.members
+    start = algorithm.init(task.model, tuple(places), task.key.fold("init"))
+    broadcast, state = start.broadcast, start.server
+    expelled: list[Expulsion] = []
+    for record in map(Record.read, log.records()):
+        key = task.key.fold("round", record.round - 1, "server")
+        messages = _heard(task, log.folder / "transcript", record, state)
+        done = algorithm.server(messages, state, record.round - 1, key)
+        broadcast, state = done.broadcast, done.state
+        expelled += [Expulsion.of(one, record.round) for one in done.report.get("expelled", ())]
+    return Replayed(broadcast, tuple(expelled))
+
+
+def _heard(task: PartyTask, folder: Path, record: Record, state: State) -> Messages:
+    """Return the messages of a round as the server's step was given them."""
+    algorithm, round_, rows = task.resolved.algorithm, record.round - 1, tuple(record.weights)
+    present = tuple(client for client in rows if client not in record.absent)
+    # Who is absent in the end may have answered the first of two exchanges.
+    answers = _admitted(folder, record, present if algorithm.inquiry is None else rows)
+    if algorithm.members is not None:
+        stack = answers.stack(present, task.message.dim)
+        return Messages(stack, senders=present, sharing=int(record.facts["members"]))
+    messages = Messages(answers.stack(rows, task.message.dim))
+    if algorithm.inquiry is None:
+        return messages
+    key = task.key.fold("round", round_, "server")
+    question = algorithm.inquiry.question(messages, state, round_, key)
+    details = _admitted(folder, record, present, "-detail")
+    return Messages(details.stack(rows, algorithm.inquiry.message(task.model).dim), question=question)
+
+
+def _admitted(folder: Path, record: Record, clients: tuple[int, ...], suffix: str = "") -> Admitted:
+    """Read what a transcript has of these clients in a round's exchange."""
+    found: dict[int, Messages] = {}
+    for client in clients:
+        path = folder / f"{record.round - 1}-{client}{suffix}"
+        if path.is_file():
+            header, tensors = wire.loads(path.read_bytes(), wire.Answer)
+            if header.epoch == record.epoch:  # or else of a try that a crash cut off
+                found[client] = Messages(tensors["vector"][None])
+    if not found:
+        raise UserError(f"there is no transcript of round {record.round} in {folder}")
+    return Admitted(found)

@@ -1,0 +1,272 @@
+"""A deployed server with evidence: liars are expelled, secrets shared anew, and what they did taken back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from federation_harness import (
+    Direct,
+    asks,
+    coordinator,
+    make,
+    result_of,
+    share_seeds,
+    small_config,
+    transcript,
+)
+from federation_liars import (
+    EpochNoise,
+    Liars,
+    careless_from,
+    protocol_message,
+    repeatable_secrets,
+    with_liars,
+)
+from trilemma.federation import events, spending, wire
+from trilemma.federation.commits import CommitLog
+from trilemma.federation.expulsions import Expulsion
+from trilemma.federation.proposals import Manifest
+from trilemma.federation.reasons import Reason, Refused
+from trilemma.federation.replay import replay
+from trilemma.federation.sessions import Session
+from trilemma.federation.task import load_task
+from trilemma.learning.evidence.file import File
+from trilemma.privacy.ledger import Ledger
+from trilemma.privacy.secrets import SecretNoise
+from trilemma.report import federations
+from trilemma.simulate import engine
+
+pytestmark = pytest.mark.slow
+
+CLIENTS, LIARS, ROUNDS, CARELESS = 5, 2, 5, 2
+EVIDENCE = (
+    "algorithm.name=cafcor",
+    "aggregation.rule=evidence+mean",
+    "privacy.threat=secldp",
+    "privacy.clip=0.1",
+    "privacy.sigma_cor=0.5",
+    "privacy.sigma_ind=0.2",
+    "data.holders=all",
+)
+
+
+class Lying(Direct):
+    """Nodes of whom the last lie, as adaptive liars do; `secrets` are everybody's, by epoch."""
+
+    def __init__(self, parties, config, attack, dies=lambda asked: False):
+        super().__init__(parties, tamper=self.lie)
+        self.parties, self.liars, self.dies = parties, Liars.of(parties[0], config, LIARS, attack), dies
+        self.secrets, self.lies = {}, {}
+
+    def lie(self, client, asked, answer):
+        if self.dies(asked):
+            raise RuntimeError("the server dies")
+        if wire.kind_of(asked) == "confirm":
+            self._note_secrets()
+        if not asks(asked) or client not in self.liars.clients:
+            return answer
+        ask, broadcast = wire.loads(asked, wire.Ask)
+        if (ask.epoch, ask.round) not in self.lies:
+            commit, task = CommitLog(self.parties[0].run_folder("run")).last(), self.liars.task
+            protocol = {}
+            for other in commit.epoch.members:  # they know what everybody will answer
+                self.clients[other].answer(asked)
+                party = self.parties[1 + other]
+                protocol[other] = protocol_message(party, task, "run", ask.round, broadcast)
+            self.lies[ask.epoch, ask.round] = self.liars.lie(ask, broadcast, commit.server, protocol)
+        header, _ = wire.loads(answer, wire.Answer)
+        return wire.dumps(header, self.lies[ask.epoch, ask.round][client])
+
+    def _note_secrets(self):
+        for party in self.parties[1:]:
+            known = Session(party, "run").secrets
+            if known is not None and known.pairs:
+                noise = SecretNoise(party.client, known.pairs, party.reproducible.noise)
+                self.secrets.setdefault(known.epoch, {})[party.client] = noise
+
+
+def federation(folder, *changes):
+    config = small_config(CLIENTS, *EVIDENCE, *changes, tolerate=LIARS, rounds=ROUNDS)
+    parties = make(folder, CLIENTS, config, budget=1e9, transcript=True)
+    share_seeds(parties, config)
+    return parties, config
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    """Two adaptive liars who become careless, one after the other."""
+    parties, config = federation(tmp_path_factory.mktemp("expulsion") / "federation")
+    with repeatable_secrets():
+        transport = Lying(parties, config, careless_from(CARELESS))
+        told = {party.client: [] for party in parties[1:]}
+        for client, node in transport.clients.items():
+            transport.clients[client] = replace(node, say=told[client].append)
+        runner, said = coordinator(parties, transport)
+        runner.go()
+    return parties, config, transport, runner, said, told
+
+
+def test_liars_are_expelled_and_the_others_share_secrets_anew(deployed):
+    _, _, transport, runner, said, _ = deployed
+    records = runner.log.records()
+    assert [[one["client"] for one in record["expelled"]] for record in records] == [[], [], [3], [4], []]
+    assert [record["epoch"] for record in records] == [0, 0, 0, 1, 2]
+    assert [record["facts"]["members"] for record in records] == [5, 5, 5, 4, 3]
+    assert not any(record["absent"] or record["rejected"] for record in records)
+    assert [sorted(map(int, record["weights"])) for record in records[2:]] == [
+        [*range(5)],
+        [0, 1, 2, 4],
+        [*range(3)],
+    ]
+    assert records[2]["weights"]["3"] == 0, "its last message never moved the model"
+    assert any("client 3 expelled for good" in line for line in said)
+    assert transport.secrets.keys() == {0, 1, 2}
+    keys = [transport.secrets[epoch][0].pairs for epoch in range(3)]
+    assert [sorted(pairs) for pairs in keys] == [[1, 2, 3, 4], [1, 2, 4], [1, 2]]
+    assert len({pairs[1] for pairs in keys}) == 3
+    asked = [client for client, kind in transport.asked if kind == "ask"]
+    assert (asked.count(3), asked.count(4), asked.count(0)) == (3, 4, 5)
+
+
+def test_a_federation_that_expels_equals_the_simulation(deployed):
+    """Every message, the liars' too, who is expelled with which statistic, and the model."""
+    parties, config, transport, runner, _, _ = deployed
+    records = runner.log.records()
+    nodes = {epoch: some.values() for epoch, some in transport.secrets.items()}
+    noise = EpochNoise.of(nodes, [record["epoch"] for record in records])
+    ready = with_liars(config, LIARS, careless_from(CARELESS))
+    ready = replace(ready, clients=replace(ready.clients, noise=noise))
+    sent = []
+    craft = ready.attack.craft
+    ready = replace(ready, attack=replace(ready.attack, craft=lambda view: sent.append(view) or craft(view)))
+    near = 4 * ready.resolved.algorithm.message(ready.clients.model).codec.grid.step
+    progress, gone = engine.start(ready), set()
+    for round_, record in enumerate(records):
+        sent.clear()
+        progress, simulated = engine.step(ready, progress)
+        travelled = transcript(parties, "run", round_, absent=gone)
+        for view in sent:
+            honest = travelled[: CLIENTS - LIARS]
+            torch.testing.assert_close(honest, view.honest, rtol=1e-6, atol=near)
+            lies = travelled[list(view.members)]
+            torch.testing.assert_close(lies, craft(view).messages, rtol=1e-6, atol=near)
+        for found, expected in zip(record["expelled"], simulated.expelled, strict=True):
+            assert (found["client"], found["test"]) == (expected["client"], expected["test"])
+            assert found["statistic"] == pytest.approx(expected["statistic"], rel=1e-3)
+            assert found["threshold"] == pytest.approx(expected["threshold"], rel=1e-6)
+            gone.add(found["client"])
+    params = result_of(parties, "run")["params"]
+    torch.testing.assert_close(params, progress.broadcast["params"], rtol=1e-6, atol=near)
+    state = CommitLog(parties[0].run_folder("run")).last().server
+    assert File.read(state).staying.tolist() == File.read(progress.server).staying.tolist() == [*range(3)]
+
+
+def test_a_replay_gives_the_same_model_to_the_bit_and_the_same_expulsions(deployed, tmp_path):
+    parties, _, _, runner, _, _ = deployed
+    replayed, last = replay(parties[0], "run"), runner.log.last()
+    assert torch.equal(replayed.broadcast["params"], last.broadcast["params"])
+    assert replayed.expelled == last.expelled
+    assert [(one.client, one.round) for one in last.expelled] == [(3, 3), (4, 4)]
+
+
+def test_what_liars_did_before_is_taken_back(deployed):
+    """The same messages, without undo: another model."""
+    parties, _, _, runner, _, _ = deployed
+    party = parties[0]
+    kept = party.config.read_text()
+    try:
+        party.config.write_text(kept.replace("evidence+mean", "evidence(undo=0)+mean"))
+        stubborn = replay(party, "run").broadcast["params"]
+    finally:
+        party.config.write_text(kept)
+    assert not torch.allclose(stubborn, runner.log.last().broadcast["params"], atol=1e-3)
+
+
+def test_everybody_is_told(deployed):
+    """The others see who, which test, statistic and threshold; the expelled a reason of the catalogue."""
+    parties, _, transport, runner, _, told = deployed
+    expelled = runner.log.last().expelled
+    announced = [event.facts for event in told[0] if event.code == events.EXPULSION_ANNOUNCED.code]
+    assert [(one["client"], one["test"], one["epoch"]) for one in announced] == [
+        (3, expelled[0].test, 1),
+        (4, expelled[1].test, 2),
+    ]
+    assert announced[0]["figures"] == {
+        "statistic": expelled[0].statistic,
+        "threshold": expelled[0].threshold,
+    }
+    assert Session(parties[1], "run").secrets.expelled == expelled
+    (own,) = [event for event in told[3] if event.code == events.EXPELLED.code]
+    assert own.facts["reason"] == Reason.EXPELLED.code
+    assert Session(parties[4], "run").expelled == expelled[0]
+    assert not (parties[4].run_folder("run") / "result").exists(), "it gets no model"
+    assert (parties[1].run_folder("run") / "result").exists()
+    terms = parties[0].terms
+    again = wire.Hello(run="run", epoch=9, terms=terms, expelled=list(expelled[1:]))
+    with pytest.raises(Refused) as refusal:
+        transport.clients[3].answer(wire.dumps(again))
+    assert str(refusal.value) == Reason.EXPELLED.told
+
+
+def test_records_and_status_say_who_and_why(deployed):
+    parties = deployed[0]
+    (run,) = federations.standing(parties[0].folder)[0].runs
+    words = {one.client: one.expelled for one in run.members if one.expelled}
+    assert words.keys() == {3, 4}
+    assert words[3].startswith("round 3, length")
+
+
+def test_a_smaller_epoch_costs_more_and_never_more_than_what_was_allowed(deployed):
+    parties = deployed[0]
+    task = load_task(parties[1])
+    with Ledger(parties[1].ledger, spending.read_budget(parties[1])) as ledger:
+        paid = [entry.mechanism.z for entry in ledger.entries]
+        spent = min(ledger.epsilon.values())
+    assert paid[0] == paid[1] == paid[2] > paid[3] > paid[4]
+    manifest = Manifest.of(parties[1], task, "run")
+    assert manifest.threshold == CLIENTS - LIARS
+    assert spent <= manifest.epsilon == spending.planned_epsilon(task)
+
+
+def test_a_server_that_dies_after_an_expulsion_goes_on_as_it_would_have(deployed, tmp_path):
+    """It calls the same epoch again, with the same words, and everything else follows."""
+    parties, config = federation(tmp_path / "federation")
+    with repeatable_secrets():
+        transport = Lying(parties, config, careless_from(CARELESS), dies=lambda asked: asks(asked, 3))
+        with pytest.raises(RuntimeError, match="dies"):
+            coordinator(parties, transport)[0].go()
+        assert [one.client for one in CommitLog(parties[0].run_folder("run")).last().expelled] == [3]
+        transport.dies = lambda asked: False
+        transport.clients = Direct(parties).clients
+        coordinator(parties, transport)[0].go()
+    last, undisturbed = (one.log.last() for one in (coordinator(parties, transport)[0], deployed[3]))
+    assert last.expelled == undisturbed.expelled
+    assert last.epoch.number == undisturbed.epoch.number
+    assert torch.equal(last.broadcast["params"], undisturbed.broadcast["params"])
+
+
+def test_who_is_absent_is_no_liar(tmp_path):
+    """Absent for a round or when the epoch was called: nobody is expelled, and the run is its replay."""
+    parties, _ = federation(tmp_path / "federation")
+
+    def absent(client, asked, answer):
+        return None if client == 1 and asks(asked, 3, 4) else answer
+
+    with repeatable_secrets():
+        runner, _ = coordinator(parties, Direct(parties, tamper=absent, gone={4}))
+        runner.go()
+    records = runner.log.records()
+    assert [record["absent"] for record in records] == [[4], [4], [4], [1, 4], [1, 4]]
+    assert not any(record["expelled"] for record in records)
+    assert {record["facts"]["members"] for record in records} == {4}
+    params = result_of(parties, "run")["params"]
+    assert torch.equal(replay(parties[0], "run").broadcast["params"], params)
+
+
+def test_expulsions_that_a_commit_holds_are_read_as_they_were_written(deployed):
+    last = deployed[3].log.last()
+    assert type(last).from_block(last.block()).expelled == last.expelled
+    assert all(isinstance(one, Expulsion) and one.holds for one in last.expelled)

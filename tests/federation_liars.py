@@ -1,0 +1,152 @@
+"""Liars in a federation: clients who know everything but honest secrets, and the simulation they are in.
+
+They run the attack of the simulation, with the simulation's own function, on what really travelled, and send
+what comes out as the integers that a client of the protocol would send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from trilemma import aggregation
+from trilemma import config as configurations
+from trilemma.attacks import Attack, Crafted, View, attacks
+from trilemma.federation import wire
+from trilemma.federation.journal import Journal
+from trilemma.federation.layout import Party
+from trilemma.federation.task import PartyTask, load_task
+from trilemma.learning import Messages
+from trilemma.learning.messages import Asked
+from trilemma.learning.protocol import State
+from trilemma.privacy.secrets import Handshake, Offer, SecretNoise, StackedSecretNoise
+from trilemma.simulate import engine
+from trilemma.simulate.experiment import Experiment, assemble
+
+
+def careless_from(round_: int) -> Attack:
+    """Adaptive liars who take turns, and from a round on forget that the server remembers.
+
+    Until then they pass every test, by their own search; then they push as if there were none: by many times
+    the length of their noise, so that whatever noise is drawn they are found.
+    """
+    craft = attacks["adaptive"](role="turns", reach=1000.0).build().craft
+    assert craft is not None
+
+    def forgetful(view: View) -> Crafted:
+        if view.round >= round_:
+            mean = aggregation.parse("mean", f=0)
+            view = replace(view, defence=None, target=mean)
+        return craft(view)
+
+    return Attack("adaptive", craft=forgetful, reads_own=True, reads_truth=True)
+
+
+@contextmanager
+def repeatable_secrets() -> Iterator[None]:
+    """Let every pair of clients agree on the same keys whenever it is tried: the same noise in every test."""
+    with patch.object(Handshake, "_pair_key", lambda self, theirs: _pair(self.offer, theirs)):
+        yield
+
+
+def _pair(one: Offer, other: Offer) -> bytes:
+    low, high = sorted((one.index, other.index))
+    return hashlib.sha256(one.run + bytes([low, high])).digest()
+
+
+def with_liars(config: str, liars: int, attack: Attack) -> Experiment:
+    """The simulation of a federation's configuration in which the last clients lie."""
+    changes = ["privacy.arithmetic=grid", f"federation.byzantine={liars}"]
+    found = assemble(configurations.parse(tomllib.loads(config), changes), seed=1)
+    computing = tuple(range(found.config.federation.clients))
+    return replace(found, attack=attack, clients=replace(found.clients, ids=computing))
+
+
+@dataclass
+class Liars:
+    """The liars of a federation; `kept` is what the server remembers of each one's last message."""
+
+    experiment: Experiment
+    task: PartyTask
+    kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, server: Party, config: str, liars: int, attack: Attack) -> Liars:
+        return cls(with_liars(config, liars, attack), load_task(server))
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return self.experiment.byzantine
+
+    def lie(
+        self, ask: wire.Ask, broadcast: State, server: State, protocol: Mapping[int, Tensor]
+    ) -> dict[int, dict[str, Tensor]]:
+        """Return what each liar sends in a round, as it travels.
+
+        `protocol` are the messages of all who are asked as the protocol has them, the liars' own included.
+        """
+        heard = tuple(sorted(protocol))
+        ready = engine.start(self.experiment)
+        progress = replace(ready, round=ask.round, broadcast=broadcast, server=server)
+        messages = Messages(torch.stack([protocol[client] for client in heard]))
+        layout = self.experiment.resolved.algorithm.message(self.experiment.clients.model)
+        said = engine._received(self.experiment, layout, progress, heard, messages, heard).messages
+        return {
+            client: self._encoded(client, said.vectors[heard.index(client)], Asked(ask.round, broadcast))
+            for client in heard
+            if client in self.clients
+        }
+
+    def _encoded(self, client: int, message: Tensor, asked: Asked) -> dict[str, Tensor]:
+        """Return the integers from which a message follows, as nearly as the grid allows."""
+        layout, (name,) = self.task.message, self.task.message.aggregated
+        codec, before = layout.codec, self.kept.get(client, layout.nothing_remembered())
+        stacked = {part: tensor[None] for part, tensor in before.items()}
+        nothing = codec.follow(torch.zeros_like(message)[None], stacked, asked)[name]
+        one = codec.follow(torch.ones_like(message)[None], stacked, asked)[name]
+        fresh = (message - nothing) / (one - nothing)
+        steps = (fresh[0].double() / codec.grid.step).round().clamp(-codec.grid.limit, codec.grid.limit)
+        sent = {
+            "encoded": torch.frombuffer(
+                bytearray(codec.grid.encode(steps.to(torch.int32))), dtype=torch.uint8
+            )
+        }
+        self.kept[client] = layout.to_remember(layout.decode(sent, before, asked))
+        return sent
+
+
+def protocol_message(party: Party, task: PartyTask, run: str, round_: int, broadcast: State) -> Tensor | None:
+    """Return what a client's journal says it answered in a round as the protocol has it; None: not yet."""
+    entry = Journal(party.run_folder(run)).last()
+    if entry is None or entry.round != round_:
+        return None
+    before = {name: entry.before[name][0] for name in task.message.remembered}
+    return task.message.decode(entry.sent, before, Asked(round_, broadcast)).vectors[0]
+
+
+# --- the simulation of what happened ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EpochNoise:
+    """The noise of a federation's clients in each of its epochs; `epochs` says which epoch a round was in."""
+
+    secrets: Mapping[int, StackedSecretNoise]
+    epochs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, nodes: Mapping[int, Iterable[SecretNoise]], epochs: Iterable[int]) -> EpochNoise:
+        return cls({epoch: StackedSecretNoise.of(some) for epoch, some in nodes.items()}, tuple(epochs))
+
+    def draw(self, law, ids, dim, round_, device):
+        return self.secrets[self.epochs[round_]].draw(law, ids, dim, round_, device)
+
+    def steps(self, law, step, ids, dim, round_, device):
+        return self.secrets[self.epochs[round_]].steps(law, step, ids, dim, round_, device)
