@@ -124,7 +124,7 @@ def _run_command(line: str, where: str) -> str:
     # What a plugin registers stays in its process, so that one page does not change the next.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ended = subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, timeout=120, env={**os.environ, "PATH": path}
+        ["bash", "-c", line], capture_output=True, text=True, timeout=280, env={**os.environ, "PATH": path}
     )
     assert ended.returncode == 0, f"{where}: {line}\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout

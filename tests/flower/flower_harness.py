@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import time
@@ -25,7 +26,11 @@ DEAF = Path(__file__).with_name("flower_deaf.py")
 
 def free_ports(count: int) -> int:
     """Return a port such that it, the `count` after it and the SuperLink's are free on loopback."""
-    for base in range(21000 + (time.monotonic_ns() // 1000) % 20000, 65000, count + 2):
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4
+    first = (
+        20000 + 3000 * worker
+    )  # below those that the system gives to whoever connects, each worker its own
+    for base in range(first + (time.monotonic_ns() // 1000) % 2000, first + 3000 - count - 2, count + 2):
         with contextlib.ExitStack() as held:
             try:
                 for port in range(base, base + count + 2):
@@ -59,7 +64,7 @@ class Real:
                 control.stop(old)
             return control.start(self.server.folder / "app", run)
 
-    def wait(self, flower_run: int, limit: float = 90.0) -> str:
+    def wait(self, flower_run: int, limit: float = 240.0) -> str:
         """Wait for the end of a run; return how it ended."""
         deadline = time.monotonic() + limit
         with connect(self.server) as control:
@@ -70,7 +75,7 @@ class Real:
                 time.sleep(0.2)
         raise AssertionError(f"the run did not end in {limit} s; the server says:\n{self.said(40)}")
 
-    def go(self, run: str, limit: float = 90.0) -> list[dict]:
+    def go(self, run: str, limit: float = 240.0) -> list[dict]:
         """Run to the end; return the records."""
         status = self.wait(self.start(run), limit)
         assert status == "finished:completed", f"{status}\n{self.said(40)}"
@@ -86,7 +91,7 @@ class Real:
         """kill -9, the whole group, nothing polite about it."""
         one = self.process(party, name)
         processes.signal_all([one], processes.signal.SIGKILL)
-        wait_for(lambda: not processes.members(one), 10.0)
+        wait_for(lambda: not processes.members(one), 60.0)
 
     @contextlib.contextmanager
     def liar(self, number: int, how: str) -> Iterator[None]:

@@ -116,10 +116,10 @@ def test_crashed_client_comes_back(federation):
     federation.set_timing(round_limit=20.0)
     log, victim = federation.log("crash"), federation.client(0)
     run = federation.start("crash")
-    wait_for(lambda: len(log.records()) >= 1, 150.0)
+    wait_for(lambda: len(log.records()) >= 1, 240.0)
     federation.kill(victim, "worker")
     federation.kill(victim, "supernode")
-    wait_for(lambda: len(log.records()) >= 2, 150.0)
+    wait_for(lambda: len(log.records()) >= 2, 240.0)
     federation.restart(victim)
     assert federation.wait(run) == "finished:completed"
     seen = absences(log.records())
@@ -155,7 +155,7 @@ def test_unregistered_node(federation, tmp_path):
         Command("outsider", tuple(argv), {**supernode.environment, ACTIVATION: "3"}), tmp_path
     )
     try:
-        wait_for(lambda: not processes.leads(outsider), 60.0)
+        wait_for(lambda: not processes.leads(outsider), 240.0)
         assert "Exit Code" in processes.tail(outsider.log, 40)
         assert absences(federation.go("outsider")) == [[], [], []]
     finally:
@@ -166,7 +166,7 @@ def test_server_app_killed(federation):
     """kill -9 of the server app between commits: the run continues from the last committed round."""
     log = federation.log("killed")
     federation.start("killed")
-    wait_for(lambda: len(log.records()) >= 1, 150.0)
+    wait_for(lambda: len(log.records()) >= 1, 240.0)
     federation.kill(federation.server, "worker")
     before = log.records()
     deployment.up(federation.folder)
@@ -181,7 +181,7 @@ def test_superlink_killed(tmp_path):
     with real(tmp_path / "federation", 3, config, budget=1e6) as federation:
         log = federation.log("link")
         federation.start("link")
-        wait_for(lambda: len(log.records()) >= 1, 150.0)
+        wait_for(lambda: len(log.records()) >= 1, 240.0)
         clients = [federation.process(party, "supernode").pid for party in federation.parties[1:]]
         federation.kill(federation.server, "superlink")
         federation.kill(federation.server, "worker")
@@ -198,7 +198,7 @@ def test_two_dropouts_of_five(federation):
     federation.set_timing(round_limit=15.0, join_limit=32.0)
     log = federation.log("two")
     run = federation.start("two")
-    wait_for(lambda: len(log.records()) >= 1, 150.0)
+    wait_for(lambda: len(log.records()) >= 1, 240.0)
     for number in (1, 4):
         federation.kill(federation.client(number), "worker")
         federation.kill(federation.client(number), "supernode")
@@ -225,7 +225,7 @@ def test_expired_certificate(tmp_path):
         for party in (server, client):  # as somebody would who does not ask the doctor
             deployment.start_party(party)
         supernode = next(one for one in processes.recorded(client.running) if one.name == "supernode")
-        wait_for(lambda: not processes.leads(supernode), 60.0)
+        wait_for(lambda: not processes.leads(supernode), 240.0)
         assert "certificate has expired" in processes.tail(supernode.log, 40)
     finally:
         deployment.down(folder)
@@ -233,7 +233,7 @@ def test_expired_certificate(tmp_path):
     try:
         deployment.up(folder)
         with connect(server) as control:
-            wait_for(lambda: [node.status for node in control.nodes()] == ["online"], 60.0)
+            wait_for(lambda: [node.status for node in control.nodes()] == ["online"], 240.0)
     finally:
         deployment.down(folder)
     assert deployment.status(folder) == []

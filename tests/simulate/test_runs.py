@@ -101,7 +101,7 @@ def test_killed_run_resumes_to_the_same_model(tmp_path: Path) -> None:
     while time.monotonic() < deadline and not (target.exists() and target.stat().st_size > 20_000):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait(timeout=30)
+    process.wait(timeout=120)
     assert not (tmp_path / "cut/seed-1/model.npy").exists(), "it was killed in the middle"
     with target.open("a") as file:
         file.write('{"round": 99999, "tor')

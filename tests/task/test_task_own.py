@@ -298,7 +298,7 @@ def test_importing_takes_no_torch():
     code = (
         "import sys, trilemma as tl; dir(tl); assert 'torch' not in sys.modules; tl.Task, tl.run, tl.Privacy"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 @pytest.mark.parametrize("train", ["head", {"subspace": 10}, {"lora": 1}])
