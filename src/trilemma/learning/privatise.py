@@ -114,8 +114,19 @@ def contributions(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return (bounded if math.isinf(threshold) else _finite(bounded)), longer
 
 
+def all_finite(vectors: Tensor) -> bool:
+    """Whether every number is finite: in one pass where their sum is, for no such sum has other terms.
+
+    >>> all_finite(torch.tensor([1.0, torch.inf])), all_finite(torch.tensor([3e38, 3e38]))
+    (False, True)
+    """
+    return math.isfinite(vectors.sum()) or bool(torch.isfinite(vectors).all())
+
+
 def _finite(vectors: Tensor) -> Tensor:
     """Replace rows that are not finite by zeros."""
+    if math.isfinite(vectors.sum()):
+        return vectors
     finite = torch.isfinite(vectors).all(1)
     return vectors if bool(finite.all()) else torch.where(finite[:, None], vectors, 0.0)
 

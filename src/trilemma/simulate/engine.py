@@ -26,7 +26,7 @@ from trilemma.learning import ClientStep, MessageLayout, Messages
 from trilemma.learning.evidence.file import ORIGIN
 from trilemma.learning.evidence.outlook import Outlook, Rehearsal
 from trilemma.learning.messages import Length, Lengths
-from trilemma.learning.privatise import client_keys
+from trilemma.learning.privatise import all_finite, client_keys
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import returned_model
 from trilemma.privacy import Noiseless
@@ -330,8 +330,8 @@ def _check_finite(experiment: Experiment, round_: int, sent: ClientStep, honest:
 
 def _all_finite(experiment: Experiment, vectors: Tensor, rows: list[int]) -> bool:
     if experiment.shelf.on_disk:  # a mask of all messages is a quarter of what does not fit
-        return all(bool(torch.isfinite(vectors[row]).all()) for row in rows)
-    return bool(torch.isfinite(Messages(vectors).rows(rows).vectors).all())
+        return all(all_finite(vectors[row]) for row in rows)
+    return all_finite(vectors) or all_finite(Messages(vectors).rows(rows).vectors)
 
 
 def _chosen(experiment: Experiment, progress: Progress) -> Tensor:
