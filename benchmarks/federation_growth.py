@@ -24,13 +24,13 @@ import torch
 from scipy.optimize import nnls
 
 from trilemma import config as configurations
+from trilemma import mapped
 from trilemma.aggregation import parse, stream
 from trilemma.federation import provisioning
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.inprocess import InProcess
 from trilemma.federation.layout import Federation, Timing
 from trilemma.federation.server import open_run
-from trilemma.federation.shelf import Shelf
 from trilemma.federation.spending import write_budgets
 from trilemma.federation.task import load_task
 from trilemma.learning.server import column_blocks
@@ -129,7 +129,7 @@ def large(clients: int, dim: int) -> None:
     stream(rule, [torch.randn(clients, 1 << 16)] * 2)
     before = _own_memory()
     with tempfile.TemporaryDirectory() as scratch:
-        X = Shelf(Path(scratch)).empty((clients, dim), torch.float32)
+        X = mapped.empty(Path(scratch), (clients, dim), torch.float32)
         for place, row in enumerate(X):
             for start in range(0, dim, 1 << 22):
                 part = row[start : start + (1 << 22)]

@@ -5,10 +5,13 @@ A folder can be synced on POSIX only; on Windows a renamed file is as durable as
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 from filelock import FileLock, Timeout
 
@@ -17,8 +20,10 @@ BINARY = getattr(os, "O_BINARY", 0)
 """On Windows a descriptor translates line ends unless told not to."""
 
 
-def write_atomically(path: Path, content: bytes | memoryview, *, secret: bool = False) -> None:
+def write_atomically(path: Path, *content: bytes | memoryview, secret: bool = False) -> None:
     """Replace a file's content so that a crash at any moment leaves the old or the new one, whole.
+
+    The content may come in several parts, which are then never together in memory.
 
     A `secret` is never readable by anybody but its owner, not even while it is written.
 
@@ -32,7 +37,8 @@ def write_atomically(path: Path, content: bytes | memoryview, *, secret: bool = 
     temporary.unlink(missing_ok=True)  # a crash may have left one, with another mode
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
     with os.fdopen(os.open(temporary, flags, OWNER_ONLY if secret else 0o666), "wb") as file:
-        file.write(content)
+        for part in content:
+            file.write(part)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -57,6 +63,56 @@ def replaced(path: Path) -> Iterator[Path]:
         os.fsync(file.fileno())
     temporary.replace(path)
     sync_folder(path.parent)
+
+
+class NamedByContent:
+    """A new file of a folder that is called as its SHA-256, once it is complete and on disk.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with NamedByContent(folder) as file:
+    ...     file.add(b"o"); file.add(b"ne")
+    ...     path = file.finish()
+    >>> path.name == hashlib.sha256(b"one").hexdigest(), path.read_bytes()
+    (True, b'one')
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".incomplete-", dir=folder)
+        self._file, self._temporary, self._checksum = os.fdopen(handle, "wb"), Path(name), hashlib.sha256()
+
+    def __enter__(self) -> NamedByContent:
+        """Begin."""
+        return self
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """Write the next piece."""
+        self._checksum.update(piece)
+        self._file.write(piece)
+
+    def finish(self) -> Path:
+        """Give the file its name; it is on disk when this returns."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        path = self._temporary.with_name(self._checksum.hexdigest())
+        self._file.close()
+        self._temporary.replace(path)
+        sync_folder(path.parent)
+        return path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Delete what was not finished."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def keep_only(folder: Path, names: Collection[str]) -> None:
+    """Delete the files of a folder but those of these names."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in names:
+            path.unlink(missing_ok=True)
 
 
 def append_durably(path: Path, content: bytes) -> None:

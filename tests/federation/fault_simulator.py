@@ -9,7 +9,9 @@ Server, nodes, sessions, journals, ledgers and commits are the real ones. Simula
 * **the arithmetic**: there is nothing to learn. Client i's message of round t is a mark at place (i, t): how
   many of its messages have been used so far, this one included. So the finished model is the list of what was
   counted: a round that was counted twice, or not at all, or a step that was not taken back, is a wrong number
-  in it. The last place is a number that no two messages share, as fresh noise would be.
+  in it. The last place is a number that no two messages share, as fresh noise would be. And the server
+  remembers the sum of each client's messages, a copy of the same list: where f = 1 in files, as for long
+  messages.
 
 What is promised is checked while things happen (`Releases`) and at the end (`check_end`). Rounds cost a token
 price: which accountant says what is tested elsewhere, here it matters that entries are made.
@@ -36,7 +38,7 @@ import torch
 
 from federation_harness import PRIVATE, make, small_config
 from trilemma import files
-from trilemma.federation import commits, confirmation, node, server, sessions, wire
+from trilemma.federation import commits, confirmation, node, server, sessions, shelf, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.epochs import Epoch, Stopped
 from trilemma.federation.exchange import Clock
@@ -48,12 +50,13 @@ from trilemma.federation.rosters import SignedRoster
 from trilemma.federation.server import open_run
 from trilemma.federation.sessions import Session, epoch_name
 from trilemma.federation.task import PartyTask, load_task
-from trilemma.learning.messages import MessageLayout, Messages, Part
+from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part
 from trilemma.learning.protocol import Algorithm, ClientStep, ServerStep, Start
 from trilemma.privacy.ledger import Ledger, read_entries
 from trilemma.privacy.secrets import agreement, check_signature
 
 RUN = "run"
+HONEST_FINISH = files.NamedByContent.finish
 TIMING = Timing(round_limit=1.0, join_limit=1.0, poll=0.25)
 
 
@@ -134,7 +137,18 @@ class Jump:
     seconds: float
 
 
-Fault = Carried | Crash | Killed | SetBack | ServerSetBack | NewKeys | Jump
+@dataclass(frozen=True)
+class MemoryBroken:
+    """When it has sent for the `nth` time, the server dies, and its disk breaks a file of its memory."""
+
+    nth: int
+    how: Literal["changed", "cut", "gone"]
+
+
+Fault = Carried | Crash | Killed | SetBack | ServerSetBack | NewKeys | Jump | MemoryBroken
+
+
+AT_SENDS = Killed | ServerSetBack | NewKeys | Jump | MemoryBroken
 
 
 class Dies(BaseException):
@@ -142,6 +156,27 @@ class Dies(BaseException):
 
 
 # --- what is learned: nothing, but everything is counted --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SummingCodec:
+    """The mark travels; its receiver also remembers the sum of all there were."""
+
+    dim: int
+
+    @property
+    def longest(self) -> Length:
+        return Length(self.dim, 4 * self.dim)
+
+    def lengths(self, parts) -> Lengths:
+        return Lengths.of(len(parts["mark"]), self.longest)
+
+    def encode(self, parts) -> bytes:
+        return parts["mark"].numpy().tobytes()
+
+    def decode(self, data, before, asked=None):
+        mark = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        return {"mark": mark, "sum": before["sum"] + mark}
 
 
 def marking(shape: Shape) -> Algorithm:
@@ -165,7 +200,8 @@ def marking(shape: Shape) -> Algorithm:
         params = {"params": state["params"] + messages.vectors[heard].sum(0)}
         return ServerStep(params, params, {"weights": heard.float()})
 
-    layout = MessageLayout((Part("mark", (dim,)),), ("mark",))
+    parts = Part("mark", (dim,)), Part("sum", (dim,))
+    layout = MessageLayout(parts, ("mark",), SummingCodec(dim), remembered=("sum",))
     return Algorithm("marking", init, client, server, lambda model: layout)
 
 
@@ -227,11 +263,17 @@ class Disk:
             self.died = crash
             raise Dies
 
-    def write_atomically(self, path: Path, content: bytes, *, secret: bool = False) -> None:
+    def write_atomically(self, path: Path, *parts: bytes, secret: bool = False) -> None:
+        content = b"".join(parts)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".tmp")
         with self.writing(path, lambda: temporary.write_bytes(content[: len(content) // 2])):
             path.write_bytes(content)
+
+    def finish(self, file: files.NamedByContent) -> Path:
+        path = file._temporary.with_name(file._checksum.hexdigest())
+        with self.writing(path, lambda: path.with_name(".incomplete").write_bytes(b"half")):
+            return HONEST_FINISH(file)
 
     def append_durably(self, path: Path, content: bytes) -> None:
         with self.writing(path, lambda: self._append(path, content[: len(content) // 2])):
@@ -284,7 +326,8 @@ class Releases:
         if place in self.messages:
             assert self.messages[place] == block, f"two different answers: {place}"
             return  # said again, and nothing new with it
-        self.messages[place], self.vectors[place] = block, tensors["vector"]
+        self.messages[place] = block
+        self.vectors[place] = tensors["encoded"].view(torch.float32)
         party = self.parties[1 + client]
         secrets = Session(party, RUN).secrets
         assert secrets is not None
@@ -404,7 +447,7 @@ class World:
         self.tolerate = tolerate
         self.carried = {(one.client, one.nth): one for one in faults if isinstance(one, Carried)}
         self.set_back = {(one.client, one.nth): one for one in faults if isinstance(one, SetBack)}
-        self.at_sends = [one for one in faults if isinstance(one, Killed | ServerSetBack | NewKeys | Jump)]
+        self.at_sends = [one for one in faults if isinstance(one, AT_SENDS)]
         crashes = {(one.party, one.nth): one for one in faults if isinstance(one, Crash)}
         self.disk = Disk(self.parties, crashes)
         self.releases = Releases(self.parties)
@@ -437,6 +480,8 @@ class World:
             for target, name, stand_in in (
                 (files, "write_atomically", disk.write_atomically),
                 (files, "append_durably", disk.append_durably),
+                (files.NamedByContent, "finish", lambda file: disk.finish(file)),
+                (shelf, "IN_MEMORY", 0 if self.tolerate else shelf.IN_MEMORY),
                 (files, "sync_folder", lambda folder: None),
                 (Ledger, "_append", append),
                 (Ledger, "_cost", price),
@@ -502,6 +547,8 @@ class World:
                 self._renew_keys()
             if isinstance(fault, ServerSetBack):
                 self._set_server_back(fault.versions)
+            if isinstance(fault, MemoryBroken):
+                self._break_memory(fault.how)
             raise Dies
 
     @property
@@ -517,6 +564,18 @@ class World:
         kept = self.log._kept()
         for path in kept[: min(versions, len(kept) - 1)]:
             path.unlink()
+            self.server_was_set_back = True
+
+    def _break_memory(self, how: str) -> None:
+        """Break a file that the newest commit needs, and the oldest does not."""
+        needed = [{one.file for one in commits._references(path)} for path in self.log._kept()]
+        for name in sorted(needed[0] - needed[-1])[:1]:
+            path = self.log.memory.folder / name
+            content = path.read_bytes()
+            if how == "gone":
+                path.unlink()
+            else:
+                path.write_bytes(content[:-1] if how == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
             self.server_was_set_back = True
 
     def run(self) -> bool:
@@ -555,6 +614,13 @@ class World:
         params = wire.loads(self.log.result.read_bytes(), wire.Finished)[1]["params"]
         replayed = sum((self.releases.vectors[one] for one in heard), start=torch.zeros_like(params))
         assert torch.equal(params, replayed), f"the model is not what was released: {params - replayed}"
+        remembered = self.log.recover().remembered
+        for client, kept in remembered.items():
+            told = [self.releases.vectors[one] for one in heard if one[0] == client]
+            assert torch.equal(kept["sum"], sum(told, start=torch.zeros_like(params))), (
+                f"what is remembered of client {client} is not what was heard"
+            )
+        assert set(remembered) == {client for client, _, _ in heard}
         counted = params[:-1].reshape(-1, self.rounds)
         for client, row in enumerate(counted.tolist()):
             used = [round_ for one, _, round_ in sorted(heard, key=lambda one: one[2]) if one == client]

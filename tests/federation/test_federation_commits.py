@@ -13,6 +13,7 @@ from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.epochs import Epoch
+from trilemma.federation.memory import Memory
 
 EPOCH = Epoch(2, (0, 1, 3), (0, 1, 2, 3))
 
@@ -162,7 +163,8 @@ def test_a_run_whose_commits_are_all_broken_does_not_start_over(tmp_path):
 
 
 def test_a_run_from_before_several_were_kept_is_continued(tmp_path):
-    (tmp_path / "commit").write_bytes(commit(4).block())
+    parts = commit(4).parts(Memory(tmp_path / "memory"))
+    (tmp_path / "commit").write_bytes(b"".join(parts))
     log = CommitLog(tmp_path)
     assert log.recover().rounds == 4
     log.append(commit(5))

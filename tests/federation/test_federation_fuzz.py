@@ -23,6 +23,7 @@ from trilemma.federation.certificates import new_request, requested_key
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.confirmation import Confirmation, MemberList, Witness
 from trilemma.federation.journal import Journal
+from trilemma.federation.memory import Memory
 from trilemma.federation.node import Node
 from trilemma.federation.permission import Permission
 from trilemma.federation.proposals import proposed
@@ -137,7 +138,7 @@ def parties(tmp_path_factory):
 
 def commits(parties) -> list[bytes]:
     folder = parties[0].run_folder("run") / "commits"
-    return [wire.unsealed(path.read_bytes()) for path in sorted(folder.iterdir())]
+    return [bytes(wire.unsealed(path.read_bytes())) for path in sorted(folder.iterdir())]
 
 
 @often
@@ -146,7 +147,7 @@ def test_a_commit_is_read_or_refused(parties, data):
     """Behind its checksum, or bare as in older runs."""
     block = data.draw(changed(st.sampled_from(commits(parties))))
     with suppress(wire.WireError):
-        Commit.from_block(block)
+        Commit.from_block(block, Memory(parties[0].run_folder("run") / "memory"), thorough=True)
 
 
 @often
@@ -177,7 +178,9 @@ def test_a_log_of_commits_is_recovered_or_refused(parties, tmp_path, data):
 def test_a_client_reads_its_journal_and_its_keys_or_counts_them_as_lost(parties, tmp_path, data):
     home = parties[1].run_folder("run")
     journal = data.draw(st.sampled_from([home / "journal", home / "session"]))
-    content = data.draw(changed(st.sampled_from([journal.read_bytes(), wire.unsealed(journal.read_bytes())])))
+    content = data.draw(
+        changed(st.sampled_from([journal.read_bytes(), bytes(wire.unsealed(journal.read_bytes()))]))
+    )
     (tmp_path / "journal").write_bytes(content)
     Journal(tmp_path).last()
     session = Session(parties[1], "run")

@@ -231,7 +231,7 @@ import resource, sys, torch
 from pathlib import Path
 import trilemma.learning.server as server
 from trilemma.aggregation import parse, stream
-from trilemma.federation.shelf import Shelf
+from trilemma import mapped
 
 def numbers(client, dim):
     return torch.randn(dim, generator=torch.Generator().manual_seed(client))
@@ -245,7 +245,7 @@ for rule in rules:
     stream(rule, [small, small])                 # what is compiled is compiled before the limit
 used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_DATA, (used + room, used + room))
-X = Shelf(Path(sys.argv[1])).empty((clients, dim), torch.float32)
+X = mapped.empty(Path(sys.argv[1]), (clients, dim), torch.float32)
 for place in range(clients):
     X[place] = numbers(place, dim)
 for rule in rules:

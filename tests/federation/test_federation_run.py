@@ -318,13 +318,13 @@ def durable_writes(monkeypatch, victim, fail_at):
     counted = 0
     honest = files.write_atomically
 
-    def write(path, block, **options):
+    def write(path, *parts, **options):
         nonlocal counted
         if victim.folder in path.parents:
             counted += 1
             if counted == fail_at:
                 raise Dies
-        honest(path, block, **options)
+        honest(path, *parts, **options)
 
     monkeypatch.setattr(files, "write_atomically", write)
 

@@ -13,6 +13,7 @@ from fault_simulator import (
     Crash,
     Jump,
     Killed,
+    MemoryBroken,
     NewKeys,
     ServerSetBack,
     SetBack,
@@ -49,6 +50,7 @@ def lists_of_faults(tolerate: int):
             st.builds(SetBack, clients, blocks, what, st.integers(1, 6)),
             st.builds(ServerSetBack, sends, st.integers(1, 3)),
             st.builds(NewKeys, sends),
+            st.builds(MemoryBroken, sends, st.sampled_from(["changed", "cut", "gone"])),
             st.builds(Jump, sends, st.sampled_from([0.3, 1.0, 5.0])),
         ),
         max_size=8,
@@ -63,6 +65,14 @@ def test_nothing_happens(tolerate):
     assert len(world.releases.messages) == shape.clients * shape.rounds
     assert [record["absent"] for record in world.log.records()] == [[]] * shape.rounds
     assert world.carrier.sent == 4 + shape.rounds
+
+
+@pytest.mark.parametrize("how", ["changed", "cut", "gone"])
+@pytest.mark.parametrize("nth", [6, 7])
+def test_a_commit_whose_memory_is_broken_is_stepped_over(how, nth):
+    """What was heard in the rounds after it is heard again; the clients' steps stand, as after a rollback."""
+    world = happens([MemoryBroken(nth, how)], 1)
+    assert any("broken" in text for text in world.said)
 
 
 @pytest.mark.slow
@@ -141,6 +151,23 @@ def applied_before_it_is_written(monkeypatch):
     monkeypatch.setattr(Coordinator, "_apply", apply)
 
 
+def remembered_before_it_is_written(monkeypatch):
+    """The server's memory of clients runs ahead of its commits."""
+    honest = Coordinator._apply
+    kept = {}
+
+    def apply(self, commit, turn, heard):
+        kept.update(heard.remembered)
+        return honest(self, commit, turn, heard)
+
+    def hear(self, commit, turn, clients):
+        return honest_hear(self, replace(commit, remembered={**commit.remembered, **kept}), turn, clients)
+
+    honest_hear = hearing.Hearing.hear
+    monkeypatch.setattr(Coordinator, "_apply", apply)
+    monkeypatch.setattr(hearing.Hearing, "hear", hear)
+
+
 @pytest.mark.parametrize(
     ("sabotage", "tolerate", "faults", "complaint"),
     [
@@ -155,6 +182,7 @@ def applied_before_it_is_written(monkeypatch):
         ),
         (changing_questions, 0, [Killed(4, "after")], "changed"),
         (applied_before_it_is_written, 0, [Crash(-1, 5, "before")], "the model is not what was released"),
+        (remembered_before_it_is_written, 1, [Crash(-1, 8, "before")], "what is remembered of client"),
     ],
 )
 def test_a_sabotaged_federation_is_found_out(monkeypatch, sabotage, tolerate, faults, complaint):

@@ -79,5 +79,5 @@ def test_a_tensor_on_the_shelf_is_a_file_without_a_name(tmp_path: Path) -> None:
     rows.fill_(3.0)
     assert float(rows.sum()) == 15000.0
     assert list(tmp_path.iterdir()) == []
-    maps = Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else ".state-"
-    assert ".state-" in maps, "it is mapped from a file that has been removed"
+    maps = Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else ".mapped-"
+    assert ".mapped-" in maps, "it is mapped from a file that has been removed"

@@ -24,6 +24,9 @@ from trilemma.learning.messages import Asked
 HEADROOM = 4096
 """Bytes a header may take beside the message."""
 
+TOGETHER = 1 << 22
+"""Numbers of a message that are looked at together."""
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -171,12 +174,16 @@ def _message(expected: Expected, client: int, reply: Reply) -> Messages:
         )
     if header.client != client:
         raise wire.WireError(f"claims to be client {header.client}")
+    layout, before = expected.layout, expected.remembered.get(client)
+    asked = Asked(expected.round, expected.broadcast)
+    lies_in_a_file = layout.codec is None and not isinstance(reply.block, bytes)
     try:
-        asked = Asked(expected.round, expected.broadcast)
-        message = expected.layout.decode(tensors, expected.remembered.get(client), asked)
+        if expected.shelf is None or lies_in_a_file:
+            message = layout.decode(tensors, before, asked)
+        else:
+            message = expected.shelf.read(layout, tensors, before, asked)
     except UserError as error:
         raise wire.WireError(str(error)) from None
-    if not torch.isfinite(message.vectors).all():
+    if not all(bool(torch.isfinite(some).all()) for some in torch.split(message.vectors[0], TOGETHER)):
         raise wire.WireError("the vector is not finite")
-    lies_in_a_file = expected.layout.codec is None and not isinstance(reply.block, bytes)
-    return message if expected.shelf is None or lies_in_a_file else expected.shelf.keep(message)
+    return message

@@ -291,7 +291,7 @@ def memory(party: Party) -> Iterator[Finding]:
     if party.client is None:
         for run in sorted((party.state / "runs").glob("*")):
             try:
-                CommitLog(run).last()
+                CommitLog(run).check()
             except UserError as error:
                 yield Finding("memory", str(error), "as it says")
         return

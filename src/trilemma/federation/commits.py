@@ -23,6 +23,7 @@ from trilemma.errors import UserError
 from trilemma.federation import events, wire
 from trilemma.federation.epochs import Epoch
 from trilemma.federation.expulsions import Expulsion
+from trilemma.federation.memory import Memory, Reference
 
 KEPT = 5
 """How many commits a run keeps: a disk that breaks the newest does not end the run."""
@@ -41,6 +42,7 @@ class _CommitHeader(wire.Header):
     record: dict[str, Any]
     epoch_terms: str = ""
     expelled: list[Expulsion] = Field(default_factory=list)
+    files: dict[str, Reference] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Commit:
     `chosen` is the model the run returns if it ends here, where that is not the latest. `heard` has the round
     in which each client's answer was last used; `unused` are the clients whose answer was not used when they
     were last asked; `record` is what is said about the last round. `remembered` is what the server needs of
-    each client's last message to understand its next one. `expelled` are all who were expelled so far.
+    each client's last message to understand its next one; what of it lies in the server's `Memory` is not in
+    the commit, which only refers to it. `expelled` are all who were expelled so far.
     """
 
     run: str
@@ -66,8 +69,15 @@ class Commit:
     remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
     expelled: tuple[Expulsion, ...] = ()
 
-    def block(self) -> bytes:
-        """Return the commit as bytes."""
+    def parts(self, memory: Memory) -> list[bytes | memoryview]:
+        """Return the commit as a block, in parts."""
+        remembered = {
+            f"{client}/{name}": tensor
+            for client, kept in sorted(self.remembered.items())
+            for name, tensor in kept.items()
+        }
+        found = {name: memory.reference(tensor) for name, tensor in remembered.items()}
+        files = {name: one for name, one in found.items() if one is not None}
         epoch = self.epoch or Epoch(-1, (), ())
         header = _CommitHeader(
             run=self.run,
@@ -81,24 +91,28 @@ class Commit:
             record=dict(self.record),
             epoch_terms=epoch.terms,
             expelled=list(self.expelled),
+            files=files,
         )
         parts = {"broadcast": self.broadcast, "server": self.server, "chosen": self.chosen}
-        parts |= {f"remembered/{client}": kept for client, kept in sorted(self.remembered.items())}
-        return wire.dumps(
+        parts["remembered"] = {name: one for name, one in remembered.items() if name not in files}
+        return wire.parts_of(
             header, {k: v for name, part in parts.items() for k, v in _under(name, part).items()}
         )
 
     @classmethod
-    def from_block(cls, block: bytes) -> Commit:
-        """Read a commit."""
+    def from_block(cls, block: wire.Block, memory: Memory, thorough: bool = False) -> Commit:
+        """Read a commit; `thorough`ly, check that what it refers to is as it was written."""
         try:
-            return cls._read(block)
+            return cls._read(block, memory, thorough)
         except ValueError as error:
             raise wire.WireError(f"not a commit: {error}") from None
 
     @classmethod
-    def _read(cls, block: bytes) -> Commit:
+    def _read(cls, block: wire.Block, memory: Memory, thorough: bool) -> Commit:
         header, tensors = wire.loads(block, _CommitHeader)
+        tensors |= {f"remembered/{name}": memory.tensor(one) for name, one in header.files.items()}
+        if thorough:
+            memory.check(header.files.values())
         epoch = Epoch(header.epoch, tuple(header.members), tuple(header.rows), header.epoch_terms)
         return cls(
             header.run,
@@ -134,6 +148,16 @@ def part_of(prefix: str, tensors: wire.Tensors) -> dict[str, Any]:
     """
     start = f"{prefix}/"
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def _references(path: Path) -> list[Reference]:
+    """Return what a commit refers to; of one that cannot be read, nothing."""
+    try:
+        with path.open("rb") as file:
+            header = wire.header_of(wire.unchecked(file.read(wire.LARGEST_HEADER + 256)), _CommitHeader)
+            return list(header.files.values())
+    except wire.WireError:
+        return []
 
 
 _NAME = re.compile(r"\d+-\d+")
@@ -184,6 +208,7 @@ class CommitLog:
         self._first = folder / "commit"  # the only one, in runs from before several were kept
         self._records = folder / "rounds.jsonl"
         self.result = folder / "result"
+        self.memory = Memory(folder / "memory")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -196,9 +221,13 @@ class CommitLog:
     def last(self) -> Commit | None:
         """Return the last commit that is whole, or None before the first.
 
-        It only reads: anybody may, at any time.
+        It only reads: anybody may, at any time. Of the files it refers to only the lengths are looked at.
         """
         return self._newest_whole()[0]
+
+    def check(self) -> None:
+        """Refuse a log of which no commit is whole, with everything it refers to."""
+        self._newest_whole(thorough=True)
 
     def recover(self, say: events.Say = events.silent) -> Commit | None:
         """Return the last commit after mending what a crash or a disk left; only for who holds the lock.
@@ -206,7 +235,7 @@ class CommitLog:
         A broken commit is stepped over, and put aside. Where clients may have been called to a later epoch
         since, or agreed on its keys, the one returned continues with another.
         """
-        commit, broken = self._newest_whole()
+        commit, broken = self._newest_whole(thorough=True)
         if commit is None:
             return None
         for path in broken:
@@ -234,11 +263,13 @@ class CommitLog:
         self._write(commit)
 
     def _write(self, commit: Commit) -> None:
-        """Write a commit, and forget those before the last few."""
-        files.write_atomically(self._commits / _Place.of_commit(commit).name, wire.sealed(commit.block()))
+        """Write a commit, and forget those before the last few with what only they refer to."""
+        content = wire.sealed_parts(commit.parts(self.memory))
+        files.write_atomically(self._commits / _Place.of_commit(commit).name, *content)
         self._first.unlink(missing_ok=True)
         for path in self._kept()[KEPT:]:
             path.unlink()
+        self.memory.forget_all_but([one for path in self._kept() for one in _references(path)])
 
     def _kept(self) -> list[Path]:
         """Return the files of the commits there are, the newest first."""
@@ -252,16 +283,15 @@ class CommitLog:
         first = self.last()
         return -1 if first is None else first.rounds
 
-    def _newest_whole(self) -> tuple[Commit | None, list[Path]]:
+    def _newest_whole(self, thorough: bool = False) -> tuple[Commit | None, list[Path]]:
         """Return the newest commit that can be read, and the files of newer ones that cannot."""
         broken: list[Path] = []
         for path in [*self._kept(), *([self._first] if self._first.is_file() else [])]:
             try:
-                return Commit.from_block(wire.unsealed(path.read_bytes())), broken
-            except FileNotFoundError:
-                continue  # forgotten just now: newer ones have come
-            except wire.WireError:
-                broken.append(path)
+                return Commit.from_block(wire.unsealed(path.read_bytes()), self.memory, thorough), broken
+            except (FileNotFoundError, wire.WireError):
+                if path.exists():  # otherwise it was forgotten just now: newer ones have come
+                    broken.append(path)
         if broken:
             raise UserError(
                 f"no commit in {self._commits} is as it was written: the run cannot be continued from here; "

@@ -23,6 +23,7 @@ from trilemma.federation.expulsions import Expulsion, clients_of
 from trilemma.federation.hearing import Heard, Hearing
 from trilemma.federation.joining import Joining
 from trilemma.federation.layout import Party, Timing
+from trilemma.federation.shelf import Shelf
 from trilemma.federation.task import PartyTask, load_task
 from trilemma.learning.evidence import conviction
 from trilemma.learning.rounds import returned_model, sampled_clients
@@ -217,7 +218,7 @@ class Coordinator:
             self.policy,
             self.timing.round_limit,
             self.exchange,
-            self.log.folder / "shelf",
+            Shelf(self.log.folder / "shelf", self.log.memory),
             self.watch,
             self.say,
         )

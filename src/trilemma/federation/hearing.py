@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from trilemma.federation import events, wire
 from trilemma.federation.admission import Admitted, Expected, admit
@@ -17,7 +16,7 @@ from trilemma.federation.epochs import Epoch, Policy, decide
 from trilemma.federation.exchange import Correspondence, Patience
 from trilemma.federation.shelf import Shelf
 from trilemma.federation.task import PartyTask
-from trilemma.learning import Messages
+from trilemma.learning import MessageLayout, Messages
 from trilemma.learning.messages import Length
 from trilemma.stopwatch import Stopwatch
 
@@ -56,7 +55,7 @@ class Heard:
 class Hearing:
     """Asks for one round: of the run `run`, with the server's patience (`round_limit` seconds).
 
-    What is too long for memory lies in the folder `shelf`.
+    What is too long for memory lies on the `shelf`.
     """
 
     run: str
@@ -64,7 +63,7 @@ class Hearing:
     policy: Policy
     round_limit: float
     exchange: Correspondence
-    shelf: Path
+    shelf: Shelf
     watch: Stopwatch
     say: events.Say
 
@@ -77,7 +76,7 @@ class Hearing:
             self.task.message,
             remembered=commit.remembered,
             broadcast=commit.broadcast,
-            shelf=Shelf.for_(self.shelf, len(turn.rows), self.task.message.dim),
+            shelf=self._shelf(turn, self.task.message),
         )
         answers = self._attempts(commit, turn, clients, self._question(commit, turn), expected)
         heard = self._heard(answers, turn, expected, commit)
@@ -89,7 +88,7 @@ class Hearing:
             question = inquiry.question(heard.messages, commit.server, commit.rounds, key)
         inquire = wire.Inquire(run=self.run, epoch=turn.number, round=commit.rounds)
         layout = inquiry.message(self.task.model)
-        shelf = Shelf.for_(self.shelf, len(turn.rows), layout.dim)
+        shelf = self._shelf(turn, layout)
         expected = replace(expected, layout=layout, answer=wire.Detail, remembered={}, shelf=shelf)
         those = replace(turn, members=tuple(client for client in turn.members if client in answers.vectors))
         details = self._attempts(commit, those, clients, wire.dumps(inquire, question), expected)
@@ -100,6 +99,11 @@ class Hearing:
             heard.length + second.length,
             details,
         )
+
+    def _shelf(self, turn: Epoch, layout: MessageLayout) -> Shelf | None:
+        """Return where messages lie that are too long for memory: all at once, or remembered of everybody."""
+        clients = self.policy.everyone if layout.remembered else turn.rows
+        return self.shelf.needed(len(clients), layout.dim)
 
     def enough(self, turn: Epoch, heard: Heard) -> bool:
         """Tell whether a round can be committed with what was heard."""

@@ -19,7 +19,7 @@ from trilemma.federation.wire import AnyHeader
 
 def write(path: Path, header: wire.Header, tensors: wire.Tensors | None = None) -> None:
     """Replace a file by a block with its checksum; on disk when this returns."""
-    files.write_atomically(path, wire.sealed(wire.dumps(header, tensors)), secret=True)
+    files.write_atomically(path, *wire.sealed_parts(wire.parts_of(header, tensors)), secret=True)
 
 
 def read(path: Path, expected: type[AnyHeader]) -> tuple[AnyHeader, dict[str, Tensor]] | None:

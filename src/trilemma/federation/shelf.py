@@ -1,22 +1,24 @@
 """Where a round's messages lie when they are together longer than memory should hold: in files.
 
-A tensor on a shelf is a mapped file. The system reads and writes its pages as they are used, and takes them
-back when memory is short; the file has no name any more when it is handed out, and is gone with the tensor.
-Rules see such messages a few columns at a time (`learning.server`).
+A message is read into its files a few columns at a time, where the algorithm's codec can. What must be
+remembered of it lies in the server's memory (`memory`), everything else in files without a name, which are
+gone with their tensors. Rules see such messages a few columns at a time (`learning.server`).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkstemp
 
 import torch
 from torch import Tensor
 
-from trilemma.learning import Messages
+from trilemma import mapped
+from trilemma.federation import wire
+from trilemma.federation.memory import Memory
+from trilemma.learning import MessageLayout, Messages
+from trilemma.learning.messages import Asked, Parts
 
 IN_MEMORY = 1 << 30
 """Bytes that the messages of a round may have together before they are put on a shelf."""
@@ -24,46 +26,67 @@ IN_MEMORY = 1 << 30
 
 @dataclass(frozen=True)
 class Shelf:
-    """Keeps tensors in files of `folder`."""
+    """Keeps tensors in files of `folder`, and those that are remembered in `memory`."""
 
     folder: Path
+    memory: Memory
 
-    @classmethod
-    def for_(cls, folder: Path, clients: int, dim: int) -> Shelf | None:
-        """Return a shelf where messages of `clients` clients need one."""
-        return cls(folder) if 4 * clients * dim > IN_MEMORY else None
+    def needed(self, clients: int, dim: int) -> Shelf | None:
+        """Return this shelf where messages of `clients` clients need one."""
+        return self if 4 * clients * dim > IN_MEMORY else None
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a tensor that lies in a file.
+    def read(
+        self, layout: MessageLayout, sent: wire.Tensors, before: wire.Tensors | None, asked: Asked
+    ) -> Messages:
+        """Read one client's message, as `layout.decode` does, into files.
 
-        >>> import tempfile
-        >>> tensor = Shelf(Path(tempfile.mkdtemp())).empty((2, 3), torch.float32)
-        >>> tensor.shape, tensor.untyped_storage().filename is None
-        (torch.Size([2, 3]), False)
+        Read in columns, it has no parts but those that are aggregated or remembered.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle, name = mkstemp(dir=self.folder)
-        with open(handle, "r+b"):
-            size = int(torch.Size(shape).numel())
-            tensor = torch.from_file(name, shared=True, size=size, dtype=dtype)
-        with contextlib.suppress(OSError):  # where a file in use cannot be deleted it is overwritten later
-            Path(name).unlink()
-        return tensor.reshape(tuple(shape))
+        pieces = layout.decode_columns(sent, before, asked)
+        if pieces is None:
+            return self._put(layout, layout.decode(sent, before, asked))
+        rest = set(layout.aggregated) - set(layout.remembered)
+        rooms = {name: self._empty(layout.shape(name), torch.float32) for name in rest}
+        kept = self.memory.keep(
+            _filling(rooms, pieces), {name: layout.shape(name) for name in layout.remembered}
+        )
+        return layout.assembled({name: part[None] for name, part in {**rooms, **kept}.items()})
 
-    def keep(self, message: Messages) -> Messages:
-        """Return a message whose tensors lie here; what lies in a file already stays where it is."""
-        beside = {name: self._kept(part) for name, part in message.beside.items()}
-        return replace(message, vectors=self._kept(message.vectors), beside=beside)
+    def _put(self, layout: MessageLayout, message: Messages) -> Messages:
+        """Move a message that was read as a whole to files."""
+        whole = layout.to_remember(message)
+        kept = {name: part for name, part in whole.items() if self.memory.reference(part) is not None}
+        new = {name: part for name, part in whole.items() if name not in kept}
+        kept |= self.memory.keep(iter([new]), {name: part.shape for name, part in new.items()})
+        beside = {name: self._copy(part) for name, part in message.beside.items() if name not in kept}
+        beside |= {name: kept[name][None] for name in kept if name not in layout.aggregated}
+        same = kept.get(layout.aggregated[0]) if len(layout.aggregated) == 1 else None
+        vectors = self._copy(message.vectors) if same is None else same.reshape(1, -1)
+        return Messages(vectors, beside)
 
-    def _kept(self, tensor: Tensor) -> Tensor:
-        return self.empty(tensor.shape, tensor.dtype).copy_(tensor)
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return mapped.empty(self.folder, shape, dtype)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        return self._empty(tensor.shape, tensor.dtype).copy_(tensor)
 
     def stack(self, vectors: Mapping[int, Tensor], rows: Sequence[int], dim: int) -> Tensor:
         """Return one row per client of `rows`, NaN for those without a vector."""
-        stacked = self.empty((len(rows), dim), torch.float32)
+        stacked = self._empty((len(rows), dim), torch.float32)
         for place, client in enumerate(rows):
             if client in vectors:
                 stacked[place].copy_(vectors[client])
             else:
                 stacked[place].fill_(torch.nan)
         return stacked
+
+
+def _filling(rooms: Mapping[str, Tensor], pieces: Iterator[Parts]) -> Iterator[Parts]:
+    """Pass pieces on, and put those of `rooms` into their places."""
+    filled = 0
+    for parts in pieces:
+        columns = len(next(iter(parts.values())))
+        for name, room in rooms.items():
+            room[filled : filled + columns] = parts[name]
+        filled += columns
+        yield parts

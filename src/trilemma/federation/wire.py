@@ -23,7 +23,7 @@ import json
 import math
 import mmap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, TypeVar
 
 import torch
@@ -42,11 +42,12 @@ DTYPES = {
     for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 }
 LARGEST_HEADER = 1 << 20
+CHECKSUM = hashlib.sha256().digest_size
 PIECE = sizes.PIECE
 ALIGNED = 64
 """Tensors begin at a multiple of this, so that a file can be read where it lies."""
 
-Block = bytes | mmap.mmap
+Block = bytes | memoryview | mmap.mmap
 """A block in memory, or in a file."""
 
 
@@ -230,6 +231,16 @@ AnyHeader = TypeVar("AnyHeader", bound=Header)
 Tensors = Mapping[str, Tensor]
 
 
+def raw(tensor: Tensor) -> memoryview:
+    """Return a tensor's bytes, where they lie.
+
+    >>> raw(torch.tensor([65, 66], dtype=torch.uint8)).tobytes()
+    b'AB'
+    """
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    return plain.view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
+
+
 def dumps(header: Header, tensors: Tensors | None = None) -> bytes:
     """Return the block of a header and tensors.
 
@@ -238,7 +249,12 @@ def dumps(header: Header, tensors: Tensors | None = None) -> bytes:
     >>> header.client, tensors["x"]
     (3, tensor([0., 1.]))
     """
-    parts: list[bytes] = []
+    return b"".join(parts_of(header, tensors))
+
+
+def parts_of(header: Header, tensors: Tensors | None = None) -> list[bytes | memoryview]:
+    """Return a block in parts: its beginning, and the tensors' bytes where they lie."""
+    parts: list[memoryview] = []
     described: list[list[object]] = []
     written: dict[tuple[int, int], int] = {}
     for name, tensor in (tensors or {}).items():
@@ -253,12 +269,12 @@ def dumps(header: Header, tensors: Tensors | None = None) -> bytes:
             continue
         if tensor.is_contiguous():
             written[where] = len(described) - 1
-        parts.append(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+        parts.append(raw(plain))
     text = json.dumps({"kind": header.kind, "fields": header.model_dump(), "tensors": described}).encode()
     if len(text) > LARGEST_HEADER:
         raise WireError(f"a header of {len(text)} bytes could not be read again; at most {LARGEST_HEADER}")
     text += b" " * (-(len(MAGIC) + 8 + len(text)) % ALIGNED)
-    return b"".join([MAGIC, len(text).to_bytes(8, "big"), text, *parts])
+    return [MAGIC + len(text).to_bytes(8, "big") + text, *parts]
 
 
 def loads(
@@ -274,25 +290,8 @@ def loads(
     """
     if limit is not None and len(block) > limit:
         raise WireError(f"{len(block)} bytes where at most {limit} are allowed")
-    start = len(MAGIC) + 8
-    if block[: len(MAGIC)] not in (MAGIC, FORMER) or len(block) < start:
-        raise WireError("not a block of this version")
-    length = int.from_bytes(block[len(MAGIC) : start], "big")
-    if length > min(LARGEST_HEADER, len(block) - start):
-        raise WireError("the header is longer than the block")
-    try:
-        raw = json.loads(block[start : start + length])
-        kind, fields, described = raw["kind"], raw["fields"], raw["tensors"]
-        if kind != expected.kind:
-            raise WireError(f"kind {kind!r} where {expected.kind!r} was expected")
-        header = expected.model_validate(fields)
-        shapes = [(str(one[0]), DTYPES[one[1]], _shape(one[2])) for one in described]
-        sources = [_source(shapes, place, one[3:]) for place, one in enumerate(described)]
-    except (ValueError, LookupError, TypeError, RecursionError, ValidationError) as error:
-        if isinstance(error, WireError):
-            raise
-        raise WireError(f"the header cannot be read ({type(error).__name__})") from None
-    body = memoryview(block)[start + length :]
+    header, shapes, sources, start = _beginning(block, expected)
+    body = memoryview(block)[start:]
     sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in shapes]
     if sum(size for place, size in enumerate(sizes) if sources[place] == place) != len(body):
         raise WireError("the tensors are not as long as the header says")
@@ -300,7 +299,7 @@ def loads(
     tensors: dict[str, Tensor] = {}
     for place, ((name, dtype, shape), size) in enumerate(zip(shapes, sizes, strict=True)):
         if sources[place] == place:
-            buffers.append(bytearray(body[:size]) if isinstance(block, bytes) else body[:size])
+            buffers.append(body[:size] if isinstance(block, mmap.mmap) else bytearray(body[:size]))
             body = body[size:]
         else:
             buffers.append(buffers[sources[place]])
@@ -310,6 +309,37 @@ def loads(
     return header, tensors
 
 
+_Shapes = list[tuple[str, torch.dtype, tuple[int, ...]]]
+
+
+def header_of(block: Block, expected: type[AnyHeader]) -> AnyHeader:
+    """Read the header of a block of which only the beginning need be there."""
+    return _beginning(block, expected)[0]
+
+
+def _beginning(block: Block, expected: type[AnyHeader]) -> tuple[AnyHeader, _Shapes, list[int], int]:
+    """Return header, shapes of the tensors, where each one's bytes are, and where they begin."""
+    start = len(MAGIC) + 8
+    if bytes(block[: len(MAGIC)]) not in (MAGIC, FORMER) or len(block) < start:
+        raise WireError("not a block of this version")
+    length = int.from_bytes(block[len(MAGIC) : start], "big")
+    if length > min(LARGEST_HEADER, len(block) - start):
+        raise WireError("the header is longer than the block")
+    try:
+        raw = json.loads(bytes(block[start : start + length]))
+        kind, fields, described = raw["kind"], raw["fields"], raw["tensors"]
+        if kind != expected.kind:
+            raise WireError(f"kind {kind!r} where {expected.kind!r} was expected")
+        header = expected.model_validate(fields)
+        shapes = [(str(one[0]), DTYPES[one[1]], shape_of(one[2])) for one in described]
+        sources = [_source(shapes, place, one[3:]) for place, one in enumerate(described)]
+    except (ValueError, LookupError, TypeError, RecursionError, ValidationError) as error:
+        if isinstance(error, WireError):
+            raise
+        raise WireError(f"the header cannot be read ({type(error).__name__})") from None
+    return header, shapes, sources, start + length
+
+
 def _tensor(buffer: bytearray | memoryview, dtype: torch.dtype) -> Tensor:
     with warnings.catch_warnings():
         # A file is mapped for reading only; torch cannot express that and says so.
@@ -317,7 +347,7 @@ def _tensor(buffer: bytearray | memoryview, dtype: torch.dtype) -> Tensor:
         return torch.frombuffer(buffer, dtype=dtype)
 
 
-def _source(shapes: list[tuple[str, torch.dtype, tuple[int, ...]]], place: int, rest: list[object]) -> int:
+def _source(shapes: _Shapes, place: int, rest: list[object]) -> int:
     """Return where the bytes of the tensor at `place` are: its own place, or an earlier one as long."""
     if not rest:
         return place
@@ -338,16 +368,17 @@ def kind_of(block: Block) -> str:
     """
     start = len(MAGIC) + 8
     length = int.from_bytes(block[len(MAGIC) : start], "big")
-    known = block[: len(MAGIC)] in (MAGIC, FORMER)
+    known = bytes(block[: len(MAGIC)]) in (MAGIC, FORMER)
     if not known or length > min(LARGEST_HEADER, len(block) - start):
         raise WireError("not a block of this version")
     try:
-        return str(json.loads(block[start : start + length])["kind"])
+        return str(json.loads(bytes(block[start : start + length]))["kind"])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise WireError("the header cannot be read") from None
 
 
-def _shape(shape: object) -> tuple[int, ...]:
+def shape_of(shape: object) -> tuple[int, ...]:
+    """Return a shape that was read; refuse what is none."""
     if not isinstance(shape, list) or len(shape) > 8:
         raise WireError("a shape is a list of at most 8 sizes")
     if not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
@@ -365,13 +396,21 @@ def digest(block: Block) -> str:
 def sealed(block: bytes) -> bytes:
     """Return a block as it is written to a disk: behind its checksum.
 
-    >>> unsealed(sealed(b"block"))
+    >>> bytes(unsealed(sealed(b"block")))
     b'block'
     """
-    return b"".join([SEALED, hashlib.sha256(block).digest(), block])
+    return b"".join(sealed_parts([block]))
 
 
-def unsealed(content: bytes) -> bytes:
+def sealed_parts(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Return the parts of a block as they are written to a disk: behind their checksum."""
+    checksum = hashlib.sha256()
+    for part in parts:
+        checksum.update(part)
+    return [SEALED + checksum.digest(), *parts]
+
+
+def unsealed(content: bytes) -> memoryview:
     """Return the block that a file holds; refuse one that is not as it was written.
 
     A file from before there were checksums holds the bare block.
@@ -380,12 +419,18 @@ def unsealed(content: bytes) -> bytes:
     Traceback (most recent call last):
     trilemma.federation.wire.WireError: not as it was written: its checksum is another
     """
-    if content.startswith((MAGIC, FORMER)):
-        return content
-    start = len(SEALED) + 32
-    if not content.startswith(SEALED) or len(content) < start:
-        raise WireError("not as it was written: it has no checksum")
-    block = content[start:]
-    if hashlib.sha256(block).digest() != content[len(SEALED) : start]:
+    block = unchecked(content)
+    expected = content[len(SEALED) : len(SEALED) + CHECKSUM]
+    if len(block) < len(content) and hashlib.sha256(block).digest() != expected:
         raise WireError("not as it was written: its checksum is another")
     return block
+
+
+def unchecked(content: bytes) -> memoryview:
+    """Return the block of a file, or the beginning of it, without comparing the checksum."""
+    if content.startswith((MAGIC, FORMER)):
+        return memoryview(content)
+    start = len(SEALED) + CHECKSUM
+    if not content.startswith(SEALED) or len(content) < start:
+        raise WireError("not as it was written: it has no checksum")
+    return memoryview(content)[start:]

@@ -94,7 +94,8 @@ class ByzClip21SGD2M(_ErrorFeedbackSettings):
             return ClientStep(sent.messages(after["m"]), state, {"loss": step.loss, "clipped": clipped})
 
         trace = Trace(lambda _: -self.lr, keeps=lambda _: 1.0, adds=lambda _: self.beta_hat)
-        return replace(_algorithm(self, setup, client, follow, remembered=("m",)), trace=trace)
+        algorithm = _algorithm(self, setup, client, follow, remembered=("m",), columnwise=True)
+        return replace(algorithm, trace=trace)
 
 
 @algorithms.register("byz-clip21-sgd2m+")
@@ -148,11 +149,12 @@ def _algorithm(
     client: ClientFunction,
     follow: Follow,
     remembered: tuple[str, ...],
+    columnwise: bool = False,
 ) -> Algorithm:
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
         params = {"params": model.init(key.fold("model"))}
         return Start(params, {name: torch.zeros(len(ids), model.dim) for name in ("v", "g", "m")}, params)
 
     server = descent_server(setup, lambda _: settings.lr)
-    message = declared(setup, one_vector("m"), follow, remembered)
+    message = declared(setup, one_vector("m"), follow, remembered, columnwise)
     return Algorithm(type(settings).__name__, init, client, server, message, setup.release)

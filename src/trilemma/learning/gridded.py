@@ -13,7 +13,7 @@ So the message is a function of integers whose law is certified, and a server ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -32,6 +32,9 @@ from trilemma.learning.messages import (
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
 from trilemma.privacy.grid import Grid
+
+TOGETHER = 1 << 22
+"""Columns of a long message that are read together."""
 
 Follow = Callable[[Tensor, Parts, Asked], Parts]
 """(release (k, d), what is remembered (k, …), what was asked) -> the parts of k messages."""
@@ -73,12 +76,43 @@ class GridCodec:
         return {STEPS: steps, **{name: part[0] for name, part in parts.items()}}
 
 
+class ColumnGridCodec(GridCodec):
+    """Integers of `grid` on the wire, where each column of what `follows` needs that column only.
+
+    >>> import torch
+    >>> grid = Grid(step=0.5, width=2, dim=2, bound=1.0, unit="user")
+    >>> codec = ColumnGridCodec(grid, lambda fresh, before, asked: {"sum": before["sum"] + fresh})
+    >>> sent = codec.encode({"steps": torch.tensor([3, -1])})
+    >>> list(codec.decode_columns(memoryview(sent), {"sum": torch.ones(2)}, NOTHING_ASKED))
+    [{'sum': tensor([2.5000, 0.5000])}]
+    """
+
+    def decode_columns(self, data: memoryview, before: Parts, asked: Asked) -> Iterator[Parts]:
+        """See `ColumnCodec`."""
+        grid = self.grid
+        grid.check_length(len(data))
+        for start in range(0, grid.dim, TOGETHER):
+            columns = slice(start, min(start + TOGETHER, grid.dim))
+            fresh = grid.numbers(grid.integers(data[columns.start * grid.width : columns.stop * grid.width]))
+            known = {name: part[None, columns] for name, part in before.items()}
+            vectors = {name: one for name, one in asked.broadcast.items() if one.shape == (grid.dim,)}
+            here = {**asked.broadcast, **{name: one[columns] for name, one in vectors.items()}}
+            parts = self.follow(fresh[None], known, Asked(asked.round, here))
+            yield {name: part[0] for name, part in parts.items()}
+
+
 def declared(
-    setup: Setup, plain: Declaration, follow: Follow, remembered: tuple[str, ...] = ()
+    setup: Setup,
+    plain: Declaration,
+    follow: Follow,
+    remembered: tuple[str, ...] = (),
+    columnwise: bool = False,
 ) -> Declaration:
     """Declare that messages look like `plain`; on a grid, that the release travels and they follow from it.
 
-    `remembered` names what `follow` needs of the last message: vectors as long as the release.
+    `remembered` names what `follow` needs of the last message: vectors as long as the release. `columnwise`
+    says that it makes each column of one vector from that column of the release, of what is remembered and of
+    the broadcast's vectors.
     """
 
     def message(model: Model) -> MessageLayout:
@@ -89,7 +123,8 @@ def declared(
         known = {part.name for part in layout.parts}
         shape = (layout.dim,)
         beside = tuple(Part(name, shape) for name in (STEPS, *remembered) if name not in known)
-        return MessageLayout((*layout.parts, *beside), layout.aggregated, GridCodec(grid, follow), remembered)
+        codec = (ColumnGridCodec if columnwise else GridCodec)(grid, follow)
+        return MessageLayout((*layout.parts, *beside), layout.aggregated, codec, remembered)
 
     return message
 
@@ -104,6 +139,11 @@ def moved(setup: Setup, plain: Declaration) -> Declaration:
             origin = layout.join({name: asked.broadcast[name][None] for name in layout.aggregated})
             return layout.split(origin[0] + fresh)
 
+        def follow_columns(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
+            return {name: asked.broadcast[name] + fresh for name in layout.aggregated}
+
+        if [part.shape for part in layout.parts] == [(layout.dim,)]:
+            return declared(setup, lambda _: layout, follow_columns, columnwise=True)(model)
         return declared(setup, lambda _: layout, follow)(model)
 
     return message

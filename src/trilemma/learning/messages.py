@@ -19,10 +19,10 @@ encoding, and counts as long as the longest message the layout admits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -122,6 +122,17 @@ class Codec(Protocol):
 
     def decode(self, data: bytes, before: Parts, asked: Asked = NOTHING_ASKED) -> Parts:
         """Return one client's parts; `before` are the remembered ones of its last message, at first zeros."""
+
+
+@runtime_checkable
+class ColumnCodec(Codec, Protocol):
+    """A codec that also reads messages a few columns at a time: those longer than memory should hold.
+
+    Everything that is aggregated or remembered is then one vector each, of the same length.
+    """
+
+    def decode_columns(self, data: memoryview, before: Parts, asked: Asked) -> Iterator[Parts]:
+        """Yield what `Codec.decode` returns, some columns after the others, without what only travels."""
 
 
 @dataclass(frozen=True)
@@ -232,23 +243,46 @@ class MessageLayout:
         Traceback (most recent call last):
         trilemma.errors.UserError: shape (2,) where (3,) was declared
         """
+        travelled = self._travelled(sent)
+        if self.codec is None:
+            return Messages(travelled[None])
+        data = travelled.numpy().tobytes()
+        parts = self.codec.decode(data, self.nothing_remembered() if before is None else before, asked)
+        return self.assembled({name: tensor[None] for name, tensor in parts.items()})
+
+    def decode_columns(self, sent: Parts, before: Parts | None, asked: Asked) -> Iterator[Parts] | None:
+        """Read one client's message a few columns at a time; None where its codec does not.
+
+        Yields what is aggregated or remembered, without the client axis.
+        """
+        travelled = self._travelled(sent)
+        if not isinstance(self.codec, ColumnCodec):
+            return None
+        data = travelled.numpy().data
+        return self.codec.decode_columns(data, self.nothing_remembered() if before is None else before, asked)
+
+    def _travelled(self, sent: Parts) -> Tensor:
+        """Return what travelled, where it is of the declared type and no longer than it may be."""
         name, dtype = (VECTOR, torch.float32) if self.codec is None else (ENCODED, torch.uint8)
         if set(sent) != {name}:
             raise UserError(f"tensors {sorted(sent)} where only {name!r} was declared")
         if sent[name].dtype != dtype:
             raise UserError(f"type {sent[name].dtype} where {dtype} was declared")
         shape = tuple(sent[name].shape)
-        if self.codec is None:
-            if shape != (self.dim,):
-                raise UserError(f"shape {shape} where ({self.dim},) was declared")
-            return Messages(sent[name][None])
+        if self.codec is None and shape != (self.dim,):
+            raise UserError(f"shape {shape} where ({self.dim},) was declared")
         if len(shape) != 1 or shape[0] > self.longest.bytes:
             raise UserError(f"bytes of shape {shape} where at most {self.longest.bytes} were declared")
-        data = sent[name].numpy().tobytes()
-        parts = self.codec.decode(data, self.nothing_remembered() if before is None else before, asked)
-        stacked = {name: tensor[None] for name, tensor in parts.items()}
-        beside = {name: tensor for name, tensor in stacked.items() if name not in self.aggregated}
-        return Messages(self.join(stacked), beside)
+        return sent[name]
+
+    def assembled(self, parts: Parts) -> Messages:
+        """Return the messages of k clients that are made of these parts."""
+        beside = {name: tensor for name, tensor in parts.items() if name not in self.aggregated}
+        return Messages(self.join(parts), beside)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a part, without the client axis."""
+        return self._by_name[name].shape
 
     def nothing_remembered(self) -> dict[str, Tensor]:
         """Return what a receiver remembers of a client it has not heard yet: zeros."""

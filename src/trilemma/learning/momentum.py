@@ -113,7 +113,7 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
         return ClientStep(sent.messages(after["momentum"]), after, report)
 
     name, server = type(settings).__name__, descent_server(setup, lr)
-    message = declared(setup, one_vector("momentum"), decayed, remembered=("momentum",))
+    message = declared(setup, one_vector("momentum"), decayed, remembered=("momentum",), columnwise=True)
 
     def takes(round_: int) -> float:
         """Return what a message takes of its round's release."""

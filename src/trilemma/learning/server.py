@@ -18,6 +18,7 @@ from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import ServerFunction, ServerStep, State
 from trilemma.learning.settings import Setup
 from trilemma.learning.theory.schedules import Schedule
+from trilemma.mapped import lies_in_a_file
 
 BLOCK = 1 << 24
 """Numbers of messages that lie in a file which are looked at together."""
@@ -28,10 +29,10 @@ Combined = tuple[Tensor, dict[str, Any]]
 
 def apply_rule(setup: Setup, vectors: Tensor, key: Key) -> Combined:
     """Apply the federation's rule and say what it did: every client's weight and how suspect it looked."""
-    if vectors.untyped_storage().filename is None:
-        outcome = setup.rule(vectors, key=key.fold("rule"))
-    else:  # they lie in a file, for there is no room: a few columns at a time
+    if lies_in_a_file(vectors):  # for there is no room: a few columns at a time
         outcome = stream(setup.rule, lambda: column_blocks(vectors), key=key.fold("rule"))
+    else:
+        outcome = setup.rule(vectors, key=key.fold("rule"))
     return outcome.value, {"weights": outcome.weights, "scores": outcome.scores, "info": outcome.info}
 
 

@@ -51,6 +51,8 @@ REACH = 10.0
 WIDTHS = (2, 3, 4)
 """Bytes an integer may take on the wire."""
 
+Buffer = bytes | memoryview
+
 _TRIES, _SHORTER = 8, 1 - 2.0**-12
 _CACHED = 1 << 16  # numbers that are rounded together: short rows share the cost of a call
 
@@ -145,17 +147,26 @@ class Grid:
         whole = np.ascontiguousarray(integers.cpu().numpy().astype("<i4"))
         return whole.view(np.uint8).reshape(-1, 4)[:, : self.width].tobytes()
 
-    def decode(self, data: bytes) -> Tensor:
+    def decode(self, data: Buffer) -> Tensor:
         """Read integers (d,), int32, from anybody; refuse another length.
 
         >>> grid = Grid(step=1.0, width=3, dim=2, bound=1.0, unit="user")
         >>> grid.decode(grid.encode(torch.tensor([-5, 70000])))
         tensor([   -5, 70000], dtype=torch.int32)
         """
-        if len(data) != self.length:
-            raise UserError(f"{len(data)} bytes where {self.length} were declared")
-        raw: NDArray[np.uint8] = np.zeros((self.dim, 4), np.uint8)
-        raw[:, 4 - self.width :] = np.frombuffer(data, np.uint8).reshape(self.dim, self.width)
+        self.check_length(len(data))
+        return self.integers(data)
+
+    def check_length(self, length: int) -> None:
+        """Refuse a message of another length than all have."""
+        if length != self.length:
+            raise UserError(f"{length} bytes where {self.length} were declared")
+
+    def integers(self, data: Buffer) -> Tensor:
+        """Return the integers, int32, that stand in a part of a message."""
+        given = np.frombuffer(data, np.uint8).reshape(-1, self.width)
+        raw: NDArray[np.uint8] = np.zeros((len(given), 4), np.uint8)
+        raw[:, 4 - self.width :] = given
         # The bytes stand at the upper end; an arithmetic shift brings them down with their sign.
         whole = raw.view("<i4")[:, 0] >> (8 * (4 - self.width))
         return torch.from_numpy(np.ascontiguousarray(whole.astype(np.int32)))

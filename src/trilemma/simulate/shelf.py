@@ -1,15 +1,13 @@
 """Clients' state and messages on disk, for more of them than fit into memory ([run] state = "disk").
 
-A tensor on the shelf is a file mapped into memory: it is read and written like any other, and the system
-brings its pages in and takes them out again. The file has no name any more once it is mapped, so it goes away
-with the tensor, however the process ends; checkpoints are files of their own. Clients are stepped some at a
-time ([run] at_once), so that only their part is in memory with all that a step needs.
+A tensor on the shelf is a mapped file without a name (`trilemma.mapped`), so it goes away with the tensor,
+however the process ends; checkpoints are files of their own. Clients are stepped some at a time ([run]
+at_once), so that only their part is in memory with all that a step needs.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trilemma import mapped
 from trilemma.errors import ConfigError
 from trilemma.learning import ClientStep, Messages
 from trilemma.learning.messages import Parts
@@ -41,20 +40,12 @@ class Shelf:
     def empty(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return room for a tensor of this shape, of the type of `like`.
 
-        >>> Shelf(Path(tempfile.mkdtemp())).empty((3, 2), torch.ones(1)).fill_(2.0).sum()
-        tensor(12.)
+        >>> Shelf().empty((3, 2), torch.ones(1)).shape
+        torch.Size([3, 2])
         """
         if self.folder is None or not like.is_floating_point():
             return like.new_empty(tuple(shape))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".state-", dir=self.folder)
-        try:
-            numbers = torch.Size(shape).numel()
-            os.truncate(handle, numbers * like.element_size())
-            return torch.from_file(name, shared=True, size=numbers, dtype=like.dtype).view(*shape)
-        finally:
-            os.close(handle)
-            os.unlink(name)
+        return mapped.empty(self.folder, shape, like.dtype)
 
 
 class Rows:
