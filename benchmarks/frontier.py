@@ -1,6 +1,5 @@
-"""The frontier: what evidence costs, whom it expels among honest clients, and the table of what was measured.
+"""The frontier: what evidence costs, and whom it expels among honest clients.
 
-    python benchmarks/frontier.py table     docs/frontier.md's table from results/frontier.json
     python benchmarks/frontier.py laws      honest messages drawn from their laws: whom evidence expels
     python benchmarks/frontier.py honest    honest rounds with evidence: how many clients are expelled (none)
     python benchmarks/frontier.py cost      a round's server step with evidence+mean against caf
@@ -11,9 +10,7 @@ Rules against adversaries are `trilemma arena`. Options: --seeds 1,2 --rounds 30
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from pathlib import Path
 
 import torch
 
@@ -29,7 +26,6 @@ from trilemma.simulate.evaluation import evaluate
 from trilemma.simulate.experiment import assemble
 
 READY = "frontier-mnist"
-RESULTS = Path(__file__).parents[1] / "results" / "frontier.json"
 THREATS = ("secldp", "byzldp", "ldp")
 PARTITIONS = ("homogeneous", "{name='dirichlet', alpha=0.1}", "extreme")
 
@@ -43,23 +39,6 @@ def score(changes: list[str], seed: int) -> tuple[float, int, int]:
         expelled |= {one["client"] for one in record.expelled}
     accuracy = evaluate(ready, progress.chosen, {}).plain()["accuracy"]
     return accuracy, len(expelled - set(ready.byzantine)), len(expelled & set(ready.byzantine))
-
-
-def table(given: argparse.Namespace) -> None:
-    """Print a row for what was trained, f and rule: the least accuracy, by adversary and of all."""
-    rows = json.loads(RESULTS.read_text())
-    adversaries = list(dict.fromkeys(row["adv"] for row in rows))
-    found: dict[tuple[str, str, int, int, str], dict[str, dict[int, float]]] = {}
-    for row in rows:
-        place = row["ground"], row["threat"], row["d"], row["f"], row["rule"]
-        found.setdefault(place, {}).setdefault(row["adv"], {})[row["seed"]] = row["acc"]
-    print("| trained | threat | d | f | rule | worst | " + " | ".join(adversaries) + " |")
-    print("|---|---|---:|---:|---|" + "---:|" * (len(adversaries) + 1))
-    for (ground, threat, dim, liars, rule), by in sorted(found.items()):
-        least = {name: min(accuracy.values()) for name, accuracy in by.items()}
-        cells = [f"{least[name]:.2f} ({len(by[name])})" if name in least else "–" for name in adversaries]
-        worst = f"**{min(least.values()):.2f}**"
-        print(f"| {ground} | {threat} | {dim:,} | {liars} | {rule} | {worst} | " + " | ".join(cells) + " |")
 
 
 def honest(given: argparse.Namespace) -> None:
@@ -163,9 +142,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["table", "laws", "honest", "cost"])
+    parser.add_argument("what", choices=["laws", "honest", "cost"])
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--set", action="append", default=[])
     chosen = parser.parse_args()
-    {"table": table, "laws": laws, "honest": honest, "cost": cost}[chosen.what](chosen)
+    {"laws": laws, "honest": honest, "cost": cost}[chosen.what](chosen)

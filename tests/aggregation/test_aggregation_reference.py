@@ -75,6 +75,10 @@ MIXINGS = {
     "evidence": Known(
         no_reference="it leaves messages alone; the server asks it, tests/learning/test_evidence.py"
     ),
+    **dict.fromkeys(
+        ("noise-test", "safeguard", "fltrust"),
+        Known(no_reference="it leaves messages alone; the server asks it, tests/learning/test_screens.py"),
+    ),
 }
 SUBJECTS = [s for s in subjects() if all(name in {**RULES, **MIXINGS} for name in s.split("+"))]
 

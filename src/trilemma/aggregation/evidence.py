@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
-from trilemma.aggregation.chain import Mixing
-from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.registry import mixings
-from trilemma.aggregation.types import Array
-from trilemma.keys import Key
+from trilemma.aggregation.stage import Stage
 
 
 @mixings.register("evidence")
-class Evidence(Mixing):
+class Evidence(Stage):
     """Expel clients whose messages, over rounds, are not clipped contributions plus the agreed noise.
 
     Needs an algorithm that clips and adds noise; without noise it does nothing. In a single round messages
@@ -37,11 +33,3 @@ class Evidence(Mixing):
     wait: int = Field(default=0, ge=0, description="rounds in which the model stays where it is")
     undo: Literal[0, 1] = Field(default=1, description="1: take back what expelled clients did")
     correct: Literal[0, 1] = Field(default=1, description="1: set the model right along visible directions")
-
-    def matrix(self, geometry: Geometry, f: int, key: Key) -> Array:
-        """Return the identity."""
-        return np.eye(geometry.n)
-
-    def kappa(self, after: float, n: int) -> float | None:
-        """Messages pass through: the κ of what comes after."""
-        return after

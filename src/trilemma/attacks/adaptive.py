@@ -9,7 +9,8 @@ directions and strengths that are tried, the one that does most harm to the mode
                 top        the direction in which the sums of all clients differ most
                 across     against the gradient, but at right angles to what the mean shows of it
                 loss       where the honest clients' loss rises most at the model the round would lead to
-                best       all but the last, in every round
+                unshown    the same, but after the model went on on public examples (`[aggregation] tune`)
+                best       all but the last two, in every round
     noise       protocol   own message + shift
                 rotated    their messages, or their sums, are turned so that all their lengths and inner
                            products stay what honest ones would be, and yet their common part points in the
@@ -51,7 +52,7 @@ DIRECTIONS = ("gradient", "ones", "std", "top", "across")
 class Adaptive(AttackSettings):
     """Liars who know the defence: the most harmful lie each round that lets nobody be expelled."""
 
-    direction: Literal["gradient", "ones", "std", "top", "across", "loss", "best"] = "gradient"
+    direction: Literal["gradient", "ones", "std", "top", "across", "loss", "unshown", "best"] = "gradient"
     """Where the model is pushed."""
     noise: Literal["protocol", "rotated"] = "protocol"
     """What liars do with their own noise."""
@@ -84,12 +85,14 @@ class Adaptive(AttackSettings):
         strengths = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
         lying = self._lying(view)
         if view.defence is None:
-            shift = -truth if self.direction != "loss" or view.uphill is None else view.uphill().double()
+            uphill = self._uphill(view)
+            shift = -truth if uphill is None else uphill.double()
             shift = shift / torch.linalg.vector_norm(shift).clamp(min=1e-30)
-            return _unopposed(view, own, shift, lying, strengths, self.noise)
+            trusted = None if view.trusted is None else view.trusted().to(shift)
+            return _unopposed(view, own, shift, trusted, lying, strengths, self.noise)
         defence = view.defence()
         directions = self._directions(view, truth, defence)
-        against = -directions[0] if self.direction == "loss" else truth
+        against = -directions[0] if self.direction in ("loss", "unshown") else truth
         stage = _Stage(defence, view.members, lying, directions, against, self.noise)
         tried = [
             (*stage.harm(which, strength, self.greedy), which, strength)
@@ -108,6 +111,11 @@ class Adaptive(AttackSettings):
             return np.ones(view.byzantine)
         return first if self.role == "half" or view.round % 2 == 0 or view.byzantine == 1 else 1 - first
 
+    def _uphill(self, view: View) -> Tensor | None:
+        """Return where a loss rises, if that is the direction asked for and there is a loss to ask."""
+        asked = {"loss": view.uphill, "unshown": view.unshown}.get(self.direction)
+        return None if asked is None else asked()
+
     def _directions(self, view: View, truth: Tensor, defence: Defence) -> Tensor:
         """Return the unit directions tried (q, d), each on the side that leads away from the truth."""
         wanted = DIRECTIONS if self.direction == "best" else (self.direction,)
@@ -119,8 +127,8 @@ class Adaptive(AttackSettings):
                 vector = view.honest.double().std(0, correction=0)
             elif name == "top":
                 vector = _top(defence)
-            elif name == "loss" and view.uphill is not None:
-                vector = view.uphill()
+            elif (uphill := self._uphill(view)) is not None:
+                vector = uphill
             else:
                 vector = -truth
                 if name == "across":
@@ -240,34 +248,61 @@ def _transport(present: Array, wanted: Array) -> Array | None:
     return found
 
 
+TILTS = (0.0, 0.3, 1.0)
+"""How far lies lean to what the server trusts, beside a lie of length 1."""
+
+
 def _unopposed(
-    view: View, own: Tensor, shift: Tensor, lying: Array, strengths: list[float], noise: str
+    view: View,
+    own: Tensor,
+    shift: Tensor,
+    trusted: Tensor | None,
+    lying: Array,
+    strengths: list[float],
+    noise: str,
 ) -> Crafted:
-    """Return the lie that leaves least of the descent, against a server that forgets."""
-    active = np.flatnonzero(lying)
-    rows = own.double()[torch.from_numpy(active).to(own.device)]
-    beside: Array = (rows @ torch.cat([rows, shift[None]]).T).cpu().numpy()
-    inner, before = beside[:, :-1], beside[:, -1]
+    """Return the lie that leaves least of the descent, against a server that keeps no evidence.
 
-    def candidate(strength: float) -> Tensor | None:
-        mix, along = np.eye(len(active)), strength * lying[active]
-        if noise == "rotated":
-            goal = before.mean() + along
-            turned = _transport(inner - np.outer(before, before), inner - np.outer(goal, goal))
-            if turned is None:
-                return None
-            mix, along = turned, goal - turned @ before
-        found = own.clone()
-        lies = torch.from_numpy(mix).to(rows) @ rows + torch.from_numpy(along).to(rows)[:, None] * shift
-        found[torch.from_numpy(active).to(own.device)] = lies.to(own)
-        return found
+    Where it measures messages by one of its own, `trusted`, lies are also tried at right angles to that, and
+    leaning towards it.
+    """
+    ways = [shift]
+    if trusted is not None:
+        towards = trusted / torch.linalg.vector_norm(trusted).clamp(min=1e-30)
+        across = shift - (shift @ towards) * towards
+        across = across / torch.linalg.vector_norm(across).clamp(min=1e-30)
+        ways += [(across + tilt * towards) / math.sqrt(1 + tilt**2) for tilt in TILTS]
+    made = [(0.0, own)]
+    made += [
+        (strength, lies)
+        for way in ways
+        for strength in strengths
+        if (lies := _shifted(own, way, strength * lying, noise)) is not None
+    ]
 
-    made = {0.0: own} | {strength: candidate(strength) for strength in strengths}
-    tried = {strength: messages for strength, messages in made.items() if messages is not None}
-
-    def harm(strength: float) -> float:
-        value = view.target(view.stack(tried[strength]), key=view.key.fold("coin")).value.double()
+    def harm(messages: Tensor) -> float:
+        value = view.target(view.stack(messages), key=view.key.fold("coin")).value.double()
         return float(value @ shift.to(value.device))
 
-    best = max(tried, key=harm)
-    return Crafted(tried[best], best)
+    strength, best = max(made, key=lambda one: harm(one[1]))
+    return Crafted(best, strength)
+
+
+def _shifted(own: Tensor, way: Tensor, along: Array, noise: str) -> Tensor | None:
+    """Return liars' messages (f, d) with `along` (f,) of the unit direction `way`; None where impossible.
+
+    Their noise stays, or is turned so that their Gram matrix stays what it was.
+    """
+    active = torch.from_numpy(np.flatnonzero(along)).to(own.device)
+    rows, goal = own.double()[active], along[np.flatnonzero(along)]
+    mix = np.eye(len(rows))
+    if noise == "rotated":
+        beside: Array = (rows @ torch.cat([rows, way[None]]).T).cpu().numpy()
+        inner, before = beside[:, :-1], beside[:, -1]
+        goal = before.mean() + goal
+        turned = _transport(inner - np.outer(before, before), inner - np.outer(goal, goal))
+        if turned is None:
+            return None
+        mix, goal = turned, goal - turned @ before
+    lies = torch.from_numpy(mix).to(rows) @ rows + torch.from_numpy(goal).to(rows)[:, None] * way
+    return own.index_copy(0, active, lies.to(own))

@@ -110,7 +110,9 @@ class View:
     Attackers that know everything but honest secrets also have `defence`, the server's state as a way to ask
     what would become of a lie (None: it has no memory), `truth` (d,), the honest clients' mean contribution
     without noise, `uphill` (d,), what to add to messages for the honest clients' loss to rise most at the
-    model the round leads to, and `members`, the liars' places among all clients.
+    model the round leads to, `unshown`, the same where the server's own examples do not show it, `trusted`
+    (d,), the server's own message on public examples, where it measures others by one, and `members`, the
+    liars' places among all clients.
 
     >>> view = View(
     ...     honest=torch.zeros(2, 3), own=None, byzantine=1,
@@ -130,6 +132,8 @@ class View:
     defence: Callable[[], Defence] | None = None
     truth: Callable[[], Tensor] | None = None
     uphill: Callable[[], Tensor] | None = None
+    unshown: Callable[[], Tensor] | None = None
+    trusted: Callable[[], Tensor] | None = None
     members: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,10 @@ import typer
 def arena_command(
     quick: Annotated[bool, typer.Option(help="phishing alone, one seed: minutes on a CPU")] = False,
     ground: Annotated[list[str] | None, typer.Option(help="what is trained, repeatable")] = None,
+    threat: Annotated[list[str] | None, typer.Option(help="who is trusted, repeatable")] = None,
+    liars: Annotated[list[int] | None, typer.Option(help="how many lie, repeatable")] = None,
     rule: Annotated[list[str] | None, typer.Option(help="repeatable; default: all of the arena")] = None,
+    adversary: Annotated[list[str] | None, typer.Option(help="repeatable; default: all of them")] = None,
     seeds: Annotated[str | None, typer.Option(help="as in 1-3; default: 1-3, with --quick 1")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="table.key=value in every cell, repeatable")
@@ -20,24 +24,48 @@ def arena_command(
     out: Annotated[Path, typer.Option(help="where cells are kept; the same folder continues")] = Path(
         "runs/arena"
     ),
+    results: Annotated[Path | None, typer.Option(help="put what was measured into this file too")] = None,
+    show: Annotated[Path | None, typer.Option(help="run nothing: the table of such a file")] = None,
 ) -> None:
     """Set every rule against liars who know it; the worst case of each, finished cells are skipped."""
     from rich.console import Console
 
     from trilemma import simulate
-    from trilemma.errors import UserError, nearest
     from trilemma.papers import arena
     from trilemma.report.progress import GridProgress
 
-    for name in ground or []:
-        if name not in arena.GROUNDS:
-            raise UserError(f"nothing is trained under the name {name!r}: {nearest(name, arena.GROUNDS)}")
-    grounds = ground or (arena.QUICK if quick else tuple(arena.GROUNDS))
-    wanted = list(arena.bouts(grounds, rule or arena.RULES, seeds or ("1" if quick else "1-3"), set_ or ()))
+    if show is not None:
+        print(arena.standings(arena.read(show)).markdown())
+        return
+    _known("nothing is trained", ground, arena.GROUNDS)
+    _known("there is no threat model", threat, arena.THREATS)
+    _known("there is no adversary", adversary, arena.NETWORK)
+    wanted = list(
+        arena.bouts(
+            ground or (arena.QUICK if quick else tuple(arena.GROUNDS)),
+            rule or tuple(arena.RULES),
+            seeds or ("1" if quick else "1-3"),
+            set_ or (),
+            threat or tuple(arena.THREATS),
+            adversary or (),
+            liars or (),
+        )
+    )
     with GridProgress(Console(stderr=True)) as watcher:
         outcome = simulate.run_cells([bout.cell for bout in wanted], out, jobs=jobs, watcher=watcher)
-    print(arena.standings(wanted, out).markdown())
+    found = arena.rows(wanted, out)
+    if results is not None:
+        arena.record(results, found)
+    print(arena.standings(found).markdown())
     for name, failure in outcome.failed.items():
         print(f"no result: {name}: {failure.reason}")
     if outcome.failed:
         raise typer.Exit(1)
+
+
+def _known(problem: str, given: list[str] | None, names: Collection[str]) -> None:
+    from trilemma.errors import UserError, nearest
+
+    for name in given or []:
+        if name not in names:
+            raise UserError(f"{problem} under the name {name!r}: {nearest(name, names)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from trilemma import data, models
@@ -29,6 +30,8 @@ class Assembled:
     learner: Learner | None = None
     tests: Dataset | None = None
     """Test examples alone, where there are no others."""
+    root: FederatedData | None = None
+    """Public examples at the server, as those of one client."""
 
     @property
     def held(self) -> FederatedData:
@@ -42,10 +45,15 @@ def everybody(
 ) -> Assembled:
     """Return the model and all clients' data; `honest` of the clients do not lie, and come first."""
     if task is not None:
+        if config.aggregation.root:
+            raise ConfigError(
+                "[aggregation] root: public examples come out of a data set, and a task is none"
+            )
         learner, dataset = of_task(config, key, task.of(config.federation.clients), device)
         return Assembled(learner.model, _natural(dataset, device), learner)
     dataset = data.loaded(config.data.options, key.fold("data"), data.Storage.from_environment())
     dataset = _features(config, dataset, key, device)
+    dataset, public = _rooted(dataset, config.aggregation.root, key.fold("root"))
     holdings = _holdings(config, dataset, honest, key.fold("partition"))
     model = models.build(
         config.model.name,
@@ -54,7 +62,8 @@ def everybody(
         **config.model.options.model_dump(),
     )
     chosen = models.choose(model, config.coordinates.train, key)
-    return Assembled(chosen, FederatedData(dataset, holdings, device))
+    root = None if public is None else FederatedData(public, _all_of(public), device)
+    return Assembled(chosen, FederatedData(dataset, holdings, device), root=root)
 
 
 def of_task(
@@ -100,6 +109,29 @@ def _features(config: Config, dataset: Dataset, key: Key, device: torch.device |
         storage=data.Storage.from_environment(),
         device=device,
     )
+
+
+def _rooted(dataset: Dataset, size: int, key: Key) -> tuple[Dataset, Dataset | None]:
+    """Return the data without `size` training examples, and these; None where none are wanted."""
+    if not size:
+        return dataset, None
+    total = len(dataset.y_train)
+    if dataset.natural is not None:
+        raise ConfigError(f"[aggregation] root = {size}: examples of {dataset.name} are their clients' own")
+    if size >= total:
+        raise ConfigError(f"[aggregation] root = {size} of {total} examples; allowed: 0 to {total - 1}")
+    order = torch.from_numpy(key.numpy().permutation(total))
+
+    def part(rows: torch.Tensor) -> Dataset:
+        x = data.each(dataset.x_train, lambda column: column[rows])
+        return replace(dataset, x_train=x, y_train=dataset.y_train[rows])
+
+    return part(order[size:]), part(order[:size])
+
+
+def _all_of(dataset: Dataset) -> data.Holdings:
+    """Return the holdings of one client who has all training examples."""
+    return data.Holdings([np.arange(len(dataset.y_train))], [], [])
 
 
 def _natural(dataset: Dataset, device: torch.device | str = "cpu", first: int = 0) -> FederatedData:

@@ -11,10 +11,14 @@ from dataclasses import dataclass, replace
 
 from trilemma import aggregation, privacy
 from trilemma.aggregation import Rule
+from trilemma.aggregation.evidence import Evidence
+from trilemma.aggregation.noise_test import NoiseTest
 from trilemma.config.load import Config
 from trilemma.errors import ConfigError, PrivacyError
 from trilemma.learning import Algorithm, Setup
-from trilemma.learning.evidence import evidence_of, guarded
+from trilemma.learning.protocol import Clients
+from trilemma.learning.screens.screen import stage_of
+from trilemma.learning.stages import staged
 from trilemma.models.types import Model
 from trilemma.privacy.drawing import EXACT, Drawing
 from trilemma.privacy.grid_price import drawing
@@ -55,12 +59,13 @@ def resolve(
     model: Model | None = None,
     arithmetic: Arithmetic | None = None,
     rule: Rule | None = None,
+    root: Clients | None = None,
 ) -> Resolved:
     """Resolve `config` for clients who all hold at least `examples` training examples, a public number.
 
     `arithmetic` and `rule` are those of the configuration, unless given. On a grid the release also says how
     far drawn noise is from a Gaussian, for which the size of `model` must be known; more noise makes up for
-    it where an ε is aimed at.
+    it where an ε is aimed at. `root` are the server's own examples.
     """
     federation = config.federation
     needed = config.algorithm.options.least_examples
@@ -74,8 +79,8 @@ def resolve(
     reckoned = EXACT
     for _ in range(_TRIES):
         release, threat, notes, doubts = _release(config, examples, reckoned)
-        setup = Setup(federation.clients, federation.f, config.run.rounds, rule, release, chosen)
-        algorithm = guarded(config.algorithm.options.build, setup)
+        setup = Setup(federation.clients, federation.f, config.run.rounds, rule, release, chosen, root)
+        algorithm = staged(config.algorithm.options.build, setup)
         drawn = EXACT if model is None or threat is None else _drawn(setup, algorithm, model, threat)
         if not config.privacy.aims or drawn.spread <= reckoned.spread:
             break
@@ -206,11 +211,12 @@ def _least_members(config: Config) -> int:
     """
     federation = config.federation
     rule = aggregation.parse(config.aggregation.rule, f=federation.f)
-    if evidence_of(rule) is not None and config.privacy.neighbours is not None:
+    stage = stage_of(rule)
+    if isinstance(stage, Evidence | NoiseTest) and config.privacy.neighbours is not None:
         raise ConfigError(
             f"[aggregation] rule = {config.aggregation.rule!r} tests messages against noise that all clients "
-            "share with all; allowed: a rule without evidence, or [privacy] without neighbours"
+            f"share with all; allowed: a rule without {stage.label}, or [privacy] without neighbours"
         )
-    if evidence_of(rule) is None or config.privacy.assume == "published":
+    if not isinstance(stage, Evidence) or config.privacy.assume == "published":
         return federation.clients
     return federation.clients - federation.f

@@ -123,6 +123,20 @@ class AggregationTable(Table):
     """`[aggregation]`: the rule, as a chain of names."""
 
     rule: str = Field(default="mean", description='a rule or a chain, e.g. "caf" or "nnm+cwmed"')
+    root: int = Field(
+        default=0, ge=0, description="public examples at the server, taken out of the training data"
+    )
+    tune: Literal["no", "model", "alone"] = Field(
+        default="no",
+        description="what goes on learning from them in the end: nothing, the clients' model, or a model "
+        "without clients, for comparison",
+    )
+
+    @model_validator(mode="after")
+    def _from_something(self) -> AggregationTable:
+        if self.tune != "no" and self.root < 2:
+            raise ValueError(f"tune = {self.tune!r} needs public examples at the server; allowed: root = 100")
+        return self
 
 
 class PrivacyTable(Table):

@@ -194,6 +194,11 @@ def _check_config(config: Config, party: Party) -> None:
 
 def _check_resolved(config: Config, resolved: Resolved) -> None:
     algorithm, sampled = resolved.algorithm, config.federation.sampled
+    if algorithm.screen or config.aggregation.root:
+        raise ConfigError(
+            f"[aggregation] rule = {config.aggregation.rule!r}, root = {config.aggregation.root}: screens "
+            "and root sets are for simulations; allowed: another rule, and root = 0"
+        )
     if sampled is not None and algorithm.everyone_trains:
         raise ConfigError(
             f"[federation] sampled = {sampled}: in {algorithm.name} clients that are not sampled train too, "

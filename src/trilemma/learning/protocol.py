@@ -139,6 +139,7 @@ class Algorithm:
         trace: How releases reach the model, where that is linear; None: it is not.
         members: server state -> who still takes part; None: everybody.
         court: What a defended server judges by (`trilemma.learning.evidence.guard.Court`); None: undefended.
+        screen: Which of `trilemma.learning.screens` looks at messages before the rule; empty: none.
     """
 
     name: str
@@ -156,3 +157,4 @@ class Algorithm:
     trace: Trace | None = None
     members: Callable[[State], tuple[int, ...]] | None = None
     court: Any = None
+    screen: str = ""

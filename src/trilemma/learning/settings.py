@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from trilemma.aggregation import Rule
 from trilemma.errors import ConfigError, PrivacyError
-from trilemma.learning.protocol import Algorithm
+from trilemma.learning.protocol import Algorithm, Clients
 from trilemma.options import Options
 from trilemma.privacy.grid import Grid
 from trilemma.privacy.types import Arithmetic, NoiseLaw, Release
@@ -31,6 +31,7 @@ class Setup:
         release: How one client's message is clipped and noised; None: not at all.
         arithmetic: Where contribution and noise meet: among floating-point numbers, or on a public grid of
             integers, which is what a certificate needs (`trilemma.privacy.grid`).
+        root: Public examples at the server, as one more client who adds no noise; None: it has none.
     """
 
     clients: int
@@ -39,6 +40,7 @@ class Setup:
     rule: Rule
     release: Release | None = None
     arithmetic: Arithmetic = "float"
+    root: Clients | None = None
 
     def grid(self, dim: int) -> Grid | None:
         """Return the grid that releases of `dim` numbers lie on; None: they are not noised, or float."""

@@ -57,6 +57,10 @@ class Trace:
         """Return the messages (k, d) without the model they may be based on."""
         return messages - model if self.around else messages
 
+    def messages(self, vectors: Tensor, model: Tensor) -> Tensor:
+        """Undo `vectors`."""
+        return vectors + model if self.around else vectors
+
 
 @dataclass(frozen=True)
 class Law:

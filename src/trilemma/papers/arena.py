@@ -3,31 +3,57 @@
 A cell is one run of the sweep: what is trained, how many lie, under which threat model, by which rule,
 against which adversary; all seeds together. Cells that are finished are not run again, so a stopped arena
 continues. What is reported is the least accuracy over adversaries and seeds, never a mean.
+
+What was measured is kept as rows in one file (`record`, results/frontier.json), a row for every seed of every
+cell; the table is made from them (`standings`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from trilemma import report
+from trilemma import files, report
 from trilemma.config import Cell, load
 from trilemma.errors import ConfigError
 from trilemma.report import Result, Table
 from trilemma.simulate.sweep.grid import finished
 
-RULES = ("mean", "cwmed", "nnm+cwmed", "caf", "smea", "evidence+mean", "evidence+caf")
-"""smea searches all subsets and is left out where there are too many: beyond 30 clients."""
+ROOT = ("aggregation.root=100",)
+"""Public examples at the server."""
+
+RULES: Mapping[str, tuple[str, ...]] = {
+    **{
+        rule: (f"aggregation.rule={rule}",)
+        for rule in (
+            "mean",
+            "cwmed",
+            "nnm+cwmed",
+            "caf",
+            "smea",
+            "noise-test+mean",
+            "safeguard+mean",
+            "evidence+mean",
+            "evidence+caf",
+        )
+    },
+    "fltrust+mean": ("aggregation.rule=fltrust+mean", *ROOT),
+    "evidence+mean with a root set": ("aggregation.rule=evidence+mean", *ROOT, "aggregation.tune=model"),
+    "root set alone": ("aggregation.rule=mean", *ROOT, "aggregation.tune=alone"),
+}
+"""smea searches all subsets and is left out where there are too many: beyond n = 30."""
 
 ADVERSARIES: Mapping[str, tuple[str, ...]] = {
-    "gradient": ("attack={name='adaptive'}",),
     "loss": ("attack={name='adaptive', direction='loss'}",),
-    "rotated": ("attack={name='adaptive', noise='rotated'}",),
     "rotated loss": ("attack={name='adaptive', direction='loss', noise='rotated'}",),
+    "gradient": ("attack={name='adaptive'}",),
+    "rotated": ("attack={name='adaptive', noise='rotated'}",),
     "across": ("attack={name='adaptive', direction='across'}",),
     "unseen": ("attack={name='adaptive', direction='loss', greedy=false}",),
     "half": ("attack={name='adaptive', direction='loss', role='half'}",),
+    "unshown": ("attack={name='adaptive', direction='unshown', noise='rotated'}",),
     "alie": ("attack={name='alie'}",),
     "foe": ("attack={name='foe'}",),
 }
@@ -58,15 +84,24 @@ class Ground:
 
 
 NETWORK = {**ADVERSARIES, **LATER}
+ONCE = (
+    "algorithm={name='fedavg', lr=0.05, local_steps=60, batch_size=50}",
+    "privacy={threat='secldp', clip=1.0, epsilon=27.8, delta=1e-4, accountant='exact'}",
+    "run.rounds=1",
+)
+"""One release of a client that trained on its own, as in `frontier-mnist`."""
+
 GROUNDS: Mapping[str, Ground] = {
-    "MNIST, features": Ground("frontier-mnist"),
-    "MNIST, CNN in a subspace": Ground("few-coordinates-mnist-subspace", adversaries=NETWORK),
-    "MNIST, CNN, head": Ground("cafcor-mnist", ("model.train=head", "algorithm.lr=0.3"), adversaries=NETWORK),
-    "MNIST, CNN": Ground("cafcor-mnist", adversaries=NETWORK),
-    "phishing, n = 7": Ground("safe-dshb-phishing", liars=(3,), threats=("LDP",), small=True),
-    "phishing, n = 30": Ground("safe-dshb-phishing", ("federation.clients=30",), (10,), ("LDP",), small=True),
+    "mnist-features": Ground("frontier-mnist"),
+    "mnist-subspace": Ground("few-coordinates-mnist-subspace", adversaries=NETWORK),
+    "mnist-head": Ground("cafcor-mnist", ("model.train=head", "algorithm.lr=0.3"), adversaries=NETWORK),
+    "mnist-cnn": Ground("cafcor-mnist", adversaries=NETWORK),
+    "mnist-subspace-once": Ground("few-coordinates-mnist-subspace", ONCE),
+    "mnist-cnn-once": Ground("cafcor-mnist", ONCE),
+    "phishing-7": Ground("safe-dshb-phishing", liars=(3,), threats=("LDP",), small=True),
+    "phishing-30": Ground("safe-dshb-phishing", ("federation.clients=30",), (10,), ("LDP",), small=True),
 }
-QUICK = ("phishing, n = 7",)
+QUICK = ("phishing-7",)
 
 
 @dataclass(frozen=True)
@@ -83,59 +118,130 @@ class Bout:
 
 def bouts(
     grounds: Sequence[str] = tuple(GROUNDS),
-    rules: Sequence[str] = RULES,
+    rules: Sequence[str] = tuple(RULES),
     seeds: str = "1-3",
     changes: Sequence[str] = (),
+    threats: Sequence[str] = tuple(THREATS),
+    adversaries: Sequence[str] = (),
+    liars: Sequence[int] = (),
 ) -> Iterator[Bout]:
     """Yield all cells of some grounds; what a rule is not defined for is left out.
 
-    >>> len(list(bouts(["phishing, n = 7"], ["mean", "caf"])))
-    18
+    `rules` are names of `RULES` or any rule's. Without `adversaries` and `liars`: all of a ground's.
+
+    >>> len(list(bouts(["phishing-7"], ["mean", "caf"])))
+    20
     """
     for name in grounds:
         ground = GROUNDS[name]
-        for threat in ground.threats:
-            for liars in ground.liars:
+        for threat in (one for one in ground.threats if one in threats):
+            for count in (one for one in ground.liars if one in (liars or ground.liars)):
                 for rule in (one for one in rules if one != "smea" or ground.small):
-                    for adversary, attack in ground.adversaries.items():
-                        said = [*ground.changes, *THREATS[threat], f"federation.byzantine={liars}"]
-                        said += [f"aggregation.rule={rule}", f"run.seeds='{seeds}'", *attack, *changes]
+                    for adversary in (one for one in ground.adversaries if one in (adversaries or NETWORK)):
+                        said = [*ground.changes, *THREATS[threat], f"federation.byzantine={count}"]
+                        said += [*RULES.get(rule, (f"aggregation.rule={rule}",)), f"run.seeds='{seeds}'"]
                         try:
-                            config = load(ground.ready).with_(*said)
+                            config = load(ground.ready).with_(*said, *ground.adversaries[adversary], *changes)
                         except ConfigError:
                             continue
-                        place = {"liars": liars, "rule": rule, "adversary": adversary}
-                        yield Bout(name, threat, liars, rule, adversary, Cell(place, config))
+                        place = {"threat": threat, "liars": count, "rule": rule, "adversary": adversary}
+                        yield Bout(name, threat, count, rule, adversary, Cell(place, config))
 
 
-def standings(bouts: Sequence[Bout], out: Path) -> Table:
-    """Return a row for every ground, threat, f and rule with a result: the worst, and every adversary's."""
-    rows: dict[tuple[str, str, int, str], dict[str, Result]] = {}
+@dataclass(frozen=True)
+class Row:
+    """One seed of one cell: where it stands, its last accuracy, whom it expelled, ε and d."""
+
+    ground: str
+    threat: str
+    f: int
+    rule: str
+    adversary: str
+    seed: int
+    accuracy: float
+    honest: int
+    liars: int
+    d: int
+    epsilon: float
+
+    @property
+    def place(self) -> tuple[str, str, int, str, str, int]:
+        """What no two rows of a table have in common."""
+        return self.ground, self.threat, self.f, self.rule, self.adversary, self.seed
+
+
+def rows(bouts: Iterable[Bout], out: Path) -> list[Row]:
+    """Return what the finished cells under `out` measured."""
+    found = []
     for bout in bouts:
         if finished(out, bout.cell.name):
-            row = rows.setdefault((bout.ground, bout.threat, bout.liars, bout.rule), {})
-            row[bout.adversary] = report.load(out / bout.cell.name)
-    adversaries = list(dict.fromkeys(name for row in rows.values() for name in row))
-    header = ("trained", "threat", "ε", "d", "f", "rule", "worst", *adversaries, "honest expelled")
+            result = report.load(out / bout.cell.name)
+            found += [_row(bout, result, seed) for seed in result.seeds]
+    return found
+
+
+def _row(bout: Bout, result: Result, seed: int) -> Row:
+    records, federation = result.seeds[seed], result.config.federation
+    last, honest = records[-1], federation.clients - federation.byzantine
+    gone = [int(one["client"]) for record in records for one in record.expelled]
+    return Row(
+        bout.ground,
+        bout.threat,
+        bout.liars,
+        bout.rule,
+        bout.adversary,
+        seed,
+        round(float(last.metrics["accuracy"] or 0.0), 4),
+        sum(client < honest for client in gone),  # liars are the last ones
+        sum(client >= honest for client in gone),
+        round(last.facts["up_scalars"] / max(1, len(last.weights))),
+        round(last.epsilon, 3),
+    )
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows that were recorded in a file; none where there is none."""
+    return [Row(**row) for row in json.loads(path.read_text())] if path.exists() else []
+
+
+def record(path: Path, found: Iterable[Row]) -> None:
+    """Put rows among those in a file, in place of earlier ones of the same cell and seed."""
+    kept = {row.place: row for row in (*read(path), *found)}
+    lines = ",\n".join(json.dumps(asdict(kept[place]), ensure_ascii=False) for place in sorted(kept))
+    files.write_atomically(path, f"[\n{lines}\n]\n".encode())
+
+
+def standings(found: Sequence[Row]) -> Table:
+    """Return a row for every ground, threat, f and rule: the worst first, then every adversary's least.
+
+    In parentheses how many seeds there are, where it is fewer than three.
+    """
+    known = [name for name in NETWORK if any(row.adversary == name for row in found)]
+    header = ("trained", "threat", "ε", "d", "f", "rule", "worst", "by", *known, "honest expelled")
+    groups: dict[tuple[str, str, int, str], list[Row]] = {}
+    order = list(RULES)
+    for row in found:
+        groups.setdefault((row.ground, row.threat, row.f, row.rule), []).append(row)
+
+    def place(key: tuple[str, str, int, str]) -> tuple[int, int, int, int, str]:
+        ground, threat, liars, rule = key
+        ranks = (list(GROUNDS).index(ground), list(THREATS).index(threat), liars)
+        return *ranks, order.index(rule) if rule in order else len(order), rule
+
     body = []
-    for (ground, threat, liars, rule), found in rows.items():
-        least = {name: min(accuracies(result)) for name, result in found.items()}
-        one = next(iter(found.values()))
-        last = one.records[-1]
-        facts = [f"{last.epsilon:.1f}", f"{last.facts['up_scalars'] / len(last.weights):,.0f}"]
-        cells = [f"{least[name]:.2f}" if name in least else "–" for name in adversaries]
-        lost = sum(honest_expelled(result) for result in found.values())
-        worst = f"{min(least.values()):.2f}"
-        body.append((ground, threat, *facts, str(liars), rule, worst, *cells, str(lost)))
+    for key in sorted(groups, key=place):
+        ground, threat, liars, rule = key
+        group = groups[key]
+        worst = min(group, key=lambda row: row.accuracy)
+        facts = f"{worst.epsilon:.1f}", f"{worst.d:,}", str(liars), rule, f"**{worst.accuracy:.2f}**"
+        by = [_least([row for row in group if row.adversary == name]) for name in known]
+        lost = str(sum(row.honest for row in group))
+        body.append((ground, threat, *facts, worst.adversary, *by, lost))
     return Table("", header, tuple(body), words=2)
 
 
-def accuracies(result: Result) -> list[float]:
-    """Return the last accuracy of every seed."""
-    return [float(records[-1].metrics["accuracy"] or 0.0) for records in result.seeds.values()]
-
-
-def honest_expelled(result: Result) -> int:
-    """Return how many honest clients were expelled, over all seeds; liars are the last ones."""
-    honest = result.config.federation.clients - result.config.federation.byzantine
-    return sum(int(one["client"]) < honest for record in result.records for one in record.expelled)
+def _least(group: Sequence[Row]) -> str:
+    if not group:
+        return "–"
+    seeds = len({row.seed for row in group})
+    return f"{min(row.accuracy for row in group):.2f}" + (f" ({seeds})" if seeds < 3 else "")

@@ -13,33 +13,22 @@ was interrupted continues exactly as it would have.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from trilemma import models
 from trilemma.attacks.types import View
 from trilemma.learning import ClientStep, MessageLayout, Messages
-from trilemma.learning.evidence.file import ORIGIN
-from trilemma.learning.evidence.outlook import Outlook, Rehearsal
 from trilemma.learning.messages import Length, Lengths
-from trilemma.learning.privatise import all_finite, client_keys
+from trilemma.learning.privatise import all_finite
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import returned_model
-from trilemma.privacy import Noiseless
 from trilemma.records import Record
 from trilemma.simulate.experiment import Experiment
+from trilemma.simulate.liars import informed
 from trilemma.simulate.shelf import Collector, Rows
 from trilemma.stopwatch import Stopwatch
-
-LOOKED_AT = 50
-"""Examples of every honest client that liars look at when they ask what harms most."""
-
-LENGTHENED = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Multiples of the model's move that are tried for the least loss."""
 
 
 class Diverged(ArithmeticError):
@@ -137,9 +126,10 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
 def latest_model(experiment: Experiment, progress: Progress) -> Tensor:
     """Return the parameters the algorithm is scored by: (d,), or (k, d) for the clients that compute."""
     key = experiment.key.fold("evaluate", progress.round)
-    return experiment.resolved.algorithm.evaluated(
-        progress.broadcast, progress.clients, experiment.clients, key
-    )
+    evaluated = experiment.resolved.algorithm.evaluated
+    found = evaluated(progress.broadcast, progress.clients, experiment.clients, key)
+    tuned = experiment.tuned(found, progress.round)
+    return found if tuned is None else tuned.params
 
 
 def _clients(
@@ -220,7 +210,7 @@ def _received(
         members=liars,
     )
     if not exchange:
-        view = _informed(experiment, progress, view, sent, stepped, heard)
+        view = informed(experiment, progress, view, sent, stepped, heard)
     crafted = craft(view)
     if experiment.shelf.on_disk:
         stack = experiment.shelf.empty((view.clients, honest.vectors.shape[1]), honest.vectors)
@@ -231,72 +221,6 @@ def _received(
         stack = torch.cat([honest.vectors, crafted.messages]) if last else view.stack(crafted.messages)
     length = layout.lengths(honest).total + Lengths.of(len(liars), layout.longest).total
     return _Received(Messages(stack, question=sent.question), length, crafted.strength)
-
-
-def _informed(
-    experiment: Experiment,
-    progress: Progress,
-    view: View,
-    sent: Messages,
-    stepped: tuple[int, ...],
-    heard: tuple[int, ...],
-) -> View:
-    """Tell the attackers what they know beside the messages: a defence's state, the truth without noise."""
-    algorithm, round_ = experiment.resolved.algorithm, progress.round
-    if algorithm.court is not None:
-        court, everything = algorithm.court, sent
-        if view.own is not None:
-            everything = sent.rows([stepped.index(i) for i in heard])
-        rehearsal = Rehearsal(algorithm, progress.server, round_, heard)
-        vectors = everything.vectors
-        outlook = partial(Outlook.of, court, progress.server, vectors, heard, round_)
-        view = replace(view, target=rehearsal, defence=None if view.own is None else outlook)
-    if experiment.attack.reads_truth:
-        view = replace(view, truth=partial(_truth, experiment, progress, heard))
-        if algorithm.trace is not None and view.own is not None and not experiment.clients.model.buffers:
-            rows = [stepped.index(i) for i in heard]
-            view = replace(view, uphill=partial(_uphill, experiment, progress, sent.rows(rows), heard))
-    return view
-
-
-def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...]) -> Tensor:
-    """Return the honest clients' mean contribution of this round without noise (d,)."""
-    algorithm, round_ = experiment.resolved.algorithm, progress.round
-    honest = tuple(i for i in heard if i not in experiment.byzantine)
-    rows = [experiment.clients.ids.index(i) for i in honest]
-    state = {name: tensor[rows] for name, tensor in progress.clients.items()}
-    trace = algorithm.trace
-    if trace is not None and "momentum" in state:
-        state["momentum"] = torch.zeros_like(state["momentum"])
-    quiet = replace(experiment.clients.only(*honest), noise=Noiseless())
-    key = experiment.key.fold("round", round_)
-    messages = algorithm.client(progress.broadcast, state, quiet, round_, key).messages.vectors
-    if trace is None:
-        return messages.mean(0)
-    return trace.vectors(messages, progress.broadcast[trace.model]).mean(0) / trace.adds(round_)
-
-
-def _uphill(experiment: Experiment, progress: Progress, sent: Messages, heard: tuple[int, ...]) -> Tensor:
-    """Return what to add to messages (d,) for the honest loss to rise most at the model the round leads to.
-
-    A model that was moved by clipped steps may be far shorter than its best multiple, and its loss then says
-    little about its errors; so the round's move is lengthened to where the loss is least.
-    """
-    algorithm, round_, key = experiment.resolved.algorithm, progress.round, experiment.key
-    trace = algorithm.trace
-    assert trace is not None
-    honest = experiment.clients.only(*(i for i in heard if i not in experiment.byzantine))
-    size = min(LOOKED_AT, int(honest.data.sizes[list(honest.ids)].min()))
-    batch = honest.sample(size, key.fold("round", round_, "uphill"))
-    keys = client_keys(honest, key.fold("round", round_, "uphill"))
-    before = progress.broadcast[trace.model]
-    messages = replace(sent, senders=heard)
-    after = algorithm.server(messages, progress.server, round_, key.fold("round", round_, "rehearsal"))
-    start = before if algorithm.court is None else progress.server[ORIGIN]
-    move = after.broadcast[trace.model] - start
-    tried = [models.gradients(honest.model, start + scale * move, batch, keys=keys) for scale in LENGTHENED]
-    least = min(tried, key=lambda found: float(found.loss.mean()))
-    return math.copysign(1.0, trace.step(round_)) * least.value.mean(0)
 
 
 def _inquired(

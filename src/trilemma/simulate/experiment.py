@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trilemma import data, privacy
 from trilemma.attacks.types import Attack
@@ -19,6 +20,7 @@ from trilemma.data.types import Batch
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.protocol import State
+from trilemma.learning.root import SCALES, Tuned, tuned
 from trilemma.learning.rounds import sampled_clients
 from trilemma.models.precision import products
 from trilemma.models.types import Model
@@ -89,6 +91,8 @@ class Experiment:
     """Who else plays clients of this run (`clients` are then those of this process); None: nobody."""
     shelf: Shelf = field(default_factory=Shelf)
     """Where what all clients hold and send is put."""
+    root: SimulatedClients | None = None
+    """The server's own examples, as those of a client without noise; None: it has none."""
 
     def parts(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return clients as they are stepped: so many together as `[run] at_once` says."""
@@ -125,6 +129,17 @@ class Experiment:
         For what clients compute: rules and scores stay in full precision.
         """
         return products(tf32=self.config.run.precision == "tf32" and self.device.type == "cuda")
+
+    def tuned(self, params: Tensor, round_: int) -> Tuned | None:
+        """Return the model that goes on on the root set after the last round; None: as `params` (d,) are."""
+        how = self.config.aggregation.tune
+        if self.root is None or how == "no" or round_ < self.config.run.rounds:
+            return None
+        if params.ndim > 1:
+            raise ConfigError("[aggregation] tune is for one model of all; clients here have their own")
+        start = self.resolved.algorithm.init(self.clients.model, (0,), self.key.fold("init"))
+        origin = start.broadcast["params"].to(params)
+        return tuned(self.root, origin, params, SCALES if how == "model" else (0.0,))
 
     def members(self, server: State) -> tuple[int, ...]:
         """The clients that take part, as the server's state has it: all of them, unless some are expelled."""
@@ -172,8 +187,17 @@ def assemble(
     computing = tuple(range(federation.clients)) if computes else tuple(honest)
     noise = privacy.SimulatedNoise(key.fold("noise"), federation.clients, config.privacy.neighbours)
     clients = SimulatedClients(computing, federated, ground.model, noise)
-    resolved = resolve(config, poorest, ground.model)
-    return Experiment(config, seed, device, byzantine, clients, attack, resolved, ground.learner)
+    root = None
+    if ground.root is not None:
+        needed = config.algorithm.options.least_examples
+        if config.aggregation.root < needed:
+            raise ConfigError(
+                f"[aggregation] root = {config.aggregation.root}: a client's batch takes {needed} examples, "
+                f"and so does the server's; allowed: {needed} or more"
+            )
+        root = SimulatedClients((0,), ground.root, ground.model, privacy.Noiseless())
+    resolved = resolve(config, poorest, ground.model, root=root)
+    return Experiment(config, seed, device, byzantine, clients, attack, resolved, ground.learner, root=root)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -66,7 +66,9 @@ def refuse_what_cannot_be_cut(experiment: Experiment, ranks: Ranks) -> None:
         f"[algorithm] {name!r}: its server asks twice in a round": algorithm.inquiry is not None,
         f"[algorithm] {name!r}: clients have models of their own": _personal(experiment),
         f"[algorithm] {name!r} lives with messages that are not finite": algorithm.tolerates_nonfinite,
-        f"[aggregation] {said.aggregation.rule!r} remembers whole messages": algorithm.court is not None,
+        f"[aggregation] {said.aggregation.rule!r} looks at whole messages": algorithm.court is not None
+        or bool(algorithm.screen),
+        "[aggregation] root: its examples are in one process": bool(said.aggregation.root),
         f"[model] {said.model.name!r}: clients keep running statistics": bool(model.buffers),
     }
     found = [reason for reason, so in reasons.items() if so]

@@ -41,6 +41,7 @@ from trilemma.learning.evidence.correction import Correction, correct
 from trilemma.learning.evidence.file import File
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, ServerStep, Start, State
+from trilemma.learning.screens.screen import lessened, stage_of
 from trilemma.learning.settings import Setup
 from trilemma.learning.trace import Array, Law, Places, Trace
 from trilemma.models.types import Model
@@ -52,20 +53,8 @@ def evidence_of(rule: Rule) -> Evidence | None:
     >>> evidence_of(aggregation.parse("evidence+nnm+mean", f=1)).label
     'evidence'
     """
-    steps = rule.steps if isinstance(rule, Chain) else ()
-    found = [step for step in steps if isinstance(step, Evidence)]
-    if found and (len(found) > 1 or steps[0] is not found[0]):
-        raise ConfigError(f"{rule.name!r}: evidence is looked at once, before everything else")
-    return found[0] if found else None
-
-
-def lessened(rule: Rule, liars: int) -> Rule:
-    """Return the same rule for another number of liars.
-
-    >>> lessened(aggregation.parse("evidence+caf", f=3), 1).f
-    1
-    """
-    return rule if rule.f == liars else aggregation.parse(rule.name, f=liars)
+    stage = stage_of(rule)
+    return stage if isinstance(stage, Evidence) else None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,24 @@
+"""FLTrust: messages are trusted as far as they point where the server's own does; `"fltrust+mean"`.
+
+What the server does is in `trilemma.learning.screens.fltrust`.
+"""
+
+from __future__ import annotations
+
+from trilemma.aggregation.registry import mixings
+from trilemma.aggregation.stage import Stage
+
+
+@mixings.register("fltrust")
+class FLTrust(Stage):
+    """Weigh messages by their cosine with the server's own, made on public examples, all equally long.
+
+    Needs such examples: `[aggregation] root = 100`.
+
+    >>> from trilemma import aggregation as agg
+    >>> agg.parse("fltrust+mean", f=1).name
+    'fltrust+mean'
+
+    Reference: Cao, Fang, Liu, Gong, "FLTrust: Byzantine-robust federated learning via trust bootstrapping",
+    NDSS 2021.
+    """

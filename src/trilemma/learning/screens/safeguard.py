@@ -1,0 +1,59 @@
+"""Safeguard: whoever's summed messages drift away from the majority's is left out for good.
+
+    B_i ← B_i + x_i / |good|                     over all rounds, or since the last window began
+    r_i   the distance within which B_i has more than half of the good;   j = argmin r_i the central one
+    good ← { i good : ‖B_i − B_j‖ ≤ factor · r_j }
+
+A constant shift grows with the rounds, the spread of honest sums with their root. The paper's analysis fixes
+a threshold 𝔗 in advance, takes for j anybody with more than half within 𝔗, and keeps who lies within 2𝔗; as
+in its experiments, the threshold is read off the distances here. With privacy noise all distances are nearly
+√(2d) times the noise's size, and only shifts as long as that are seen. Who is left out keeps its place among
+those who share secrets: its noise stays uncancelled.
+
+Reference: Allen-Zhu, Ebrahimian, Li, Alistarh, "Byzantine-resilient non-convex stochastic gradient descent",
+ICLR 2021, with one safeguard and without the noise that it adds against saddle points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trilemma import aggregation
+from trilemma.aggregation.gram import halfway
+from trilemma.aggregation.safeguard import Safeguard as Stage
+from trilemma.keys import Key
+from trilemma.learning.protocol import Algorithm
+from trilemma.learning.screens.screen import Heard, Seen, screens
+from trilemma.learning.settings import Setup
+from trilemma.models.types import Model
+
+
+@screens.register("safeguard")
+class Safeguard:
+    """Leave out for good whose sums lie far from the majority's."""
+
+    def __init__(self, stage: Stage, algorithm: Algorithm, setup: Setup) -> None:
+        self.stage, self.setup = stage, setup
+
+    def begin(self, model: Model, key: Key) -> Mapping[str, Tensor]:
+        """Everybody is good, and nobody has sent anything."""
+        clients = self.setup.clients
+        return {"sums": torch.zeros(clients, model.dim), "good": torch.ones(clients, dtype=torch.bool)}
+
+    def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
+        """Add the messages to their senders' sums and see who is far away."""
+        sums, good, window = memory["sums"].to(heard.x), memory["good"].cpu().clone(), self.stage.window
+        if window and heard.round % window == 0:
+            sums = torch.zeros_like(sums)
+        rows = torch.tensor(heard.senders, device=sums.device)
+        sums = sums.index_add(0, rows, heard.x, alpha=1 / int(good.sum()))
+        places = good.nonzero().flatten()
+        apart = aggregation.geometry(sums[places.to(sums.device)]).distances
+        near = halfway(apart)
+        centre = int(np.argmin(near))
+        good[places] = torch.from_numpy(apart[centre] <= self.stage.factor**2 * near[centre])
+        return Seen(good[list(heard.senders)].double(), {"sums": sums, "good": good})

@@ -1,0 +1,20 @@
+"""What the server does before its rule, where a rule asks for it: `evidence`, or one of the `screens`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trilemma.aggregation.evidence import Evidence
+from trilemma.learning.evidence import guarded
+from trilemma.learning.protocol import Algorithm
+from trilemma.learning.screens import screened
+from trilemma.learning.screens.screen import stage_of
+from trilemma.learning.settings import Setup
+
+
+def staged(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
+    """Return the algorithm, with what the stage of its rule asks of the server, if there is one."""
+    stage = stage_of(setup.rule)
+    if stage is None:
+        return build(setup)
+    return guarded(build, setup) if isinstance(stage, Evidence) else screened(build, setup)

@@ -1,0 +1,143 @@
+"""What liars know beside the messages of a round: the defence's state, and what would do most harm.
+
+Liars know everything but honest secrets, hence also the honest clients' data. What they ask is computed when
+they ask it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trilemma import models
+from trilemma.attacks.types import View
+from trilemma.learning import Messages
+from trilemma.learning.evidence.file import ORIGIN
+from trilemma.learning.evidence.outlook import Outlook, Rehearsal
+from trilemma.learning.privatise import client_keys
+from trilemma.learning.protocol import State
+from trilemma.learning.root import unseen
+from trilemma.privacy import Noiseless
+from trilemma.simulate.experiment import Experiment
+
+LOOKED_AT = 50
+"""Examples of every honest client that liars look at when they ask what harms most."""
+
+LENGTHENED = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Multiples of the model's move that are tried for the least loss."""
+
+
+class Progress(Protocol):
+    """Where a run stands, as far as liars look (`engine.Progress`)."""
+
+    @property
+    def round(self) -> int:
+        """Rounds that are finished."""
+
+    @property
+    def broadcast(self) -> State:
+        """What was sent to clients."""
+
+    @property
+    def clients(self) -> State:
+        """What clients keep."""
+
+    @property
+    def server(self) -> State:
+        """What the server keeps."""
+
+
+def informed(
+    experiment: Experiment,
+    progress: Progress,
+    view: View,
+    sent: Messages,
+    stepped: tuple[int, ...],
+    heard: tuple[int, ...],
+) -> View:
+    """Tell the attackers what they know beside the messages: a defence's state, the truth without noise."""
+    algorithm, round_ = experiment.resolved.algorithm, progress.round
+    if algorithm.court is not None:
+        court, everything = algorithm.court, sent
+        if view.own is not None:
+            everything = sent.rows([stepped.index(i) for i in heard])
+        rehearsal = Rehearsal(algorithm, progress.server, round_, heard)
+        vectors = everything.vectors
+        outlook = partial(Outlook.of, court, progress.server, vectors, heard, round_)
+        view = replace(view, target=rehearsal, defence=None if view.own is None else outlook)
+    elif algorithm.screen:
+        view = replace(view, target=Rehearsal(algorithm, progress.server, round_, heard))
+    if experiment.attack.reads_truth:
+        if algorithm.screen and experiment.root is not None:
+            view = replace(view, trusted=partial(_trusted, experiment, progress))
+        view = replace(view, truth=partial(_truth, experiment, progress, heard))
+        if algorithm.trace is not None and view.own is not None and not experiment.clients.model.buffers:
+            rows = [stepped.index(i) for i in heard]
+            uphill = partial(_uphill, experiment, progress, sent.rows(rows), heard)
+            view = replace(view, uphill=uphill, unshown=partial(uphill, unshown=True))
+    return view
+
+
+def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...]) -> Tensor:
+    """Return the honest clients' mean contribution of this round without noise (d,)."""
+    algorithm, round_ = experiment.resolved.algorithm, progress.round
+    honest = tuple(i for i in heard if i not in experiment.byzantine)
+    rows = [experiment.clients.ids.index(i) for i in honest]
+    state = {name: tensor[rows] for name, tensor in progress.clients.items()}
+    trace = algorithm.trace
+    if trace is not None and "momentum" in state:
+        state["momentum"] = torch.zeros_like(state["momentum"])
+    quiet = replace(experiment.clients.only(*honest), noise=Noiseless())
+    key = experiment.key.fold("round", round_)
+    messages = algorithm.client(progress.broadcast, state, quiet, round_, key).messages.vectors
+    if trace is None:
+        return messages.mean(0)
+    return trace.vectors(messages, progress.broadcast[trace.model]).mean(0) / trace.adds(round_)
+
+
+def _trusted(experiment: Experiment, progress: Progress) -> Tensor:
+    """Return what a client with the server's public examples would send (d,), without the model in it."""
+    algorithm, round_, root = experiment.resolved.algorithm, progress.round, experiment.root
+    assert root is not None
+    assert algorithm.trace is not None
+    start = algorithm.init(root.model, root.ids, experiment.key.fold("init")).clients
+    key = experiment.key.fold("round", round_, "trusted")
+    state = {name: part.to(experiment.device) for name, part in start.items()}
+    sent = algorithm.client(progress.broadcast, state, root, round_, key).messages.vectors
+    return algorithm.trace.vectors(sent, progress.broadcast[algorithm.trace.model])[0]
+
+
+def _uphill(
+    experiment: Experiment, progress: Progress, sent: Messages, heard: tuple[int, ...], unshown: bool = False
+) -> Tensor:
+    """Return what to add to messages (d,) for the honest loss to rise most at the model the round leads to.
+
+    A model that was moved by clipped steps may be far shorter than its best multiple, and its loss then says
+    little about its errors; so the round's move is lengthened to where the loss is least. With
+    `unshown`, where the model goes on on public examples afterwards: what raises the loss after that.
+    """
+    algorithm, round_, key = experiment.resolved.algorithm, progress.round, experiment.key
+    trace = algorithm.trace
+    assert trace is not None
+    honest = experiment.clients.only(*(i for i in heard if i not in experiment.byzantine))
+    size = min(LOOKED_AT, int(honest.data.sizes[list(honest.ids)].min()))
+    batch = honest.sample(size, key.fold("round", round_, "uphill"))
+    keys = client_keys(honest, key.fold("round", round_, "uphill"))
+    before = progress.broadcast[trace.model]
+    messages = replace(sent, senders=heard)
+    after = algorithm.server(messages, progress.server, round_, key.fold("round", round_, "rehearsal"))
+    start = before if algorithm.court is None else progress.server[ORIGIN]
+    move = after.broadcast[trace.model] - start
+    sense = math.copysign(1.0, trace.step(round_))
+    tuned = experiment.tuned(after.broadcast[trace.model], round_ + 1) if unshown else None
+    if tuned is not None and experiment.root is not None:
+        steepest = models.gradients(honest.model, tuned.params, batch, keys=keys).value.mean(0)
+        return sense * unseen(experiment.root, tuned, steepest)
+    tried = [models.gradients(honest.model, start + scale * move, batch, keys=keys) for scale in LENGTHENED]
+    least = min(tried, key=lambda found: float(found.loss.mean()))
+    return sense * least.value.mean(0)

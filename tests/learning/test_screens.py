@@ -1,0 +1,230 @@
+"""Published rivals of evidence, and the root set: what they do, against slow versions, and in whole runs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from trilemma import aggregation, config, privacy, simulate
+from trilemma.errors import ConfigError
+from trilemma.keys import Key
+from trilemma.learning import Messages, Setup, algorithms
+from trilemma.learning.protocol import ServerStep
+from trilemma.learning.root import tuned, unseen
+from trilemma.learning.screens.noise_test import distances
+from trilemma.learning.stages import staged
+from trilemma.models import build
+from trilemma.privacy.types import NoiseLaw, Release
+
+LAW = NoiseLaw(sigma_ind=0.7, sigma_cor=0.5)
+RUN = {
+    "federation": {"clients": 9, "byzantine": 2},
+    "algorithm": {"name": "cafcor", "lr": 0.1, "batch_size": 5},
+    "privacy": {"threat": "secldp", "clip": 1.0, "epsilon": 20.0, "delta": 1e-4},
+    "run": {"rounds": 3},
+}
+
+
+def assembled(*changes: str) -> simulate.Experiment:
+    return simulate.assemble(config.parse(RUN, changes), 1)
+
+
+def finished(*changes: str) -> tuple[simulate.Experiment, simulate.engine.Progress, list[dict[int, float]]]:
+    ready = assembled(*changes)
+    progress, weights = simulate.engine.start(ready), []
+    for _ in range(ready.config.run.rounds):
+        progress, record = simulate.engine.step(ready, progress)
+        weights.append(record.weights)
+    return ready, progress, weights
+
+
+def served(rule: str, rounds: list[torch.Tensor], clip: float = 1e-6) -> list[ServerStep]:
+    """What a server without momentum makes of rounds of messages (9, d)."""
+    setup = Setup(9, 2, len(rounds), aggregation.parse(rule, f=2), Release(clip, LAW))
+    algorithm = staged(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
+    model = build("multinomial", (rounds[0].shape[1] // 2 - 1,), 2, start="zero")
+    state, steps = algorithm.init(model, tuple(range(9)), Key(1)).server, []
+    for round_, sent in enumerate(rounds):
+        steps.append(algorithm.server(Messages(sent), state, round_, Key(2)))
+        state = steps[-1].state
+    return steps
+
+
+def noise(dim: int, seed: int = 1) -> torch.Tensor:
+    return privacy.SimulatedNoise(Key(seed), 9).draw(LAW, tuple(range(9)), dim, 0, torch.device("cpu"))
+
+
+def kept(step: ServerStep) -> list[int]:
+    return step.report["weights"].nonzero().flatten().tolist()
+
+
+def test_kolmogorovs_distance_is_scipys() -> None:
+    rows = torch.randn(4, 57, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    expected = [stats.kstest(row.numpy(), "norm").statistic for row in rows]
+    assert distances(rows).numpy() == pytest.approx(np.array(expected), abs=1e-12)
+
+
+def test_the_noise_test_leaves_out_what_is_no_noise() -> None:
+    """Noise too short, too long, of another law, not finite; a shift that hides is aggregated."""
+    dim, deviation = 400, math.sqrt(0.7**2 + 8 * 0.5**2)
+    sent = noise(dim)
+    sent[0] *= 0.8
+    sent[1] *= 1.2
+    sent[2] = deviation * torch.randn(dim, generator=torch.Generator().manual_seed(4)).sign()
+    sent[3, 5] = math.nan
+    sent[4] += 0.1 * deviation
+    [step] = served("noise-test(level=0.001)+mean", [sent])
+    assert kept(step) == [4, 5, 6, 7, 8]
+    assert step.broadcast["params"] == pytest.approx(-sent[4:].mean(0), abs=1e-5)
+
+
+def test_the_noise_test_allows_for_contributions_as_long_as_the_clip() -> None:
+    """Without the allowance a contribution five times the noise's deviation in every number fails."""
+    sent = noise(200) + 8.0
+    [strict], [lenient] = (served("noise-test+mean", [sent], clip) for clip in (1e-6, 8.0 * math.sqrt(200)))
+    assert kept(strict) == []
+    assert not strict.broadcast["params"].any(), "where nobody is left the model stays"
+    assert kept(lenient) == list(range(9))
+
+
+def test_the_noise_of_a_momentum_adds_up() -> None:
+    """Honest clients under momentum pass; liars who leave their noise out do not."""
+    _, _, weights = finished("aggregation.rule=noise-test(level=1e-4)+mean", "attack={name='sf'}")
+    assert all(sum(weight > 0 for weight in row.values()) >= 6 for row in weights)
+    _, _, weights = finished(
+        "aggregation.rule=noise-test+mean", "attack={name='foe',strength=30.0}", "privacy.epsilon=1.0"
+    )
+    assert all(row[7] == row[8] == 0 for row in weights)
+
+
+def slow_safeguard(rounds: list[np.ndarray], factor: float, window: int) -> list[list[int]]:
+    good, sums, found = list(range(9)), np.zeros_like(rounds[0]), []
+    for number, sent in enumerate(rounds):
+        if window and number % window == 0:
+            sums = np.zeros_like(sums)
+        sums = sums + sent / len(good)
+        far = {i: sorted(np.linalg.norm(sums[i] - sums[j]) for j in good) for i in good}
+        centre = min(good, key=lambda i: far[i][len(good) // 2])
+        radius = far[centre][len(good) // 2]
+        good = [i for i in good if np.linalg.norm(sums[i] - sums[centre]) <= factor * radius]
+        found.append(list(good))
+    return found
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_safeguard_leaves_out_for_good_whose_sums_drift_away(window: int) -> None:
+    """A shift that is no outlier in a round becomes one in the sum."""
+    rounds = [noise(60, seed).double() for seed in range(8)]
+    for sent in rounds:
+        sent[7:] += 1.0
+    steps = served(f"safeguard(window={window})+mean", [sent.float() for sent in rounds])
+    assert [kept(step) for step in steps] == slow_safeguard([sent.numpy() for sent in rounds], 1.5, window)
+    assert kept(steps[0]) == list(range(9))
+    assert kept(steps[-1]) == ([0, 1, 2, 3, 4, 5, 6] if window == 0 else kept(steps[-1]))
+
+
+def test_fltrust_is_its_formula() -> None:
+    """A run's first step against the formula, with the server's own message computed as a client's."""
+    changes = ("aggregation.rule=fltrust+mean", "aggregation.root=50", "attack={name='none'}")
+    ready = assembled(*changes)
+    algorithm, root, key = ready.resolved.algorithm, ready.root, Key(5)
+    assert root is not None
+    progress = simulate.engine.start(ready)
+    sent = algorithm.client(progress.broadcast, progress.clients, ready.clients, 0, key).messages.vectors
+    state = algorithm.init(root.model, (0,), key).clients
+    done = algorithm.client(progress.broadcast, state, root, 0, key.fold("screen"))
+    own = done.messages.vectors[0].double()
+    total, trust = torch.zeros_like(own), 0.0
+    for row in sent.double():
+        cosine = max(0.0, float(row @ own / row.norm() / own.norm()))
+        total, trust = total + cosine * own.norm() / row.norm() * row, trust + cosine
+    expected = progress.broadcast["params"].double() - 0.1 * total / trust
+    step = algorithm.server(Messages(sent), progress.server, 0, key)
+    assert step.broadcast["params"].double() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_root_set_is_not_among_the_clients_examples() -> None:
+    plain, rooted = (assembled("attack={name='none'}", f"aggregation.root={size}") for size in (0, 40))
+    assert rooted.root is not None
+    everything = plain.clients.data.dataset.x_train
+    apart = torch.cat([rooted.root.data.dataset.x_train, rooted.clients.data.dataset.x_train])
+    assert len(rooted.root.data.dataset.y_train) == 40
+    assert torch.equal(apart.sort(0).values, everything.sort(0).values)
+
+
+@pytest.mark.parametrize("rule", ["noise-test+mean", "safeguard+nnm+cwmed", "fltrust+mean"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "byz-clip21-sgd2m"])
+def test_rivals_face_liars_who_rehearse_them(rule: str, algorithm: str) -> None:
+    said = (
+        f"aggregation.rule={rule}",
+        "aggregation.root=40",
+        f"algorithm={{name='{algorithm}', batch_size=5}}",
+    )
+    liars = "attack={name='adaptive', direction='loss', points=3}"
+    ready, progress, _ = finished(*said, liars, "run.rounds=2")
+    assert torch.isfinite(progress.chosen).all()
+    assert ready.resolved.algorithm.screen == rule.split("+")[0]
+
+
+def test_liars_lean_to_what_fltrust_trusts() -> None:
+    """Against the gradient alone they would have no weight; leaning to the server's message they do."""
+    said = "aggregation.rule=fltrust+mean", "aggregation.root=50"
+    _, _, weights = finished(*said, "attack={name='adaptive', direction='loss', points=8}")
+    assert all(row[7] > 0 or row[8] > 0 for row in weights)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (["aggregation.rule=fltrust+mean"], "root = 100"),
+        (["aggregation.tune=model"], "root = 100"),
+        (["aggregation.root=100000"], "of 8400 examples"),
+        (["aggregation.rule=nnm+safeguard+mean"], "before everything else"),
+        (["aggregation.rule=noise-test+mean", "privacy.neighbours=4"], "without noise-test"),
+        (["aggregation.rule=safeguard+mean", "algorithm={name='lg-fedavg'}"], "one"),
+        (["aggregation.rule=fltrust+mean", "aggregation.root=3"], "takes 5"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(changes: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        simulate.engine.start(assembled(*changes))
+
+
+@pytest.mark.slow
+def test_the_model_goes_on_on_the_root_set_after_the_last_round() -> None:
+    """Better than clients and root set alone, where the clients' noise is strong and examples are few."""
+    said = "aggregation.root=100", "attack={name='none'}", "privacy.epsilon=3.0", "run.rounds=6"
+
+    def accuracy(*changes: str) -> float:
+        ready, progress, _ = finished(*said, *changes)
+        return float(simulate.evaluate(ready, progress.chosen, {}).plain()["accuracy"] or 0.0)
+
+    assert accuracy("aggregation.tune=model") > max(accuracy(), accuracy("aggregation.tune=alone")) - 0.02
+    _, progress, _ = finished(*said, "aggregation.tune=model")
+    assert not torch.equal(progress.chosen, progress.broadcast["params"])
+
+
+def test_what_public_examples_show_is_taken_back() -> None:
+    """The change of the tuned model against the inverse of the second derivative, and against tuning anew."""
+    ready = assembled("aggregation.root=60", "attack={name='none'}")
+    assert ready.root is not None
+    origin = torch.zeros(ready.clients.model.dim)
+    generator = torch.Generator().manual_seed(1)
+    model = 0.1 * torch.randn(len(origin), generator=generator)
+    found = tuned(ready.root, origin, model, (1.0,))
+    gradient = torch.randn(len(origin), generator=generator)
+    change = unseen(ready.root, found, gradient)
+    whole = ready.root.everything()
+
+    def loss(params: torch.Tensor) -> torch.Tensor:
+        named = {"x": params}
+        logits = whole.x[0] @ named["x"][:-1] + named["x"][-1]
+        return ready.clients.model.loss(logits[:, None], whole.y[0]).mean()
+
+    second = torch.autograd.functional.hessian(loss, found.params)
+    expected = found.pull * torch.linalg.solve(second + found.pull * torch.eye(len(origin)), gradient)
+    assert change == pytest.approx(expected, rel=2e-2, abs=2e-3 * float(expected.abs().max()))

@@ -1,0 +1,70 @@
+"""The arena: cells by name, rows that survive, and a table with the worst case first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trilemma.cli.app import app
+from trilemma.papers import arena
+
+ROW = arena.Row("phishing-7", "LDP", 3, "caf", "loss", 1, 0.8, 0, 1, 69, 1.5)
+
+
+def row(**changes: object) -> arena.Row:
+    return arena.Row(**{**ROW.__dict__, **changes})  # type: ignore[arg-type]
+
+
+def test_rows_are_kept_and_the_same_cell_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    arena.record(path, [ROW, row(seed=2, accuracy=0.7)])
+    arena.record(path, [row(accuracy=0.9), row(adversary="alie")])
+    assert [(one.adversary, one.seed, one.accuracy) for one in arena.read(path)] == [
+        ("alie", 1, 0.8),
+        ("loss", 1, 0.9),
+        ("loss", 2, 0.7),
+    ]
+
+
+def test_the_worst_case_is_the_least_over_adversaries_and_seeds() -> None:
+    rows = [
+        ROW,
+        row(seed=2, accuracy=0.6),
+        row(adversary="foe", accuracy=0.65),
+        row(rule="mean", accuracy=0.1),
+    ]
+    table = arena.standings(rows)
+    worst, by = table.headings.index("worst"), table.headings.index("by")
+    assert [(one[5], one[worst], one[by]) for one in table.rows] == [
+        ("mean", "**0.10**", "loss"),
+        ("caf", "**0.60**", "loss"),
+    ]
+    assert table.rows[1][table.headings.index("loss")] == "0.60 (2)"
+
+
+def test_all_rivals_of_the_arena_are_cells_and_smea_only_where_it_is_feasible() -> None:
+    small = {bout.rule for bout in arena.bouts(["phishing-7"])}
+    large = {bout.rule for bout in arena.bouts(["mnist-features"], liars=[5], adversaries=["loss"])}
+    assert small == set(arena.RULES)
+    assert large == set(arena.RULES) - {"smea"}
+
+
+@pytest.mark.slow
+def test_a_cell_is_run_once_recorded_and_shown(tmp_path: Path) -> None:
+    kept = tmp_path / "rows.json"
+    few = ["--ground", "phishing-7", "--rule", "caf", "--adversary", "foe", "--seeds", "1"]
+    said = ["arena", *few, "--set", "run.rounds=2", "--out", str(tmp_path / "cells"), "--jobs", "1"]
+    done = CliRunner().invoke(app, [*said, "--results", str(kept)])
+    assert done.exit_code == 0, done.output
+    [found] = arena.read(kept)
+    assert (found.rule, found.adversary, found.d) == ("caf", "foe", 69)
+    shown = CliRunner().invoke(app, ["arena", "--show", str(kept)])
+    assert "phishing-7" in shown.output
+
+
+def test_a_name_that_is_none_is_refused_with_those_that_are() -> None:
+    refused = CliRunner().invoke(app, ["arena", "--ground", "phishing-8"])
+    assert refused.exit_code != 0
+    assert "phishing-7" in str(refused.exception or refused.output)
