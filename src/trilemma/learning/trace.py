@@ -86,8 +86,17 @@ class Law:
     def whitening(self) -> Array:
         """K^(-½) of all clients, who have all sent something.
 
-        Variances are at least `FLOOR` times the largest: pairwise noise alone leaves none in the mean.
+        Variances are at least `FLOOR` times the largest: pairwise noise alone leaves none in the mean. Where
+        all were heard alike, K = aI − b11ᵀ, and nothing has to be decomposed.
         """
+        m = len(self.covariance)
+        own, shared = float(self.covariance[0, 0]), float(self.covariance[0, -1]) if m > 1 else 0.0
+        alike = shared + (own - shared) * np.eye(m)
+        if np.allclose(self.covariance, alike, rtol=0, atol=1e-12 * own):
+            across, along = own - shared, own + (m - 1) * shared
+            least = FLOOR * max(across, along)
+            across, along = max(across, least) ** -0.5, max(along, least) ** -0.5
+            return np.asarray(across * np.eye(m) + (along - across) / m)
         values, vectors = np.linalg.eigh(self.covariance)
         return np.asarray((vectors / np.sqrt(np.maximum(values, FLOOR * values[-1]))) @ vectors.T)
 

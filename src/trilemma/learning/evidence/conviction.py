@@ -25,14 +25,14 @@ noise to their messages can turn the direction towards it, at the price of pushi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 from scipy import special
 
-from trilemma.learning.evidence.correction import QUARTILES, visible
+from trilemma.learning.evidence.correction import QUARTILES, Direction, visible
 from trilemma.learning.trace import Array, Law
 
 Reason = Literal["not finite", "length", "pairs", "one of a pair", "direction"]
@@ -91,12 +91,14 @@ def lengths(dim: int, alarm: float) -> tuple[float, float]:
     return math.sqrt(2 * special.gammaincinv(half, alarm)), math.sqrt(2 * special.gammainccinv(half, alarm))
 
 
-def convict(gram: Array, law: Law, liars: int, alarm: float) -> list[Expulsion]:
+def convict(
+    gram: Array, law: Law, liars: int, alarm: float, seen: Callable[[], Sequence[Direction]] | None = None
+) -> list[Expulsion]:
     """Return who lies, by their place in `gram` (m, m), the Gram matrix of the members' sums.
 
     `liars` is how many of them may lie; honest clients are expelled with probability at most `alarm` as long
     as there are no more, those set aside with a liar excepted. Members that sent nothing yet have no variance
-    and are left alone.
+    and are left alone. `seen` gives the visible directions of the others, where somebody else needs them too.
     """
     heard = np.flatnonzero(law.covariance.diagonal() > 0)
     if not len(heard):
@@ -115,7 +117,10 @@ def convict(gram: Array, law: Law, liars: int, alarm: float) -> list[Expulsion]:
         found[int(i)] = Expulsion(int(heard[i]), "length", float(own[i]), float(limit), below)
     found |= _by_pairs(unit, known.covariance, deviation, bound, (low, high), heard, found, liars)
     if not found:
-        found = _by_direction(gram[np.ix_(heard, heard)], known, deviation, bound, heard, liars, alarm)
+        inner = gram[np.ix_(heard, heard)]
+        found = _by_direction(
+            seen or (lambda: visible(inner, known, liars + 1)), deviation, bound, heard, liars, alarm
+        )
     return [found[i] for i in sorted(found)]
 
 
@@ -173,7 +178,12 @@ def _by_pairs(
 
 
 def _by_direction(
-    gram: Array, law: Law, deviation: Array, bound: Array, heard: Any, liars: int, alarm: float
+    seen: Callable[[], Sequence[Direction]],
+    deviation: Array,
+    bound: Array,
+    heard: Any,
+    liars: int,
+    alarm: float,
 ) -> dict[int, Expulsion]:
     """Convict by how far members moved along directions that stand out of the noise; at most `liars`."""
     found: dict[int, Expulsion] = {}
@@ -181,7 +191,7 @@ def _by_direction(
     if not liars or m < 2 * liars + 1:
         return found
     high = float(special.ndtri(1 - alarm / (2 * m * (liars + 1))))
-    for direction in visible(gram, law, liars + 1):
+    for direction in seen():
         along = direction.along / deviation
         low, middle, up = np.quantile(along, (0.25, 0.5, 0.75))
         scale = max(1.0, float(up - low) / QUARTILES)

@@ -22,11 +22,12 @@ principal components analysis", 2001).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import linalg, special
 
 from trilemma.learning.trace import Array, Law
 
@@ -69,11 +70,9 @@ def visible(gram: Array, law: Law, most: int) -> list[Direction]:
     `gram` (m, m) is of the sums of members who have all sent something.
     """
     m, d, whiten = len(gram), law.dim, law.whitening
-    top, x = np.linalg.eigh(whiten @ gram @ whiten)
+    top, x = linalg.eigh(whiten @ gram @ whiten, subset_by_value=(edge(m, d), np.inf), check_finite=False)
     found = []
-    for k in range(m - 1, max(m - 1 - most, -1), -1):
-        if top[k] <= edge(m, d):
-            break
+    for k in range(len(top) - 1, max(len(top) - 1 - most, -1), -1):
         mix = whiten @ x[:, k] / math.sqrt(top[k])
         shrunk = math.sqrt(max((top[k] - d - m) ** 2 - 4 * d * m, 0.0)) / top[k]
         found.append(Direction(mix, gram @ mix, shrunk))
@@ -96,13 +95,15 @@ def correct(
     liars: int,
     shares: Array | None = None,
     parts: Array | None = None,
+    seen: Sequence[Direction] | None = None,
 ) -> Correction:
     """Return how the model's move is set right.
 
     `gram` (m, m) is of the members' sums and `moved` (m,) their inner products with the model's move; at
     most `liars` of them lie. `shares` (m,) scale the sums of members that were not always heard to a whole
-    run's. `parts` (m,) are the members' shares in the move; without them nobody is left out of it. Without a
-    direction above the edge nothing is done.
+    run's. `parts` (m,) are the members' shares in the move; without them nobody is left out of it. `seen` is
+    `visible` of those who sent something, where that is known. Without a direction above the edge nothing is
+    done.
     """
     heard = np.flatnonzero(law.covariance.diagonal() > 0)
     kept, mix = 1.0, np.zeros(len(gram))
@@ -110,7 +111,8 @@ def correct(
     if len(heard) < 2 * liars + 1 or not liars:
         return Correction(kept, mix)
     whole = np.ones(len(gram)) if shares is None else shares
-    seen = visible(gram[np.ix_(heard, heard)], law.select(heard), liars + 1)
+    if seen is None:
+        seen = visible(gram[np.ix_(heard, heard)], law.select(heard), liars + 1)
     while seen and parts is not None and len(aside) < liars:
         apart = _apart(seen, law.select(heard), liars - len(aside))
         if not len(apart):
@@ -131,7 +133,7 @@ def correct(
     return Correction(kept, mix, tuple(sorted(aside)))
 
 
-def _apart(seen: list[Direction], law: Law, most: int) -> NDArray[np.int64]:
+def _apart(seen: Sequence[Direction], law: Law, most: int) -> NDArray[np.int64]:
     """Return the members who stand apart along visible directions, at most `most`, as places.
 
     Many who stand a little apart say more than one: of m members the j with the smallest tail probabilities

@@ -24,8 +24,8 @@ those are the correction's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from trilemma.aggregation.evidence import Evidence
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.evidence.conviction import Expulsion, convict
-from trilemma.learning.evidence.correction import Correction, correct
+from trilemma.learning.evidence.correction import Correction, Direction, correct, visible
 from trilemma.learning.evidence.file import File
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, ServerStep, Start, State
@@ -64,9 +64,20 @@ class Look:
     rows: Places
     gram: Array
     law: Law
+    _seen: dict[int, list[Direction]] = field(default_factory=dict, repr=False, compare=False)
+
+    def seen(self, liars: int) -> list[Direction]:
+        """Return the directions that stand out among those who sent something; worked out once."""
+        if liars not in self._seen:
+            heard = np.flatnonzero(self.law.covariance.diagonal() > 0)
+            gram = self.gram if len(heard) == len(self.gram) else self.gram[np.ix_(heard, heard)]
+            self._seen[liars] = visible(gram, self.law.select(heard), liars + 1) if len(heard) else []
+        return self._seen[liars]
 
     def without(self, clients: Places) -> Look:
         """Return the look at the others."""
+        if not len(clients):
+            return self
         kept = np.flatnonzero(~np.isin(self.rows, clients))
         return Look(self.rows[kept], self.gram[np.ix_(kept, kept)], self.law.select(kept))
 
@@ -125,24 +136,35 @@ class Court:
         """Return the law of all clients' sums."""
         return file.law(file.coefficients)
 
-    def looks(self, file: File, sums: Array, messages: Array, senders: Places) -> tuple[Look, Look]:
+    def looks(
+        self,
+        file: File,
+        sums: Array,
+        messages: Array,
+        senders: Places,
+        laws: tuple[Law, Law] | None = None,
+    ) -> tuple[Look, Look]:
         """Return what is looked at: all rounds' sums of the members, and this round's messages of `senders`.
 
         `sums` (n, n) and `messages` (k, k) are Gram matrices, of everybody's sums and of the messages, all of
-        members.
+        members. `laws` are theirs, where they are known.
         """
-        rows, fresh = file.staying, file.carried[torch.from_numpy(senders)]
-        return (
-            Look(rows, sums[np.ix_(rows, rows)], self.law(file).select(rows)),
-            Look(senders, messages, file.law(fresh)),
-        )
+        rows, (whole, fresh) = file.staying, laws or self.laws(file, senders)
+        kept = sums if len(rows) == len(sums) else sums[np.ix_(rows, rows)]
+        return Look(rows, kept, whole), Look(senders, messages, fresh)
+
+    def laws(self, file: File, senders: Places) -> tuple[Law, Law]:
+        """Return the laws of both looks."""
+        fresh = file.law(file.carried[torch.from_numpy(senders)])
+        return self.law(file).select(file.staying), fresh
 
     def convict(self, looks: tuple[Look, ...], file: File) -> list[Expulsion]:
         """Return who is proved to lie, each client once."""
         alarm = self.settings.alarm / self.setup.rounds / len(looks)
         found: dict[int, Expulsion] = {}
         for look in looks:
-            for one in convict(look.gram, look.law, self.liars(file), alarm):
+            liars = self.liars(file)
+            for one in convict(look.gram, look.law, liars, alarm, partial(look.seen, liars)):
                 client, others = look.rows[one.client], (int(look.rows[j]) for j in one.others)
                 found.setdefault(int(client), replace(one, client=int(client), others=tuple(others)))
         return [found[client] for client in sorted(found)]
@@ -185,7 +207,9 @@ class Court:
             return Correction(1.0, np.zeros(len(look.gram)))
         weight = np.abs(weights.cpu().numpy()[look.rows].sum(axis=1))
         shares = weight.max(initial=0.0) / np.maximum(weight, 1e-300)
-        return correct(look.gram, moved, look.law, self.liars(file), shares, parts)
+        liars = self.liars(file)
+        few = len(look.gram) < 2 * liars + 1 or not liars
+        return correct(look.gram, moved, look.law, liars, shares, parts, [] if few else look.seen(liars))
 
     def parts(self, file: File) -> Array:
         """Return the members' shares in the model's move (m,)."""
@@ -242,7 +266,8 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
             step = inner.server(sound.rows(staying.tolist()), {trace.model: model}, round_, key)
             report, change = dict(step.report), step.broadcast[trace.model] - model
             weights[[senders.index(int(i)) for i in fresh.rows]] = report["weights"].detach().double().cpu()
-            heard, by = x[torch.from_numpy(staying).to(x.device)], trace.step(round_)
+            everybody = len(staying) == len(x)
+            heard, by = x if everybody else x[torch.from_numpy(staying).to(x.device)], trace.step(round_)
             beside = (heard @ change).double().cpu().numpy() / by
             change = change + by * _combined(heard, court.corrected(fresh, beside, file.carried, file).mix)
         taken = file.taken.clone()

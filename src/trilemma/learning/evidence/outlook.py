@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from trilemma.learning.evidence.file import File
 from trilemma.learning.evidence.guard import Court
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, State
-from trilemma.learning.trace import Array, Places
+from trilemma.learning.trace import Array, Law, Places
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ class Outlook:
         vectors = torch.cat([file.sums, x.to(file.sums.dtype), before.moved[None]])
         return cls(vectors, np.array(senders, dtype=np.int64), trace.step(round_), court, file)
 
+    @cached_property
+    def laws(self) -> tuple[Law, Law]:
+        """The laws of what is looked at: the same for every lie."""
+        return self.court.laws(self.file, self.senders)
+
     def gram(self, beside: Tensor) -> Array:
         """Return the Gram matrix of the basis with the rows `beside` (q, d) after it."""
         found: Array = aggregation.gram(torch.cat([self.vectors, beside.to(self.vectors)])).numpy()
@@ -105,7 +111,7 @@ class Outlook:
         sums, messages = np.eye(n, p), np.eye(k, p, n) + changes
         sums[self.senders] += self.step * changes
         fresh = messages @ gram @ messages.T
-        looks = self.court.looks(self.file, sums @ gram @ sums.T, fresh, self.senders)
+        looks = self.court.looks(self.file, sums @ gram @ sums.T, fresh, self.senders, self.laws)
         convicted = self.court.convict(looks, self.file)
         move = np.eye(1, p, n + k)[0]
         if convicted:
