@@ -43,7 +43,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "evidence+mean with a root set": ("aggregation.rule=evidence+mean", *ROOT, "aggregation.tune=model"),
     "root set alone": ("aggregation.rule=mean", *ROOT, "aggregation.tune=alone"),
 }
-"""smea searches all subsets of n − f and is left out where there are too many: on all grounds but phishing-7."""
+"""smea searches subsets of n − f and is left out where there are too many: everywhere but on phishing-7."""
 
 ADVERSARIES: Mapping[str, tuple[str, ...]] = {
     "loss": ("attack={name='adaptive', direction='loss'}",),
