@@ -8,10 +8,12 @@ A poll of 3 s is what Flower does by itself; `database` is the SuperLink's, in m
 `--direct` each federation is measured a second time with SuperNodes that go past the guard, and the ratio of
 the two is what the guard costs.
 
-    python benchmarks/federation.py --crowd 20
+    python benchmarks/federation.py --crowd 20 [--rounds 4] [--neighbours 4] [--no-durable]
 
-How long that many clients on one machine take to start, to join and for a round, and what memory an idle one
-has, before the first round: both its processes, shared pages counted once over all (PSS) or in each (RSS).
+How long that many clients on one machine take to start, to join and for a round, in seconds and in seconds of
+a core, of all processes together; and what memory an idle one has: both its processes, what they share with
+others divided among all (PSS), and what is theirs alone (USS). Seconds say little where others use the
+machine too, so its load average is printed before anything is started.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ OWN = ("journal", "ledger", "serialise", "admit", "commit")
 
 @contextmanager
 def federation(
-    clients: int, size: int, rounds: int, poll: float, durable: bool
+    clients: int, size: int, rounds: int, poll: float, durable: bool, neighbours: int | None = None
 ) -> Iterator[tuple[Path, list[layout.Party]]]:
     """Make a federation, and take it down in the end."""
     tables = {
@@ -74,6 +76,8 @@ def federation(
         "privacy": {"threat": "secldp", "clip": 0.1, "sigma_cor": 0.5, "sigma_ind": 0.1},
         "run": {"rounds": rounds},
     }
+    if neighbours is not None:
+        tables["privacy"]["neighbours"] = neighbours
     config = configurations.parse(tables, [])
     with tempfile.TemporaryDirectory() as scratch:
         task = Path(scratch) / "task.py"
@@ -99,35 +103,49 @@ def measure(clients: int, size: int, rounds: int, poll: float, durable: bool) ->
         return _stages(folder, made)
 
 
-def crowd(clients: int, size: int, rounds: int) -> None:
+def crowd(clients: int, size: int, rounds: int, durable: bool, neighbours: int | None) -> None:
     """Print what many clients on one machine take until they work, and what they weigh."""
 
-    def found(what: str, figure: float) -> None:
-        print(f"{clients} clients, {what}: {figure:.2f}", flush=True)
+    def found(what: str, figure: float, cores: float | None = None) -> None:
+        of_cores = "" if cores is None else f" ({cores:.1f} s of a core)"
+        print(f"{clients} clients, {what}: {figure:.2f}{of_cores}", flush=True)
 
-    with federation(clients, size, rounds, poll=0.2, durable=True) as (folder, made):
+    def weigh(when: str) -> None:
+        pids = [one.pid for one in deployment.status(folder) if one.party != "server"]
+        memory = [psutil.Process(pid).memory_full_info() for pid in pids]
+        for kind in ("pss", "uss"):
+            found(f"MB of one {when} ({kind})", sum(getattr(one, kind) for one in memory) / clients / 1e6)
+
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    with federation(clients, size, rounds, 0.2, durable, neighbours) as (folder, made):
         began = time.monotonic()
         deployment.up(folder)
         for party in made[1:]:
             _wait_for_port(party.federation.runtime_port(party.client or 0))
-        found("seconds to start", time.monotonic() - began)
-        pids = [one.pid for one in deployment.status(folder) if one.party != "server"]
-        memory = [psutil.Process(pid).memory_full_info() for pid in pids]
-        for kind in ("pss", "rss"):
-            found(f"MB of an idle one ({kind})", sum(getattr(one, kind) for one in memory) / clients / 1e6)
+        found("seconds to start", time.monotonic() - began, _worked(folder))
+        weigh("that is idle")
         log = CommitLog(made[0].run_folder("bench"))
         with connect(made[0]) as control:
-            began = time.monotonic()
+            began, worked = time.monotonic(), _worked(folder)
             control.start(made[0].folder / "app", "bench")
             while (last := log.last()) is None or last.epoch is None or not last.epoch.members:
                 time.sleep(0.1)
-            found("seconds to join", time.monotonic() - began)
+            found("seconds to join", time.monotonic() - began, _worked(folder) - worked)
+            worked = _worked(folder)
             while len(log.records()) < rounds:
                 time.sleep(0.1)
+        of_cores = (_worked(folder) - worked) / rounds
         seconds = [record["seconds"] for record in log.records()]
         rounds_took = [one["exchange"] + one["admit"] + one["aggregate"] for one in seconds]
         found("seconds of the first round", rounds_took[0])
-        found("seconds of a round", statistics.median(rounds_took[1:]))
+        found("seconds of a round", statistics.median(rounds_took[1:]), of_cores)
+        weigh("that has worked")
+
+
+def _worked(folder: Path) -> float:
+    """Return how many seconds of a core the processes of a federation have had."""
+    times = [psutil.Process(one.pid).cpu_times() for one in deployment.status(folder) if one.alive]
+    return sum(one.user + one.system for one in times)
 
 
 def _wait_for_port(port: int) -> None:
@@ -199,11 +217,14 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(HIDDEN), choices=list(HIDDEN))
     parser.add_argument("--polls", type=float, nargs="+", default=[0.2, 3.0])
     parser.add_argument("--crowd", type=int, help="start this many clients and look at them, nothing else")
+    parser.add_argument("--neighbours", type=int, help="with --crowd: share secrets with so many only")
+    parser.add_argument("--no-durable", action="store_true", help="with --crowd: no database")
     parser.add_argument("--direct", action="store_true", help="measure without the guard too")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a federation is taken down all the same
     if options.crowd:
-        crowd(options.crowd, options.sizes[0], options.rounds)
+        durable = not options.no_durable
+        crowd(options.crowd, options.sizes[0], options.rounds, durable, options.neighbours)
         return
     table = Table(title=f"{options.clients} clients, median seconds per round; {os.cpu_count()} cores")
     rows = []

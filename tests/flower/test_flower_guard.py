@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trilemma.federation import certificates, peers
-from trilemma.federation.events import Event
+from trilemma.federation.events import CONNECTION_CLOSED, Event
 from trilemma.federation.facts import FACTS, Facts
 from trilemma.flower import guard
 from trilemma.flower.announcements import records_announced
+from trilemma.flower.bell import Bell
 from trilemma.flower.guard import Guard
 from trilemma.flower.limits import ANNOUNCES, PATHS, SMALL, UPLOADS, Limits, Settings
 
@@ -134,7 +135,13 @@ def folder(tmp_path_factory) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, limits: Limits = LIMITS, away: bool = False, seen: Path | None = None):
+async def opened(
+    folder: Path,
+    limits: Limits = LIMITS,
+    away: bool = False,
+    seen: Path | None = None,
+    bell: Bell | None = None,
+):
     """Put a guard in front of a link, for a while."""
     link, context = Link(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.crt", folder / "server.key")
@@ -152,7 +159,7 @@ async def opened(folder: Path, limits: Limits = LIMITS, away: bool = False, seen
     said: list[Event] = []
     file = folder / f"settings-{settings.port}"
     settings.save(file)
-    guarding = asyncio.create_task(Guard(settings, file, said.append, seen).serve(listener))
+    guarding = asyncio.create_task(Guard(settings, file, said.append, seen, bell).serve(listener))
     try:
         yield Door(folder, settings.port, link, settings, file, said)
     finally:
@@ -491,3 +498,74 @@ def test_who_is_let_in_may_compare_what_both_sides_have(folder, tmp_path):
     assert all(one.startswith(b"HTTP/1.1 400") for one in answers)
     assert door.peers[0].facts == mine
     assert behind == [], "the SuperLink hears nothing of it"
+
+
+# --- who waits --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bell(tmp_path, monkeypatch):
+    """A bell, and a guard that keeps clients waiting for longer than a test may last."""
+    monkeypatch.setattr(Limits, "keeps_waiting", staticmethod(lambda peers: 600.0))
+    return Bell(tmp_path / "bell")
+
+
+async def becomes(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_a_client_that_found_nothing_waits_for_the_bell_and_nothing_is_overlooked(folder, bell):
+    async def scene(door):
+        door.link.body = b""
+        assert await door.works(), "the first question is passed on"
+        kept = asyncio.create_task(door.works())
+        await asyncio.sleep(0.3)
+        assert (len(door.link.seen), kept.done()) == (1, False)
+        bell.ring()
+        assert await kept
+        assert len(door.link.seen) == 2
+        door.link.body = b"a message"
+        bell.ring()
+        assert await door.works()
+        assert await door.works(), "who got something asks again at once: there may be more"
+        door.link.body = b""
+        assert await door.works()
+        bell.ring()  # between two questions
+        assert await door.works()
+        other = await door.say(request(PULL, flwr_public_key="another"), "client-1")
+        assert other.startswith(b"HTTP/1.1 200"), "another client's luck is its own"
+        assert len(door.link.seen) == 7
+
+    guarded(folder, scene, bell=bell)
+
+
+def test_a_client_that_went_away_while_it_waited_takes_no_message(folder, bell):
+    """A message that is handed out to nobody is lost until its node is started anew."""
+
+    async def scene(door):
+        door.link.body = b""
+        assert await door.works()
+        _, writer = await door.connect()
+        writer.write(request(PULL))
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        writer.transport.abort()
+        await asyncio.sleep(0.2)
+        bell.ring()
+        await becomes(lambda: any(one.kind is CONNECTION_CLOSED for one in door.said))
+        assert len(door.link.seen) == 1
+
+    guarded(folder, scene, bell=bell)
+
+
+def test_a_client_is_not_kept_for_ever(folder, bell, monkeypatch):
+    monkeypatch.setattr(Limits, "keeps_waiting", staticmethod(lambda peers: 0.1))
+
+    async def scene(door):
+        door.link.body = b""
+        assert await door.works()
+        assert await door.works()
+        assert len(door.link.seen) == 2
+
+    guarded(folder, scene, bell=bell)

@@ -1,4 +1,4 @@
-"""What is not public in Flower is used in three files only, and does there what we believe it does."""
+"""What is not public in Flower is used in four files only, and does there what we believe it does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import anyio
+import anyio.to_thread
 import httpx
 import pytest
 from flwr.app import ConfigRecord, Message, Metadata, RecordDict
@@ -21,11 +23,12 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from trilemma import flower
 from trilemma.federation.reasons import Reason
-from trilemma.flower import supernode_internals
+from trilemma.flower import superlink_internals, supernode_internals, worker
+from trilemma.flower.bell import Bell
 from trilemma.flower.worker import Worker
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
-PRIVATE = {"internals.py", "supernode_internals.py", "control.py"}
+PRIVATE = {"internals.py", "supernode_internals.py", "superlink_internals.py", "control.py"}
 ROOM = Path(flower.__file__).parent
 
 
@@ -136,15 +139,86 @@ def test_a_worker_starts_anew_when_it_rests_and_not_while_it_works():
         events.append("rests")
         Tasks.tokens.clear()
 
-    worker = Worker(Tasks(), poll=0.01, rest=0.05, at_rest=at_rest)
+    waiting = Worker(Tasks(), poll=0.01, rest=0.05, at_rest=at_rest)
 
     def run(token):
         working.wait(0.12)  # longer than it would rest
         events.append(token)
 
     with pytest.raises(SystemExit):
-        worker.serve(lambda token: worker.in_background(run, token))
+        waiting.serve(lambda token: waiting.in_background(run, token))
     assert events == ["first", "rests"]
+
+
+def test_a_worker_asks_when_the_bell_has_rung_also_while_it_asked(tmp_path):
+    bell, asked = Bell(tmp_path / "bell"), []
+
+    class Tasks:
+        def acquire(self):
+            asked.append(len(asked))
+            if len(asked) == 3:
+                raise SystemExit
+            bell.ring()  # a message comes while it asks
+
+    started = time.monotonic()
+    with pytest.raises(SystemExit):
+        Worker(Tasks(), poll=600.0, bell=bell).serve(print)
+    assert time.monotonic() - started < worker.LONGEST_WAIT, "it did not wait for what was there"
+
+
+def test_a_supernode_rings_when_it_has_received_something(tmp_path, monkeypatch):
+    bell, messages = Bell(tmp_path / "bell"), [None, 7, None]
+    monkeypatch.setattr(
+        supernode_internals.start_client_internal, "_pull_and_store_message", lambda **_: messages.pop(0)
+    )
+    supernode_internals.ring_the_worker(bell)
+    pull = supernode_internals.start_client_internal._pull_and_store_message
+    heard = []
+    while messages:
+        pull()
+        heard.append(bell.heard)
+    assert heard == [0, 1, 1]
+
+
+def test_a_superlink_tidies_up_now_and_then(monkeypatch):
+    tidied = []
+    monkeypatch.setattr(
+        superlink_internals.SqlCoreState, "_cleanup_expired_task_tokens", lambda state: tidied.append(state)
+    )
+    superlink_internals.tidy_now_and_then(0.05)
+    tidy = superlink_internals.SqlCoreState._cleanup_expired_task_tokens
+    tidy("state")
+    assert tidied == ["state"], "the first time at once"
+    tidied.clear()
+    began, asked = time.monotonic(), 0
+    while time.monotonic() - began < 0.2:
+        tidy("state")
+        asked += 1
+    assert 1 <= len(tidied) <= 5
+    assert asked > 10
+
+
+def test_a_superlink_has_few_threads(monkeypatch):
+    """As many requests as there may be are handled at the same time, and one more waits."""
+    most, now, seen = superlink_internals.THREADS, 0, []
+
+    def handle():
+        nonlocal now
+        now += 1
+        seen.append(now)
+        time.sleep(0.02)
+        now -= 1
+
+    async def app(scope, receive, send):
+        async with anyio.create_task_group() as group:
+            for _ in range(4 * most):
+                group.start_soon(anyio.to_thread.run_sync, handle)
+
+    monkeypatch.setattr(superlink_internals.uvicorn, "run", lambda app, **_: anyio.run(app, None, None, None))
+    superlink_internals.few_threads(most)
+    superlink_internals.uvicorn.run(app=app, host="127.0.0.1")
+    assert len(seen) == 4 * most
+    assert max(seen) <= most
 
 
 def test_what_a_client_app_raises_does_not_travel():

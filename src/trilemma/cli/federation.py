@@ -244,11 +244,6 @@ def units_command(folder: Folder) -> None:
         console.print(f"{path}", highlight=False, soft_wrap=True)
 
 
-BROKEN = ("finished:failed", "finished:stopped")
-CONTINUED = 60.0
-"""Seconds after which a run that broke off without a word is taken for one that nobody continues."""
-
-
 @federation_app.command("run")
 def run_command(
     folder: Folder,
@@ -264,31 +259,29 @@ def run_command(
     from trilemma.federation import pilot
     from trilemma.federation.commits import CommitLog
     from trilemma.federation.layout import parties
-    from trilemma.federation.under_way import run_under_way
     from trilemma.flower.control import connect
+    from trilemma.flower.following import Following
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     server, everyone = _server(folder), parties(folder)
     log = CommitLog(server.run_folder(name))
     with connect(server) as control:
-        run = control.begin(server.folder / "app", name, replace)
-        shown = len(log.records())
-        deadline = time.monotonic() + limit
-        state, heard = "starting", time.monotonic()
-        while not state.startswith("finished") and time.monotonic() < deadline:
-            time.sleep(0.5)
-            run = next((one for one, other in reversed(control.active().items()) if other == name), run)
-            state = control.status(run)
-            if state in BROKEN and run_under_way(server) == name and time.monotonic() < heard + CONTINUED:
-                state = "broken off"  # the server's worker ended: whoever attends it continues the run
-            else:
-                heard = time.monotonic()
-            records = log.records()
-            for record in records[shown:]:
-                done = Record.read(record)
-                line = _line(done, pilot.spent(everyone, name, done.round))
-                console.print(line, highlight=False, soft_wrap=True)
-            shown = len(records)
-        reason = control.reason(run)
+        following = Following(server, name, control.begin(server.folder / "app", name, replace), say)
+    shown = len(log.records())
+    deadline = time.monotonic() + limit
+    state = "starting"
+    for state in following.states():
+        records = log.records()
+        for record in records[shown:]:
+            done = Record.read(record)
+            line = _line(done, pilot.spent(everyone, name, done.round))
+            console.print(line, highlight=False, soft_wrap=True)
+        shown = len(records)
+        if state.startswith("finished") or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
     if not state.startswith("finished"):
         raise UserError(
             f"run {name!r} has not ended after {limit:g} s and goes on; see how far it is with "
@@ -296,7 +289,8 @@ def run_command(
         )
     if state != "finished:completed":
         logs = server.running / "worker.log"
-        raise UserError(f"run {name!r} is {state!r}: {reason or 'no reason given'} (more in {logs})")
+        reason = following.reason or "no reason given"
+        raise UserError(f"run {name!r} is {state!r}: {reason} (more in {logs})")
     console.print(f"finished; the model is in {log.folder / 'result'}", highlight=False, soft_wrap=True)
 
 

@@ -99,9 +99,7 @@ def start(command: Command, folder: Path) -> Running:
     >>> stop([sleeper], folder); leads(sleeper), recorded(folder)
     (False, [])
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / f"{command.name}.log"
-    with log.open("ab") as output:
+    with log_of(command, folder).open("ab") as output:
         process = subprocess.Popen(
             command.argv,
             stdin=subprocess.DEVNULL,
@@ -111,7 +109,18 @@ def start(command: Command, folder: Path) -> Running:
             start_new_session=True,
         )
     process.returncode = 0  # its end is observed through the process table, not through this object
-    running = Running(command.name, process.pid, _started(process.pid), str(log))
+    return remember(command, process.pid, folder)
+
+
+def log_of(command: Command, folder: Path) -> Path:
+    """Return where a process writes; `folder` is there then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{command.name}.log"
+
+
+def remember(command: Command, pid: int, folder: Path) -> Running:
+    """Write down a process that was started for `command`."""
+    running = Running(command.name, pid, _started(pid), str(log_of(command, folder)))
     files.write_atomically(folder / f"{command.name}.json", json.dumps(asdict(running)).encode())
     return running
 

@@ -1,11 +1,13 @@
 """Flower as the carrier of a federation: `trilemma.federation` over a SuperLink and SuperNodes.
 
 * `client_app`, `server_app`, `records`: the two apps and what a message holds.
-* `worker`, `supernode`: the processes that run them.
-* `guard`, `handshake`, `lines`, `limits`, `announcements`, `meters`, `presence`: the server's door, what may
-  pass it, and what it sees.
+* `worker`, `supernode`, `superlink`: the processes that run and carry them; `host`: which forks many.
+* `bell`: how one process of a party lets another know that there is work.
+* `guard`, `handshake`, `lines`, `limits`, `announcements`, `meters`, `waiting`, `presence`: the
+  server's door, what may pass it, who waits there, and what it sees.
 * `telling`, `metrics`: who hears what happens in a worker.
-* `internals`, `supernode_internals`: what leans on parts of Flower that are not public, with the reasons.
+* `internals`, `supernode_internals`, `superlink_internals`: what leans on parts of Flower that are not
+  public, with the reasons.
 * `deployment`, `control`, `files`: bringing parties up and down, talking to the SuperLink.
 
 Flower is an optional extra (`pip install trilemma[flower]`); nothing outside this room imports it.
@@ -23,3 +25,9 @@ CERTIFICATE, CERTIFICATE_KEY = "TRILEMMA_CERTIFICATE", "TRILEMMA_CERTIFICATE_KEY
 
 SILENCE = "TRILEMMA_SILENCE"
 """Environment variable of a SuperNode: seconds without asking for work after which it starts itself anew."""
+
+BELL = "TRILEMMA_BELL"
+"""Environment variable of a party's processes: the file by which one tells another that there is work."""
+
+REST = "TRILEMMA_REST"
+"""Environment variable of a client's worker: seconds without a task after which it starts itself anew."""

@@ -34,6 +34,10 @@ from trilemma.federation.certificates import check_node_key
 from trilemma.federation.layout import Party
 
 
+class SuperLinkAway(UserError):
+    """Nobody answers where the SuperLink should be, or it is too busy to."""
+
+
 @dataclass(frozen=True)
 class RegisteredNode:
     """A registered node, as the SuperLink sees it."""
@@ -126,7 +130,12 @@ class Control:
 
 @contextmanager
 def connect(server: Party) -> Iterator[Control]:
-    """Connect to the SuperLink of `server`'s federation, on the server's own machine: no other can."""
+    """Connect to the SuperLink of `server`'s federation, on the server's own machine: no other can.
+
+    Raises:
+        SuperLinkAway: it does not answer, or fails.
+        UserError: it refuses.
+    """
     server.check()
     client = ControlHttpClient.from_server_address(
         server.federation.superlink,
@@ -137,10 +146,12 @@ def connect(server: Party) -> Iterator[Control]:
     try:
         yield Control(client)
     except httpx.HTTPStatusError as error:
+        if error.response.is_server_error:
+            raise SuperLinkAway(f"the SuperLink failed: {error.response.text[:500]}") from None
         raise UserError(f"the SuperLink refused: {error.response.text[:500]}") from None
     except httpx.TransportError as error:
         address = server.federation.superlink
-        raise UserError(f"no SuperLink answers at {address} ({error}); start it with `up`") from None
+        raise SuperLinkAway(f"no SuperLink answers at {address} ({error}); start it with `up`") from None
     finally:
         client.close()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-import sysconfig
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -25,12 +24,13 @@ from trilemma.federation.layout import Party, parties
 from trilemma.federation.processes import Command, ProcessFailed, Running
 from trilemma.federation.sizes import PIECE, ROOM
 from trilemma.federation.under_way import run_under_way
-from trilemma.flower import CERTIFICATE, CERTIFICATE_KEY, POLL
+from trilemma.flower import BELL, CERTIFICATE, CERTIFICATE_KEY, POLL
 from trilemma.flower.files import write_flower_files
+from trilemma.flower.host import forkable, host
 from trilemma.flower.limits import Limits, Settings
 
-SCRIPTS = Path(sysconfig.get_path("scripts"))
 START_LIMIT = 60.0
+Starter = Callable[[Command, Path], Running]
 ENOUGH = 6
 """How often a process may end within a minute and be started again."""
 
@@ -43,6 +43,7 @@ def commands(party: Party) -> list[Command]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         POLL: str(federation.timing.poll),
+        BELL: str(party.running / "bell"),
     }
     if federation.on_one_machine:
         environment["OMP_NUM_THREADS"] = "1"  # parties share its cores, and would fight for them
@@ -51,7 +52,7 @@ def commands(party: Party) -> list[Command]:
         program = (sys.executable, "-m", "trilemma.flower.guard", str(guard_file(party)))
         guard = [Command("guard", program, environment)]
         flower: tuple[str, ...] = (
-            str(SCRIPTS / "flower-superlink"),
+            *(sys.executable, "-m", "trilemma.flower.superlink"),
             *("--host", "127.0.0.1", "--port", str(federation.superlink_port)),
             *("--ssl-ca-certfile", str(party.authority)),
             *("--ssl-certfile", str(party.certificate)),
@@ -137,20 +138,49 @@ def up(folder: Path, say: Callable[[str], None] = lambda _: None) -> list[Runnin
     for party in every:
         if party.removed:
             say(f"{party.name}: not started, it was removed from the roster")
-    return [one for party in every if not party.removed for one in _bring_up(party, say)]
+    return _bring_up([party for party in every if not party.removed], say)
 
 
-def _bring_up(party: Party, say: Callable[[str], None]) -> list[Running]:
-    """Start what is not running of one party, and continue what was under way."""
-    check_start(party, say)
-    fresh = start_party(party)
-    for one in fresh:
+def _bring_up(every: list[Party], say: Callable[[str], None]) -> list[Running]:
+    """Start what is not running of these parties, the server first, and continue what was under way.
+
+    Where that is much, a host imports it once, while the server starts; it then forks the SuperNodes, which
+    know nothing of torch, before the workers. A client that cannot start keeps no other from starting.
+    """
+    fresh: list[Running] = []
+    hopeless: list[str] = []
+    waiting: list[tuple[Party, Command]] = []
+
+    def start(party: Party, command: Command, starter: Starter = processes.start) -> None:
+        one = starter(command, party.running)
+        fresh.append(one)
         say(f"{party.name}: {one.name} started, pid {one.pid}, log {one.log}")
-    if party.client is None:
-        _wait_for_ports(party, processes.recorded(party.running))
-        refresh(party, say)
-        if any(one.name == "worker" for one in fresh):
-            _continue(party, say)
+
+    with host([command for party in every for command in _dead(party)]) as forking:
+        for party in every:
+            try:
+                check_start(party, say)
+            except UserError as error:
+                if party.client is None:
+                    raise
+                hopeless.append(str(error))
+                continue
+            due = _due(party)
+            later = [one for one in due if forking is not None and forkable(one)]
+            waiting += [(party, one) for one in later]
+            for one in due:
+                if one not in later:
+                    start(party, one)
+            if party.client is None:
+                _wait_for_ports(party, processes.recorded(party.running))
+                refresh(party, say)
+                if any(one.name == "worker" for one in due):
+                    _continue(party, say)
+        for party, one in sorted(waiting, key=lambda each: each[1].name):
+            assert forking is not None
+            start(party, one, forking.start)
+    if hopeless:
+        raise UserError("\n".join(hopeless))
     return fresh
 
 
@@ -169,16 +199,21 @@ def _taken_down(party: Party) -> Path:
     return party.running / "taken-down"
 
 
-def start_party(party: Party) -> list[Running]:
-    """Start those of a party's processes that do not run.
+def _dead(party: Party) -> list[Command]:
+    """Return those of a party's processes that do not run."""
+    known = {one.name: one for one in processes.recorded(party.running)}
+    return [one for one in commands(party) if one.name not in known or not processes.leads(known[one.name])]
+
+
+def _due(party: Party) -> list[Command]:
+    """Return what of a party is to be started, and clear the way for it.
 
     A SuperNode that lost its worker in the middle of a task waits for it until the task expires, so a
     client's two are restarted together. A SuperLink goes on without its worker, a worker not without its
     SuperLink; the guard does without either.
     """
     known = {one.name: one for one in processes.recorded(party.running)}
-    every = commands(party)
-    dead = [one for one in every if one.name not in known or not processes.leads(known[one.name])]
+    every, dead = commands(party), _dead(party)
     if not dead:
         return []
     party.check()
@@ -189,7 +224,12 @@ def start_party(party: Party) -> list[Running]:
     if party.client is None:
         write_flower_files(party)  # they name absolute paths, and the folder may have been moved
         guard_settings(party).save(guard_file(party))
-    return [processes.start(command, party.running) for command in dead]
+    return dead
+
+
+def start_party(party: Party) -> list[Running]:
+    """Start those of a party's processes that do not run."""
+    return [processes.start(command, party.running) for command in _due(party)]
 
 
 def down(folder: Path, grace: float = 5.0) -> int:
@@ -249,7 +289,7 @@ def _revive(
         if sum(what == f"{party.name}: {one.name}" for _, what in ends) >= ENOUGH:
             raise ProcessFailed(f"{party.name}: {one.name} keeps ending; its log:\n{processes.tail(one.log)}")
     try:
-        _bring_up(party, say)
+        _bring_up([party], say)
     except UserError as error:  # something ended meanwhile: the next look finds it
         say(f"{party.name}: {error}")
     return ends

@@ -34,11 +34,13 @@ from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.facts import FACTS, Facts
 from trilemma.federation.peers import door_file
 from trilemma.flower.announcements import records_announced
+from trilemma.flower.bell import Bell
 from trilemma.flower.handshake import certified_name, server_context, why_refused
-from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, PATHS, Limits, Settings
+from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, PATHS, PULLS, Limits, Settings
 from trilemma.flower.lines import CHUNK, HOP_BY_HOP, LARGEST_HEAD, Line, Upstream, UpstreamGone
 from trilemma.flower.meters import Full, Seats, Tokens
 from trilemma.flower.presence import EVERY, Presence
+from trilemma.flower.waiting import Waiting
 
 log = logging.getLogger("trilemma.guard")
 
@@ -67,7 +69,8 @@ class Refusal(Exception):
 class Guard:
     """Passes on what `settings` allow, and nothing else; `file` is where they are, and may change.
 
-    It says what it refuses, and writes what it sees of each client into the file `seen`.
+    It says what it refuses, and writes what it sees of each client into the file `seen`. A client that finds
+    nothing to do is kept waiting until the `bell` rings, where there is one.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Guard:
         file: Path | None = None,
         say: events.Say = events.silent,
         seen: Path | None = None,
+        bell: Bell | None = None,
     ) -> None:
         self.settings, self.limits = settings, settings.limits
         self._file, self._version = file, _version(file)
@@ -87,6 +91,7 @@ class Guard:
         self._upstream_tls = ssl.create_default_context(cafile=settings.authority)
         self._running: set[asyncio.Task[None]] = set()
         self._say, self._seen, self.presence = say, seen, Presence(settings.peers)
+        self._waiting = Waiting(bell)
 
     def look(self) -> None:
         """Take other settings where the file has some: clients come and go, certificates are renewed."""
@@ -107,7 +112,7 @@ class Guard:
         """Take connections until cancelled."""
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
-        self._running.add(loop.create_task(self._remember()))
+        self._running |= {loop.create_task(self._remember()), loop.create_task(self._waiting.listen())}
         try:
             while True:
                 try:
@@ -246,7 +251,11 @@ class Guard:
             return
         clock = dict(request.headers).get(CLOCK, b"").decode("ascii", "replace")
         self.presence.asked(name, path, clock, length)
-        whole = None
+        if path == PULLS:
+            await self._waiting.keep(name, self.limits.keeps_waiting(len(self.settings.peers)))
+            if line.writer.is_closing():
+                raise ConnectionResetError("it went away")  # the message it asks for would be lost
+        whole, heard = None, self._waiting.heard
         try:
             async with asyncio.timeout(self.limits.body_seconds(length)):
                 if path == ANNOUNCES:
@@ -263,7 +272,9 @@ class Guard:
             raise Refusal(408, "too slow") from None
         except UpstreamGone as error:
             raise Refusal(503, f"the SuperLink is away: {error}") from None
-        await self._answer(line, upstream, name, path)
+        answered = await self._answer(line, upstream, name, path)
+        if path == PULLS:
+            self._waiting.answered(name, heard, answered)
 
     def _check(self, name: str, request: h11.Request) -> tuple[str, int]:
         """Decide by the head alone; return the path and how long the body will be."""
@@ -306,7 +317,8 @@ class Guard:
         await self._deliver(line, h11.Data(data=told))
         await self._deliver(line, h11.EndOfMessage())
 
-    async def _answer(self, line: Line, upstream: Upstream, name: str, path: str) -> None:
+    async def _answer(self, line: Line, upstream: Upstream, name: str, path: str) -> int:
+        """Pass the answer back; return how long it was."""
         try:
             async with asyncio.timeout(self.limits.answer_seconds):
                 response = await upstream.answer()
@@ -319,10 +331,13 @@ class Guard:
             self.presence.refused(name, response.status_code)
         heads = [(head, value) for head, value in response.headers if head not in HOP_BY_HOP]
         await self._deliver(line, h11.Response(status_code=response.status_code, headers=heads))
+        length = 0
         async for piece in upstream.body():
+            length += len(piece)
             self.presence.answered(name, len(piece))
             await self._deliver(line, h11.Data(data=piece))
         await self._deliver(line, h11.EndOfMessage())
+        return length
 
     async def _deliver(self, line: Line, event: h11.Event) -> None:
         """Send a piece of an answer; a peer that does not take it has gone."""
@@ -366,7 +381,8 @@ def main(path: str) -> None:
         log.info("%s", started.text)
         say(started)
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(Guard(settings, Path(path), say, door_file(running)).serve(listener))
+            guard = Guard(settings, Path(path), say, door_file(running), Bell.of_this_party())
+            asyncio.run(guard.serve(listener))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,18 @@ class Limits:
             return None
         return max(SMALL, int(MARGIN * (self.message + WRAPPING))) if path == UPLOADS else SMALL
 
+    @staticmethod
+    def keeps_waiting(peers: int) -> float:
+        """Return for how many seconds a client that finds nothing to do is kept waiting.
+
+        Up to eighty clients then ask the SuperLink four times a second, all together; a SuperNode gives a
+        request up after 30 s.
+
+        >>> Limits.keeps_waiting(5), Limits.keeps_waiting(20), Limits.keeps_waiting(1000)
+        (2.0, 5.0, 20.0)
+        """
+        return min(max(2.0, peers / 4), 20.0)
+
     def body_seconds(self, length: int) -> float:
         """Return how long a body may take.
 

@@ -24,6 +24,7 @@ from trilemma.federation.layout import Party
 from trilemma.federation.server import open_run
 from trilemma.federation.under_way import under_way
 from trilemma.flower import internals, records
+from trilemma.flower.bell import Bell
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.control import node_key_bytes
 from trilemma.flower.telling import telling
@@ -69,6 +70,7 @@ class GridTransport:
         self._sent: dict[str, _Sent] = {}
         self._looked = 0.0
         self._arriving: dict[str, Future[Message]] = {}
+        self._bell = Bell.of_this_party()
 
     def nodes(self) -> Mapping[int, int]:
         """Return the connected nodes that belong to the federation, as its roster is now."""
@@ -85,7 +87,7 @@ class GridTransport:
             for node, block in blocks.items()
         ]
         started = internals.activations(self._grid)
-        pushed = list(self._grid.push_messages(messages))
+        pushed = self._push(messages)
         if len(pushed) < len(messages):
             raise UserError("the SuperLink takes no messages of this size: the model is too large for it")
         sent = {message: node for message, node in zip(pushed, blocks, strict=True) if message}
@@ -129,10 +131,16 @@ class GridTransport:
                 node = self._nodes[sent.question]
                 content = records.to_record(sent.block)
                 copy = Message(content, dst_node_id=node, message_type="query", ttl=left + MARGIN)
-                (pushed,) = self._grid.push_messages([copy])
+                (pushed,) = self._push([copy])
                 self._sent[message] = replace(sent, since=since)
                 if pushed:
                     self._sent[pushed] = replace(sent, since=since)
+
+    def _push(self, messages: list[Message]) -> list[str]:
+        """Hand messages to the SuperLink, and let the guard know: it keeps clients waiting for them."""
+        pushed = list(self._grid.push_messages(messages))
+        self._bell.ring()
+        return pushed
 
     def _in_background(self, tree: Any) -> Future[Message]:
         """Fetch a message in a thread that does not keep the process alive."""

@@ -34,6 +34,8 @@ from trilemma.federation import events
 from trilemma.federation.facts import installed
 from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Refused, what_travels
+from trilemma.flower import BELL, REST
+from trilemma.flower.bell import Bell
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.client_app import app as client_app
 from trilemma.flower.internals import BROKEN_OFF, Tasks, bound_pulls
@@ -41,12 +43,16 @@ from trilemma.flower.telling import telling
 
 log = logging.getLogger("flwr")  # Flower's own: a party's log is one story
 
-REST = "TRILEMMA_REST"
-"""Environment variable: seconds without a task after which a client's worker starts itself anew."""
+
+LONGEST_WAIT = 2.0
+"""Seconds after which a client's worker asks for tasks though no bell has rung."""
 
 
 class Worker:
-    """Takes a party's tasks and runs them; after `rest` seconds without any, `at_rest` is called."""
+    """Takes a party's tasks and runs them; after `rest` seconds without any, `at_rest` is called.
+
+    Where there is a `bell` it is rung when there is a task.
+    """
 
     def __init__(
         self,
@@ -55,8 +61,9 @@ class Worker:
         rest: float = math.inf,
         at_rest: Callable[[], None] = lambda: None,
         say: events.Say = events.silent,
+        bell: Bell | None = None,
     ) -> None:
-        self.tasks, self.say = tasks, say
+        self.tasks, self.say, self.bell = tasks, say, bell
         self.poll = min(poll, 1.0)  # Flower's own executor looks once a second
         self.rest, self.at_rest = rest, at_rest
         self._busy, self._counting = 0, threading.Lock()
@@ -70,13 +77,16 @@ class Worker:
         """
         while True:
             try:
+                heard = None if self.bell is None else self.bell.heard
                 token = self.tasks.acquire()
                 if token is not None:
                     run(token)
                 elif not self._busy and time.monotonic() - self._last > self.rest:
                     self.at_rest()
-                else:
+                elif self.bell is None or heard is None:
                     time.sleep(self.poll)
+                else:
+                    self.bell.wait(heard, LONGEST_WAIT)
             except KeyboardInterrupt as error:
                 self.say(events.TASK_BROKEN_OFF(error=type(error).__name__))
             except BROKEN_OFF as error:
@@ -179,7 +189,8 @@ def work(
         # Longer than any pause within a run: an epoch's first half is in memory only.
         pause = max(300.0, 2 * (timing.join_limit + timing.round_limit * (timing.repeats + 1)))
         rest = math.inf if at_rest is None else float(os.environ.get(REST, pause))
-        worker = Worker(tasks, timing.poll, rest, at_rest or (lambda: None), say)
+        bell = Bell.of_this_party() if BELL in os.environ else None
+        worker = Worker(tasks, timing.poll, rest, at_rest or (lambda: None), say, bell)
         worker.serve(partial(worker.in_background, partial(worker.client_task, client_app)))
 
 

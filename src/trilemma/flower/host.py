@@ -1,0 +1,215 @@
+"""Several parties' programs on one machine, imported once: a process that forks what it is told to, and ends.
+
+    python -m trilemma.flower.host MODULE …   (started by `up`: orders on stdin, pids on stdout, a line each)
+
+Twenty clients are forty Pythons, which would import Flower forty times and torch twenty times. This one
+imports what a program needs before it forks the first one of its kind; the copies share that memory until
+they write to it. A copy is what the same program is that was started alone: it leads a session of its own,
+has its own environment, log, arguments and secrets, and is known by its pid. Nothing is left that would have
+to be watched: the host ends when no more is ordered, and what of its programs ends later is started alone.
+
+A process may be forked only while it has one thread, and nothing that a thread or another process holds: so
+nothing is connected to, opened or computed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from trilemma.federation import processes
+from trilemma.federation.processes import Command, Running
+from trilemma.flower import REST
+
+PROGRAMS = {
+    "trilemma.flower.supernode": ("trilemma.flower.supernode_internals",),
+    "trilemma.flower.worker": (
+        "trilemma.flower.client_app",
+        "trilemma.flower.server_app",
+        "trilemma.federation.node",
+        "torch._dynamo",  # and sympy: torch imports them when it first sends a shape through a model
+    ),
+}
+"""The programs that are forked, and what is imported before; the light ones, which have no torch, first."""
+
+MANY = 3
+"""From how many programs on a host is worth its own start."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A program to run in a process of its own, as `python -m program arguments` would, after `imports`."""
+
+    imports: tuple[str, ...]
+    program: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    log: str
+
+    @classmethod
+    def read(cls, line: str) -> Order:
+        """Read what `line` wrote."""
+        facts = json.loads(line)
+        lists = {name: tuple(facts[name]) for name in ("imports", "arguments")}
+        return cls(**{**facts, **lists})
+
+    @property
+    def line(self) -> str:
+        """The order as a line of text.
+
+        >>> order = Order(("torch",), "trilemma.flower.worker", ("pilot/client-0",), {}, "worker.log")
+        >>> Order.read(order.line) == order
+        True
+        """
+        return json.dumps(asdict(self))
+
+
+# --- who orders -------------------------------------------------------------------------------------------
+
+
+def forkable(command: Command) -> bool:
+    """Tell whether a host can run a command.
+
+    >>> forkable(Command("worker", (sys.executable, "-m", "trilemma.flower.worker", "pilot/client-0")))
+    True
+    >>> forkable(Command("sleeper", ("sleep", "60")))
+    False
+    """
+    return command.argv[:2] == (sys.executable, "-m") and command.argv[2] in PROGRAMS
+
+
+class Host:
+    """A host as `up` sees it: it starts processes as `processes.start` does."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def start(self, command: Command, folder: Path) -> Running:
+        """Start `command` in its own process group, remember it and its log in `folder`; alone if need be."""
+        # Its memory is shared with others of its kind: were it to start itself anew it would have its own.
+        environment = {**command.environment, REST: "inf"}
+        log = processes.log_of(command, folder)
+        program = command.argv[2]
+        order = Order(PROGRAMS[program], program, command.argv[3:], environment, str(log.resolve()))
+        orders, answers = self._process.stdin, self._process.stdout
+        assert orders is not None
+        assert answers is not None
+        try:
+            print(order.line, file=orders, flush=True)
+            return processes.remember(command, int(answers.readline()), folder)
+        except (OSError, ValueError):  # the host ended: it may not fork here, or somebody killed it
+            return processes.start(command, folder)
+
+
+@contextlib.contextmanager
+def host(commands: list[Command]) -> Iterator[Host | None]:
+    """Start a host for these commands, which begins to import at once; None where they are too few for one.
+
+    What all of them have in common in their environment is the host's: Flower reads some of it when it is
+    imported.
+    """
+    programs = [one.argv[2] for one in commands if forkable(one)]
+    if len(programs) < MANY or sys.platform != "linux":
+        yield None
+        return
+    common = set.intersection(*(set(one.environment.items()) for one in commands))
+    first = next(imports for program, imports in PROGRAMS.items() if program in programs)
+    process = subprocess.Popen(
+        (sys.executable, "-m", "trilemma.flower.host", *first),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **dict(common)},
+        text=True,
+    )
+    try:
+        yield Host(process)
+    finally:
+        with contextlib.suppress(BrokenPipeError), process:
+            pass  # its stdin is closed, which ends it, if it has not ended before
+        process.wait()
+
+
+# --- the host ---------------------------------------------------------------------------------------------
+
+
+def serve(orders: IO[str], answers: IO[str]) -> Order | None:
+    """Fork for every order and answer with the pid; in a fork, return the order, in the host None at the end.
+
+    A fork leaves this function, so that nothing of the host is on its stack.
+    """
+    for line in iter(orders.readline, ""):
+        order = Order.read(line)
+        for module in order.imports:
+            importlib.import_module(module)
+        if psutil.Process().num_threads() > 1:
+            raise RuntimeError("a library has started threads: a fork would not have them")
+        gc.freeze()  # collecting would write to what is shared
+        pid = fork()
+        if pid == 0:
+            return order
+        print(pid, file=answers, flush=True)
+    return None
+
+
+def fork() -> int:
+    """Fork into a session of its own; whoever hears the pid finds the group that it leads."""
+    ready, done = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.close(ready)
+    os.close(done)
+    if pid:
+        os.read(ready, 1)  # ends when the fork has closed its end, or is gone
+        os.close(ready)
+    return pid
+
+
+def become(order: Order) -> None:
+    """Make of a fork what a process is that was started alone: log, environment, arguments, seeds."""
+    for number, path, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT),
+    ):
+        opened = os.open(path, flags, 0o666)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.dup2(1, 2)
+    os.environ.update(order.environment)
+    sys.argv = [order.program, *order.arguments]
+    reseed()
+
+
+def reseed() -> None:
+    """Draw new seeds for the generators that a user's own code may use: forks have their parent's."""
+    if "numpy" in sys.modules:
+        importlib.import_module("numpy.random").seed()
+    if "torch" in sys.modules:
+        importlib.import_module("torch").seed()
+
+
+def main() -> None:
+    """Import what will be needed first, serve, and in a fork run what was ordered."""
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    order = serve(sys.stdin, sys.stdout)
+    if order is not None:
+        become(order)
+        runpy.run_module(order.program, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
