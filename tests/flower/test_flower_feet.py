@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import time
 
 import pytest
@@ -68,6 +69,26 @@ def test_what_was_taken_down_stays_down_and_whoever_attends_it_leaves(client, mo
     deployment.attend(client.folder)
     assert next(naps) >= 2
     assert alive(client) == []
+
+
+def test_a_client_that_cannot_start_keeps_no_other_from_starting(tmp_path, monkeypatch):
+    folder = tmp_path / "federation"
+    everyone = make(folder, 3, small_config(3, tolerate=0))[1:]
+    shutil.rmtree(folder / "server")
+    sleepers = [Command(name, ("sleep", "60")) for name in ("supernode", "worker")]
+    monkeypatch.setattr(deployment, "commands", lambda party: sleepers)
+
+    def check(party, say):
+        if party.client == 1:
+            raise UserError("client-1 cannot start: its port is taken")
+
+    monkeypatch.setattr(deployment, "check_start", check)
+    try:
+        with pytest.raises(UserError, match="client-1 cannot start"):
+            deployment.up(folder)
+        assert [alive(party) for party in everyone] == [["supernode", "worker"], [], ["supernode", "worker"]]
+    finally:
+        deployment.down(folder, grace=1.0)
 
 
 # --- the operator's word ------------------------------------------------------------------------------
