@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from malicious_server import DIM, Server, entries, refusal
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
 from trilemma.errors import UserError
@@ -27,62 +28,11 @@ from trilemma.federation.layout import REPRODUCIBLE
 from trilemma.federation.node import Node
 from trilemma.federation.permission import Permission
 from trilemma.federation.reasons import Reason, Refused
-from trilemma.learning.messages import Asked
 from trilemma.privacy.covariance import SecretGraph, covariance
 from trilemma.privacy.ledger import Ledger
 from trilemma.privacy.secrets import Identity, Roster
 
-CLIENTS, DIM = 5, 69
-
-
-class Server:
-    """Speaks to the nodes of `parties` as it pleases."""
-
-    def __init__(self, parties, run="run"):
-        self.parties, self.run = parties, run
-        self.nodes = {party.client: Node(party) for party in parties[1:]}
-
-    def hello(self, epoch, members):
-        block = wire.dumps(wire.Hello(run=self.run, epoch=epoch, terms=self.parties[0].terms))
-        replies = {client: self.nodes[client].answer(block) for client in members}
-        return {client: wire.loads(reply, wire.Joined)[0].key for client, reply in replies.items()}
-
-    def keys(self, client, epoch, offers):
-        keys = {str(member): offer for member, offer in offers.items()}
-        block = wire.dumps(wire.Keys(run=self.run, epoch=epoch, keys=keys))
-        return wire.loads(self.nodes[client].answer(block), wire.Ready)[0].confirmation
-
-    def confirm(self, client, epoch, confirmations):
-        texts = {str(member): text for member, text in confirmations.items()}
-        block = wire.dumps(wire.Confirm(run=self.run, epoch=epoch, confirmations=texts))
-        wire.loads(self.nodes[client].answer(block), wire.Confirmed)
-
-    def open(self, epoch, members):
-        """Open an epoch as an honest server would."""
-        offers = self.hello(epoch, members)
-        confirmations = {client: self.keys(client, epoch, offers) for client in members}
-        for client in members:
-            self.confirm(client, epoch, confirmations)
-
-    def ask(self, client, epoch, round_, number=0.0):
-        """Ask for a step from a broadcast of `number`s; return what was sent, decoded."""
-        node, broadcast = self.nodes[client], {"params": torch.full((DIM,), number)}
-        block = wire.dumps(wire.Ask(run=self.run, epoch=epoch, round=round_, heard={}, unused=[]), broadcast)
-        sent = wire.loads(node.answer(block), wire.Answer)[1]
-        return node.task.message.decode(sent, asked=Asked(round_, broadcast)).vectors[0]
-
-
-def refusal(reason, call, *arguments):
-    """Check that a node refuses with this reason, and says nothing but the catalogue's text."""
-    with pytest.raises(Refused) as caught:
-        call(*arguments)
-    assert str(caught.value) == reason.told
-    assert (caught.value.reason, caught.value.detail) == (reason, "")
-
-
-def entries(party):
-    with Ledger(party.ledger, spending.read_budget(party)) as ledger:
-        return list(ledger.entries)
+CLIENTS = 5
 
 
 @pytest.fixture
