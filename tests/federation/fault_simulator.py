@@ -11,7 +11,7 @@ Server, nodes, sessions, journals, ledgers and commits are the real ones. Simula
   counted: a round that was counted twice, or not at all, or a step that was not taken back, is a wrong number
   in it. The last place is a number that no two messages share, as fresh noise would be. And the server
   remembers the sum of each client's messages, a copy of the same list: where f = 1 in files, as for long
-  messages.
+  messages. A liar's mark is negative: the server expels it, and takes back whatever it counted of it.
 
 What is promised is checked while things happen (`Releases`) and at the end (`check_end`). Rounds cost a token
 price: which accountant says what is tested elsewhere, here it matters that entries are made.
@@ -50,6 +50,7 @@ from trilemma.federation.rosters import SignedRoster
 from trilemma.federation.server import open_run
 from trilemma.federation.sessions import Session, epoch_name
 from trilemma.federation.task import PartyTask, load_task
+from trilemma.learning.evidence import Expulsion
 from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part
 from trilemma.learning.protocol import Algorithm, ClientStep, ServerStep, Start
 from trilemma.privacy.ledger import Ledger, read_entries
@@ -62,15 +63,18 @@ TIMING = Timing(round_limit=1.0, join_limit=1.0, poll=0.25)
 
 @dataclass(frozen=True)
 class Shape:
-    """How many clients there are, and rounds."""
+    """How many clients there are, rounds, how many may fail, and who lies from the second round on."""
 
     clients: int
     rounds: int
+    tolerate: int
+    liar: int | None = None
 
 
-SHAPES = {0: Shape(2, 2), 1: Shape(3, 3)}
+LYING = "lying"
+SHAPES = {0: Shape(2, 2, 0), 1: Shape(3, 3, 1), LYING: Shape(4, 3, 1, liar=3)}
 """The smallest federations of which f may fail: with f = 0 whoever is missed costs an epoch, with f = 1 it is
-missed for a round, or for two."""
+missed for a round, or for two; and one whose server expels a liar and goes on with the others."""
 
 
 # --- what may happen -------------------------------------------------------------------------------------
@@ -185,13 +189,19 @@ def marking(shape: Shape) -> Algorithm:
     fresh = itertools.count(1)
 
     def init(model, ids, key):
-        nothing = {"params": torch.zeros(dim)}
-        return Start(nothing, {"used": torch.zeros(len(ids))}, nothing)
+        nothing, known = {"params": torch.zeros(dim)}, {}
+        if shape.liar is not None:
+            known = {
+                "sums": torch.zeros(shape.clients, dim),
+                "in": torch.ones(shape.clients, dtype=torch.bool),
+            }
+        return Start(nothing, {"used": torch.zeros(len(ids))}, {**nothing, **known})
 
     def client(broadcast, state, me, round_, key):
         ((identity,), (used,)) = me.ids, state["used"]
         mark = torch.zeros(1, dim)
-        mark[0, identity * shape.rounds + round_] = used + 1
+        lies = identity == shape.liar and round_ > 0
+        mark[0, identity * shape.rounds + round_] = -1 if lies else used + 1
         mark[0, -1] = next(fresh) % 4096
         return ClientStep(Messages(mark), {"used": state["used"] + 1})
 
@@ -200,20 +210,37 @@ def marking(shape: Shape) -> Algorithm:
         params = {"params": state["params"] + messages.vectors[heard].sum(0)}
         return ServerStep(params, params, {"weights": heard.float()})
 
+    def remembering(messages, state, round_, key):
+        senders, rows = list(messages.senders), messages.vectors
+        lying = (rows[:, :-1] < 0).any(1)
+        found = [client for client, lies in zip(senders, lying.tolist(), strict=True) if lies]
+        sums, members = state["sums"].clone(), state["in"].clone()
+        sums[senders] += torch.where(lying[:, None], 0.0, rows)
+        params = state["params"] + rows[~lying].sum(0) - sums[found].sum(0)
+        sums[found], members[found] = 0.0, False
+        after = {"params": params, "sums": sums, "in": members}
+        expelled = tuple(Expulsion(client, "length", 2.0, 1.0) for client in found)
+        return ServerStep({"params": params}, after, {"weights": (~lying).float(), "expelled": expelled})
+
     parts = Part("mark", (dim,)), Part("sum", (dim,))
     layout = MessageLayout(parts, ("mark",), SummingCodec(dim), remembered=("sum",))
-    return Algorithm("marking", init, client, server, lambda model: layout)
+    plain = Algorithm("marking", init, client, server, lambda model: layout)
+    if shape.liar is None:
+        return plain
+    return replace(
+        plain, server=remembering, members=lambda state: tuple(torch.nonzero(state["in"])[:, 0].tolist())
+    )
 
 
 @cache
-def folders(tolerate: int) -> tuple[Path, list[Party], PartyTask]:
+def folders(name: int | str) -> tuple[Path, list[Party], PartyTask]:
     """Make a federation's folders once; what happens in them is removed before the next list of faults."""
     shared_memory = Path("/dev/shm")  # thousands of lists write millions of files
     where = shared_memory if shared_memory.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="trilemma-faults-", dir=where)) / "federation"
     atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
-    shape = SHAPES[tolerate]
-    config = small_config(shape.clients, *PRIVATE, tolerate=tolerate, rounds=shape.rounds)
+    shape = SHAPES[name]
+    config = small_config(shape.clients, *PRIVATE, tolerate=shape.tolerate, rounds=shape.rounds)
     parties = make(folder, shape.clients, config, timing=TIMING, budget=1e6)
     for party in parties[1:]:
         party.budget.write_text(party.budget.read_text() + "least_members = 2\n")
@@ -441,10 +468,10 @@ class Carrier:
 class World:
     """A federation, and the faults that are still to happen to it."""
 
-    def __init__(self, faults: Collection[Fault], tolerate: int) -> None:
-        _, self.parties, self.task = folders(tolerate)
-        self.faults, self.rounds = tuple(faults), SHAPES[tolerate].rounds
-        self.tolerate = tolerate
+    def __init__(self, faults: Collection[Fault], name: int | str) -> None:
+        _, self.parties, self.task = folders(name)
+        self.shape = SHAPES[name]
+        self.faults, self.rounds, self.tolerate = tuple(faults), self.shape.rounds, self.shape.tolerate
         self.carried = {(one.client, one.nth): one for one in faults if isinstance(one, Carried)}
         self.set_back = {(one.client, one.nth): one for one in faults if isinstance(one, SetBack)}
         self.at_sends = [one for one in faults if isinstance(one, AT_SENDS)]
@@ -611,6 +638,8 @@ class World:
             for client, weight in record["weights"].items()
             if weight
         ]
+        gone = self._check_expulsion(records)
+        heard = [one for one in heard if one[0] not in gone]
         params = wire.loads(self.log.result.read_bytes(), wire.Finished)[1]["params"]
         replayed = sum((self.releases.vectors[one] for one in heard), start=torch.zeros_like(params))
         assert torch.equal(params, replayed), f"the model is not what was released: {params - replayed}"
@@ -623,6 +652,7 @@ class World:
         assert set(remembered) == {client for client, _, _ in heard}
         counted = params[:-1].reshape(-1, self.rounds)
         for client, row in enumerate(counted.tolist()):
+            assert client not in gone or not any(row), f"what client {client} did was not taken back: {row}"
             used = [round_ for one, _, round_ in sorted(heard, key=lambda one: one[2]) if one == client]
             assert [round_ for round_, mark in enumerate(row) if mark] == used, f"client {client}: {row}"
             # A server that has forgotten a round cannot tell who was heard in it: that step may stay.
@@ -631,6 +661,30 @@ class World:
                 assert marks == list(range(1, len(used) + 1)), (
                     f"client {client} did not take steps back: {row}"
                 )
+
+    def _check_expulsion(self, records: list[dict]) -> set[int]:
+        """Return who was expelled: a liar in the first round it was heard lying in, once, and nobody else."""
+        expelled = [(one["client"], record) for record in records for one in record["expelled"]]
+        liar = self.shape.liar
+        lied = [
+            record
+            for record in records[1:]
+            if str(liar) in record["weights"] and liar not in record["absent"]
+        ]
+        assert [client for client, _ in expelled] == [liar] * bool(lied), f"expelled: {expelled}"
+        if not lied:
+            return set()
+        assert lied == [expelled[0][1]], "who is expelled is heard no more"
+        later = [record for record in records if record["round"] > lied[0]["round"]]
+        assert all(record["epoch"] > lied[0]["epoch"] for record in later), "secrets are shared anew"
+        last = self.log.last()
+        assert last is not None
+        assert [one.client for one in last.expelled] == [liar]
+        for party in self.parties[1:]:
+            known = Session(party, RUN).secrets
+            others = known is not None and any(known.epoch == record["epoch"] for record in later)
+            assert not others or liar not in known.members, f"{party.name} shares secrets with the liar"
+        return {liar}
 
 
 def _read_once(loads: Callable[[str], dict]) -> Callable[[str], dict]:
@@ -642,8 +696,8 @@ _checked_once = cache(check_signature)
 _read_roster_once = cache(SignedRoster.read)
 
 
-def happens(faults: Collection[Fault], tolerate: int) -> World:
+def happens(faults: Collection[Fault], name: int | str) -> World:
     """Let a list of faults happen to a federation, and check everything that is promised."""
-    with World(faults, tolerate).entered() as world:
+    with World(faults, name).entered() as world:
         world.check_end(world.run())
         return world

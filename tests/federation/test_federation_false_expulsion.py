@@ -41,7 +41,7 @@ def test_honest_clients_expelled_one_after_another_end_in_refusal_and_cost_nobod
     gone = expelled(5, 4, 3)
     offers = server.hello(3, range(3), gone)
     refusal(Reason.MEMBERS, server.keys, 0, 3, offers)
-    refusal(Reason.UNCONFIRMED, server.ask, 0, 3, 3)
+    refusal(Reason.UNCONFIRMED, server.ask, 0, 3, 2)
     paid = entries(me)
     assert len(paid) == 3
     assert paid[0].mechanism.z > paid[1].mechanism.z > paid[2].mechanism.z

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from fault_simulator import (
+    LYING,
     SHAPES,
     Carried,
     Crash,
@@ -29,9 +30,9 @@ from trilemma.federation.reasons import Refused
 from trilemma.privacy.ledger import Ledger
 
 
-def lists_of_faults(tolerate: int):
+def lists_of_faults(name: int | str):
     """Up to eight faults, early and late, of every kind."""
-    clients = st.integers(0, SHAPES[tolerate].clients - 1)
+    clients = st.integers(0, SHAPES[name].clients - 1)
     blocks, writes, sends, looks = (
         st.integers(1, 8),
         st.integers(1, 14),
@@ -57,11 +58,11 @@ def lists_of_faults(tolerate: int):
     )
 
 
-@pytest.mark.parametrize("tolerate", SHAPES)
-def test_nothing_happens(tolerate):
+@pytest.mark.parametrize("name", [0, 1])
+def test_nothing_happens(name):
     """Without faults everybody is heard in every round, in one epoch, and is asked once for everything."""
-    world = happens([], tolerate)
-    shape = SHAPES[tolerate]
+    world = happens([], name)
+    shape = SHAPES[name]
     assert len(world.releases.messages) == shape.clients * shape.rounds
     assert [record["absent"] for record in world.log.records()] == [[]] * shape.rounds
     assert world.carrier.sent == 4 + shape.rounds
@@ -75,16 +76,45 @@ def test_a_commit_whose_memory_is_broken_is_stepped_over(how, nth):
     assert any("broken" in text for text in world.said)
 
 
+def test_a_liar_is_expelled_and_nobody_else_notices():
+    """In the second round; the others are called to another epoch, and heard in every round."""
+    world = happens([], LYING)
+    records = world.log.records()
+    assert [[one["client"] for one in record["expelled"]] for record in records] == [[], [3], []]
+    assert [record["epoch"] for record in records] == [0, 0, 1]
+    assert [record["absent"] for record in records] == [[], [], []]
+    assert sum(client == 3 for client, _, _ in world.releases.messages) == 2
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("tolerate", SHAPES)
-def test_whatever_happens(tolerate):
+@pytest.mark.parametrize(
+    ("whose", "how"),
+    [
+        (-1, "torn"),
+        (-1, "after"),
+        *(
+            pytest.param(whose, how, marks=pytest.mark.nightly)
+            for whose, how in [(-1, "before"), *itertools.product((0, 3), ("before", "torn", "after"))]
+        ),
+    ],
+)
+def test_a_crash_at_any_write_of_an_expulsion(whose, how):
+    """The server's, an honest client's or the liar's: the same liar goes, once, and its marks with it."""
+    for nth in range(1, happens([], LYING).disk.writes[whose] + 1):
+        world = happens([Crash(whose, nth, how)], LYING)
+        assert whose == 3 or world.log.last().expelled, nth
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_whatever_happens(name):
     """Lists are shrunk to the shortest that still breaks a promise."""
 
-    @settings(max_examples=5 * settings().max_examples)
-    @given(lists_of_faults(tolerate))
+    @settings(max_examples=(2 if name == LYING else 5) * settings().max_examples)
+    @given(lists_of_faults(name))
     def check(faults):
-        note(f"{tolerate=}, {faults=}")
-        happens(faults, tolerate)
+        note(f"{name=}, {faults=}")
+        happens(faults, name)
 
     check()
 

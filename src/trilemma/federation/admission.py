@@ -105,10 +105,12 @@ class Admitted:
 
         That is how a rule is told about absence: rows that are not finite count against f.
         """
+        if not rows:
+            return torch.empty(0, dim)
         if shelf is not None:
             return shelf.stack(self.vectors, rows, dim)
         absent, vectors = torch.full((dim,), torch.nan), self.vectors
-        return torch.stack([vectors.get(client, absent) for client in rows]) if rows else absent[None][:0]
+        return torch.stack([vectors.get(client, absent) for client in rows])
 
 
 def admit(expected: Expected, replies: Iterable[Reply], before: Admitted | None = None) -> Admitted:

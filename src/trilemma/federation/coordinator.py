@@ -258,9 +258,10 @@ class Coordinator:
             # The time of a commit is known when it is done: it stands in the record of the round after.
             seconds=self.watch.take(),
         )
-        epoch = commit.epoch
+        epoch, expelled = commit.epoch, (*commit.expelled, *(Expulsion.of(one, finished) for one in found))
         if found and epoch is not None:  # the others share secrets anew, whatever happens to this process
             epoch = Epoch(epoch.number)
+        remembered = {**commit.remembered, **heard.remembered}
         return replace(
             commit,
             rounds=finished,
@@ -269,10 +270,10 @@ class Coordinator:
             server=done.state,
             chosen=chosen,
             heard={**commit.heard, **dict.fromkeys(answered, commit.rounds)},
-            remembered={**commit.remembered, **heard.remembered},
+            remembered={client: remembered[client] for client in remembered.keys() - clients_of(expelled)},
             unused=tuple(sorted((*absent, *unasked))),
             record=record.plain(),
-            expelled=(*commit.expelled, *(Expulsion.of(one, finished) for one in found)),
+            expelled=expelled,
         )
 
     def _chosen(self, commit: Commit, broadcast: wire.Tensors) -> wire.Tensors:
