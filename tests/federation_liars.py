@@ -16,12 +16,15 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from federation_harness import result_of, transcript
 from trilemma import aggregation
 from trilemma import config as configurations
 from trilemma.attacks import Attack, Crafted, View, attacks
 from trilemma.federation import wire
+from trilemma.federation.commits import CommitLog
 from trilemma.federation.journal import Journal
 from trilemma.federation.layout import Party
+from trilemma.federation.sessions import Session
 from trilemma.federation.task import PartyTask, load_task
 from trilemma.learning import Messages
 from trilemma.learning.messages import Asked
@@ -150,3 +153,58 @@ class EpochNoise:
 
     def steps(self, law, step, ids, dim, round_, device):
         return self.secrets[self.epochs[round_]].steps(law, step, ids, dim, round_, device)
+
+
+def secrets_by_client(parties: Iterable[Party], run: str) -> Iterator[tuple[int, SecretNoise]]:
+    """The epoch each client has keys for, and its noise in it, as its folder has them now."""
+    for party in parties:
+        known = None if party.client is None else Session(party, run).secrets
+        if known is not None and known.pairs:
+            yield known.epoch, SecretNoise(party.client, known.pairs, party.reproducible.noise)
+
+
+def check_against_lying_simulation(
+    parties: list[Party],
+    config: str,
+    run: str,
+    liars: int,
+    attack: Attack,
+    secrets: Mapping[int, Mapping[int, SecretNoise]],
+) -> list[int]:
+    """Every message that travelled, the liars' too, every expulsion, and the model: those of the simulation.
+
+    To a few steps of the grid, as `check_against_simulation`. `secrets` are everybody's, by epoch and client.
+    Return who was expelled, in order.
+    """
+    log = CommitLog(parties[0].run_folder(run))
+    records, craft = log.records(), attack.craft
+    noise = EpochNoise.of(
+        {epoch: some.values() for epoch, some in secrets.items()}, [record["epoch"] for record in records]
+    )
+    views: list[View] = []
+    seen = replace(attack, craft=lambda view: views.append(view) or craft(view))
+    ready = with_liars(config, liars, seen)
+    ready = replace(ready, clients=replace(ready.clients, noise=noise))
+    near = 4 * ready.resolved.algorithm.message(ready.clients.model).codec.grid.step
+    progress, gone, honest = engine.start(ready), [], len(parties) - 1 - liars
+    for round_, record in enumerate(records):
+        views.clear()
+        progress, simulated = engine.step(ready, progress)
+        travelled = transcript(parties, run, round_, absent=gone)
+        assert len(views) == (len(gone) < liars)
+        for view in views:
+            torch.testing.assert_close(travelled[:honest], view.honest, rtol=1e-6, atol=near)
+            lies = travelled[list(view.members)]
+            torch.testing.assert_close(lies, craft(view).messages, rtol=1e-6, atol=near)
+        for found, expected in zip(record["expelled"], simulated.expelled, strict=True):
+            assert (found["client"], found["test"]) == (expected["client"], expected["test"])
+            assert abs(found["statistic"] / expected["statistic"] - 1) < 1e-3
+            assert abs(found["threshold"] / expected["threshold"] - 1) < 1e-6
+            gone.append(found["client"])
+    torch.testing.assert_close(
+        result_of(parties, run)["params"], progress.broadcast["params"], rtol=1e-6, atol=near
+    )
+    members = ready.resolved.algorithm.members
+    assert members is not None
+    assert members(log.last().server) == members(progress.server)
+    return gone

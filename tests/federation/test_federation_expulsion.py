@@ -15,15 +15,14 @@ from federation_harness import (
     result_of,
     share_seeds,
     small_config,
-    transcript,
 )
 from federation_liars import (
-    EpochNoise,
     Liars,
     careless_from,
+    check_against_lying_simulation,
     protocol_message,
     repeatable_secrets,
-    with_liars,
+    secrets_by_client,
 )
 from trilemma.federation import events, spending, wire
 from trilemma.federation.commits import CommitLog
@@ -33,11 +32,8 @@ from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.replay import replay
 from trilemma.federation.sessions import Session
 from trilemma.federation.task import load_task
-from trilemma.learning.evidence.file import File
 from trilemma.privacy.ledger import Ledger
-from trilemma.privacy.secrets import SecretNoise
 from trilemma.report import federations
-from trilemma.simulate import engine
 
 pytestmark = pytest.mark.slow
 
@@ -81,11 +77,8 @@ class Lying(Direct):
         return wire.dumps(header, self.lies[ask.epoch, ask.round][client])
 
     def _note_secrets(self):
-        for party in self.parties[1:]:
-            known = Session(party, "run").secrets
-            if known is not None and known.pairs:
-                noise = SecretNoise(party.client, known.pairs, party.reproducible.noise)
-                self.secrets.setdefault(known.epoch, {})[party.client] = noise
+        for epoch, noise in secrets_by_client(self.parties, "run"):
+            self.secrets.setdefault(epoch, {})[noise.index] = noise
 
 
 def federation(folder, *changes):
@@ -133,35 +126,9 @@ def test_liars_are_expelled_and_the_others_share_secrets_anew(deployed):
 
 def test_a_federation_that_expels_equals_the_simulation(deployed):
     """Every message, the liars' too, who is expelled with which statistic, and the model."""
-    parties, config, transport, runner, _, _ = deployed
-    records = runner.log.records()
-    nodes = {epoch: some.values() for epoch, some in transport.secrets.items()}
-    noise = EpochNoise.of(nodes, [record["epoch"] for record in records])
-    ready = with_liars(config, LIARS, careless_from(CARELESS))
-    ready = replace(ready, clients=replace(ready.clients, noise=noise))
-    sent = []
-    craft = ready.attack.craft
-    ready = replace(ready, attack=replace(ready.attack, craft=lambda view: sent.append(view) or craft(view)))
-    near = 4 * ready.resolved.algorithm.message(ready.clients.model).codec.grid.step
-    progress, gone = engine.start(ready), set()
-    for round_, record in enumerate(records):
-        sent.clear()
-        progress, simulated = engine.step(ready, progress)
-        travelled = transcript(parties, "run", round_, absent=gone)
-        for view in sent:
-            honest = travelled[: CLIENTS - LIARS]
-            torch.testing.assert_close(honest, view.honest, rtol=1e-6, atol=near)
-            lies = travelled[list(view.members)]
-            torch.testing.assert_close(lies, craft(view).messages, rtol=1e-6, atol=near)
-        for found, expected in zip(record["expelled"], simulated.expelled, strict=True):
-            assert (found["client"], found["test"]) == (expected["client"], expected["test"])
-            assert found["statistic"] == pytest.approx(expected["statistic"], rel=1e-3)
-            assert found["threshold"] == pytest.approx(expected["threshold"], rel=1e-6)
-            gone.add(found["client"])
-    params = result_of(parties, "run")["params"]
-    torch.testing.assert_close(params, progress.broadcast["params"], rtol=1e-6, atol=near)
-    state = CommitLog(parties[0].run_folder("run")).last().server
-    assert File.read(state).staying.tolist() == File.read(progress.server).staying.tolist() == [*range(3)]
+    parties, config, transport, _, _, _ = deployed
+    attack = careless_from(CARELESS)
+    assert check_against_lying_simulation(parties, config, "run", LIARS, attack, transport.secrets) == [3, 4]
 
 
 def test_a_replay_gives_the_same_model_to_the_bit_and_the_same_expulsions(deployed, tmp_path):

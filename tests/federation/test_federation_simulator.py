@@ -24,6 +24,7 @@ from hypothesis import find, given, note, settings
 from hypothesis import strategies as st
 
 from trilemma.federation import hearing, journal, node, spending
+from trilemma.federation.commits import Commit
 from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.journal import Fresh
 from trilemma.federation.reasons import Refused
@@ -198,6 +199,12 @@ def remembered_before_it_is_written(monkeypatch):
     monkeypatch.setattr(hearing.Hearing, "hear", hear)
 
 
+def forgotten_expulsions(monkeypatch):
+    """The server's commits do not say whom it expelled."""
+    honest = Commit.block
+    monkeypatch.setattr(Commit, "block", lambda self: honest(replace(self, expelled=())))
+
+
 @pytest.mark.parametrize(
     ("sabotage", "tolerate", "faults", "complaint"),
     [
@@ -213,6 +220,7 @@ def remembered_before_it_is_written(monkeypatch):
         (changing_questions, 0, [Killed(4, "after")], "changed"),
         (applied_before_it_is_written, 0, [Crash(-1, 5, "before")], "the model is not what was released"),
         (remembered_before_it_is_written, 1, [Crash(-1, 8, "before")], "what is remembered of client"),
+        (forgotten_expulsions, LYING, [Killed(7, "after")], "the run does not end"),
     ],
 )
 def test_a_sabotaged_federation_is_found_out(monkeypatch, sabotage, tolerate, faults, complaint):
