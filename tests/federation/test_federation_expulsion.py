@@ -34,6 +34,8 @@ from trilemma.federation.sessions import Session
 from trilemma.federation.task import load_task
 from trilemma.privacy.ledger import Ledger
 from trilemma.report import federations
+from trilemma.report.doings import doings
+from trilemma.report.federations import with_events
 
 pytestmark = pytest.mark.slow
 
@@ -184,6 +186,20 @@ def test_records_and_status_say_who_and_why(deployed):
     words = {one.client: one.expelled for one in run.members if one.expelled}
     assert words.keys() == {3, 4}
     assert words[3].startswith("round 3, length")
+    assert with_events(run.members, [{"event": "epoch-opened", "clients": [0, 1, 2]}])[3].why == "expelled"
+
+
+def test_a_clients_own_status_says_who_was_expelled(deployed):
+    about = (events.EXPELLED.code, events.EXPULSION_ANNOUNCED.code)
+    seen = {
+        client: doings([{"event": one.code, **one.facts} for one in said if one.code in about])
+        for client, said in deployed[5].items()
+    }
+    assert [line.partition(",")[0] for line in seen[0].expelled] == [
+        "run run: client 3 in round 3",
+        "run run: client 4 in round 4",
+    ]
+    assert seen[3].expelled[0].startswith("run run: this client in round 3, length: statistic")
 
 
 def test_a_smaller_epoch_costs_more_and_never_more_than_what_was_allowed(deployed):

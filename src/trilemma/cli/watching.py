@@ -19,7 +19,8 @@ from trilemma.federation.peers import clock_agrees
 
 if TYPE_CHECKING:
     from trilemma.federation.peers import Door
-    from trilemma.report.federations import Account, Doings, Member, PartyStanding, RunStanding
+    from trilemma.report.doings import Doings
+    from trilemma.report.federations import Account, Member, PartyStanding, RunStanding
 
 console = Console()
 
@@ -103,6 +104,9 @@ def _shown(found: list[PartyStanding]) -> RenderableType:
             parts += [Text(line) for line in _remarks(run)]
         if party.account is not None and party.account.problem:
             parts.append(Text(f"{party.party}: {printable(party.account.problem)}", style="red"))
+        parts += [
+            Text(f"{party.party} was told of an expulsion, {printable(one)}") for one in party.doings.expelled
+        ]
     accounts = [(one.party, one.account, one.doings) for one in found if one.account is not None]
     if accounts:
         parts.append(_accounts(accounts))

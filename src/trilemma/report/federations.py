@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from trilemma.federation.spending import read_budget
 from trilemma.privacy.ledger import Budget
 from trilemma.privacy.statement import Statement, read_statement
 from trilemma.records import Record
+from trilemma.report.doings import Doings, doings, moment
 from trilemma.report.glance import deployed_records, glance_deployed, readable
 from trilemma.report.trust import places, trusted
 
@@ -118,18 +118,6 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Doings:
-    """What a client's own log of events says: its last answer, and what it refused, counted by reason."""
-
-    run: str = ""
-    epoch: int | None = None
-    round: int | None = None
-    answered: float | None = None
-    refused: Mapping[str, int] = field(default_factory=dict)
-    refused_at: float | None = None
-
-
-@dataclass(frozen=True)
 class ProcessStanding:
     """A process that `up` started, and whether it is still there."""
 
@@ -150,7 +138,7 @@ class PartyStanding:
     runs: tuple[RunStanding, ...] = ()
     door: Door | None = None
     account: Account | None = None
-    doings: Doings = Doings()
+    doings: Doings = field(default_factory=Doings)
     problem: str = ""
 
     def plain(self) -> dict[str, Any]:
@@ -283,37 +271,19 @@ def with_events(found: Sequence[Member], told: Sequence[Mapping[str, Any]]) -> l
             case "epoch-opened":
                 joined = set(one["clients"])
             case "round-committed":
-                heard_at |= dict.fromkeys(one["heard"], _moment(one))
+                heard_at |= dict.fromkeys(one["heard"], moment(one))
     silent = "" if joined is None else "did not answer"
     return [
         replace(
             one,
             joined=None if joined is None and one.client not in why else one.client in (joined or ()),
-            why="" if one.client in (joined or ()) else why.get(one.client, silent),
+            why=""
+            if one.client in (joined or ())
+            else why.get(one.client, "expelled" if one.expelled else silent),
             heard_at=heard_at.get(one.client),
         )
         for one in found
     ]
-
-
-def doings(told: Sequence[Mapping[str, Any]]) -> Doings:
-    """Return what a client's events say, all runs together."""
-    found, refused = Doings(), Counter[str]()
-    for one in told:
-        match one["event"]:
-            case "epoch-joined":
-                found = replace(found, run=one["run"], epoch=one["epoch"])
-            case "round-answered" | "answer-repeated":
-                facts = {name: one[name] for name in ("run", "epoch", "round")}
-                found = replace(found, **facts, answered=_moment(one))
-            case "refused":
-                refused[str(one["reason"])] += 1
-                found = replace(found, refused_at=_moment(one))
-    return replace(found, refused=dict(refused))
-
-
-def _moment(event: Mapping[str, Any]) -> float:
-    return datetime.fromisoformat(event["time"]).timestamp()
 
 
 def _now(client: int, newest: Record | None) -> Now:
