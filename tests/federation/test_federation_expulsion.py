@@ -26,7 +26,6 @@ from federation_liars import (
 )
 from trilemma.federation import events, spending, wire
 from trilemma.federation.commits import CommitLog
-from trilemma.federation.expulsions import Expulsion
 from trilemma.federation.proposals import Manifest
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.replay import replay
@@ -247,9 +246,3 @@ def test_who_is_absent_is_no_liar(tmp_path):
     assert {record["facts"]["members"] for record in records} == {4}
     params = result_of(parties, "run")["params"]
     assert torch.equal(replay(parties[0], "run").broadcast["params"], params)
-
-
-def test_expulsions_that_a_commit_holds_are_read_as_they_were_written(deployed):
-    last = deployed[3].log.last()
-    assert type(last).from_block(last.block()).expelled == last.expelled
-    assert all(isinstance(one, Expulsion) and one.holds for one in last.expelled)

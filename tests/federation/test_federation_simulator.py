@@ -201,8 +201,8 @@ def remembered_before_it_is_written(monkeypatch):
 
 def forgotten_expulsions(monkeypatch):
     """The server's commits do not say whom it expelled."""
-    honest = Commit.block
-    monkeypatch.setattr(Commit, "block", lambda self: honest(replace(self, expelled=())))
+    honest = Commit.parts
+    monkeypatch.setattr(Commit, "parts", lambda self, memory: honest(replace(self, expelled=()), memory))
 
 
 @pytest.mark.parametrize(
