@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,25 @@ def test_a_known_cause_stands_beside_a_difference_alone() -> None:
     assert [one.cause for one in verdicts(Results("s", (ours("a", 0.5),)), printed)] == [""]
 
 
+def test_of_several_causes_the_first_about_the_number_is_shown() -> None:
+    causes = (
+        Cause("s", "another table", tables=("u",)),
+        Cause("s", "another metric", metrics=("variance",)),
+        Cause("s", "this", tables=("t",), metrics=("accuracy",)),
+        Cause("s", "later"),
+    )
+    found = verdicts(Results("s", (ours("a", 0.9),)), Paper("a paper", (theirs("a", 0.5),), causes))
+    assert [one.cause for one in found] == ["this"]
+
+
+@pytest.mark.parametrize("name", ["synthetic00", "synthetic11", "mnist", "fashion", "cifar", "emnist"])
+def test_every_difference_from_lp_proj_has_a_cause_or_is_called_unexplained(name: str) -> None:
+    """A cause says "not explained" where none was found; empty means that nobody has looked."""
+    study = f"lp-proj-{name}"
+    found = verdicts(read_results(ROOT / "results" / f"{study}.json"), paper("lp-proj").of(study))
+    assert [one.cell.place for one in found if one.kind == "differs" and not one.cause] == []
+
+
 def test_several_columns_and_metrics_are_a_table_for_each_metric() -> None:
     both = {"accuracy": Spread.of({1: 0.5}), "loss": Spread.of({1: 2.0})}
     cells = (Measured("t", "r", "a", both, (1,)), Measured("t", "r", "b", both, (1,)))
@@ -94,6 +114,15 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert not results.outdated
     again = results.merged([ours("a", 0.9)])
     assert [cell.metrics["accuracy"].mean for cell in again.cells] == [0.9, cells[1].metrics["accuracy"].mean]
+    assert not again.outdated
+    older = replace(results, code="", date="", device="").merged([ours("a", 0.9)])
+    assert [cell.of for cell in older.cells] == [
+        "",
+        "device unknown, date unknown; code before results were kept as data",
+    ]
+    assert older.outdated
+    write_results(older, tmp_path / "older.json")
+    assert read_results(tmp_path / "older.json") == older
     with pytest.raises(UserError, match="there are no results"):
         read_results(tmp_path / "other.json")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trilemma.papers.grid import Place
     from trilemma.papers.measured import Measured, Results
     from trilemma.papers.published import Paper
+    from trilemma.papers.study import Study
 
 papers_app = typer.Typer(
     help="The papers' experiments: run them, and see ours beside theirs.", pretty_exceptions_enable=False
@@ -53,6 +57,9 @@ def run_command(
     only: Annotated[str, typer.Option(help="runs whose table, row or column contains this")] = "",
     jobs: Annotated[int | None, typer.Option(help="runs at a time", min=1)] = None,
     engine: Annotated[str, typer.Option(help="local or ray")] = "local",
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="say how long it would take on this machine, and run nothing")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="directory of the runs; default: runs/papers/NAME, of several studies …/together"),
@@ -75,9 +82,10 @@ def run_command(
     places = {name: study.runs(seeds, quick, only) for name, study in chosen.items() if study.compute is None}
     if places and not any(places.values()):
         raise ConfigError(f"{', '.join(places)}: no run whose table, row or column contains {only!r}")
-    for name, study in chosen.items() if quick else ():
-        said = f"{name}, quick: left out are {study.left_out}"
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
+    if estimate:
+        return _estimate(chosen, places, quick, jobs, results)
+    if quick:
+        _say_what_is_left_out(chosen, jobs, results, console)
     paths = {name: results / f"{name}{'-quick' if quick else ''}.json" for name in chosen}
     before = {
         name: read_results(path) if path.is_file() else Results(name, ()) for name, path in paths.items()
@@ -100,6 +108,50 @@ def run_command(
         print(f"{paths[name]}: {len(cells)} of {len({place.at for place in places[name]})} places")
     if outcome.failed:
         raise typer.Exit(1)
+
+
+def _estimate(
+    chosen: Mapping[str, Study],
+    places: Mapping[str, Sequence[Place]],
+    quick: bool,
+    jobs: int | None,
+    results: Path,
+) -> None:
+    """Print how long studies would take; what quick looks would is kept for whoever asks for one."""
+    from rich.console import Console
+
+    from trilemma.papers.estimate import estimates, keep
+    from trilemma.report import Table
+
+    found = estimates(chosen, places, quick)
+    if quick:
+        keep(found, results)
+    at_once = jobs or 2
+    lines = [
+        (name, str(one.runs), f"{one.seconds:.3g}", f"{one.minutes(at_once):.2g}")
+        for name, one in found.items()
+    ]
+    total = sum(one.minutes(at_once) for one in found.values())
+    heads = ("study", "runs", "seconds each", f"minutes, {at_once} at a time")
+    Console().print(Table("", heads, tuple(lines), (f"together about {total:.2g} minutes",)))
+
+
+def _say_what_is_left_out(
+    chosen: Mapping[str, Study], jobs: int | None, results: Path, console: Console
+) -> None:
+    """Say what a quick look leaves out, and how long it takes where that was estimated."""
+    from trilemma.papers.estimate import kept
+
+    estimated, where = kept(results)
+    at_once = jobs or 2
+    for name, study in chosen.items():
+        long = f" (about {estimated[name].minutes(at_once):.2g} minutes)" if name in estimated else ""
+        said = f"{name}, quick{long}: left out are {study.left_out}"
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
+    if len(chosen) > 1 and chosen.keys() <= estimated.keys():
+        total = sum(estimated[name].minutes(at_once) for name in chosen)
+        said = f"together about {total:.2g} minutes, {at_once} at a time, as estimated on {where}"
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 Quick = Annotated[bool, typer.Option("--quick", help="the results of a quick look")]

@@ -5,7 +5,8 @@
     cells                                   table, row, column; what differs from the base; metrics over seeds
 
 `code` is a digest of the rooms that compute; where it is not today's, the code has changed since. It is empty
-for results that were taken over from pages written by hand, and so is `per_seed` there.
+for results that were taken over from pages written by hand, and so is `per_seed` there. A cell that was kept
+when others were measured anew says in `of` when, where and by which code it was measured.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Measured:
     epsilon: Mapping[str, float | None] = field(default_factory=dict)
     diverged: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    of: str = ""
+    """When, where and by which code, if not as the file says."""
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -78,14 +81,23 @@ class Results:
 
     @property
     def outdated(self) -> bool:
-        """Whether the code that computes has changed since, or is not known."""
-        return self.code != code_digest()
+        """Whether the code that computes has changed since, for some cell at least, or is not known."""
+        return self.code != code_digest() or any(cell.of for cell in self.cells)
 
     def merged(self, cells: Sequence[Measured]) -> Results:
-        """Return these results with new ones in the place of old ones."""
+        """Return these results with new ones in the place of old ones; what is kept says of when it is."""
         new = {cell.place: cell for cell in cells}
-        kept = {cell.place: new.get(cell.place, cell) for cell in self.cells}
-        return new_results(self.study, [*(kept | new).values()])
+        fresh = new_results(self.study, [])
+        same = self.about == fresh.about
+        old = {cell.place: cell if same else replace(cell, of=cell.of or self.about) for cell in self.cells}
+        together = {place: new.get(place, cell) for place, cell in old.items()} | new
+        return replace(fresh, cells=tuple(together.values()))
+
+    @property
+    def about(self) -> str:
+        """When, where and by which code."""
+        code = f"code {self.code}" if self.code else "code before results were kept as data"
+        return f"{self.device or 'device unknown'}, {self.date or 'date unknown'}; {code}"
 
 
 def measured(place: Place, result: Result, metrics: Mapping[str, Spread]) -> Measured:
@@ -195,6 +207,7 @@ def write_results(results: Results, path: Path) -> None:
             },
             "epsilon": dict(cell.epsilon),
             "diverged": dict(cell.diverged),
+            **({"of": cell.of} if cell.of else {}),
         }
         for cell, own in zip(results.cells, settings, strict=True)
     ]
@@ -218,6 +231,7 @@ def read_results(path: Path) -> Results:
             epsilon=cell["epsilon"],
             diverged=cell["diverged"],
             settings={**said["base"], **cell["settings"]},
+            of=cell.get("of", ""),
         )
         for cell in said["cells"]
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,13 +49,11 @@ def markdown(results: Results, printed: Paper, table: str = "", metric: str = ""
         one for title in dict.fromkeys(cell.table for cell in cells) for one in _tables(title, cells, printed)
     ]
     seeds = dict.fromkeys(", ".join(map(str, cell.seeds)) for cell in cells)
-    about = (
-        f"Seeds {'; '.join(seeds)}; {results.device or 'device unknown'}, {results.date or 'date unknown'}"
-    )
-    code = f"code {results.code}" if results.code else "code before results were kept as data"
-    source = f"`results/{results.study}.json`"
+    older = Counter(cell.of for cell in cells if cell.of)
+    kept = "".join(f" {count} of {len(cells)} cells are older: {of}." for of, count in older.items())
+    about = f"Seeds {'; '.join(seeds)}; {results.about}; from `results/{results.study}.json`."
     note = f" {results.note}." if results.note else ""
-    return "\n\n".join([*(one.markdown() for one in tables), f"{about}; {code}; from {source}.{note}"])
+    return "\n\n".join([*(one.markdown() for one in tables), about + kept + note])
 
 
 def _only(cell: Measured, metric: str) -> Measured:

@@ -52,11 +52,8 @@ def verdicts(results: Results, paper: Paper) -> list[Verdict]:
 def _verdict(
     cell: Measured, printed: Printed, both: Sequence[tuple[Measured, Printed]], paper: Paper
 ) -> Verdict:
-    ours, causes = (
-        cell.metrics[printed.metric],
-        [c.text for c in paper.causes if c.about(cell.row, cell.column)],
-    )
-    cause = causes[0] if causes else ""
+    ours = cell.metrics[printed.metric]
+    cause = next((one.text for one in paper.causes if one.about(*cell.place, printed.metric)), "")
     if ours.mean is None or (printed.value is None and printed.below is None):
         same = ours.mean is None and printed.value is None  # both diverged
         return Verdict(cell, printed, "agrees" if same else "differs", None, "" if same else cause)

@@ -10,9 +10,10 @@ std = 0.01                      # over seeds, where it is printed
 within = 0.01                   # how exactly it can be read
 read_off = true                 # from a curve or from the prose about it, not from a table
 
-[[cause]]                       # why ours differ there, where it is known
-study = "cafcor-fashion"
+[[cause]]                       # why ours differ there, where it is known; of several the first is shown
+study = "cafcor-fashion"        # or a list of studies
 text = "…"
+tables = ["Table 5"]            # where, if not everywhere: tables, rows, columns, metrics
 """
 
 from __future__ import annotations
@@ -50,16 +51,25 @@ class Printed:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why ours differ from a paper's: in a whole study, or in the rows and columns named."""
+    """Why ours differ from a paper's: in a whole study, or in the tables, rows, columns and metrics named."""
 
     study: str
     text: str
+    tables: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
 
-    def about(self, row: str, column: str) -> bool:
-        """Whether it is about this place."""
-        return (not self.rows or row in self.rows) and (not self.columns or column in self.columns)
+    def about(self, table: str, row: str, column: str, metric: str) -> bool:
+        """Whether it is about this number.
+
+        >>> Cause("s", "fewer rounds", tables=("Table 5",)).about("Table 5", "Ditto", "clean", "accuracy")
+        True
+        """
+        named = zip(
+            (self.tables, self.rows, self.columns, self.metrics), (table, row, column, metric), strict=True
+        )
+        return all(not names or name in names for names, name in named)
 
 
 @dataclass(frozen=True)
@@ -92,10 +102,7 @@ def paper(name: str) -> Paper:
     said = _said(name)
     printed = [Printed(**one) for one in said.get("printed", [])]
     printed += [one for rows in said.get("rows", []) for one in _row(**rows)]
-    causes = (
-        Cause(one["study"], one["text"], tuple(one.get("rows", ())), tuple(one.get("columns", ())))
-        for one in said.get("cause", [])
-    )
+    causes = [cause for one in said.get("cause", []) for cause in _causes(**one)]
     return Paper(said["reference"], tuple(printed), tuple(causes))
 
 
@@ -121,15 +128,22 @@ def line(name: str, study: str, table: str, row: str) -> str:
     return next((str(rows["lines"].get(row, "")) for rows in found), "")
 
 
+def _causes(study: str | Sequence[str], text: str, **where: Sequence[str]) -> list[Cause]:
+    named = {name: tuple(names) for name, names in where.items()}
+    return [Cause(one, text, **named) for one in ([study] if isinstance(study, str) else study)]
+
+
 def _row(
     study: str, table: str, figure: str, heads: Sequence[Sequence[str]], lines: dict[str, str]
 ) -> list[Printed]:
     """Read the rows of a printed table: `heads` are column and metrics, a line has value/std for each.
 
-    A star stands for a run that diverged, a dash for nothing.
+    A star stands for a run that diverged, a dash for nothing. What is printed was rounded: it is known to
+    half a unit of its last digit.
 
-    >>> _row("s", "t", "Table 5", [["clean", "accuracy", "variance"]], {"Ditto": "0.9/0.1"})[1].value
-    0.1
+    >>> found = _row("s", "t", "Table 5", [["clean", "accuracy", "variance"]], {"Ditto": "0.9/0.100"})[1]
+    >>> found.value, found.within
+    (0.1, 0.0005)
     """
     found = []
     for row, line in lines.items():
@@ -139,11 +153,19 @@ def _row(
                 continue
             value = None if first == "*" else float(first)
             std = None if second or other in ("*", "") else float(other)
-            found.append(Printed(study, row, column, figure, table, metric, value, std=std))
+            place = (study, row, column, figure, table)
+            found.append(Printed(*place, metric, value, std=std, within=_half_a_digit(first)))
             if second:
-                found.append(
-                    Printed(
-                        study, row, column, figure, table, second[0], None if other == "*" else float(other)
-                    )
-                )
+                value = None if other == "*" else float(other)
+                found.append(Printed(*place, second[0], value, within=_half_a_digit(other)))
     return found
+
+
+def _half_a_digit(number: str) -> float:
+    """Return half a unit of a number's last digit after the point; 0 where there is none.
+
+    >>> _half_a_digit("0.88"), _half_a_digit("597800")
+    (0.005, 0.0)
+    """
+    _, point, digits = number.partition(".")
+    return 0.5 * 10.0 ** -len(digits) if point and digits.isdigit() else 0.0

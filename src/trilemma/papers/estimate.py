@@ -1,0 +1,141 @@
+"""How long studies will take on this machine: a few rounds of some of their runs, and how many there are.
+
+Runs of a study differ: of each of its rows the first and the last are looked at, and the others are taken to
+cost what these do on average. Where a round is long, a step of a few clients stands for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from trilemma import files
+from trilemma.papers.grid import Place
+from trilemma.papers.study import Study, tried
+from trilemma.simulate import engine
+from trilemma.simulate.engine import Progress
+from trilemma.simulate.evaluation import evaluate
+from trilemma.simulate.experiment import Experiment, assemble
+
+FEW, LONG, LOOK = 2, 5.0, 2
+"""Clients whose step is looked at first; seconds above which it stands for a round; rounds looked at else."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a study costs: its runs, counted by seed, and the seconds of one of them in one process."""
+
+    runs: int
+    seconds: float
+
+    def minutes(self, jobs: int) -> float:
+        """Minutes with so many runs at a time.
+
+        >>> Estimate(runs=8, seconds=30.0).minutes(2)
+        2.0
+        """
+        return self.runs * self.seconds / jobs / 60
+
+
+KEPT = "estimates-quick.json"
+"""Where estimates of quick looks are kept, among the results."""
+
+
+def keep(found: Mapping[str, Estimate], folder: Path) -> None:
+    """Write estimates down beside those of other studies."""
+    before, _ = kept(folder)
+    together = {name: asdict(one) for name, one in sorted({**before, **found}.items())}
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    said = {"date": datetime.date.today().isoformat(), "device": here, "studies": together}
+    files.write_atomically(folder / KEPT, (json.dumps(said, indent=1) + "\n").encode())
+
+
+def kept(folder: Path) -> tuple[dict[str, Estimate], str]:
+    """Return the estimates that were written down, if any were, and when and where that was."""
+    if not (folder / KEPT).is_file():
+        return {}, ""
+    said = json.loads((folder / KEPT).read_text("utf-8"))
+    found = {name: Estimate(**one) for name, one in said["studies"].items()}
+    return found, f"{said['device']}, {said['date']}"
+
+
+def estimates(
+    studies: Mapping[str, Study], places: Mapping[str, Sequence[Place]], quick: bool
+) -> dict[str, Estimate]:
+    """Return what each study costs; those that have no runs are computed to see."""
+    found = {name: estimate(places[name]) for name in studies if places.get(name)}
+    for name, study in studies.items():
+        if study.compute is not None:
+            spent = time.perf_counter()
+            study.compute(quick)
+            found[name] = Estimate(1, time.perf_counter() - spent)
+    return {name: found[name] for name in studies if name in found}
+
+
+def estimate(places: Sequence[Place]) -> Estimate:
+    """Look at the first and the last run of each row, and count the runs."""
+    ends = [*{place.row: place for place in reversed(places)}.values()]
+    ends += {place.row: place for place in places}.values()
+    looked = {place.cell.name: place for place in ends}.values()
+    runs = sum(len(place.config.run.seeds) for place in tried(places))
+    return Estimate(runs, fmean(_seconds(place) for place in looked))
+
+
+def _seconds(place: Place) -> float:
+    """Return about how long one seed of a run takes."""
+    run = place.config.run
+    experiment = assemble(place.config, run.seeds[0])
+    progress = engine.start(experiment)
+    clock = Clock(experiment.device.type == "cpu")
+    every = run.evaluate_every or max(1, run.rounds // 50)
+    statistics = {name: progress.clients[name] for name, _ in experiment.clients.model.buffers}
+    scored = clock.spent(lambda: evaluate(experiment, progress.chosen, statistics))
+    return run.rounds * (_a_round(experiment, progress, clock) + scored / every)
+
+
+def _a_round(experiment: Experiment, progress: Progress, clock: Clock) -> float:
+    everyone, algorithm = experiment.clients, experiment.resolved.algorithm
+    heard = [i for i in experiment.sampled(0) if i in everyone.ids]
+    training = everyone.ids if algorithm.everyone_trains else tuple(heard)
+    some = training[:FEW]
+    rows = [everyone.ids.index(i) for i in some]
+    state = {name: held[rows] for name, held in progress.clients.items()}
+    key = experiment.key.fold("round", 0)
+
+    def step() -> None:
+        algorithm.client(progress.broadcast, state, everyone.only(*some), 0, key)
+
+    for _ in range(2):  # what is compiled and read at first does not count
+        few = clock.spent(step)
+    if (long := few * len(training) / max(1, len(some))) > LONG:
+        return long
+
+    def rounds() -> None:
+        reached = progress
+        for _ in range(LOOK):
+            reached, _ = engine.step(experiment, reached)
+
+    rounds()
+    return clock.spent(rounds) / LOOK
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds of processor time on a CPU, which other programs disturb less; else by the clock."""
+
+    on_cpu: bool
+
+    def spent(self, action: Callable[[], object]) -> float:
+        """Run an action; return how long it took."""
+        read = time.process_time if self.on_cpu else time.perf_counter
+        begin = read()
+        action()
+        return read() - begin
