@@ -6,6 +6,7 @@ A folder can be synced on POSIX only; on Windows a renamed file is as durable as
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import tempfile
 from collections.abc import Collection, Iterator
@@ -15,12 +16,14 @@ from types import TracebackType
 
 from filelock import FileLock, Timeout
 
+Content = bytes | memoryview | mmap.mmap
+
 OWNER_ONLY = 0o600
 BINARY = getattr(os, "O_BINARY", 0)
 """On Windows a descriptor translates line ends unless told not to."""
 
 
-def write_atomically(path: Path, *content: bytes | memoryview, secret: bool = False) -> None:
+def write_atomically(path: Path, *content: Content, secret: bool = False) -> None:
     """Replace a file's content so that a crash at any moment leaves the old or the new one, whole.
 
     The content may come in several parts, which are then never together in memory.
@@ -85,7 +88,7 @@ class NamedByContent:
         """Begin."""
         return self
 
-    def add(self, piece: bytes | memoryview) -> None:
+    def add(self, piece: Content) -> None:
         """Write the next piece."""
         self._checksum.update(piece)
         self._file.write(piece)

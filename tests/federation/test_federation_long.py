@@ -226,6 +226,41 @@ def test_an_answer_that_left_can_be_fetched_again_and_nothing_else(tmp_path, sho
             again.answer("fetch", wire.dumps(wire.Fetch(digest=digest, place=place)), lambda _: b"")
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_question_asked_anew_needs_only_the_pieces_that_differ(tmp_path, short_messages, damaged):
+    """Another epoch's question is the same broadcast under another header: what had come of it stays."""
+    broadcast = {"params": torch.randn(5000, generator=torch.Generator().manual_seed(1))}
+    heard = []
+    end = LongBlocks(tmp_path, lambda: 1 << 20)
+
+    def announce(long):
+        return end.answer("long", wire.dumps(long), lambda whole: heard.append(whole) or b"")
+
+    def hand(block, place):
+        answer = end.answer("piece", piece_of(block, described(block).digest, place), lambda _: b"")
+        return wire.loads(answer, wire.Have)[0].pieces
+
+    first, second = (
+        wire.dumps(wire.Ask(run="run", epoch=epoch, round=0, heard={}, unused=[]), broadcast)
+        for epoch in (0, 1)
+    )
+    announce(described(first))
+    assert [hand(first, place) for place in range(3)] == [1, 2, 3]
+    if damaged:
+        (path,) = (path for path in (tmp_path / "arriving").iterdir() if not path.suffix)
+        content = bytearray(path.read_bytes())
+        content[2 * SMALL] ^= 1
+        path.write_bytes(content)
+    assert wire.loads(announce(described(second)), wire.Have)[0].pieces == 0
+    have = hand(second, 0)
+    assert have == (2 if damaged else 3), "what is not as announced is not taken from anywhere"
+    while have < len(described(second).checksums):
+        have = hand(second, have)
+    announce(described(second))
+    assert [whole[:] for whole in heard] == [second]
+    assert len(list((tmp_path / "arriving").iterdir())) == 2, "what came before is not kept any longer"
+
+
 LIMITED = """
 import resource, sys, torch
 from pathlib import Path

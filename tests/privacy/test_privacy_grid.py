@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 from test_privacy_secrets import nodes_of
 
+import trilemma.privacy.grid
 from trilemma.errors import PrivacyError, UserError
 from trilemma.keys import Key
 from trilemma.privacy import NoiseLaw, Release, SimulatedNoise
@@ -20,9 +21,16 @@ CPU = torch.device("cpu")
 LAW = NoiseLaw(sigma_ind=0.1, sigma_cor=0.6)
 
 
+@pytest.fixture(params=["whole", "some at a time"])
+def rows_are_worked_on(request, monkeypatch):
+    """Rows of more than a few numbers count as long."""
+    if request.param == "some at a time":
+        monkeypatch.setattr(trilemma.privacy.grid, "LONG", 50)
+
+
 @pytest.mark.parametrize("dim", [1, 69, 4001])
 @pytest.mark.parametrize("clip", [0.05, 2.25])
-def test_contributions_keep_the_bound_in_integers(dim, clip):
+def test_contributions_keep_the_bound_in_integers(rows_are_worked_on, dim, clip):
     grid = Grid.of(Release(clip, LAW), dim, clients=10)
     generator = Key(3).torch()
     rows = (
@@ -36,9 +44,26 @@ def test_contributions_keep_the_bound_in_integers(dim, clip):
     assert (whole[2:].double().norm(dim=1) * grid.step > 0.98 * exact[2:].norm(dim=1)).all()
 
 
-def test_what_is_not_finite_counts_as_zero_and_nothing_else_does():
-    grid = Grid.of(Release(1.0, LAW), 3, clients=10)
+@pytest.mark.parametrize("unit", ["user", "example"])
+def test_a_long_row_is_the_same_worked_on_some_at_a_time(monkeypatch, unit):
+    """Contribution, message and numbers; only a norm is added up in another order."""
+    grid = Grid.of(Release(1.0, LAW, unit), 1001, clients=10)
+    rows = torch.randn(3, 1001, generator=Key(4).torch()) * torch.tensor([1e-3, 1.0, 1e6])[:, None]
+    noise = torch.randint(-1000, 1000, (3, 1001), generator=Key(5).torch())
+    whole = grid.contribution(rows)
+    message = grid.message(whole, noise)
+    numbers = grid.numbers(message)
+    monkeypatch.setattr(trilemma.privacy.grid, "LONG", 50)
+    assert (grid.contribution(rows) - whole).abs().max() <= 1
+    assert torch.equal(grid.message(whole, noise), message)
+    assert torch.equal(grid.numbers(message), numbers)
+
+
+@pytest.mark.parametrize("unit", ["user", "example"])
+def test_what_is_not_finite_counts_as_zero_and_nothing_else_does(rows_are_worked_on, unit):
+    grid = Grid.of(Release(1.0, LAW, unit), 60, clients=10)
     rows = torch.tensor([[math.nan, 1, 1], [math.inf, 0, 0], [-math.inf, 0, 1], [3e38, 3e38, 3e38]])
+    rows = torch.cat([torch.ones(4, 57), rows], dim=1)
     whole = grid.contribution(rows)
     assert not whole[:3].any()
     assert whole[3].any()

@@ -10,7 +10,8 @@
 Every exchange can be repeated. A transfer that breaks, at either end, goes on where it stopped: pieces are in
 files, in order, and each was compared with its checksum before it was written. What one party holds of one
 transfer in memory is one piece. A length is judged before anything is stored, and each end keeps one block
-that arrives and one that leaves.
+that arrives and one that leaves; a client also what it has of the question before, until it has the new one.
+The same broadcast asked anew, in another epoch, differs in its first piece: the others are here already.
 """
 
 from __future__ import annotations
@@ -59,10 +60,14 @@ def check_announcement(long: wire.Long, limit: int) -> None:
 
 @dataclass(frozen=True)
 class Arriving:
-    """A block on its way: a file with the pieces that have come, in order."""
+    """A block on its way: a file with the pieces that have come, in order.
+
+    Pieces that are the same, at the same place, in the file `former` need not come.
+    """
 
     long: wire.Long
     path: Path
+    former: Path | None = None
 
     @property
     def have(self) -> int:
@@ -84,18 +89,36 @@ class Arriving:
         if header.place < have:
             return
         content = tensors[BYTES].numpy().tobytes()
-        if hashlib.sha256(content).hexdigest() != self.long.checksums[have]:
+        if not self._fits(content):
             raise wire.WireError(f"piece {have} is not as it was announced")
+        while content and self._fits(content):
+            self._append(content)
+            content = b"" if self.complete else self._found_before()
+
+    def _fits(self, content: bytes) -> bool:
+        """Tell whether this is the next piece."""
+        return hashlib.sha256(content).hexdigest() == self.long.checksums[self.have]
+
+    def _found_before(self) -> bytes:
+        """Return what stands in the place of the next piece in the former block; nothing without one."""
+        if self.former is None or not self.former.is_file():
+            return b""
+        with self.former.open("rb") as file:
+            file.seek(self.have * wire.PIECE)
+            return file.read(wire.PIECE)
+
+    def _append(self, content: bytes) -> None:
+        have = self.have
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("r+b" if self.path.exists() else "wb") as file:
             file.truncate(have * wire.PIECE)  # a crash may have left a part of it
             file.seek(0, 2)
             file.write(content)
 
-    def mapped(self) -> mmap.mmap:
+    def mapped(self, access: int = mmap.ACCESS_READ) -> mmap.mmap:
         """Return the whole block, as it lies in its file."""
         with self.path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=access)
 
 
 @dataclass(frozen=True)
@@ -109,7 +132,7 @@ class LongBlocks:
     folder: Path
     limit: Callable[[], int]
 
-    def answer(self, kind: str, block: bytes, handle: Callable[[bytes], bytes]) -> bytes:
+    def answer(self, kind: str, block: bytes, handle: Callable[[wire.Block], bytes]) -> bytes:
         """Answer a block by `handle`, or a part of the carrying of one."""
         if kind == wire.Long.kind:
             long, _ = wire.loads(block, wire.Long, limit=wire.LARGEST_HEADER)
@@ -117,7 +140,9 @@ class LongBlocks:
             arriving = self._arriving(long)
             if not arriving.complete:
                 return self._have(arriving)
-            whole = arriving.path.read_bytes()
+            self._former.unlink(missing_ok=True)
+            # Where it lies, but its own copy for who writes to it: a model's code is not ours.
+            whole = arriving.mapped(mmap.ACCESS_COPY)
             if described(whole) != long:  # the disk changed it
                 arriving.path.unlink()
                 return self._have(arriving)
@@ -139,17 +164,24 @@ class LongBlocks:
         return wire.dumps(wire.Have(digest=arriving.long.digest, pieces=arriving.have))
 
     def _arriving(self, long: wire.Long) -> Arriving:
-        """Return the block that is announced, and forget every other that was on its way."""
-        folder = self.folder / "arriving"
-        only(folder, {long.digest, f"{long.digest}.long"})
+        """Return the block that is announced; what is here of the one before it is kept for a while."""
+        folder, own = self.folder / "arriving", {long.digest, f"{long.digest}.long"}
+        for path in folder.glob("*"):
+            if path.name not in own and path != self._former and path.suffix != ".long":
+                path.replace(self._former)
+        only(folder, {*own, self._former.name})
         files.write_atomically(folder / f"{long.digest}.long", wire.dumps(long))
-        return Arriving(long, folder / long.digest)
+        return Arriving(long, folder / long.digest, self._former)
+
+    @property
+    def _former(self) -> Path:
+        return self.folder / "arriving" / "former"
 
     def _expected(self) -> Arriving:
         """Return the block that was announced last."""
         for path in (self.folder / "arriving").glob("*.long"):
             long, _ = wire.loads(path.read_bytes(), wire.Long)
-            return Arriving(long, path.with_suffix(""))
+            return Arriving(long, path.with_suffix(""), self._former)
         raise wire.WireError("a piece of a block that nobody announced")
 
     def _leave(self, answer: bytes) -> bytes:

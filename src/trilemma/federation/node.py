@@ -96,7 +96,7 @@ class Node:
         self.say(events.REFUSED(asked=asked, reason=reason.code))
         raise Refused(reason)
 
-    def _handle(self, block: bytes) -> bytes:
+    def _handle(self, block: wire.Block) -> bytes:
         finish(self.party)
         return self._handlers.get(wire.kind_of(block), self._unknown)(block)
 
@@ -109,7 +109,7 @@ class Node:
         )
 
     @property
-    def _handlers(self) -> dict[str, Callable[[bytes], bytes]]:
+    def _handlers(self) -> dict[str, Callable[[wire.Block], bytes]]:
         return {
             wire.Hello.kind: self._hello,
             wire.Keys.kind: self._keys,
@@ -120,7 +120,7 @@ class Node:
             wire.Expelled.kind: self._expelled,
         }
 
-    def _unknown(self, block: bytes) -> bytes:
+    def _unknown(self, block: wire.Block) -> bytes:
         raise Refused(Reason.BLOCK, "a client does not answer this kind")
 
     def _session(self, run: str) -> Session:
@@ -136,7 +136,7 @@ class Node:
         return session
 
     def _read(
-        self, block: bytes, expected: type[wire.AnyHeader], message: int = 0
+        self, block: wire.Block, expected: type[wire.AnyHeader], message: int = 0
     ) -> tuple[wire.AnyHeader, dict[str, torch.Tensor]]:
         """Read a block; refuse one longer than a header about all clients and `message` bytes."""
         return wire.loads(block, expected, HEADROOM + ROOM_PER_CLIENT * self._clients + message)
@@ -149,7 +149,7 @@ class Node:
     def _broadcast_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._start.broadcast.values())
 
-    def _hello(self, block: bytes) -> bytes:
+    def _hello(self, block: wire.Block) -> bytes:
         hello, _ = wire.loads(block, wire.Hello, HEADROOM + wire.LARGEST_HEADER)
         self._adopt(hello)
         if hello.terms != self.party.terms:
@@ -191,7 +191,7 @@ class Node:
             return  # the same, otherwise signed or written
         self.say(events.ROSTER_ADOPTED(serial=roster.serial, clients=list(roster.keys.members)))
 
-    def _keys(self, block: bytes) -> bytes:
+    def _keys(self, block: wire.Block) -> bytes:
         keys, _ = self._read(block, wire.Keys)
         session = self._known(keys.run)
         offers = {int(client): key for client, key in keys.keys.items()}
@@ -204,14 +204,14 @@ class Node:
             wire.Ready(client=self.client, run=keys.run, epoch=keys.epoch, confirmation=confirmation)
         )
 
-    def _confirm(self, block: bytes) -> bytes:
+    def _confirm(self, block: wire.Block) -> bytes:
         confirm, _ = self._read(block, wire.Confirm)
         confirmations = {int(client): text for client, text in confirm.confirmations.items()}
         self._known(confirm.run).confirm(confirm.epoch, confirmations)
         self.say(events.EPOCH_CONFIRMED(run=confirm.run, epoch=confirm.epoch))
         return wire.dumps(wire.Confirmed(client=self.client, run=confirm.run, epoch=confirm.epoch))
 
-    def _ask(self, block: bytes) -> bytes:
+    def _ask(self, block: wire.Block) -> bytes:
         watch = Stopwatch()
         with watch.stage("serialise"):
             ask, broadcast = self._read(block, wire.Ask, self._broadcast_bytes)
@@ -264,7 +264,7 @@ class Node:
         )
         return answer
 
-    def _inquire(self, block: bytes) -> bytes:
+    def _inquire(self, block: wire.Block) -> bytes:
         """Answer what the server asks after the answer of a round, from the state that answer left."""
         inquiry = self.task.resolved.algorithm.inquiry
         if inquiry is None:
@@ -314,7 +314,7 @@ class Node:
         if any(tensor.numel() and float(tensor.abs().max()) > bound for tensor in broadcast.values()):
             raise Refused(Reason.BROADCAST, f"it exceeds [privacy] broadcast_bound = {bound:g}")
 
-    def _expelled(self, block: bytes) -> bytes:
+    def _expelled(self, block: wire.Block) -> bytes:
         """Take note that this client was expelled: it takes no further part in the run."""
         told, _ = self._read(block, wire.Expelled)
         session = self._known(told.run)
@@ -326,7 +326,7 @@ class Node:
             self.say(events.EXPELLED(run=told.run, reason=Reason.EXPELLED.code, **told.expulsion.facts))
         return wire.dumps(wire.Noted(client=self.client, run=told.run))
 
-    def _finished(self, block: bytes) -> bytes:
+    def _finished(self, block: wire.Block) -> bytes:
         # The last broadcast, and the model that is handed out where that is another.
         finished, _ = self._read(block, wire.Finished, 2 * self._broadcast_bytes)
         self._known(finished.run)

@@ -135,13 +135,19 @@ def _finite(vectors: Tensor) -> Tensor:
 class Noised:
     """What k clients release.
 
-    `numbers` (k, d) is what everybody calculates with; `kept` the contribution in it, which stays with the
-    client; `steps` (k, d) the integers that leave, None where floating-point numbers do.
+    `numbers` (k, d) is what everybody calculates with; `contribution` is what is in it beside noise; `steps`
+    (k, d) are the integers that leave on a `grid`, None where floating-point numbers do.
     """
 
     numbers: Tensor
-    kept: Tensor
+    contribution: Tensor
     steps: Tensor | None = None
+    grid: Grid | None = None
+
+    @property
+    def kept(self) -> Tensor:
+        """The contribution in numbers, which stays with the client."""
+        return self.contribution if self.grid is None else self.grid.numbers(self.contribution)
 
     def messages(self, vectors: Tensor) -> Messages:
         """Return messages of which the rule sees `vectors`, worked out from what is released."""
@@ -161,7 +167,7 @@ def noised(vectors: Tensor, setup: Setup, clients: Clients, round_: int) -> Nois
     whole = grid.contribution(vectors)
     noise = clients.noise.steps(release.law, grid.step, clients.ids, dim, round_, device)
     steps = grid.message(whole, noise)
-    return Noised(grid.numbers(steps), grid.numbers(whole), steps)
+    return Noised(grid.numbers(steps), whole, steps, grid)
 
 
 def publish(

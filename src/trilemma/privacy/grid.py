@@ -54,6 +54,9 @@ WIDTHS = (2, 3, 4)
 Buffer = bytes | memoryview
 
 _TRIES, _SHORTER = 8, 1 - 2.0**-12
+LONG = 1 << 20
+"""Numbers of a row that are worked on together: of a longer one little more than the outcome is in memory."""
+
 _CACHED = 1 << 16  # numbers that are rounded together: short rows share the cost of a call
 
 
@@ -131,20 +134,31 @@ class Grid:
         """Return contributions (k, d) as whole steps, int64: bounded, or zero where they are not finite."""
         if not len(vectors):
             return vectors.to(torch.int64)
+        if vectors.shape[1] > LONG:
+            whole = torch.empty_like(vectors, dtype=torch.int64)
+            for row, numbers in zip(whole, vectors, strict=True):
+                _bound_long(numbers, self, row)
+            return whole
         together = max(1, _CACHED // max(1, vectors.shape[1]))
         return torch.cat([_bounded(rows, self) for rows in torch.split(vectors, together)])
 
     def message(self, contribution: Tensor, noise: Tensor) -> Tensor:
         """Return the integers (k, d) that leave: the sum, saturated where 32 bits or fewer cannot hold it."""
-        return (contribution + noise).clamp_(-self.limit, self.limit).to(torch.int32)
+        sent = torch.empty_like(contribution, dtype=torch.int32)
+        for there, some, more in zip(_some(sent), _some(contribution), _some(noise), strict=True):
+            there.copy_((some + more).clamp_(-self.limit, self.limit))
+        return sent
 
     def numbers(self, integers: Tensor) -> Tensor:
         """Return what the integers stand for, float32, for whoever goes on calculating with them."""
-        return (integers.double() * self.step).float()
+        numbers = torch.empty_like(integers, dtype=torch.float32)
+        for there, some in zip(_some(numbers), _some(integers), strict=True):
+            there.copy_(some.double() * self.step)
+        return numbers
 
     def encode(self, integers: Tensor) -> bytes:
         """Return the integers (d,) as they travel: little-endian, `width` bytes each."""
-        whole = np.ascontiguousarray(integers.cpu().numpy().astype("<i4"))
+        whole = np.ascontiguousarray(integers.cpu().numpy(), dtype="<i4")
         return whole.view(np.uint8).reshape(-1, 4)[:, : self.width].tobytes()
 
     def decode(self, data: Buffer) -> Tensor:
@@ -170,6 +184,40 @@ class Grid:
         # The bytes stand at the upper end; an arithmetic shift brings them down with their sign.
         whole = raw.view("<i4")[:, 0] >> (8 * (4 - self.width))
         return torch.from_numpy(np.ascontiguousarray(whole.astype(np.int32)))
+
+
+def _some(rows: Tensor) -> tuple[Tensor, ...]:
+    """Return (…, d) some columns at a time."""
+    return torch.split(rows, LONG, dim=-1)
+
+
+def _bound_long(row: Tensor, grid: Grid, whole: Tensor) -> None:
+    """Write one long contribution as whole steps, as `_bounded` does, some of it at a time."""
+
+    def rounded(factor: float) -> int:
+        """Write the row times `factor`; return the square of its length."""
+        square = 0
+        for there, some in zip(_some(whole), _some(row), strict=True):
+            steps = (some.double() / grid.step).mul_(factor).round_()
+            there.copy_(steps.clamp_(-grid.limit, grid.limit))
+            square += int((there * there).sum())
+        return square
+
+    if not all(bool(torch.isfinite(some).all()) for some in _some(row)):
+        whole.zero_()
+    elif grid.unit == "example":
+        rounded(1.0)
+    else:
+        radius = grid.bound / grid.step
+        norms = [float(torch.linalg.vector_norm(some.double() / grid.step)) for some in _some(row)]
+        factor = min(1.0, radius / max(math.hypot(*norms), 1e-300))
+        largest, square = math.floor(Fraction(radius) ** 2), 0
+        for _ in range(_TRIES):
+            if (square := rounded(factor)) <= largest:
+                return
+            factor *= math.sqrt(largest / square) * _SHORTER
+        if rounded(factor * (radius - math.sqrt(len(row)) / 2) / (radius * (1 + 1e-9))) > largest:
+            whole.zero_()
 
 
 def _bounded(rows: Tensor, grid: Grid) -> Tensor:
