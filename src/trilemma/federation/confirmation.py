@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,10 @@ from trilemma import files
 from trilemma.errors import PrivacyError
 from trilemma.federation.expulsions import Expulsion
 from trilemma.privacy.secrets import Identity, Roster, check_signature
+
+SIGNATURE = re.compile("[0-9a-f]{128}")
+LONGEST = 1 << 53
+"""Lines that nobody's ledger has."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,8 @@ class Confirmation:
             raise PrivacyError("not a confirmation") from None
         if type(length) is not int or length < 0 or not isinstance(digest, str) or len(digest) > 64:
             raise PrivacyError("not a confirmation: a ledger has a length and a digest")
-        if not isinstance(signature, str):
-            raise PrivacyError("not a confirmation: there is no signature")
+        if length >= LONGEST or not isinstance(signature, str) or not SIGNATURE.fullmatch(signature):
+            raise PrivacyError("not a confirmation: nobody's ledger and signature are so long")
         return cls(Position(length, digest), signature)
 
 

@@ -55,12 +55,18 @@ def check_offer(roster: Roster, run: str, epoch: int, client: int, text: str) ->
         offer = Offer.decode(bytes.fromhex(text))
     except ValueError as error:
         raise wire.WireError(f"its key is not an offer: {error}") from None
+    if offer.encode().hex() != text:  # everybody gets it as it is: no room for anything else
+        raise wire.WireError("its key is written otherwise than keys are")
     if offer.index != client or offer.run != run_digest(epoch_name(run, epoch)):
         raise wire.WireError("its key is for another client, run or epoch")
     try:
         check_signature(roster.key(client), offer.signed(roster), offer.signature)
     except PrivacyError:
         raise wire.WireError("its key is not signed by its identity on the roster") from None
+    try:
+        offer.check_point()
+    except PrivacyError as error:
+        raise wire.WireError(str(error)) from None
 
 
 class _SessionHeader(wire.Header):

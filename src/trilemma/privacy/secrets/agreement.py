@@ -76,6 +76,17 @@ class Offer:
             b"trilemma offer v1" + roster.digest + self.run + struct.pack(">I", self.index) + self.ephemeral
         )
 
+    def check_point(self) -> None:
+        """Refuse a public half of low order, with which nobody can share a secret; anybody's key shows it.
+
+        >>> Offer(index=3, run=bytes(32), ephemeral=bytes(32), signature=bytes(64)).check_point()
+        Traceback (most recent call last):
+        trilemma.errors.PrivacyError: client 3 sent a point of low order: ...
+        """
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        exchange(X25519PrivateKey.generate(), self.ephemeral, f"client {self.index}")
+
 
 class RunLog:
     """The runs this client has joined, one name per line in an append-only file.
