@@ -24,13 +24,14 @@ from federation_liars import (
     repeatable_secrets,
     secrets_by_client,
 )
-from trilemma.federation import events, spending, wire
+from trilemma.federation import events, membership, spending, wire
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.proposals import Manifest
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.replay import replay
 from trilemma.federation.sessions import Session
 from trilemma.federation.task import load_task
+from trilemma.learning.evidence.file import File
 from trilemma.privacy.ledger import Ledger
 from trilemma.report import federations
 from trilemma.report.doings import doings
@@ -246,3 +247,28 @@ def test_who_is_absent_is_no_liar(tmp_path):
     assert {record["facts"]["members"] for record in records} == {4}
     params = result_of(parties, "run")["params"]
     assert torch.equal(replay(parties[0], "run").broadcast["params"], params)
+
+
+def test_noise_that_is_worked_out_anew_for_fewer_clients_accuses_nobody(tmp_path):
+    """A client leaves the roster in the middle of a run: every round is judged by the noise it had."""
+    rounds, clients = 4, 6
+    shared = [option for option in EVIDENCE if "sigma" not in option]
+    config = small_config(clients, *shared, "privacy.epsilon=30", tolerate=1, rounds=rounds)
+    parties = make(tmp_path / "federation", clients, config, budget=1e9)
+    before = load_task(parties[0]).resolved.release.law
+
+    def one_leaves(client, asked, answer):
+        if client == 5 and asks(asked, 1):
+            membership.leave(tmp_path / "federation", "1")
+        return answer
+
+    with repeatable_secrets():
+        runner, _ = coordinator(parties, Direct(parties, tamper=one_leaves))
+        runner.go()
+    records = runner.log.records()
+    assert [record["facts"]["members"] for record in records] == [6, 6, 5, 5]
+    assert not any(record["expelled"] for record in records)
+    after = load_task(parties[0]).resolved.release.law
+    assert after != before
+    shared = File.read(runner.log.last().server).shared.tolist()
+    assert shared == pytest.approx([before.sigma_cor**2] * 2 + [after.sigma_cor**2] * 2)

@@ -92,10 +92,10 @@ def test_a_liar_is_expelled_and_nobody_else_notices():
     ("whose", "how"),
     [
         (-1, "torn"),
-        (-1, "after"),
         *(
             pytest.param(whose, how, marks=pytest.mark.nightly)
-            for whose, how in [(-1, "before"), *itertools.product((0, 3), ("before", "torn", "after"))]
+            for whose, how in itertools.product((-1, 0, 3), ("before", "torn", "after"))
+            if (whose, how) != (-1, "torn")
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_crash_at_any_write_of_an_expulsion(whose, how):
 def test_whatever_happens(name):
     """Lists are shrunk to the shortest that still breaks a promise."""
 
-    @settings(max_examples=(2 if name == LYING else 5) * settings().max_examples)
+    @settings(max_examples=(1 if name == LYING else 5) * settings().max_examples)
     @given(lists_of_faults(name))
     def check(faults):
         note(f"{name=}, {faults=}")
