@@ -1,23 +1,34 @@
-"""The frontier: what evidence costs, and whom it expels among honest clients.
+"""The frontier: what evidence costs, whom it expels among honest clients, and what can be hidden from it.
 
     python benchmarks/frontier.py laws      honest messages drawn from their laws: whom evidence expels
+    python benchmarks/frontier.py rates     false alarms of each test at a level at which they can be counted
+    python benchmarks/frontier.py hidden    what adaptive liars hide, against the bound; --picture draws it
     python benchmarks/frontier.py honest    honest rounds with evidence: how many clients are expelled (none)
     python benchmarks/frontier.py cost      a round's server step with evidence+mean against caf
 
-Rules against adversaries are `trilemma arena`. Options: --seeds 1,2 --rounds 30 --set key=value
+Rules against adversaries are `trilemma arena`. Options: --seeds 1,2 --rounds 30 --set key=value; --out FILE
+keeps what laws, rates and hidden measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-from trilemma import aggregation, config
+from trilemma import aggregation, config, files
+from trilemma.attacks.adaptive import _Stage
 from trilemma.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.evidence import guarded
+from trilemma.learning.evidence import Law, convict, guarded, hidden_shift
+from trilemma.learning.evidence.conviction import _by_direction
+from trilemma.learning.evidence.correction import visible
+from trilemma.learning.evidence.outlook import Outlook
 from trilemma.models import Model, build
 from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, Release
@@ -72,7 +83,7 @@ def laws(given: argparse.Namespace) -> None:
     Contributions are the same for all, of random directions, or at right angles to each other; a fifth of the
     clients is not heard in a round. Prints how many were expelled, which should be none.
     """
-    clients, dim, total, expelled = 10, 40, 0, 0
+    clients, dim, total, expelled, counted = 10, 40, 0, 0, []
     model = build("logistic", (dim - 1,), 2)
     for seed in map(int, given.seeds.split(",")):
         for name in ALGORITHMS:
@@ -80,9 +91,12 @@ def laws(given: argparse.Namespace) -> None:
                 for data in DATA:
                     lost = _expelled(name, law, data, clients, model, given.rounds, seed)
                     total, expelled = total + given.rounds, expelled + lost
+                    place = {"algorithm": name, "law": threat, "data": data, "seed": seed}
+                    counted.append({**place, "clients": clients, "rounds": given.rounds, "expelled": lost})
                     if lost:
                         print(f"{name}, {threat}, {data}, seed {seed}: {lost}", flush=True)
         print(f"seed {seed}: {total:,} rounds of {clients} clients so far, {expelled} expelled", flush=True)
+        keep(given.out, counted)
 
 
 def _expelled(name: str, law: NoiseLaw, data: str, clients: int, model: Model, rounds: int, seed: int) -> int:
@@ -111,12 +125,131 @@ def _expelled(name: str, law: NoiseLaw, data: str, clients: int, model: Model, r
     return clients - len(algorithm.members(state))
 
 
-def _honest(clients: int, dim: int, law: NoiseLaw) -> torch.Tensor:
+def rates(given: argparse.Namespace) -> None:
+    """Count false alarms of each test at level 0.01, where theory says at most (direction: about) as many.
+
+    A look at n = 20 sums of noise without contributions, as tight as thresholds can be; every test is asked
+    alone: lengths and pairs with their own share of the level, directions with one planted in everybody.
+    """
+    level, clients, dim, tries = 0.01, 20, 60, 100 * given.rounds
+    spread, one = np.full(1, 0.7**2 + clients * 0.5**2), np.ones((clients, 1))
+    law = Law.of(np.full(1, 0.5**2), one, spread, np.zeros(1), dim)
+    alarms = dict.fromkeys(("length", "pairs", "direction"), 0)
+    for attempt in range(tries):
+        generator = Key(int(given.seeds.split(",")[0])).fold("rates", attempt).torch()
+        noise = _honest(clients, dim, NoiseLaw(0.7, 0.5), generator).double().numpy()
+        gram = noise @ noise.T
+        # The level is shared by all 2n² bounds, of which 2n are lengths': alone they get n times as much.
+        alarms["length"] += any(one.test == "length" for one in convict(gram, law, 3, level * clients))
+        pairs = {one.test for one in convict(gram, law, 3, level)}
+        alarms["pairs"] += bool(pairs & {"pairs", "one of a pair"})
+        planted = noise + 3.0 * np.eye(1, dim)
+        seen = visible(planted @ planted.T, law, 4)
+        deviation, nobody = np.sqrt(law.covariance.diagonal()), np.zeros(clients)
+        along = _by_direction(lambda seen=seen: seen, deviation, nobody, np.arange(clients), 3, level)
+        alarms["direction"] += bool(along)
+    kept = [{"test": test, "level": level, "looks": tries, "alarms": count} for test, count in alarms.items()]
+    for row in kept:
+        print(row)
+    keep(given.out, kept)
+
+
+LAYOUT = {"n": 40, "f": 4, "d": 1000, "noise": 1.0}
+VARIED = {"d": (100, 300, 3000, 10000), "n": (20, 80), "f": (2, 8, 12), "noise": (0.3, 3.0)}
+
+
+def hidden(given: argparse.Namespace) -> None:
+    """Measure how far liars who know the defence move the mean unseen, per round, against the bound.
+
+    Byz-Clip-SGD without momentum, five rounds, equal contributions half as long as the clip; liars push at
+    right angles to them, with the strongest lie of each round that lets nobody be expelled. What is measured
+    is the model's move along the push, less that of the same rounds without lies.
+    """
+    found = []
+    cells = [LAYOUT] + [{**LAYOUT, key: value} for key, values in VARIED.items() for value in values]
+    for cell in cells if not given.picture else []:
+        for seed in map(int, given.seeds.split(",")):
+            law = NoiseLaw(1.0 * cell["noise"], 0.65 * cell["noise"])
+            n, f, dim = int(cell["n"]), int(cell["f"]), int(cell["d"])
+            bound = hidden_shift(law, 2.25, n, f, dim, ROUNDS)
+            spread = (law.sigma_ind**2 + n * law.sigma_cor**2) ** 0.5
+            row = {
+                **cell,
+                "seed": seed,
+                "left": bound.left,
+                "rotated": (f * dim / ROUNDS) ** 0.5 * spread / n,
+            }
+            row |= {
+                f"measured {noise}": _moved(n, f, dim, law, noise, seed) for noise in ("protocol", "rotated")
+            }
+            found.append(row)
+            print({key: round(value, 3) for key, value in row.items()}, flush=True)
+            keep(given.out, found)
+    if given.picture:
+        _draw(json.loads(Path(given.out).read_text()), given.picture)
+
+
+ROUNDS = 5
+
+
+def _moved(n: int, f: int, dim: int, law: NoiseLaw, noise: str, seed: int) -> float:
+    """Return how far the mean is moved along the liars' direction, per round."""
+    setup = Setup(n, f, ROUNDS, aggregation.parse("evidence+mean", f=f), Release(clip=2.25, law=law))
+    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
+    model = build("multinomial", (dim // 2 - 1,), 2, start="zero")
+    everyone, source = tuple(range(n)), SimulatedNoise(Key(seed), n)
+    honest, way = 1.125 * torch.eye(1, model.dim), torch.eye(2, model.dim, dtype=torch.float64)[1:]
+    ends = []
+    for lying in (True, False):
+        state = algorithm.init(model, everyone, Key(seed)).server
+        for round_ in range(ROUNDS):
+            sent = honest + source.draw(law, everyone, model.dim, round_, torch.device("cpu"))
+            if lying:
+                outlook = Outlook.of(algorithm.court, state, sent, everyone, round_)
+                stage = _Stage(outlook, everyone[-f:], np.ones(f), way, -way[0], noise)
+                strengths = 0.1 * 1000 ** np.linspace(0, 1, 40) * law.sigma_cor
+                tried = [(*stage.harm(0, strength, True), strength) for strength in strengths]
+                passes, harm, strength = max(tried, key=lambda one: one[:2])
+                if passes and harm > stage.quiet:
+                    sent[-f:] += stage.lies(0, strength).to(sent)
+            state = algorithm.server(Messages(sent), state, round_, Key(seed)).state
+        ends.append(float(state["params"] @ way[0].float()))
+    return abs(ends[0] - ends[1]) / ROUNDS
+
+
+def _draw(rows: list[dict[str, float]], path: str) -> None:
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(8.0, 3.8), dpi=110, layout="constrained")
+    for axes, bound, noise in zip(
+        picture.subplots(1, 2), ("left", "rotated"), ("protocol", "rotated"), strict=True
+    ):
+        for number, key in enumerate(VARIED):
+            some = [
+                row for row in rows if all(row[other] == LAYOUT[other] for other in LAYOUT if other != key)
+            ]
+            x, y = [row[bound] for row in some], [row[f"measured {noise}"] for row in some]
+            axes.loglog(x, y, "osD^"[number], mfc="none", label=f"{key} varied")
+        ends = [min(row[bound] for row in rows), max(row[bound] for row in rows)]
+        axes.loglog(ends, ends, "k--", lw=0.8, label="the bound")
+        axes.set(xlabel="bound on the mean's shift, per round", title=f"noise: {noise}")
+        axes.grid(alpha=0.3)
+    picture.axes[0].set_ylabel("measured")
+    picture.axes[0].legend(frameon=False, fontsize="small")
+    picture.savefig(path)
+
+
+def keep(path: str | None, rows: list[dict[str, Any]]) -> None:
+    """Write rows as JSON, one a line, if a file is given."""
+    if path:
+        lines = ",\n".join(json.dumps(row) for row in rows)
+        files.write_atomically(Path(path), f"[\n{lines}\n]\n".encode())
+
+
+def _honest(clients: int, dim: int, law: NoiseLaw, generator: torch.Generator | None = None) -> torch.Tensor:
     """Return honest noise (n, d): own, and shared by all pairs, which cancels in the sum."""
-    shared = torch.randn(clients, dim)
-    return law.sigma_ind * torch.randn(clients, dim) + law.sigma_cor * clients**0.5 * (
-        shared - shared.mean(0)
-    )
+    shared, own = (torch.randn(clients, dim, generator=generator) for _ in range(2))
+    return law.sigma_ind * own + law.sigma_cor * clients**0.5 * (shared - shared.mean(0))
 
 
 def cost(given: argparse.Namespace) -> None:
@@ -142,9 +275,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["laws", "honest", "cost"])
+    parser.add_argument("what", choices=["laws", "rates", "hidden", "honest", "cost"])
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--out")
+    parser.add_argument("--picture")
     parser.add_argument("--set", action="append", default=[])
     chosen = parser.parse_args()
-    {"laws": laws, "honest": honest, "cost": cost}[chosen.what](chosen)
+    {"laws": laws, "rates": rates, "hidden": hidden, "honest": honest, "cost": cost}[chosen.what](chosen)

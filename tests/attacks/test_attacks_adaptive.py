@@ -12,6 +12,7 @@ from trilemma import config, simulate
 from trilemma.attacks import View, attacks
 from trilemma.attacks.adaptive import _Stage
 from trilemma.keys import Key
+from trilemma.learning.evidence.outlook import Outlook
 
 RUN = {
     "federation": {"clients": 20, "byzantine": 4},
@@ -122,3 +123,39 @@ def test_known_attacks_are_searched_against_the_defended_pipeline(attack: str) -
     """Strengths that get their senders expelled achieve nothing; the search knows."""
     records = steps(f"attack.name={attack}", "run.rounds=1")
     assert records[0].attack_strength is not None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("noise", ["protocol", "rotated"])
+def test_on_a_gpu_the_search_finds_what_it_finds_on_a_cpu(noise: str) -> None:
+    """The same sums, messages and directions on both: the same harm for every strength."""
+    ready = simulate.assemble(config.parse(RUN, ["run.device=cpu"]), 1)
+    progress = simulate.engine.start(ready)
+    for _ in range(2):
+        progress, _ = simulate.engine.step(ready, progress)
+    court, heard = ready.resolved.algorithm.court, tuple(range(20))
+    generator = torch.Generator().manual_seed(1)
+    dim = ready.clients.model.dim
+    sent = torch.randn(20, dim, generator=generator)
+    way = torch.nn.functional.normalize(torch.randn(1, dim, generator=generator, dtype=torch.float64))
+    found = []
+    for device in ("cpu", "cuda"):
+        state = {name: part.to(device) for name, part in progress.server.items()}
+        outlook = Outlook.of(court, state, sent.to(device), heard, 2)
+        there = _Stage(outlook, heard[-4:], np.ones(4), way.to(device), -way[0].to(device), noise)
+        found.append([there.harm(0, strength, True) for strength in (0.1, 1.0, 3.0)])
+    for here, elsewhere in zip(*found, strict=True):
+        assert here[0] == elsewhere[0]
+        assert here[1] == pytest.approx(elsewhere[1], rel=1e-4)
+
+
+def test_liars_may_push_where_public_examples_do_not_show_it() -> None:
+    """In the last round of a run that goes on on a root set; without one it is the direction of the loss."""
+    said = "aggregation.root=60", "attack={name='adaptive', direction='unshown', points=4}", "run.rounds=2"
+    tuned = steps(*said, "aggregation.tune=model")
+    plain, loss = (
+        steps(*said),
+        steps(*said[:1], "attack={name='adaptive', direction='loss', points=4}", said[2]),
+    )
+    assert [one.attack_strength for one in plain] == [one.attack_strength for one in loss]
+    assert tuned[0].attack_strength == loss[0].attack_strength

@@ -9,8 +9,8 @@ For Gaussian noise that is the most probable model. `scale` makes up for clipped
 shorter than the best move; scale = 0 forgets the clients. Both are chosen on the root set itself, where liars
 have no say: every fifth of it is held out once, and of all choices whose held-out loss is within one standard
 error of the least, the one that leans least on the clients is taken (Breiman, Friedman, Olshen and Stone
-1984). The loss is that of the best multiple of the outputs, so that confidence does not count. A lie survives
-as far as the public examples do not show it.
+1984); they are forgotten only where that is best. The loss is that of the best multiple of the outputs, so
+that confidence does not count. A lie survives as far as the public examples do not show it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def tuned(root: Clients, origin: Tensor, model: Tensor, scales: Sequence[float] 
     means = {choice: float(loss.mean().nan_to_num(math.inf)) for choice, loss in scored.items()}
     best = min(means, key=lambda choice: means[choice])
     enough = means[best] + float(scored[best].std()) / math.sqrt(examples)
-    least = min(scale for scale, pull in means if means[scale, pull] <= enough)
+    least = min(scale for scale, pull in means if means[scale, pull] <= enough and (scale or not best[0]))
     scale, pull = min(((least, pull) for pull in PULLS), key=lambda choice: means[choice])
     start = origin + scale * (model - origin)
     return Tuned(_nearest(root, start[None], whole, pull)[0], scale, pull)
