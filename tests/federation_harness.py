@@ -18,7 +18,7 @@ from trilemma.federation.exchange import Clock
 from trilemma.federation.inprocess import FIRST_NODE, InProcess
 from trilemma.federation.layout import Federation, Party, Timing
 from trilemma.federation.server import open_run
-from trilemma.federation.sessions import Session
+from trilemma.federation.sessions import Session, apart
 from trilemma.federation.spending import write_budgets
 from trilemma.federation.task import load_task
 from trilemma.learning.gridded import GridCodec
@@ -174,6 +174,9 @@ def simulation(parties: list[Party], config: str, run: str, task: Task | None = 
     assigned = configurations.parse(tomllib.loads(config), ["privacy.arithmetic=grid"])
     experiment = assemble(assigned, seed=1, task=task)
     noise = StackedSecretNoise.of(secrets_of(parties, run))
+    if parties[1].reproducible is not None:
+        own = [SecretNoise(party.client, {}, apart(party.reproducible.noise)) for party in parties[1:]]
+        experiment = replace(experiment, scoring=StackedSecretNoise.of(own))
     return replace(experiment, clients=replace(experiment.clients, noise=noise))
 
 

@@ -121,6 +121,23 @@ def test_the_multiplier_keeps_to_epsilon_and_is_the_least(accountant: Accountant
     assert accountant.epsilon(((replace(one, z=z * 0.995), 20),), 1e-4) > 3.0
 
 
+@pytest.mark.parametrize(("accountant", "one"), EVERY)
+def test_the_multiplier_leaves_room_for_what_is_released_beside(accountant: Accountant, one: Mechanism):
+    """Together they keep to ε, with no more noise than that takes; what costs ε alone leaves no room."""
+    other = Mechanism(6.0, adjacency=one.adjacency)
+    beside = ((other, 4),)
+    if not accountant.applies(((one, 20), *beside)):
+        with pytest.raises(UserError, match=f"is for {accountant.assumes}"):
+            accountant.multiplier(3.0, 1e-4, 20, one, beside)
+        return
+    z = accountant.multiplier(3.0, 1e-4, 20, one, beside)
+    assert z > accountant.multiplier(3.0, 1e-4, 20, one)
+    assert accountant.epsilon(((replace(one, z=z), 20), *beside), 1e-4) <= 3.0
+    assert accountant.epsilon(((replace(one, z=z * 0.995), 20), *beside), 1e-4) > 3.0
+    with pytest.raises(UserError, match="no noise"):
+        accountant.multiplier(3.0, 1e-4, 20, one, ((replace(other, z=0.3), 4),))
+
+
 @pytest.mark.parametrize("accountant", accountants.values(), ids=accountants)
 def test_what_an_accountant_is_not_for_is_refused_by_every_question(accountant: Accountant):
     for one in KINDS.values():

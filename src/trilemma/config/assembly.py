@@ -50,7 +50,7 @@ def everybody(
                 "[aggregation] root: public examples come out of a data set, and a task is none"
             )
         learner, dataset = of_task(config, key, task.of(config.federation.clients), device)
-        return Assembled(learner.model, _natural(dataset, device), learner)
+        return Assembled(learner.model, _natural(config, key, dataset, device), learner)
     dataset = data.loaded(config.data.options, key.fold("data"), data.Storage.from_environment())
     dataset = _features(config, dataset, key, device)
     dataset, public = _rooted(dataset, config.aggregation.root, key.fold("root"))
@@ -63,7 +63,7 @@ def everybody(
     )
     chosen = models.choose(model, config.coordinates.train, key)
     root = None if public is None else FederatedData(public, _all_of(public), device)
-    return Assembled(chosen, FederatedData(dataset, holdings, device), root=root)
+    return Assembled(chosen, FederatedData(dataset, _set_aside(config, key, holdings), device), root=root)
 
 
 def of_task(
@@ -95,7 +95,7 @@ def one_party(config: Config, key: Key, task: Task, client: int | None, examples
         )
     dataset = _features(config, dataset, key)
     learner = learner_of(config, key, task, dataset)
-    return Assembled(learner.model, _natural(dataset, first=client), learner)
+    return Assembled(learner.model, _natural(config, key, dataset, first=client), learner)
 
 
 def _features(config: Config, dataset: Dataset, key: Key, device: torch.device | str = "cpu") -> Dataset:
@@ -134,9 +134,24 @@ def _all_of(dataset: Dataset) -> data.Holdings:
     return data.Holdings([np.arange(len(dataset.y_train))], [], [])
 
 
-def _natural(dataset: Dataset, device: torch.device | str = "cpu", first: int = 0) -> FederatedData:
+def _natural(
+    config: Config, key: Key, dataset: Dataset, device: torch.device | str = "cpu", first: int = 0
+) -> FederatedData:
     assert dataset.natural is not None
-    return FederatedData(dataset, dataset.natural, device, first)
+    return FederatedData(dataset, _set_aside(config, key, dataset.natural, first), device, first)
+
+
+def _set_aside(config: Config, key: Key, holdings: data.Holdings, first: int = 0) -> data.Holdings:
+    """Let clients keep examples to evaluate on, where they evaluate and have none."""
+    if not config.evaluation.clients:
+        return holdings
+    poorest = min(len(rows) for rows in holdings.train)
+    if poorest < 2 and not holdings.valid:
+        raise ConfigError(
+            f"[evaluation] clients = true: a client holds {poorest} examples, and needs one to learn from "
+            "and one to evaluate on"
+        )
+    return data.set_aside(holdings, config.evaluation.held_out, key.fold("evaluation"), first)
 
 
 def _holdings(config: Config, dataset: Dataset, honest: int, key: Key) -> data.Holdings:

@@ -18,6 +18,7 @@ from trilemma.config.ready import ready
 from trilemma.config.schema import (
     AggregationTable,
     DataTable,
+    EvaluationTable,
     FederationTable,
     ModelTable,
     PrivacyTable,
@@ -66,6 +67,7 @@ class Config:
     aggregation: AggregationTable
     attack: Choice[attacks.AttackSettings]
     privacy: PrivacyTable
+    evaluation: EvaluationTable
     run: RunTable
     plugins: tuple[Plugin, ...] = ()
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -88,6 +90,8 @@ class Config:
             "privacy": _plain(self.privacy),
             "run": _plain(self.run),
         }
+        if self.evaluation != EvaluationTable():
+            tables["evaluation"] = _plain(self.evaluation)
         # A file is named by its name and digest alone: a copy of it lies beside the configuration.
         return {"plugins": [one.reference for one in self.plugins], **tables} if self.plugins else tables
 
@@ -233,6 +237,7 @@ PLAIN: dict[str, type[Table]] = {
     "federation": FederationTable,
     "aggregation": AggregationTable,
     "privacy": PrivacyTable,
+    "evaluation": EvaluationTable,
     "run": RunTable,
 }
 """Tables whose keys are always the same."""

@@ -16,12 +16,14 @@ from trilemma.aggregation.noise_test import NoiseTest
 from trilemma.config.load import Config
 from trilemma.errors import ConfigError, PrivacyError
 from trilemma.learning import Algorithm, Setup
-from trilemma.learning.protocol import Clients
+from trilemma.learning.own_scores import OwnScores, release_of
+from trilemma.learning.protocol import Clients, global_model
 from trilemma.learning.screens.screen import stage_of
 from trilemma.learning.stages import staged
 from trilemma.models.types import Model
 from trilemma.privacy.drawing import EXACT, Drawing
 from trilemma.privacy.grid_price import drawing
+from trilemma.privacy.mechanism import History
 from trilemma.privacy.types import Arithmetic, NoiseLaw, Release
 
 
@@ -40,10 +42,17 @@ class Resolved:
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     printed: float | None = None
+    own_scores: OwnScores | None = None
+    """How clients evaluate the model on their own; None: they do not."""
+
+    def beside(self, rounds: int, repeated: float = 0.0) -> History:
+        """Return what is released in `rounds` rounds beside the messages, a share of it `repeated`."""
+        return () if self.own_scores is None else self.own_scores.history(rounds, repeated)
 
     def verdict(self, rounds: int, delta: float) -> privacy.Verdict:
         """Return what `rounds` rounds guarantee, or why they guarantee nothing."""
-        return privacy.judge(self.release, self.threat, rounds, delta, self.doubts, self.printed)
+        beside = self.beside(rounds)
+        return privacy.judge(self.release, self.threat, rounds, delta, self.doubts, self.printed, beside)
 
     @property
     def certified(self) -> bool:
@@ -60,8 +69,12 @@ def resolve(
     arithmetic: Arithmetic | None = None,
     rule: Rule | None = None,
     root: Clients | None = None,
+    held_out: int | None = None,
 ) -> Resolved:
     """Resolve `config` for clients who all hold at least `examples` training examples, a public number.
+
+    So is `held_out`, how many they hold at least to evaluate on, where they do; by default as many as are set
+    aside of `examples`.
 
     `arithmetic` and `rule` are those of the configuration, unless given. On a grid the release also says how
     far drawn noise is from a Gaussian, for which the size of `model` must be known; more noise makes up for
@@ -76,9 +89,12 @@ def resolve(
         )
     chosen = arithmetic or config.privacy.arithmetic
     rule = rule or aggregation.parse(config.aggregation.rule, f=federation.f)
+    kept = config.evaluation.held_out(examples) if held_out is None else held_out
+    own_scores = _own_scores(config, examples, kept, chosen)
+    beside = () if own_scores is None else own_scores.history(config.run.rounds)
     reckoned = EXACT
     for _ in range(_TRIES):
-        release, threat, notes, doubts = _release(config, examples, reckoned)
+        release, threat, notes, doubts = _release(config, examples, reckoned, beside)
         setup = Setup(federation.clients, federation.f, config.run.rounds, rule, release, chosen, root)
         algorithm = staged(config.algorithm.options.build, setup)
         drawn = EXACT if model is None or threat is None else _drawn(setup, algorithm, model, threat)
@@ -90,7 +106,9 @@ def resolve(
     release = None if release is None else replace(release, drawing=drawn)
     paper = config.privacy.noise == "paper"
     printed = config.privacy.epsilon if paper else None
-    return Resolved(rule, release, threat, algorithm, (*notes, *doubts), doubts, printed)
+    if own_scores is not None:
+        notes = (*notes, *_said(algorithm, model, own_scores))
+    return Resolved(rule, release, threat, algorithm, (*notes, *doubts), doubts, printed, own_scores)
 
 
 _TRIES, _SPARE = 8, 1.01
@@ -107,12 +125,73 @@ def _drawn(setup: Setup, algorithm: Algorithm, model: Model, threat: privacy.Thr
 _Words = tuple[str, ...]
 
 
+def _own_scores(config: Config, examples: int, held_out: int, arithmetic: Arithmetic) -> OwnScores | None:
+    """Return how clients evaluate, with which noise: as much as what they may cost by themselves."""
+    table, wanted, clients = config.evaluation, config.privacy, config.federation.clients
+    turns, f = table.turns(config.run.rounds), config.federation.f
+    if not table.clients:
+        return None
+    given = table.epsilon is not None or table.noise_multiplier is not None
+    if wanted.clip is None or wanted.threat == "none":
+        if given:
+            raise ConfigError(
+                "[evaluation] has noise where messages have none, which hides nothing: give [privacy] threat "
+                "and noise, or leave epsilon and noise_multiplier out"
+            )
+        return OwnScores(turns, f)
+    shape = config.algorithm.options.exposure(wanted.clip, examples)
+    if shape.unit == "example" and held_out < 1:
+        raise ConfigError("[evaluation] clients = true: a client has no example to evaluate on")
+    like = release_of(shape.unit, wanted.adjacency or shape.adjacency, held_out)
+    if table.noise_multiplier is not None:
+        law = NoiseLaw(sigma_ind=table.noise_multiplier * like.sensitivity)
+    else:
+        epsilon = table.epsilon or (None if wanted.epsilon is None else wanted.epsilon * USUAL_SHARE)
+        if epsilon is None:
+            raise ConfigError(
+                "[evaluation] clients = true: how much noise? Give [evaluation] epsilon, what all of them "
+                "cost by themselves, or noise_multiplier; by default epsilon is a tenth of [privacy] epsilon"
+            )
+        law = privacy.calibrate(
+            *(epsilon, wanted.delta, len(turns), like.clip, privacy.Threat("ldp", clients), like.unit),
+            *(like.batch,),
+            adjacency=like.adjacency,
+        )
+    return OwnScores.noised(turns, f, replace(like, law=law), clients, arithmetic)
+
+
+USUAL_SHARE = 0.1
+"""Of an ε that is aimed at, what clients' own evaluations may cost by themselves where nothing is said."""
+
+
+def _said(algorithm: Algorithm, model: Model | None, own_scores: OwnScores) -> _Words:
+    """Refuse evaluations that mean nothing; return what must be said about the others."""
+    if algorithm.evaluated is not global_model:
+        raise ConfigError(
+            f"[evaluation] clients = true: the models of {algorithm.name} are the clients' own, and one "
+            "score for all is asked for; leave it out"
+        )
+    if model is not None and model.buffers:
+        raise ConfigError(
+            "[evaluation] clients = true: running statistics of batch normalisation are the clients' own; "
+            "use nn.GroupNorm, or leave it out"
+        )
+    if own_scores.release is None:
+        return ()
+    deviation, times = own_scores.release.law.sigma_ind, len(own_scores.turns)
+    return (
+        f"clients evaluate {times} times, each share of right answers with noise of standard deviation "
+        f"{deviation:.3g}; its cost is in ε",
+    )
+
+
 def _release(
-    config: Config, examples: int, reckoned: Drawing
+    config: Config, examples: int, reckoned: Drawing, beside: History
 ) -> tuple[Release | None, privacy.Threat | None, _Words, _Words]:
     """Return the release, the threat model, what must be said, and why there is no guarantee.
 
-    Noise for a target is calibrated as if it were drawn as `reckoned`.
+    Noise for a target is calibrated as if it were drawn as `reckoned`, and leaves room for what is released
+    `beside`.
     """
     wanted = config.privacy
     if wanted.clip is None:
@@ -144,6 +223,7 @@ def _release(
             accountant=wanted.accountant,
             adjacency=shape.adjacency,
             drawing=reckoned,
+            beside=beside,
         )
     elif wanted.noise_multiplier is not None:
         # The multiplier is linear in σ, so one evaluation at σ = 1 gives the scale under any threat model.

@@ -225,6 +225,57 @@ class PrivacyTable(Table):
         return self
 
 
+class EvaluationTable(Table):
+    """`[evaluation]`: clients count right answers on examples of their own that they do not train on.
+
+    Each adds its own noise, where messages have any, and pays for it in its ledger; the server takes the mean
+    of what is left when the f largest and the f smallest are put aside. Where an ε is aimed at, messages get
+    so much more noise that both together keep to it.
+    """
+
+    clients: bool = Field(default=False, description="whether clients evaluate the model, on their own")
+    every: int | None = Field(
+        default=None, ge=1, description="rounds between clients' evaluations; default: about five in a run"
+    )
+    hold_out: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="share of its examples that a client sets aside for it, where it has no validation "
+        "examples",
+    )
+    epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        description="ε that all evaluations of a run cost by themselves, at [privacy] delta; default: a "
+        "tenth of [privacy] epsilon",
+    )
+    noise_multiplier: float | None = Field(
+        default=None, gt=0, description="or their noise as a multiple of a unit's largest move of the score"
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> EvaluationTable:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ValueError("noise is given twice: allowed is one of epsilon and noise_multiplier")
+        return self
+
+    def held_out(self, examples: int) -> int:
+        """Return how many of so many examples a client sets aside: at least one."""
+        return max(1, math.floor(self.hold_out * examples))
+
+    def turns(self, rounds: int) -> tuple[int, ...]:
+        """Return after which rounds clients evaluate: every so many, and after the last.
+
+        >>> EvaluationTable(clients=True, every=4).turns(10), EvaluationTable().turns(10)
+        ((4, 8, 10), ())
+        """
+        if not self.clients:
+            return ()
+        every = self.every or max(1, rounds // 5)
+        return tuple(sorted({*range(every, rounds + 1, every), rounds}))
+
+
 class RunTable(Table):
     """`[run]`: how long, which seeds, where."""
 

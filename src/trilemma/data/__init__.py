@@ -22,7 +22,7 @@ from trilemma.data.catalogue import (
     loaded,
     partitions,
 )
-from trilemma.data.dealing import mirror
+from trilemma.data.dealing import mirror, set_aside
 from trilemma.data.features import with_features
 from trilemma.data.federated import EpochBatches, FederatedData, Split
 from trilemma.data.own import from_clients
@@ -63,6 +63,7 @@ __all__ = [
     "mirror",
     "partitions",
     "read_table",
+    "set_aside",
     "with_features",
 ]
 

@@ -9,6 +9,9 @@ SCAFFOLD, ICML 2020, §7.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 from pydantic import Field
 
@@ -121,6 +124,30 @@ class Natural(PartitionOptions):
                 f"not {clients}; set both numbers alike"
             )
         return dataset.natural
+
+
+def set_aside(holdings: Holdings, share: Callable[[int], int], key: Key, first: int = 0) -> Holdings:
+    """Let clients without validation examples set some of their training examples aside: `share` of so many.
+
+    Which ones is drawn from the key for each place in a client's list, whatever is there; `first` is the
+    number of the first client.
+
+    >>> held = Holdings(train=[np.arange(4), np.arange(4, 10)], valid=[], test=[])
+    >>> apart = set_aside(held, lambda count: count // 2, Key(1))
+    >>> [len(rows) for rows in apart.train], [len(rows) for rows in apart.valid]
+    ([2, 3], [2, 3])
+    >>> sorted([*apart.train[0].tolist(), *apart.valid[0].tolist()])
+    [0, 1, 2, 3]
+    """
+    if holdings.valid:
+        return holdings
+    train, valid = [], []
+    for place, rows in enumerate(holdings.train):
+        drawn = key.fold("client", first + place).numpy().permutation(len(rows))
+        count = share(len(rows))
+        valid.append(rows[np.sort(drawn[:count])])
+        train.append(rows[np.sort(drawn[count:])])
+    return replace(holdings, train=train, valid=valid)
 
 
 def mirror(holdings: Holdings, clients: int) -> Holdings:

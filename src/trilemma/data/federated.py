@@ -100,6 +100,11 @@ class FederatedData:
         """Number of training examples of each client, (n,)."""
         return self._splits["train"].sizes
 
+    @property
+    def held_out(self) -> int:
+        """Number of validation examples that every client has at least; 0 where there are none."""
+        return int(self._splits["valid"].sizes.min()) if self.holdings.valid else 0
+
     def sample(self, ids: Sequence[int], size: int, key: Key) -> Batch:
         """Draw `size` training examples without replacement for each of the clients `ids`.
 

@@ -3,7 +3,7 @@
 A pure function from what arrived to what is accepted. A reply that is malformed, late, of another round, of
 the wrong shape or type, too long, or not finite, and one that contradicts an earlier one, is rejected with a
 reason; its sender counts as Byzantine for the round and the round goes on. Nothing a client says about itself
-is believed: who it is comes from the node it is connected by, and there are no client-reported metrics.
+is believed: who it is comes from the node it is connected by, and no metric of a client's enters a round.
 """
 
 from __future__ import annotations

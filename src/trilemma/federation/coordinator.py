@@ -23,6 +23,7 @@ from trilemma.federation.expulsions import Expulsion, clients_of
 from trilemma.federation.hearing import Heard, Hearing
 from trilemma.federation.joining import Joining
 from trilemma.federation.layout import Party, Timing
+from trilemma.federation.scoring import Scoring
 from trilemma.federation.shelf import Shelf
 from trilemma.federation.task import PartyTask, load_task
 from trilemma.learning.evidence import conviction
@@ -194,7 +195,7 @@ class Coordinator:
             check_progress(self.policy, commit.rounds, failed + 1, reasons)
             self.say(events.ROUND_FAILED(round=commit.rounds))
             return None
-        commit = self._apply(commit, turn, heard)
+        commit = self._scored(self._apply(commit, turn, heard), clients)
         with self.watch.stage("commit"):
             self.log.append(commit)
         self.say(committed(Record.read(commit.record)))
@@ -275,6 +276,18 @@ class Coordinator:
             record=record.plain(),
             expelled=expelled,
         )
+
+    def _scored(self, commit: Commit, clients: Mapping[int, int]) -> Commit:
+        """Let clients evaluate what a round led to, where it is their turn; the record then has it."""
+        own = self.task.resolved.own_scores
+        if own is None:
+            return commit
+        with self.watch.stage("own scores"):
+            scoring = Scoring(self.run, own, self.exchange, self.say)
+            found = scoring.ask(commit, clients, self._hearing.patience(commit, clients))
+        record = Record.read(commit.record)
+        record = replace(record, metrics={**record.metrics, **found})
+        return replace(commit, record=record.plain())
 
     def _chosen(self, commit: Commit, broadcast: wire.Tensors) -> wire.Tensors:
         """Return the model to hand out should this round be the last, where that is not the latest."""

@@ -315,6 +315,16 @@ ROUND_ANSWERED = _kind(
     bytes=Sort.NUMBER,
     epsilon=Sort.FIGURES,
 )
+SCORE_TOLD = _kind(
+    "score-told",
+    "info",
+    "run {run}: the model of round {round} evaluated on this client's own examples",
+    "this client paid for an evaluation and told its share of right answers, with its noise: ε so far",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+    round=Sort.NUMBER,
+    epsilon=Sort.FIGURES,
+)
 ANSWER_REPEATED = _kind(
     "answer-repeated",
     "info",

@@ -107,6 +107,71 @@ def what_to_tell(entry: Entry | None, inquire: wire.Inquire, asked: str) -> Entr
     return replace(entry, inquired=asked)
 
 
+class _ScoreHeader(wire.Header):
+    kind = "score"
+    run: str
+    epoch: int
+    round: int
+    asked: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """The last evaluation that was answered: the question, by digest, and what was told."""
+
+    run: str
+    epoch: int
+    round: int
+    asked: str
+    told: wire.Tensors
+
+
+def told_before(score: Score | None, evaluate: wire.Evaluate, asked: str) -> wire.Tensors | None:
+    """Return what was told to this very question; None where it is a new one. An old one is refused.
+
+    >>> import torch
+    >>> told = {"share": torch.ones(1)}
+    >>> before = Score("run", 0, 4, "digest", told)
+    >>> again = wire.Evaluate(run="run", epoch=0, round=4)
+    >>> told_before(before, again, "digest") == told
+    True
+    >>> told_before(before, again.model_copy(update={"round": 9}), "other")
+    >>> told_before(before, again, "other")
+    Traceback (most recent call last):
+    trilemma.federation.reasons.Refused: repeated: the round was asked before, with other numbers
+    """
+    if score is None:
+        return None
+    place, last = (evaluate.epoch, evaluate.round), (score.epoch, score.round)
+    if place == last and asked == score.asked:
+        return score.told
+    if place == last:
+        raise Refused(Reason.REPEATED, f"the evaluation after round {evaluate.round}")
+    if evaluate.epoch < score.epoch or evaluate.round < score.round:
+        raise Refused(Reason.ROUND, f"the evaluation after round {evaluate.round} is over")
+    return None
+
+
+class Scores:
+    """The last evaluation of one run, one file in the run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "score"
+
+    def last(self) -> Score | None:
+        """Return the last one; a broken file is as good as lost, and the ledger says what is over."""
+        found = sealed_files.read(self._file, _ScoreHeader) if self._file.is_file() else None
+        if found is None:
+            return None
+        header, tensors = found
+        return Score(header.run, header.epoch, header.round, header.asked, tensors)
+
+    def write(self, score: Score) -> None:
+        """Replace the last one; on disk when this returns."""
+        header = _ScoreHeader(run=score.run, epoch=score.epoch, round=score.round, asked=score.asked)
+        sealed_files.write(self._file, header, score.told)
+
+
 class Journal:
     """The journal of one run, one file in the run's folder.
 

@@ -29,13 +29,23 @@ from trilemma.federation.admission import HEADROOM
 from trilemma.federation.adoption import adopt, counted_on
 from trilemma.federation.bundles import finish
 from trilemma.federation.expulsions import Expulsion, check_announced
-from trilemma.federation.journal import Again, Entry, Journal, what_to_do, what_to_tell
+from trilemma.federation.journal import (
+    Again,
+    Entry,
+    Journal,
+    Score,
+    Scores,
+    told_before,
+    what_to_do,
+    what_to_tell,
+)
 from trilemma.federation.layout import Party
 from trilemma.federation.long_blocks import LongBlocks
 from trilemma.federation.proposals import check_allowed
 from trilemma.federation.reasons import Reason, Refused, write_down
+from trilemma.federation.scoring import SHARE
 from trilemma.federation.sessions import Session
-from trilemma.federation.spending import least_members, ledger_position, pay
+from trilemma.federation.spending import least_members, ledger_position, pay, pay_score
 from trilemma.federation.task import OneClient, PartyTask, load_task
 from trilemma.federation.timed_noise import TimedNoise
 from trilemma.keys import Key
@@ -116,6 +126,7 @@ class Node:
             wire.Confirm.kind: self._confirm,
             wire.Ask.kind: self._ask,
             wire.Inquire.kind: self._inquire,
+            wire.Evaluate.kind: self._evaluate,
             wire.Finished.kind: self._finished,
             wire.Expelled.kind: self._expelled,
         }
@@ -226,7 +237,7 @@ class Node:
             return wire.dumps(header, todo.sent)
         if not 0 <= ask.round < self.task.config.run.rounds:
             raise Refused(Reason.ROUND, f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
-        self._check_broadcast(broadcast)
+        self._check_numbers(broadcast, self._start.broadcast)
         # Order matters: pay, compute, remember, and only then speak.
         secrets = session.require(ask.epoch)
         with watch.stage("ledger"):
@@ -278,6 +289,31 @@ class Node:
         header = wire.Detail(client=self.client, run=inquire.run, epoch=inquire.epoch, round=inquire.round)
         return wire.dumps(header, told)
 
+    def _evaluate(self, block: bytes) -> bytes:
+        """Tell how good a model is on this client's own examples, once for each turn, paid for and noised."""
+        own = self.task.resolved.own_scores
+        if own is None:
+            raise Refused(Reason.BLOCK, "clients do not evaluate in this configuration")
+        evaluate, model = self._read(block, wire.Evaluate, self._broadcast_bytes)
+        run, epoch, round_, asked = evaluate.run, evaluate.epoch, evaluate.round, wire.digest(block)
+        session = self._known(run)
+        scores = Scores(self.party.run_folder(run))
+        header = wire.Scored(client=self.client, run=run, epoch=epoch, round=round_)
+        if (told := told_before(scores.last(), evaluate, asked)) is not None:
+            self.say(events.ANSWER_REPEATED(run=run, epoch=epoch, round=round_))
+            return wire.dumps(header, told)
+        if round_ + 1 not in own.turns:
+            raise Refused(Reason.ROUND, f"round {round_} is none after which clients evaluate")
+        self._check_numbers(model, {"params": self._start.broadcast["params"]})
+        session.require(epoch)
+        # The same order: pay, compute, remember, and only then speak.
+        epsilon = pay_score(self.party, self.task, run, epoch, round_)
+        me = OneClient(self.client, self.task, session.own_noise(), seed=0)
+        told = {SHARE: own.told(me.right_answers(model["params"]), me.noise, me.ids, round_)}
+        scores.write(Score(run, epoch, round_, asked, told))
+        self.say(events.SCORE_TOLD(run=run, epoch=epoch, round=round_, epsilon=events.figures(epsilon)))
+        return wire.dumps(header, told)
+
     def _step(self, ask: wire.Ask, broadcast: State, state: State, noise: NoiseSource) -> ClientStep:
         """Take a step of the algorithm, with randomness that nobody else knows and no other step had."""
         reproducible = self.party.reproducible
@@ -302,10 +338,10 @@ class Node:
         task = self.task
         return task.resolved.algorithm.init(task.model, (self.client,), task.key.fold("init"))
 
-    def _check_broadcast(self, broadcast: State) -> None:
+    def _check_numbers(self, broadcast: State, start: State) -> None:
         """A broadcast must look like the one the algorithm starts with, and be finite and bounded."""
         described = {name: (tensor.shape, tensor.dtype) for name, tensor in broadcast.items()}
-        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in self._start.broadcast.items()}
+        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in start.items()}
         if described != expected:
             raise Refused(Reason.BROADCAST, "it does not have the shape of this configuration's")
         if not all(bool(torch.isfinite(tensor).all()) for tensor in broadcast.values()):

@@ -76,7 +76,7 @@ def spent(parties: list[Party], run: str, rounds: int) -> tuple[float, str] | No
         entries = [
             entry
             for entry in read_entries(party.ledger)
-            if entry.run.rpartition("/")[0] == run and entry.round < rounds
+            if entry.run.removesuffix("/evaluation").rpartition("/")[0] == run and entry.round < rounds
         ]
         if entries:
             costs = entries[-1].epsilon

@@ -10,6 +10,7 @@ its mind about the keys or about who was expelled, or tells two clients of two e
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +44,20 @@ def epoch_name(run: str, epoch: int) -> str:
     'monday/2'
     """
     return f"{run}/{epoch}"
+
+
+def apart(seed: bytes) -> bytes:
+    """Return the seed, of a client whose noise can be drawn again, for what is in no message."""
+    return hashlib.sha256(b"trilemma evaluation" + seed).digest()
+
+
+def score_name(run: str, epoch: int) -> str:
+    """Return the name under which a client's ledger has its evaluations in an epoch.
+
+    >>> score_name("monday", 2)
+    'monday/2/evaluation'
+    """
+    return f"{epoch_name(run, epoch)}/evaluation"
 
 
 def check_offer(roster: Roster, run: str, epoch: int, client: int, text: str) -> None:
@@ -300,6 +315,12 @@ class Session:
         """Return this client's source of noise."""
         reproducible = self.party.reproducible
         return SecretNoise(self._client, secrets.pairs, None if reproducible is None else reproducible.noise)
+
+    def own_noise(self) -> SecretNoise:
+        """Return the source of noise that is shared with nobody, and is in no message."""
+        reproducible = self.party.reproducible
+        seed = None if reproducible is None else apart(reproducible.noise)
+        return SecretNoise(self._client, {}, seed)
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Write down what this client saw of a round, for itself."""

@@ -29,7 +29,7 @@ from trilemma.federation.adoption import counted_on
 from trilemma.federation.confirmation import Position
 from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Reason, Refused
-from trilemma.federation.sessions import Secrets, epoch_name
+from trilemma.federation.sessions import Secrets, epoch_name, score_name
 from trilemma.federation.task import PartyTask
 from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError, read_lines
 from trilemma.privacy.threats import Threat
@@ -48,9 +48,10 @@ def planned_epsilon(task: PartyTask, party: Party | None = None) -> float | None
     if release is None or threat is None or not task.resolved.certified:
         return None
     rounds = math.ceil((1 + RESERVE) * task.config.run.rounds)
+    beside = task.resolved.beside(task.config.run.rounds, RESERVE)
     try:
         faced = threat if party is None else _faced(party, task, party.keys.members, task.may_be_expelled)
-        return privacy.certified(release, faced, rounds, task.config.privacy.delta).figure
+        return privacy.certified(release, faced, rounds, task.config.privacy.delta, beside).figure
     except UserError:
         if party is None:
             raise
@@ -185,17 +186,13 @@ def pay(
     journal was lost) or not (the process died in between); its shared noise may be known, so only another
     epoch can have the round.
     """
-    if not _is_paid_for(task):
-        # Noise that guarantees nothing, or none at all: a ledger would show neither to whoever has a budget.
-        if party.budget.exists():
-            raise Refused(Reason.BUDGET, "this configuration gives no guarantee to hold against it")
+    if not _has_a_price(party, task):
         return {}
     release = task.resolved.release
     assert release is not None
     name = epoch_name(run, secrets.epoch)
     with _opened(party) as ledger:
-        if any(entry.round >= round_ and entry.run.split("~")[0] == name for entry in ledger.entries):
-            raise Refused(Reason.LOST, f"round {round_} of {name} is in the ledger and not in the journal")
+        _check_new(ledger, name, round_)
         entry = ledger.authorise(release, _faced(party, task, secrets.members), name, round_)
         if unheard:  # after the entry: a round that is refused leaves nothing, however often it is asked for
             absent = ", ".join(str(client) for client in unheard)
@@ -206,6 +203,33 @@ def pay(
             )
         _remember(party)
     return entry.epsilon
+
+
+def pay_score(party: Party, task: PartyTask, run: str, epoch: int, round_: int) -> dict[str, float]:
+    """Enter the evaluation after a round into the ledger, or refuse; return ε so far, as `pay` does."""
+    own = task.resolved.own_scores
+    if own is None or own.release is None or not _has_a_price(party, task):
+        return {}
+    name = score_name(run, epoch)
+    with _opened(party) as ledger:
+        _check_new(ledger, name, round_)
+        entry = ledger.authorise(own.release, own.threat, name, round_)
+        _remember(party)
+    return entry.epsilon
+
+
+def _has_a_price(party: Party, task: PartyTask) -> bool:
+    if _is_paid_for(task):
+        return True
+    # Noise that guarantees nothing, or none at all: a ledger would show neither to whoever has a budget.
+    if party.budget.exists():
+        raise Refused(Reason.BUDGET, "this configuration gives no guarantee to hold against it")
+    return False
+
+
+def _check_new(ledger: Ledger, name: str, round_: int) -> None:
+    if any(entry.round >= round_ and entry.run.split("~")[0] == name for entry in ledger.entries):
+        raise Refused(Reason.LOST, f"round {round_} of {name} is in the ledger and not in the journal")
 
 
 def _faced(party: Party, task: PartyTask, members: Sequence[int], fewer: int = 0) -> Threat:

@@ -24,6 +24,7 @@ from trilemma.federation.admission import HEADROOM
 from trilemma.federation.layout import Party
 from trilemma.keys import Key
 from trilemma.learning import MessageLayout
+from trilemma.learning.own_scores import right_shares
 from trilemma.learning.protocol import global_model
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource
@@ -81,6 +82,11 @@ class OneClient:
         """Return all examples."""
         held, place = self._held
         return held.everything(place)
+
+    def right_answers(self, params: Tensor) -> Tensor:
+        """Return its share of right answers (1,) on the examples it does not train on."""
+        held, place = self._held
+        return right_shares(self.model, params, held.everything(place, "valid"))
 
 
 @dataclass(frozen=True)
@@ -157,12 +163,14 @@ def load_task(party: Party) -> PartyTask:
     if party.task is None:
         places = len(roster.keys)
         found = everybody(_with_clients(founded, places), key, None, places)
-        return PartyTask(config, key, found, _resolve(config, int(found.held.sizes.min()), found.model))
+        poorest, kept = int(found.held.sizes.min()), found.held.held_out
+        return PartyTask(config, key, found, _resolve(config, poorest, found.model, kept))
     examples = party.federation.examples
     if examples is None:
         raise ConfigError("federation.toml must say `examples`: how many the poorest client holds")
     found = one_party(config, key, Task.from_file(party.task), party.client, examples)
-    resolved = _resolve(config, examples, found.model)
+    kept = config.evaluation.held_out(examples) if config.evaluation.clients else 0
+    resolved = _resolve(config, examples - kept, found.model, kept)
     if found.data is not None and resolved.release is not None and resolved.release.unit == "example":
         # Before any ε is spent: what is clipped must be the gradients of single examples.
         first = found.data.sample((0,), min(2, int(found.data.sizes[0])), key)
@@ -175,9 +183,9 @@ def _with_clients(config: Config, clients: int) -> Config:
     return config if config.federation.clients == clients else config.with_(f"federation.clients={clients}")
 
 
-def _resolve(config: Config, examples: int, model: Model) -> Resolved:
+def _resolve(config: Config, examples: int, model: Model, held_out: int) -> Resolved:
     # What leaves a real client is integers on a public grid, whatever a simulation of it does.
-    resolved = resolve(config, examples, model, arithmetic="grid")
+    resolved = resolve(config, examples, model, arithmetic="grid", held_out=held_out)
     _check_resolved(config, resolved)
     return resolved
 

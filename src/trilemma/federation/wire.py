@@ -167,6 +167,21 @@ class Detail(Answer):
     kind = "detail"
 
 
+class Evaluate(Header):
+    """Server → client: how good is the model in the tensors, which round `round` led to, on your examples?"""
+
+    kind = "evaluate"
+    run: str
+    epoch: Count
+    round: Count
+
+
+class Scored(Answer):
+    """Client → server: its share of right answers, with its noise, in the tensors."""
+
+    kind = "scored"
+
+
 class Finished(Header):
     """Server → client: the run is over; its result is in the tensors."""
 

@@ -106,6 +106,9 @@ class ClientMetrics:
                     self.seconds.labels(run, stage).inc(max(0.0, seconds))
                 for accountant, epsilon in facts["epsilon"].items():
                     self.epsilon.labels(accountant).set(epsilon)
+            case "score-told":
+                for accountant, epsilon in facts["epsilon"].items():
+                    self.epsilon.labels(accountant).set(epsilon)
             case "answer-repeated":
                 self.again.labels(run).inc()
             case "refused":

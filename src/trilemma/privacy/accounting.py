@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trilemma.errors import UserError
-from trilemma.privacy.accountants import Answer, accountants, applicable, ask, default, everyday
+from trilemma.privacy.accountants import (
+    Accountant,
+    Answer,
+    accountants,
+    applicable,
+    ask,
+    default,
+    everyday,
+)
 from trilemma.privacy.gaussian import check_delta
 from trilemma.privacy.mechanism import History, Mechanism, mechanism
 from trilemma.privacy.threats import Threat
@@ -60,10 +69,12 @@ def spent(
     rounds: int,
     delta: float,
     accountants: tuple[str, ...] | None = None,
+    beside: History = (),
 ) -> Spending:
     """Return what `rounds` rounds of `release` cost the worst honest client under `threat`.
 
-    All accountants that apply are asked, unless `accountants` names some.
+    All accountants that apply are asked, unless `accountants` names some. What is released `beside` these
+    rounds is in the cost.
 
     >>> from trilemma.privacy.types import NoiseLaw
     >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
@@ -75,7 +86,7 @@ def spent(
     check_delta(delta)
     if rounds < 0:
         raise UserError(f"the number of rounds is not negative, got {rounds}")
-    past: History = ((mechanism(release, threat), rounds),)
+    past: History = ((mechanism(release, threat), rounds), *beside)
     names = [able.name for able in applicable(past)] if accountants is None else accountants
     answers = {name: ask(name, lambda asked: asked.epsilon(past, delta)) for name in names}
     notes = [*threat.notes(), *_release_notes(release)]
@@ -118,21 +129,41 @@ def epsilon_curve(
 
 
 def certified_curve(
-    release: Release, threat: Threat, rounds: int, delta: float, accountant: str | None = None
+    release: Release,
+    threat: Threat,
+    rounds: int,
+    delta: float,
+    accountant: str | None = None,
+    beside: Callable[[int], History] | None = None,
 ) -> Answer[NDArray[np.float64]]:
     """Return ε after each of the rounds 1 … `rounds`, and the name of the accountant it is by.
 
-        Slow accountants are evaluated at a few dozen rounds only; in between stands the next larger one's ε.
+    Slow accountants are evaluated at a few dozen rounds only; in between stands the next larger one's ε.
+    `beside` says what else has been released after so many rounds.
 
-        >>> from trilemma.privacy.types import NoiseLaw
-        >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
+    >>> from trilemma.privacy.types import NoiseLaw
+    >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
     >>> threat = Threat("secldp", 100, 10, assume="published")
     >>> curve = certified_curve(release, threat, 30, 1e-4)
     >>> curve.by, curve.figure.round(1)[[0, 9, 29]].tolist()
     ('exact', [2.9, 11.7, 24.6])
     """
     one = mechanism(release, threat)
-    return _curve(one, rounds, delta, accountant or default(((one, rounds),)).name)
+    name = accountant or default(((one, rounds),)).name
+    if beside is None:
+        return _curve(one, rounds, delta, name)
+
+    past: list[History] = [((one, done), *beside(done)) for done in range(1, rounds + 1)]
+
+    def epsilons(asked: Accountant) -> NDArray[np.float64]:
+        if asked.quick:
+            return np.array([asked.epsilon(history, delta) for history in past])
+        # A slow one says what the whole run costs; until then the quick ones' figures hold, or that one's.
+        last = asked.epsilon(past[-1], delta)
+        quick = [min(able.epsilon(history, delta) for able in everyday(history)) for history in past[:-1]]
+        return np.minimum([*quick, last], last)
+
+    return ask(name, epsilons)
 
 
 @lru_cache(maxsize=16)
@@ -143,15 +174,19 @@ def _curve(one: Mechanism, rounds: int, delta: float, name: str) -> Answer[NDArr
     return answer
 
 
-def certified(release: Release, threat: Threat, rounds: int, delta: float) -> Answer[float]:
+def certified(
+    release: Release, threat: Threat, rounds: int, delta: float, beside: History = ()
+) -> Answer[float]:
     """Return ε of `rounds` rounds by the tightest accountant that applies, and that accountant's name.
+
+    What is released `beside` these rounds is in the cost.
 
     >>> from trilemma.privacy.types import NoiseLaw
     >>> answer = certified(Release(clip=2.25, law=NoiseLaw(9.0)), Threat("ldp", 7), rounds=30, delta=1e-4)
     >>> answer.by, round(answer.figure, 1)
     ('exact', 13.3)
     """
-    past: History = ((mechanism(release, threat), rounds),)
+    past: History = ((mechanism(release, threat), rounds), *beside)
     return ask(default(past).name, lambda asked: asked.epsilon(past, delta))
 
 

@@ -26,7 +26,7 @@ from trilemma.errors import PrivacyError
 from trilemma.privacy.accountants import ask, default
 from trilemma.privacy.covariance import left_by_liars, mean_noise
 from trilemma.privacy.drawing import EXACT, Drawing
-from trilemma.privacy.mechanism import WHOLE, Mechanism, mechanism, shared_multiplier
+from trilemma.privacy.mechanism import WHOLE, History, Mechanism, mechanism, shared_multiplier
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Adjacency, NoiseLaw, Release, Sampling, Unit
 
@@ -34,17 +34,20 @@ _SAFE = 1 + 1e-12
 _LARGEST_RATIO = 100.0  # σ_cor²/σ_ind²
 
 
-def required_multiplier(epsilon: float, delta: float, rounds: int, like: Mechanism, accountant: str) -> float:
+def required_multiplier(
+    epsilon: float, delta: float, rounds: int, like: Mechanism, accountant: str, beside: History = ()
+) -> float:
     """Return the smallest z whose `rounds` rounds cost at most `epsilon`, up to 1e-6 (pld: 1e-3) too large.
 
-    `like` gives sampling and adjacency; its z is where the search starts.
+    `like` gives sampling and adjacency; its z is where the search starts. What is released `beside` these
+    rounds is in the cost.
 
     >>> from trilemma.privacy.accounting import composed_epsilon
     >>> z = required_multiplier(26.4, 1e-4, 30, Mechanism(1.0), "rdp")
     >>> round(z, 3), composed_epsilon(((Mechanism(z), 30),), 1e-4, "rdp") <= 26.4
     (1.27, True)
     """
-    return ask(accountant, lambda asked: asked.multiplier(epsilon, delta, rounds, like)).figure
+    return ask(accountant, lambda asked: asked.multiplier(epsilon, delta, rounds, like, beside)).figure
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,13 @@ def calibrate(
     objective: Objective = honest_mean,
     adjacency: Adjacency = "replace",
     drawing: Drawing = EXACT,
+    beside: History = (),
 ) -> NoiseLaw:
     """Return the least noise for which no honest client spends more than `epsilon` in `rounds` rounds.
 
     Without `accountant` the tightest calibrates: exact where it applies, `pld` for sampled releases.
-    `drawing` says how far one round's noise will be from a Gaussian.
+    `drawing` says how far one round's noise will be from a Gaussian. `beside` is what else is released in
+    these rounds, with noise that is settled.
 
     >>> law = calibrate(26.4, 1e-4, rounds=30, clip=2.25, threat=Threat("secldp", 100, 10), accountant="rdp")
     >>> round(law.sigma_ind, 2), round(law.sigma_cor, 2)
@@ -99,7 +104,7 @@ def calibrate(
     5.44
     """
     shape = Release(clip, NoiseLaw(), unit, batch, sampling, adjacency, drawing)
-    return plan(shape, (threat,), epsilon, delta, rounds, accountant, objective)[0].law
+    return plan(shape, (threat,), epsilon, delta, rounds, accountant, objective, beside)[0].law
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,7 @@ def plan(
     rounds: int,
     accountant: str | None = None,
     objective: Objective = honest_mean,
+    beside: History = (),
 ) -> tuple[Plan, ...]:
     """Return the least noise for releases like `shape` (its own law is ignored) under each of `threats`.
 
@@ -139,7 +145,7 @@ def plan(
     if math.isinf(shape.clip) and math.isfinite(epsilon):
         raise PrivacyError("no noise protects an unclipped release: give a finite clip")
     like = _unit_mechanism(shape)
-    z = required_multiplier(epsilon, delta, rounds, like, accountant or default_accountant(shape))
+    z = required_multiplier(epsilon, delta, rounds, like, accountant or default_accountant(shape), beside)
     if z == 0:
         return tuple(Plan(threat, NoiseLaw()) for threat in threats)
     deviation = z * shape.sensitivity * _SAFE

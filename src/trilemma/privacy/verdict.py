@@ -13,7 +13,7 @@ from typing import Any
 
 from trilemma.errors import UserError
 from trilemma.privacy.accounting import spent
-from trilemma.privacy.mechanism import leans_on_liars
+from trilemma.privacy.mechanism import History, leans_on_liars
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Adjacency, Release, Unit
 
@@ -98,11 +98,13 @@ def judge(
     delta: float,
     doubts: tuple[str, ...] = (),
     printed: float | None = None,
+    beside: History = (),
 ) -> Verdict:
     """Return what `rounds` rounds of `release` guarantee every honest client under `threat`.
 
-    `printed` is the figure that goes with a refusal, where it is not the accountants'; what the noise is
-    really worth then stands in the reason, where that is the only objection.
+    What is released `beside` these rounds is in the figure. `printed` is the figure that goes with a refusal,
+    where it is not the accountants'; what the noise is really worth then stands in the reason, where that is
+    the only objection.
 
     >>> from trilemma.privacy.types import NoiseLaw
     >>> published = Threat("secldp", clients=100, byzantine=10, assume="published")
@@ -117,7 +119,7 @@ def judge(
     reasons = objections(release, threat, doubts)
     if release.law.silent:
         return NoGuarantee("; ".join(reasons), printed)
-    cost = spent(release, threat, rounds, delta)
+    cost = spent(release, threat, rounds, delta, beside=beside)
     accountant, epsilon = cost.tightest
     if reasons:
         # What papers print is the Rényi figure.

@@ -21,6 +21,7 @@ from torch import Tensor
 from trilemma.attacks.types import View
 from trilemma.learning import ClientStep, MessageLayout, Messages
 from trilemma.learning.messages import Length, Lengths
+from trilemma.learning.own_scores import OwnScores, right_shares
 from trilemma.learning.privatise import all_finite
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import returned_model
@@ -108,12 +109,18 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
         chosen=progress.chosen,
     )
     following = replace(following, chosen=_chosen(experiment, following))
+    scores: dict[str, float] = {}
+    told = experiment.resolved.own_scores
+    if told is not None and following.round in told.turns:
+        with watch.stage("own scores"):
+            scores = _own_scores(experiment, following, members, told)
     weights = zip(heard, done.report["weights"].tolist(), strict=True)
     record = Record(
         round=following.round,
         epsilon=float(experiment.spending.figure[progress.round]),
         accountant=experiment.spending.by,
         train_loss=float(sent.report["loss"][honest].mean()) if honest else None,
+        metrics=scores,
         weights={i: round(weight, 6) for i, weight in weights},
         expelled=tuple(one.plain() for one in done.report.get("expelled", ())),
         attack_strength=received.strength,
@@ -262,6 +269,20 @@ def _chosen(experiment: Experiment, progress: Progress) -> Tensor:
     latest = latest_model(experiment, progress)
     run = experiment.config.run
     return returned_model(run.returned, progress.chosen, latest, progress.round, run.rounds, experiment.key)
+
+
+def _own_scores(
+    experiment: Experiment, progress: Progress, members: tuple[int, ...], own: OwnScores
+) -> dict[str, float]:
+    """Return what clients find of the model on their own examples; liars say the most that is believed."""
+    everyone = experiment.clients
+    lying = experiment.attack.craft is not None
+    asked = tuple(i for i in everyone.ids if i in members and not (lying and i in experiment.byzantine))
+    params, round_ = progress.broadcast["params"], progress.round - 1
+    shares = [right_shares(everyone.model, params, everyone.data.everything((i,), "valid")) for i in asked]
+    told = own.told(torch.cat(shares), experiment.scoring, asked, round_).tolist()
+    liars = [i for i in experiment.byzantine if lying and i in members]
+    return own.combined([*told, *(1 + own.reach for _ in liars)])
 
 
 def _facts(sent: ClientStep, honest: list[int]) -> dict[str, float]:

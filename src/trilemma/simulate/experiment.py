@@ -93,6 +93,8 @@ class Experiment:
     """Where what all clients hold and send is put."""
     root: SimulatedClients | None = None
     """The server's own examples, as those of a client without noise; None: it has none."""
+    scoring: NoiseSource = field(default_factory=privacy.Noiseless)
+    """Noise of what clients tell about the model on their own examples."""
 
     def parts(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return clients as they are stepped: so many together as `[run] at_once` says."""
@@ -121,7 +123,8 @@ class Experiment:
         release, threat = self.resolved.release, self.resolved.threat
         if release is None or threat is None or not self.resolved.certified:
             return Answer(np.full(rounds, np.inf), "")
-        return privacy.certified_curve(release, threat, rounds, self.config.privacy.delta)
+        beside = None if self.resolved.own_scores is None else self.resolved.beside
+        return privacy.certified_curve(release, threat, rounds, self.config.privacy.delta, beside=beside)
 
     def precision(self) -> AbstractContextManager[None]:
         """Multiply inside as `[run] precision` says; torch's switch is put back afterwards.
@@ -196,8 +199,13 @@ def assemble(
                 f"and so does the server's; allowed: {needed} or more"
             )
         root = SimulatedClients((0,), ground.root, ground.model, privacy.Noiseless())
-    resolved = resolve(config, poorest, ground.model, root=root)
-    return Experiment(config, seed, device, byzantine, clients, attack, resolved, ground.learner, root=root)
+    resolved = resolve(config, poorest, ground.model, root=root, held_out=federated.held_out)
+    apart = privacy.SimulatedNoise(key.fold("evaluation noise"), federation.clients)
+    return Experiment(
+        *(config, seed, device, byzantine, clients, attack, resolved, ground.learner),
+        root=root,
+        scoring=apart,
+    )
 
 
 def choose_device(wanted: str) -> torch.device:

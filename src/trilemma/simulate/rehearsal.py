@@ -40,7 +40,8 @@ def _run(experiment: Experiment) -> list[str]:
     release, threat = resolved.release, resolved.threat
     if release is None or threat is None:
         return [*lines, "no privacy: nothing is clipped and noised", *resolved.notes]
-    spent = privacy.spent(release, threat, settings.run.rounds, settings.privacy.delta)
+    rounds, beside = settings.run.rounds, resolved.beside(settings.run.rounds)
+    spent = privacy.spent(release, threat, rounds, settings.privacy.delta, beside=beside)
     name, epsilon = spent.tightest
     lines.append(
         f"{release.unit} level: clipped at {release.clip:g}, ε = {epsilon:.3g} at "

@@ -93,6 +93,8 @@ def _assembled(config: Config, seed: int, task: Task | None, ranks: Ranks | None
     found = assemble(config, seed, task, None if ranks is None else ranks.device)
     if config.run.state == "disk" and (found.device.type != "cpu" or ranks is not None):
         raise ConfigError("[run] state = 'disk' is for one process on a CPU; allowed here: memory")
+    if config.evaluation.clients and ranks is not None:
+        raise ConfigError("[evaluation] clients = true is for one process; leave it out under torchrun")
     return found if ranks is None else shared_out(found, ranks)
 
 
@@ -214,7 +216,8 @@ def _evaluated(experiment: Experiment, progress: Progress, record: Record) -> Re
     latest = engine.latest_model(experiment, progress)
     evaluation = evaluate(experiment, latest, _statistics(experiment, progress))
     spent = round(time.perf_counter() - begin, 6)
-    return replace(record, metrics=evaluation.plain(), seconds={**record.seconds, "evaluate": spent})
+    scores = {**evaluation.plain(), **record.metrics}
+    return replace(record, metrics=scores, seconds={**record.seconds, "evaluate": spent})
 
 
 def _statistics(experiment: Experiment, progress: Progress) -> dict[str, Tensor]:
@@ -244,7 +247,8 @@ def _summary(
     figures: dict[str, float | None] = {}
     notes = list(resolved.notes)
     if resolved.release is not None and resolved.threat is not None:
-        spent = privacy.spent(resolved.release, resolved.threat, config.run.rounds, delta)
+        beside = resolved.beside(config.run.rounds)
+        spent = privacy.spent(resolved.release, resolved.threat, config.run.rounds, delta, beside=beside)
         figures = {name: value if value != float("inf") else None for name, value in spent.epsilon.items()}
         notes.extend(spent.notes)
     held = resolved.certified

@@ -100,10 +100,13 @@ class Accountant(ABC):
         added = [surcharge(one.drawing * done, found.at_most, delta).epsilon for done in range(1, rounds + 1)]
         return self._curve(plain, rounds, found.left) + added
 
-    def multiplier(self, epsilon: float, delta: float, rounds: int, like: Mechanism) -> float:
+    def multiplier(
+        self, epsilon: float, delta: float, rounds: int, like: Mechanism, beside: History = ()
+    ) -> float:
         """Return the least noise multiplier whose `rounds` rounds cost at most `epsilon`, on the safe side.
 
-        `like` gives sampling and adjacency; its z is where a search starts.
+        `like` gives sampling and adjacency; its z is where a search starts. What is released `beside` these
+        rounds, with noise of its own, is in the cost.
         """
         check_delta(delta)
         if not epsilon > 0:
@@ -112,14 +115,16 @@ class Accountant(ABC):
             raise UserError(f"calibration needs at least one round, got {rounds}")
         if math.isinf(epsilon):
             return 0.0
-        self._check(((like, rounds),))
-        price = surcharge(like.drawing * rounds, epsilon, delta)
+        everything = ((like, rounds), *beside)
+        self._check(everything)
+        price = surcharge(_drawing(everything), epsilon, delta)
         if price.left <= 0 or price.epsilon >= epsilon:
             raise PrivacyError(
                 f"the noise drawn is too far from a Gaussian to certify epsilon = {epsilon:g} at delta = "
                 f"{delta:g} over {rounds} rounds: use fewer rounds, or a larger epsilon or delta"
             )
-        return self._multiplier(epsilon - price.epsilon, price.left, rounds, replace(like, drawing=EXACT))
+        (plain, _), *others = _accounted(everything)
+        return self._multiplier(epsilon - price.epsilon, price.left, rounds, plain, tuple(others))
 
     def _check(self, rounds: History) -> None:
         if not self.applies(rounds):
@@ -158,10 +163,12 @@ class Accountant(ABC):
             at_most = needed * (1 + _STEP)  # a little too far each time, so that the steps end
         return _Drawn(math.inf, math.inf, 0.0)
 
-    def _multiplier(self, epsilon: float, delta: float, rounds: int, like: Mechanism) -> float:
+    def _multiplier(
+        self, epsilon: float, delta: float, rounds: int, like: Mechanism, beside: History
+    ) -> float:
         """Search for it, one ε after the other."""
         return least_multiplier(
-            lambda z: self._epsilon(((replace(like, z=z), rounds),), delta), epsilon, like.z
+            lambda z: self._epsilon(((replace(like, z=z), rounds), *beside), delta), epsilon, like.z
         )
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from trilemma.errors import PrivacyError
 from trilemma.privacy.accountants.base import Accountant, Array, accountant
 from trilemma.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from trilemma.privacy.mechanism import History, Mechanism
@@ -45,9 +46,18 @@ class Exact(Accountant):
     def _curve(self, one: Mechanism, rounds: int, delta: float) -> Array:
         return gaussian_epsilon(np.sqrt(np.arange(1, rounds + 1)) / one.effective_z, delta)
 
-    def _multiplier(self, epsilon: float, delta: float, rounds: int, like: Mechanism) -> float:
-        factor = like.effective_z / like.z
-        return math.sqrt(rounds) / gaussian_mu(epsilon, delta) / factor * _SAFE
+    def _multiplier(
+        self, epsilon: float, delta: float, rounds: int, like: Mechanism, beside: History
+    ) -> float:
+        factor, mu, others = like.effective_z / like.z, gaussian_mu(epsilon, delta), _mu(beside)
+        if others:
+            if others >= mu:
+                raise PrivacyError(
+                    f"what is released beside the rounds costs epsilon = {epsilon:g} alone: no noise in the "
+                    "rounds makes up for it"
+                )
+            mu = math.sqrt((mu - others) * (mu + others))
+        return math.sqrt(rounds) / mu / factor * _SAFE
 
 
 def _mu(rounds: History) -> float:

@@ -55,15 +55,17 @@ class Pld(Accountant):
 
         return at_few(rounds, epsilons)
 
-    def _multiplier(self, epsilon: float, delta: float, rounds: int, like: Mechanism) -> float:
+    def _multiplier(
+        self, epsilon: float, delta: float, rounds: int, like: Mechanism, beside: History
+    ) -> float:
         """Return it up to a thousandth too large."""
 
         def coarse(z: float) -> float:
-            return pld_epsilon(((replace(like, z=z), rounds),), delta, _COARSER)
+            return pld_epsilon(((replace(like, z=z), rounds), *beside), delta, _COARSER)
 
         # A coarse grid is on the safe side too. The looser accountant says where to start.
-        start = accountants[self.instead].multiplier(epsilon, delta, rounds, like)
+        start = accountants[self.instead].multiplier(epsilon, delta, rounds, like, beside)
         z = least_multiplier(coarse, epsilon, start, 1e-4)
-        while self._epsilon(((replace(like, z=z), rounds),), delta) > epsilon:
+        while self._epsilon(((replace(like, z=z), rounds), *beside), delta) > epsilon:
             z *= 1 + 1e-6
         return z

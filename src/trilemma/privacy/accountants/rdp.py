@@ -49,8 +49,10 @@ class Rdp(Accountant):
         parts = np.array_split(np.arange(1, rounds + 1), rounds // _ROUNDS_AT_ONCE + 1)
         return np.concatenate([rdp_epsilon(part[:, None] * rho, orders, delta) for part in parts])
 
-    def _multiplier(self, epsilon: float, delta: float, rounds: int, like: Mechanism) -> float:
-        return least_multiplier(_near_best_orders(like, rounds, epsilon, delta), epsilon, like.z)
+    def _multiplier(
+        self, epsilon: float, delta: float, rounds: int, like: Mechanism, beside: History
+    ) -> float:
+        return least_multiplier(_near_best_orders(like, rounds, epsilon, delta, beside), epsilon, like.z)
 
 
 def _orders(rounds: History) -> Array:
@@ -62,21 +64,27 @@ def _rho(rounds: History) -> Array:
     return np.asarray(np.sum([count * round_rdp(one, orders) for one, count in rounds], axis=0))
 
 
-def _near_best_orders(like: Mechanism, rounds: int, epsilon: float, delta: float) -> Callable[[float], float]:
+def _near_best_orders(
+    like: Mechanism, rounds: int, epsilon: float, delta: float, beside: History = ()
+) -> Callable[[float], float]:
     """Return an RDP cost that tries only orders near the best one at `epsilon`: valid, and much faster."""
     orders = _orders(((like, rounds),))
     if like.sampling.scheme == "without-replacement" and like.adjacency == "replace":
         orders = orders[orders % 1 == 0]  # the others have no bound of their own
 
+    def spent(z: float, orders: Array) -> Array:
+        rho = rounds * round_rdp(replace(like, z=z), tuple(orders))
+        return np.asarray(sum((count * round_rdp(one, tuple(orders)) for one, count in beside), start=rho))
+
     def cost(z: float, orders: Array = orders) -> float:
-        return float(rdp_epsilon(rounds * round_rdp(replace(like, z=z), tuple(orders)), orders, delta))
+        return float(rdp_epsilon(spent(z, orders), orders, delta))
 
     if like.gaussian:
         return cost
     tried, best = np.concatenate((orders[::10], orders[-4:])), -len(orders)
     for _ in range(8):
         z = least_multiplier(partial(cost, orders=tried), epsilon, like.z, 1e-2)
-        rho = rounds * round_rdp(replace(like, z=z), tuple(orders[::4]))
+        rho = spent(z, orders[::4])
         last, best = best, 4 * int(np.argmin(rho - np.log(delta) / (orders[::4] - 1)))
         if abs(best - last) <= 4:
             break
