@@ -15,6 +15,10 @@ from typing import Any
 Scores = Mapping[str, float | None]
 """Test scores by name, the loss among them. None: the score is not finite."""
 
+OWN_SCORE = "own_accuracy"
+"""What clients' score of the model on their own examples is called; with `_low` and `_high`, how far
+liars could have brought it."""
+
 
 @dataclass(frozen=True)
 class Record:

@@ -39,7 +39,7 @@ often = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, Hea
 DEEP = b"[" * 100_000
 HEADERS = (
     *(wire.Hello, wire.Joined, wire.Keys, wire.Ready, wire.Confirm, wire.Confirmed, wire.Ask, wire.Answer),
-    *(wire.Inquire, wire.Detail, wire.Finished, wire.Noted),
+    *(wire.Inquire, wire.Detail, wire.Evaluate, wire.Scored, wire.Finished, wire.Noted),
 )
 
 plain_json = st.recursive(

@@ -32,10 +32,10 @@ def sends_nonsense(client: int, asked: bytes, answer: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A private run of six clients: client 2 sends nonsense, client 3 has another roster. Nothing runs."""
+    """A private run of six clients: client 2 sends nonsense, client 3 another configuration. Nothing runs."""
     folder = tmp_path_factory.mktemp("standing") / "federation"
     parties = make(folder, CLIENTS, small_config(CLIENTS, *PRIVATE, tolerate=2), budget=1e6)
-    (parties[4].folder / "roster.json").write_bytes(parties[4].roster.read_bytes() + b" ")
+    parties[4].config.write_bytes(parties[4].config.read_bytes() + b" ")
     logs = [EventLog(events_file(one.running, "worker"), one.name, "worker") for one in parties]
     direct = Direct(parties, sends_nonsense)
     direct.clients = {one.client: Node(one, say=log) for one, log in zip(parties[1:], logs[1:], strict=True)}

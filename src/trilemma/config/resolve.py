@@ -131,6 +131,8 @@ def _own_scores(config: Config, examples: int, held_out: int, arithmetic: Arithm
     turns, f = table.turns(config.run.rounds), config.federation.f
     if not table.clients:
         return None
+    if held_out < 1:
+        raise ConfigError("[evaluation] clients = true: a client has no example to evaluate on")
     given = table.epsilon is not None or table.noise_multiplier is not None
     if wanted.clip is None or wanted.threat == "none":
         if given:
@@ -140,8 +142,6 @@ def _own_scores(config: Config, examples: int, held_out: int, arithmetic: Arithm
             )
         return OwnScores(turns, f)
     shape = config.algorithm.options.exposure(wanted.clip, examples)
-    if shape.unit == "example" and held_out < 1:
-        raise ConfigError("[evaluation] clients = true: a client has no example to evaluate on")
     like = release_of(shape.unit, wanted.adjacency or shape.adjacency, held_out)
     if table.noise_multiplier is not None:
         law = NoiseLaw(sigma_ind=table.noise_multiplier * like.sensitivity)

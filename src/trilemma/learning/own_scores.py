@@ -30,9 +30,7 @@ from trilemma.privacy.grid_price import drawing
 from trilemma.privacy.mechanism import History, mechanism
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Adjacency, Arithmetic, NoiseLaw, NoiseSource, Release, Unit
-
-NAME = "own_accuracy"
-"""What the score is called in records."""
+from trilemma.records import OWN_SCORE
 
 REACH = 4.0
 """Standard deviations of noise beyond 0 and 1 within which a share is believed."""
@@ -126,4 +124,4 @@ class OwnScores:
             return {}
         rising = shares.clamp(-self.reach, 1 + self.reach).sort().values
         found = {"": rising[f : n - f], "_low": rising[: n - 2 * f], "_high": rising[2 * f :]}
-        return {f"{NAME}{end}": round(float(part.mean().clamp(0, 1)), 6) for end, part in found.items()}
+        return {f"{OWN_SCORE}{end}": round(float(part.mean().clamp(0, 1)), 6) for end, part in found.items()}

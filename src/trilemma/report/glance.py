@@ -20,11 +20,12 @@ from typing import Any, Literal
 from trilemma.config.schema import FederationTable, RunTable
 from trilemma.errors import UserError
 from trilemma.privacy import NoGuarantee
-from trilemma.records import Record, Spread, Summary
+from trilemma.records import OWN_SCORE, Record, Spread, Summary
 from trilemma.simulate.directory import SeedDirectory
 
-BESIDE = ("loss", "variance", "worst_tenth")
-"""What stands in a record's scores and is no metric of its own: the loss, and how the first is spread."""
+BESIDE = ("loss", "variance", "worst_tenth", f"{OWN_SCORE}_low", f"{OWN_SCORE}_high")
+"""What stands in a record's scores and is no metric of its own: the loss, how the first is spread, how far
+liars could have brought clients' own."""
 
 BASELINE = "baseline"
 """Where, below a run's directory, the same run with nobody lying is kept."""
@@ -194,9 +195,9 @@ def _uncertified(seeds: Mapping[int, Sequence[Record]], done: int, rounds: int, 
 
 
 def _scored(seeds: Mapping[int, Sequence[Record]]) -> list[str]:
-    """Return the metrics that the records have, without what stands beside them."""
+    """Return the metrics that the records have, without what stands beside them; clients' own is the last."""
     names = dict.fromkeys(name for one in seeds.values() for record in one for name in record.metrics)
-    found = [name for name in names if name not in BESIDE]
+    found = sorted((name for name in names if name not in BESIDE), key=lambda name: name == OWN_SCORE)
     return found or ["accuracy"]
 
 
