@@ -8,6 +8,8 @@ One answer at a time leaves a folder, however many processes work in it: each ho
 reading the journal to writing it. What a client draws for a release (its batch, its dropout, its own noise)
 comes from the operating system, once: the release is replayed from the journal and never drawn again. A
 process that dies between drawing and journal has let nothing out; in that epoch the round is over for it.
+
+Longer than most modules, so that all that a server may ask of a client is answered in one place.
 """
 
 from __future__ import annotations
