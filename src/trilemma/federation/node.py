@@ -291,7 +291,7 @@ class Node:
         header = wire.Detail(client=self.client, run=inquire.run, epoch=inquire.epoch, round=inquire.round)
         return wire.dumps(header, told)
 
-    def _evaluate(self, block: bytes) -> bytes:
+    def _evaluate(self, block: wire.Block) -> bytes:
         """Tell how good a model is on this client's own examples, once for each turn, paid for and noised."""
         own = self.task.resolved.own_scores
         if own is None:
