@@ -8,9 +8,11 @@ import time
 import urllib.request
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from federation_harness import PRIVATE, Direct, asks, make, small_config
 from trilemma.errors import UserError
+from trilemma.federation import events
 from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.events import Say, to_all
 from trilemma.federation.layout import METRICS
@@ -108,6 +110,14 @@ def test_what_was_spent_is_told_by_its_owner_alone_and_on_loopback_alone(federat
     assert metrics.serve(parties[1], str(base - 1)) is None, "a taken port keeps nobody from working"
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", base), timeout=2)  # this machine too, at another address
+
+
+def test_expelled_clients_are_counted():
+    registry = CollectorRegistry()
+    server = metrics.ServerMetrics(registry)
+    event = events.CLIENT_EXPELLED(round=3, client=1, test="length", figures={"statistic": 9.0})
+    server.count(event.code, "monday", event.facts)
+    assert registry.get_sample_value("trilemma_expelled_total", {"run": "monday"}) == 1
 
 
 def test_metrics_are_off_unless_asked_for(federation, monkeypatch):

@@ -47,6 +47,7 @@ class ServerMetrics:
         self.bytes = counter("message_bytes", "bytes of admitted messages")
         self.rejected = counter("rejected", "answers turned away")
         self.refused = counter("not_joined", "refusals to join an epoch")
+        self.expelled = counter("expelled", "clients expelled for good")
         self.round = gauge("round", "the newest round that is committed")
         self.epoch = gauge("epoch", "the newest epoch")
         self.joined = gauge("clients_joined", "members of the newest epoch")
@@ -62,6 +63,8 @@ class ServerMetrics:
                 self.joined.labels(run).set(len(facts["clients"]))
             case "client-refused":
                 self.refused.labels(run).inc()
+            case "client-expelled":
+                self.expelled.labels(run).inc()
             case "reply-rejected":
                 self.rejected.labels(run).inc()
             case "round-repeated":
