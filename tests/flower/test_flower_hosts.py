@@ -29,7 +29,7 @@ from trilemma.flower import deployment
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
-CLIENTS, ROUNDS = 4, 40
+CLIENTS, ROUNDS = 4, 24
 TIMING = Timing(round_limit=30.0, join_limit=120.0, poll=0.2)
 DELAY, LOSS = "20ms", "1%"
 

@@ -91,6 +91,7 @@ def guard_settings(server: Party) -> Settings:
     federation = server.federation
     nodes = server.signed_roster.nodes
     keys = {f"client-{client}": node_key_bytes(public) for client, public in nodes.items()}
+    limits = Limits(message=longest_reply(server))
     return Settings(
         listen=federation.listen or federation.host,
         port=federation.port,
@@ -99,7 +100,7 @@ def guard_settings(server: Party) -> Settings:
         certificate=str(server.certificate),
         key=str(server.certificate_key),
         peers={name: b64encode(key).decode() for name, key in keys.items()},
-        limits=Limits(message=longest_reply(server)),
+        limits=limits if not federation.on_one_machine else limits.for_one_address(len(keys)),
         folder=str(server.folder),
     )
 

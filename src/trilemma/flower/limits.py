@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,14 @@ class Limits:
     idle_seconds: float = 75.0
     answer_seconds: float = 120.0
     slowest: int = 16384
+
+    def for_one_address(self, peers: int) -> Limits:
+        """Return the limits where all clients come from one address, and perhaps at the same moment.
+
+        >>> Limits(message=0).for_one_address(3).strangers, Limits(message=0).for_one_address(50).strangers
+        (32, 200)
+        """
+        return replace(self, strangers=max(self.strangers, 4 * peers))
 
     def largest(self, path: str) -> int | None:
         """Return how many bytes a request may have; None where there is no such request.

@@ -16,8 +16,8 @@ import h11
 
 CHUNK = 1 << 16
 LARGEST_HEAD = 1 << 14
-UPSTREAM_REUSE = 2.0
-"""Seconds for which a silent connection to the SuperLink is used again; it closes them after five."""
+UPSTREAM_REUSE = 60.0
+"""Seconds for which a silent connection to the SuperLink is used again; it closes them some time later."""
 HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )

@@ -5,6 +5,8 @@
 * **Threads** (`few_threads`): a SuperLink handles requests in forty threads, of which its database lets one
   write at a time and keeps five connections open; the others sleep, look again, and open connections of their
   own. Twenty clients that answer at the same time then wait for each other more than they work.
+* **Connections** (`SILENT`): a SuperLink closes those that are silent for 5 s, and a client that waits would
+  shake hands anew for every question.
 * **Tidying** (`tidy_now_and_then`): before every look at a run's state the database is written to, to end
   tasks that have expired, and all that write wait for it. Once a second is as good.
 """
@@ -23,6 +25,9 @@ from flwr.superlink.cli import flower_superlink
 THREADS = 2
 """How many requests are handled at the same time; not one, so that a long one does not keep all waiting."""
 
+SILENT = 75
+"""Seconds of silence after which a connection is closed; the guard uses them again for less."""
+
 TIDY = 1.0
 """Seconds between two looks for tasks that have expired."""
 
@@ -35,7 +40,7 @@ def run_superlink() -> None:
 
 
 def few_threads(threads: int) -> None:
-    """Let a SuperLink handle requests in so many threads."""
+    """Let a SuperLink handle requests in so many threads, and keep silent connections for a while."""
     serving: Any = uvicorn
     honest = serving.run
 
@@ -44,7 +49,7 @@ def few_threads(threads: int) -> None:
             anyio.to_thread.current_default_thread_limiter().total_tokens = threads
             await app(scope, receive, send)
 
-        honest(limited, **options)
+        honest(limited, **{**options, "timeout_keep_alive": SILENT})
 
     serving.run = run
 

@@ -171,11 +171,19 @@ def present_certificate() -> None:
         client = FleetHttpClient(f"https://{address}", interceptors=interceptors, verify=context, **options)
         timeout = client._client.timeout
         client.close()
-        client._client = httpx.Client(transport=Bounded(httpx.HTTPTransport(verify=context)), timeout=timeout)
+        kept = httpx.Limits(keepalive_expiry=KEPT)
+        bounded = Bounded(httpx.HTTPTransport(verify=context, limits=kept))
+        client._client = httpx.Client(transport=bounded, timeout=timeout)
         return client
 
     FleetHttpClient.from_server_address = staticmethod(connect)
 
+
+KEPT = 60.0
+"""Seconds for which a silent connection to the server is used again: heartbeats come every 8 s.
+
+By themselves they close after 5 s, and every heartbeat begins with two handshakes. The guard closes later.
+"""
 
 LARGEST = int(MARGIN * (PIECE + ROOM + WRAPPING))
 """Bytes that anything the server sends to a SuperNode may have: a piece, and a tenth more."""
