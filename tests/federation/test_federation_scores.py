@@ -280,3 +280,15 @@ def test_clients_with_a_task_of_their_own_score_what_the_server_cannot(tmp_path)
 def load_task_with(party, config):
     party.config.write_text(config)
     return load_task(party)
+
+
+def test_where_messages_are_refused_for_want_of_a_guarantee_so_are_scores(tmp_path):
+    """A budget that nothing can be held against allows neither."""
+    parties, _ = federation(tmp_path, "plain", rounds=2)
+    parties[1].budget.write_text('epsilon = 1.0\ndelta = 1e-5\nunit = "user"\nadjacency = "replace"\n')
+    runner, said = coordinator(parties, Direct(parties))
+    runner.go()
+    assert [record["absent"] for record in runner.log.records()] == [[0]] * 2
+    assert any("no score: budget" in line for line in said)
+    assert refusal(Node(parties[1]), question(parties, runner)) is Reason.BUDGET
+    assert not (parties[1].run_folder("run") / "score").exists()

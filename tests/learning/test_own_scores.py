@@ -153,3 +153,13 @@ def test_a_simulated_liar_is_put_aside():
     assert found["own_accuracy_low"] <= found["own_accuracy"] <= found["own_accuracy_high"]
     believed = replace(experiment.resolved.own_scores, tolerated=0)
     assert believed.combined([0.5, 0.5, 1e9])["own_accuracy"] > 0.6, "who believes everybody is moved"
+
+
+def test_where_an_example_may_come_or_go_none_are_drawn_to_be_set_aside():
+    """One more example would draw others: many would change sides, and training would not cover that."""
+    wanted = ["evaluation.clients=true", "evaluation.noise_multiplier=2", "algorithm.name=safe-dshb"]
+    wanted += ["algorithm.sampling=poisson", "privacy.threat=ldp", "privacy.clip=0.1"]
+    wanted += ["privacy.sigma_ind=0.05"]
+    assemble(parse({}, wanted), seed=1)
+    with pytest.raises(ConfigError, match="comes or goes"):
+        assemble(parse({}, [*wanted, "privacy.adjacency=add-remove"]), seed=1)

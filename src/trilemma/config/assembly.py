@@ -151,7 +151,22 @@ def _set_aside(config: Config, key: Key, holdings: data.Holdings, first: int = 0
             f"[evaluation] clients = true: a client holds {poorest} examples, and needs one to learn from "
             "and one to evaluate on"
         )
+    if not holdings.valid and _examples_come_and_go(config, poorest):
+        raise ConfigError(
+            "[evaluation] clients = true: an example that comes or goes would change which others are set "
+            "aside, and no ε here covers that; allowed: [privacy] adjacency = 'replace', or data with "
+            "validation examples"
+        )
     return data.set_aside(holdings, config.evaluation.held_out, key.fold("evaluation"), first)
+
+
+def _examples_come_and_go(config: Config, examples: int) -> bool:
+    """Tell whether a guarantee is about one example more or fewer."""
+    wanted = config.privacy
+    if wanted.clip is None or wanted.threat == "none":
+        return False
+    shape = config.algorithm.options.exposure(wanted.clip, examples)
+    return shape.unit == "example" and (wanted.adjacency or shape.adjacency) == "add-remove"
 
 
 def _holdings(config: Config, dataset: Dataset, honest: int, key: Key) -> data.Holdings:

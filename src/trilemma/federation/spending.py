@@ -208,7 +208,7 @@ def pay(
 def pay_score(party: Party, task: PartyTask, run: str, epoch: int, round_: int) -> dict[str, float]:
     """Enter the evaluation after a round into the ledger, or refuse; return ε so far, as `pay` does."""
     own = task.resolved.own_scores
-    if own is None or own.release is None or not _has_a_price(party, task):
+    if not _has_a_price(party, task) or own is None or own.release is None:
         return {}
     name = score_name(run, epoch)
     with _opened(party) as ledger:
