@@ -10,8 +10,9 @@ Server, nodes, sessions, journals, ledgers and commits are the real ones. Simula
   many of its messages have been used so far, this one included. So the finished model is the list of what was
   counted: a round that was counted twice, or not at all, or a step that was not taken back, is a wrong number
   in it. The last place is a number that no two messages share, as fresh noise would be. And the server
-  remembers the sum of each client's messages, a copy of the same list: where f = 1 in files, as for long
-  messages. A liar's mark is negative: the server expels it, and takes back whatever it counted of it.
+  remembers the sum of each client's messages, a copy of the same list: where f = 1 and nobody lies
+  in files, as for long messages. A liar's mark is negative: the server expels it, and takes back whatever
+  it counted of it.
 
 What is promised is checked while things happen (`Releases`) and at the end (`check_end`). Rounds cost a token
 price: which accountant says what is tested elsewhere, here it matters that entries are made.
@@ -508,7 +509,7 @@ class World:
                 (files, "write_atomically", disk.write_atomically),
                 (files, "append_durably", disk.append_durably),
                 (files.NamedByContent, "finish", lambda file: disk.finish(file)),
-                (shelf, "IN_MEMORY", 0 if self.tolerate else shelf.IN_MEMORY),
+                (shelf, "IN_MEMORY", 0 if self.shape is SHAPES[1] else shelf.IN_MEMORY),
                 (files, "sync_folder", lambda folder: None),
                 (Ledger, "_append", append),
                 (Ledger, "_cost", price),
