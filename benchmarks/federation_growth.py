@@ -3,37 +3,55 @@
     python benchmarks/federation_growth.py [--clients 4 8 16] [--dims 50000 200000 800000] [--neighbours 4]
 
 Whole federations in one process (keys, ledgers, journals, commits, disks; no network), CafCor with pairwise
-noise. Each stage's seconds, a client's and the server's, are fitted by what the stage does: a constant, d,
-and d times the number of streams (noise), of messages, or of pairs of messages (the rule's Gram matrix). The
-last lines extrapolate the fit. `--large N D` aggregates N messages of D numbers from a file, and says what
-memory that took beside the file.
+noise, everything as for messages that are long: in pieces, and in files. Each stage's seconds, a client's and
+the server's, are fitted by what the stage does: a constant, d, and d times the number of streams (noise), of
+messages, or of pairs of messages (the rule's Gram matrix); so is the memory each side's work takes, files'
+pages apart. The last lines extrapolate the fits. `--large N D` does a server's work of two rounds with N
+messages of D numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
+from torch import Tensor
 
 from trilemma import config as configurations
 from trilemma import mapped
 from trilemma.aggregation import parse, stream
-from trilemma.federation import provisioning
-from trilemma.federation.commits import CommitLog
+from trilemma.federation import hearing, provisioning, wire
+from trilemma.federation import shelf as shelves
+from trilemma.federation.admission import Reply
+from trilemma.federation.commits import Commit, CommitLog
+from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.inprocess import InProcess
-from trilemma.federation.layout import Federation, Timing
+from trilemma.federation.layout import Federation, Party, Timing
 from trilemma.federation.server import open_run
+from trilemma.federation.shelf import Shelf
 from trilemma.federation.spending import write_budgets
 from trilemma.federation.task import load_task
+from trilemma.learning import MessageLayout, Part
+from trilemma.learning.gridded import ColumnGridCodec
+from trilemma.learning.messages import Asked, Parts
 from trilemma.learning.server import column_blocks
+from trilemma.privacy.grid import Grid
+from trilemma.privacy.types import NoiseLaw, Release
+from trilemma.stopwatch import Stopwatch
 
 TASK = """
 import numpy as np
@@ -57,9 +75,15 @@ GROWS: dict[str, Shape] = {
     "ledger": lambda n, k, d: [1.0],
     "admit": lambda n, k, d: [1.0, d, n * d],
     "aggregate": lambda n, k, d: [1.0, n * d, n * n * d],
-    "commit": lambda n, k, d: [1.0, n * d],
+    "commit": lambda n, k, d: [1.0, d],
+    "client's bytes": lambda n, k, d: [1.0, d],
+    "server's bytes": lambda n, k, d: [1.0, d, n * d],
 }
-"""What each stage's seconds are made of; k is with how many others a client shares secrets."""
+"""What each stage's seconds, and each side's memory, are made of; k is with how many others a client shares
+secrets."""
+
+M_MMAP_THRESHOLD = -3
+"""The C library's number for: from how many bytes on memory is taken from the system, and given back."""
 
 
 def measure(clients: int, dim: int, neighbours: int | None) -> tuple[int, dict[str, float]]:
@@ -79,7 +103,9 @@ def measure(clients: int, dim: int, neighbours: int | None) -> tuple[int, dict[s
         made = provisioning.init(folder, facts, configurations.parse(tables, []).toml(), task=task)
         loaded = load_task(made[0])
         write_budgets(made[1:], loaded, 1e9)
-        open_run(made[0], "growth", InProcess(made)).go()
+        memory = OwnMemory()
+        with as_if_long(memory):
+            open_run(made[0], "growth", Watched(made, memory)).go()
         notes = [
             json.loads(line)["seconds"]
             for path in folder.glob("client-*/state/runs/growth/notes.jsonl")
@@ -88,6 +114,7 @@ def measure(clients: int, dim: int, neighbours: int | None) -> tuple[int, dict[s
         records = [one["seconds"] for one in CommitLog(made[0].run_folder("growth")).records()[1:]]
         found = {stage: statistics.median(one[stage] for one in notes) for stage in CLIENT}
         found |= {stage: statistics.median(one[stage] for one in records) for stage in SERVER}
+        found |= {f"{side}'s bytes": float(memory.most[side]) for side in ("client", "server")}
         return loaded.model.dim, found
 
 
@@ -99,13 +126,13 @@ def growth(clients: list[int], dims: list[int], neighbours: int) -> None:
             for k in {None, neighbours} if n == max(clients) else {None}:
                 exact, found = measure(n, d, k)
                 rows.append((n, n - 1 if k is None else k, exact, found))
-                told = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in found.items())
+                told = ", ".join(f"{stage} {_figure(stage, value)}" for stage, value in found.items())
                 print(f"n = {n}, k = {rows[-1][1]}, d = {exact:,}: {told}", flush=True)
     fits = {}
     for stage, shape in GROWS.items():
         factors = np.array([shape(n, k, d) for n, k, d, _ in rows])
         seconds = np.array([found[stage] for *_, found in rows])
-        weights = 1 / np.maximum(seconds, 1e-3)  # relative errors count
+        weights = 1 / np.maximum(seconds, 1e-3)  # relative errors count; of bytes too
         scale = factors.max(axis=0)
         solved, _ = nnls(factors / scale * weights[:, None], seconds * weights)
         fits[stage] = solved / scale
@@ -116,7 +143,7 @@ def growth(clients: list[int], dims: list[int], neighbours: int) -> None:
     for n, k, d in ((1000, 999, 1e8), (1000, 32, 1e8), (1000, 32, 431_972), (20, 19, 1e8)):
         told = {stage: float(np.dot(fits[stage], shape(n, k, d))) for stage, shape in GROWS.items()}
         client, server = (sum(told[one] for one in stages) for stages in (CLIENT, SERVER))
-        each = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in told.items())
+        each = ", ".join(f"{stage} {_figure(stage, value)}" for stage, value in told.items())
         print(
             f"expected at n = {n}, k = {k}, d = {d:.3g}: client {client:.0f} s, server {server:.0f} s "
             f"({each})"
@@ -124,36 +151,131 @@ def growth(clients: list[int], dims: list[int], neighbours: int) -> None:
 
 
 def large(clients: int, dim: int) -> None:
-    """Aggregate messages that lie in a file; say how long it took, and in how much memory of its own."""
+    """Do a server's work of two rounds of CafCor in files; say how long it took, and in how much memory."""
+    law = NoiseLaw(sigma_ind=0.1, sigma_cor=0.5)
+    grid = Grid.of(Release(0.1, law), dim, clients)
+
+    def follow(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
+        return {"momentum": torch.lerp(fresh, before["momentum"], 0.9)}
+
+    parts = Part("momentum", (dim,)), Part("steps", (dim,))
+    layout = MessageLayout(parts, ("momentum",), ColumnGridCodec(grid, follow), ("momentum",))
     rule = parse("caf", f=clients // 5)
     stream(rule, [torch.randn(clients, 1 << 16)] * 2)
-    before = _own_memory()
     with tempfile.TemporaryDirectory() as scratch:
-        X = mapped.empty(Path(scratch), (clients, dim), torch.float32)
-        for place, row in enumerate(X):
-            for start in range(0, dim, 1 << 22):
-                part = row[start : start + (1 << 22)]
-                part.copy_(torch.randn(len(part), generator=torch.Generator().manual_seed(place)))
-        began, most = time.monotonic(), before
+        log = CommitLog(Path(scratch) / "run")
+        shelf = Shelf(Path(scratch) / "shelf", log.memory)
+        model = {"params": torch.zeros(dim)}
+        commit = Commit("run", "terms", 0, None, model, model)
+        log.append(commit)
+        sent = [_random_bytes(Path(scratch), grid.length) for _ in range(clients)]
+        for round_ in range(2):
+            watch, memory = Stopwatch(), OwnMemory()
+            with memory.watched("server"):
+                with watch.stage("read"):
+                    read = {
+                        client: shelf.read(
+                            layout, {"encoded": data}, commit.remembered.get(client), Asked(round_, model)
+                        )
+                        for client, data in enumerate(sent)
+                    }
+                with watch.stage("stack"):
+                    rows = {client: one.vectors[0] for client, one in read.items()}
+                    blocks = partial(column_blocks, shelf.stack(rows, range(clients), dim))
+                with watch.stage("aggregate"):
+                    model = {"params": stream(rule, blocks).value}
+                with watch.stage("commit"):
+                    kept = {client: layout.to_remember(one) for client, one in read.items()}
+                    commit = replace(
+                        commit, rounds=round_ + 1, broadcast=model, server=model, remembered=kept
+                    )
+                    log.append(commit)
+            told = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in watch.take().items())
+            print(
+                f"{clients} x {dim:,}, round {round_}: {4 * clients * dim / 1e9:.1f} GB, {told} s; "
+                f"{memory.most['server'] / 1e9:.2f} GB of memory beside the files' pages, "
+                f"{memory.most['server'] / 4 / dim:.1f} vectors",
+                flush=True,
+            )
 
-        def watched() -> object:
-            nonlocal most
-            for block in column_blocks(X):
-                most = max(most, _own_memory())
-                yield block
 
-        stream(rule, watched)
-        seconds, size = time.monotonic() - began, 4 * clients * dim / 1e9
-        print(
-            f"{clients} x {dim:,}: {size:.1f} GB in a file, {seconds:.1f} s, "
-            f"{(most - before) / 1e9:.2f} GB of memory"
-        )
+def _random_bytes(folder: Path, length: int) -> Tensor:
+    data = mapped.empty(folder, (length,), torch.uint8)
+    for some in torch.split(data, 1 << 24):
+        some.copy_(torch.frombuffer(bytearray(os.urandom(len(some))), dtype=torch.uint8))
+    return data
+
+
+class OwnMemory:
+    """How much memory that is no file's each side's work took beside what it found: the most there was."""
+
+    def __init__(self) -> None:
+        self.most: dict[str, int] = {}
+        # Otherwise what was freed is kept for later, and the next who needs memory seems to need none.
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
+
+    @contextmanager
+    def watched(self, side: str) -> Iterator[None]:
+        """Watch while this side works."""
+        before, over = _own_memory(), threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.002):
+                self.most[side] = max(self.most.get(side, 0), _own_memory() - before)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
 def _own_memory() -> int:
     """Return the bytes this process has that are not a file's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+@contextmanager
+def as_if_long(memory: OwnMemory) -> Iterator[None]:
+    """Treat all messages as long, and watch what the server does with them."""
+
+    def watched(work: Callable[..., object]) -> Callable[..., object]:
+        def call(*given: object, **options: object) -> object:
+            with memory.watched("server"):
+                return work(*given, **options)
+
+        return call
+
+    with ExitStack() as stack:
+        for place, name, stand_in in (
+            (wire, "PIECE", 1 << 18),
+            (shelves, "IN_MEMORY", 0),
+            (hearing, "admit", watched(hearing.admit)),
+            (Coordinator, "_apply", watched(Coordinator._apply)),
+            (CommitLog, "append", watched(CommitLog.append)),
+        ):
+            stack.enter_context(patch.object(place, name, stand_in))
+        yield
+
+
+class Watched(InProcess):
+    """Nodes in this process whose memory is watched while they answer."""
+
+    def __init__(self, parties: list[Party], memory: OwnMemory) -> None:
+        super().__init__(parties)
+        self.memory = memory
+
+    def reply(self, node: int, block: bytes) -> Reply | None:
+        """Answer; short questions are not worth watching."""
+        with self.memory.watched("client") if wire.kind_of(block) in ("ask", "long") else nullcontext():
+            return super().reply(node, block)
+
+
+def _figure(stage: str, value: float) -> str:
+    return f"{value / 1e6:.0f} MB" if "bytes" in stage else f"{value:.3g}"
 
 
 def main() -> None:

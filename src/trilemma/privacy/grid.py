@@ -178,12 +178,16 @@ class Grid:
 
     def integers(self, data: Buffer) -> Tensor:
         """Return the integers, int32, that stand in a part of a message."""
-        given = np.frombuffer(data, np.uint8).reshape(-1, self.width)
-        raw: NDArray[np.uint8] = np.zeros((len(given), 4), np.uint8)
-        raw[:, 4 - self.width :] = given
-        # The bytes stand at the upper end; an arithmetic shift brings them down with their sign.
-        whole = raw.view("<i4")[:, 0] >> (8 * (4 - self.width))
-        return torch.from_numpy(np.ascontiguousarray(whole.astype(np.int32)))
+        count = len(data) // self.width
+        whole: NDArray[np.int32] = np.empty(count, np.int32)
+        whole[:1] = int.from_bytes(data[: self.width], "little", signed=True)
+        if count > 1:
+            # Each is the upper end of four bytes, which begin in the one before it where it has fewer; an
+            # arithmetic shift brings it down with its sign.
+            first, strides = 2 * self.width - 4, (self.width,)
+            ends: NDArray[np.int32] = np.ndarray((count - 1,), "<i4", data, first, strides)
+            np.right_shift(ends, 8 * (4 - self.width), out=whole[1:])
+        return torch.from_numpy(whole)
 
 
 def _some(rows: Tensor) -> tuple[Tensor, ...]:
