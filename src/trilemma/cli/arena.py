@@ -25,7 +25,10 @@ def arena_command(
         "runs/arena"
     ),
     results: Annotated[Path | None, typer.Option(help="put what was measured into this file too")] = None,
-    show: Annotated[Path | None, typer.Option(help="run nothing: the table of such a file")] = None,
+    show: Annotated[
+        Path | None,
+        typer.Option(help="run nothing: the table of such a file; --results takes its rows over"),
+    ] = None,
 ) -> None:
     """Set every rule against liars who know it; the worst case of each, finished cells are skipped."""
     from rich.console import Console
@@ -35,7 +38,10 @@ def arena_command(
     from trilemma.report.progress import GridProgress
 
     if show is not None:
-        print(arena.standings(arena.read(show)).markdown())
+        shown = arena.read(show)
+        if results is not None:
+            arena.record(results, shown)
+        print(arena.standings(shown).markdown())
         return
     _known("nothing is trained", ground, arena.GROUNDS)
     _known("there is no threat model", threat, arena.THREATS)

@@ -11,6 +11,7 @@ cell; the table is made from them (`standings`).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -162,7 +163,8 @@ class Row:
     honest: int
     liars: int
     d: int
-    epsilon: float
+    epsilon: float | None
+    """None: there is no guarantee, as under a published assumption."""
 
     @property
     def place(self) -> tuple[str, str, int, str, str, int]:
@@ -195,7 +197,7 @@ def _row(bout: Bout, result: Result, seed: int) -> Row:
         sum(client < honest for client in gone),  # liars are the last ones
         sum(client >= honest for client in gone),
         round(last.facts["up_scalars"] / max(1, len(last.weights))),
-        round(last.epsilon, 3),
+        round(last.epsilon, 3) if math.isfinite(last.epsilon) else None,
     )
 
 
@@ -233,7 +235,8 @@ def standings(found: Sequence[Row]) -> Table:
         ground, threat, liars, rule = key
         group = groups[key]
         worst = min(group, key=lambda row: row.accuracy)
-        facts = f"{worst.epsilon:.1f}", f"{worst.d:,}", str(liars), rule, f"{worst.accuracy:.2f}"
+        epsilon = "–" if worst.epsilon is None else f"{worst.epsilon:.1f}"
+        facts = epsilon, f"{worst.d:,}", str(liars), rule, f"{worst.accuracy:.2f}"
         by = [_least([row for row in group if row.adversary == name]) for name in known]
         lost = str(sum(row.honest for row in group))
         body.append((ground, threat, *facts, worst.adversary, *by, lost))
