@@ -123,9 +123,11 @@ def _estimate(
     from trilemma.papers.estimate import estimates, keep
     from trilemma.report import Table
 
-    found = estimates(chosen, places, quick)
-    if quick:
-        keep(found, results)
+    found = {}
+    for name, one in estimates(chosen, places, quick):
+        found[name] = one
+        if quick:
+            keep({name: one}, results)
     at_once = jobs or 2
     lines = [
         (name, str(one.runs), f"{one.seconds:.3g}", f"{one.minutes(at_once):.2g}")

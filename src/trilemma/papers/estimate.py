@@ -10,7 +10,7 @@ import datetime
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -69,15 +69,15 @@ def kept(folder: Path) -> tuple[dict[str, Estimate], str]:
 
 def estimates(
     studies: Mapping[str, Study], places: Mapping[str, Sequence[Place]], quick: bool
-) -> dict[str, Estimate]:
-    """Return what each study costs; those that have no runs are computed to see."""
-    found = {name: estimate(places[name]) for name in studies if places.get(name)}
+) -> Iterator[tuple[str, Estimate]]:
+    """Yield what each study costs; one that has no runs is computed to see."""
     for name, study in studies.items():
         if study.compute is not None:
-            spent = time.perf_counter()
+            begin = time.perf_counter()
             study.compute(quick)
-            found[name] = Estimate(1, time.perf_counter() - spent)
-    return {name: found[name] for name in studies if name in found}
+            yield name, Estimate(1, round(time.perf_counter() - begin, 3))
+        elif places[name]:
+            yield name, estimate(places[name])
 
 
 def estimate(places: Sequence[Place]) -> Estimate:
@@ -86,7 +86,7 @@ def estimate(places: Sequence[Place]) -> Estimate:
     ends += {place.row: place for place in places}.values()
     looked = {place.cell.name: place for place in ends}.values()
     runs = sum(len(place.config.run.seeds) for place in tried(places))
-    return Estimate(runs, fmean(_seconds(place) for place in looked))
+    return Estimate(runs, round(fmean(_seconds(place) for place in looked), 3))
 
 
 def _seconds(place: Place) -> float:
