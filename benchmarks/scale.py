@@ -37,7 +37,8 @@ LINES = (
 )
 """Clients, about how many parameters, where state is kept, processes."""
 
-AT_ONCE, ROUNDS = 25, 3
+AT_ONCE, NUMBERS_AT_ONCE, ROUNDS = 25, 5_000_000, 3
+"""Clients stepped together on disk: so many, or those whose messages are so many numbers; rounds."""
 
 
 def settings(clients: int, dim: int, state: str) -> str:
@@ -51,7 +52,8 @@ def settings(clients: int, dim: int, state: str) -> str:
         "attack": {"name": "sf"},
         "run": {"rounds": ROUNDS, "evaluate_every": ROUNDS, "checkpoint_every": 1000, "device": "cpu"},
     }
-    limits = {"at_once": AT_ONCE, "state": state} if state == "disk" else {"state": state}
+    at_once = min(AT_ONCE, NUMBERS_AT_ONCE // dim)
+    limits = {"at_once": at_once, "state": state} if state == "disk" else {"state": state}
     return parse({**tables, "run": {**tables["run"], **limits}}).toml()  # type: ignore[dict-item]
 
 

@@ -1,0 +1,43 @@
+"""How long studies take is estimated from a few rounds, kept, and said before a quick look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from trilemma.cli import app
+from trilemma.papers import estimate, studies
+from trilemma.papers.estimate import Estimate
+
+
+def test_runs_are_counted_by_seed_and_longer_ones_take_longer() -> None:
+    first, second = studies["safe-dshb"].runs("1-3", only="SF")[:2]
+    quiet = [place.with_("privacy={threat='none'}", "run.rounds=2") for place in (first, second)]
+    found = estimate.estimate(quiet)
+    assert found.runs == 6
+    longer = estimate.estimate([place.with_("run.rounds=4000") for place in quiet])
+    assert longer.seconds > 10 * found.seconds > 0
+
+
+def test_a_grid_counts_once_for_each_of_its_points() -> None:
+    place = studies["safe-dshb"].runs("1-3", only="SF")[0].with_("run.rounds=2")
+    assert estimate.estimate([place, place.with_("algorithm.lr=0.5")]).runs == 2
+
+
+def test_estimates_are_kept_beside_others_and_said_before_a_quick_look(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert estimate.kept(Path("results")) == ({}, "")
+    study = studies["safe-dshb"]
+    short = [place.with_("run.rounds=2") for place in study.runs("1", only="SF")[:1]]
+    monkeypatch.setattr(type(study), "runs", lambda *_, **__: short)
+    Path("results").mkdir()
+    estimate.keep({"other": Estimate(8, 30.0)}, Path("results"))
+    said = CliRunner().invoke(app, ["papers", "run", "safe-dshb", "--quick", "--estimate"])
+    assert said.exit_code == 0, said.output
+    assert "together about" in said.output
+    found, where = estimate.kept(Path("results"))
+    assert found["other"].minutes(2) == 2.0
+    assert found["safe-dshb"].runs == 1
+    assert where
+    assert not Path("runs").exists()
