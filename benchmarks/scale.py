@@ -1,8 +1,7 @@
 """How a round grows with clients, numbers and processes: in memory, on disk, and shared by ranks.
 
     trilemma bench scale                        seconds a round and the most memory a process took
-    trilemma bench scale --huge 2.0             n·d of twice this machine's memory, on disk
-    trilemma bench scale --huge 2.0 --limit 1   the same as if 1 GB were there, beside the program itself
+    trilemma bench scale --huge 2.0             n·d of twice this machine's memory, on disk, one round
 
 Every line is a fresh process, so that its memory is its own. The model is a perceptron on phishing data,
 whose width sets d; the rule is CAF, two clients of n lie (sf).
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -37,8 +35,7 @@ LINES = (
 )
 """Clients, about how many parameters, where state is kept, processes."""
 
-AT_ONCE, NUMBERS_AT_ONCE, ROUNDS = 25, 5_000_000, 3
-"""Clients stepped together on disk: so many, or those whose messages are so many numbers; rounds."""
+AT_ONCE, ROUNDS = 25, 3
 
 
 def settings(clients: int, dim: int, state: str) -> str:
@@ -52,40 +49,27 @@ def settings(clients: int, dim: int, state: str) -> str:
         "attack": {"name": "sf"},
         "run": {"rounds": ROUNDS, "evaluate_every": ROUNDS, "checkpoint_every": 1000, "device": "cpu"},
     }
-    at_once = min(AT_ONCE, NUMBERS_AT_ONCE // dim)
-    limits = {"at_once": at_once, "state": state} if state == "disk" else {"state": state}
+    limits = {"at_once": AT_ONCE, "state": state} if state == "disk" else {"state": state}
     return parse({**tables, "run": {**tables["run"], **limits}}).toml()  # type: ignore[dict-item]
 
 
-def measured(
-    clients: int, dim: int, state: str, ranks: int, folder: Path, limit: float = 0.0
-) -> tuple[float, float] | None:
-    """Run a line in processes of its own; return seconds a round and GB of the one that took most.
-
-    With a `limit` in GB, None where that is too little.
-    """
+def measured(clients: int, dim: int, state: str, ranks: int, folder: Path) -> tuple[float, float]:
+    """Run a line in processes of its own; return seconds a round and GB of the one that took most."""
     path, out = folder / "run.toml", folder / f"out-{time.monotonic_ns()}"
     path.write_text(settings(clients, dim, state))
-    alone = [sys.executable, __file__, "--line", str(path), "--out", str(out), "--limit", str(limit)]
+    alone = [sys.executable, __file__, "--line", str(path), "--out", str(out)]
     shared = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = alone if ranks == 1 else [*shared, *alone[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if limit and done.returncode and ("memory" in done.stderr or "MemoryError" in done.stderr):
-        return None
-    if done.returncode:
-        raise SystemExit(done.stderr)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return max(one["seconds"] for one in said), max(one["gigabytes"] for one in said)
 
 
-def line(path: Path, out: Path, limit: float) -> None:
+def line(path: Path, out: Path) -> None:
     """Be the process of one line: run it and say what it took; the first round does not count."""
     from trilemma import simulate
     from trilemma.config import load
 
-    if limit:  # of what is the process's own: a mapped file's pages do not count
-        most = int(_status("VmData") + 1e9 * limit)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     before, peak = _own_memory(), [0.0]
     threading.Thread(target=_watch, args=(peak,), daemon=True).start()
     config = load(path)
@@ -105,14 +89,10 @@ def _watch(peak: list[float]) -> None:
 
 def _own_memory() -> float:
     """Bytes that are this process's alone: a mapped file's pages are the system's to take back."""
-    return _status("RssAnon") or float(psutil.Process().memory_info().rss)
-
-
-def _status(name: str) -> float:
-    """Return a line of Linux's account of this process, in bytes; 0 where there is none."""
-    account = Path("/proc/self/status")
-    lines = account.read_text().splitlines() if account.exists() else []
-    return next((float(text.split()[1]) * 1024 for text in lines if text.startswith(name)), 0.0)
+    for text in Path("/proc/self/status").read_text().splitlines():
+        if text.startswith("RssAnon"):
+            return float(text.split()[1]) * 1024
+    return float(psutil.Process().memory_info().rss)
 
 
 def main() -> None:
@@ -120,25 +100,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--line", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--huge", type=float, help="state on disk with n·d this many times the memory")
-    parser.add_argument("--limit", type=float, default=0.0, help="GB that a line may take (default: any)")
+    parser.add_argument("--huge", type=float, help="one round on disk with n·d this many times the memory")
     given = parser.parse_args()
     if given.line is not None:
-        line(given.line, given.out, given.limit)
+        line(given.line, given.out)
         return
     lines = LINES
     if given.huge is not None:
-        memory = 1e9 * given.limit or psutil.virtual_memory().total
-        size = int(given.huge * memory / 4e6), 1_000_000
-        lines = ((*size, "disk", 1), *([(*size, "memory", 1)] if given.limit else []))
+        lines = ((int(given.huge * psutil.virtual_memory().total / 4e6), 1_000_000, "disk", 1),)
     print("| clients n | parameters d | state | processes | n·d, GB | seconds a round | most memory, GB |")
     print("|---:|---:|---|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         for clients, dim, state, ranks in lines:
             d = 71 * max(1, dim // 71) + 2
-            found = measured(clients, dim, state, ranks, Path(folder), given.limit)
-            took = "does not fit | |" if found is None else f"{found[0]:.3g} | {found[1]:.2g} |"
-            print(f"| {clients} | {d} | {state} | {ranks} | {clients * d * 4e-9:.2g} | {took}", flush=True)
+            seconds, memory = measured(clients, dim, state, ranks, Path(folder))
+            print(
+                f"| {clients} | {d} | {state} | {ranks} | {clients * d * 4e-9:.2g} | {seconds:.3g} | "
+                f"{memory:.2g} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
