@@ -30,7 +30,7 @@ from trilemma.flower import deployment
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
-CLIENTS, ROUNDS = 4, 20
+CLIENTS, ROUNDS = 4, 60
 TIMING = Timing(round_limit=20.0, join_limit=120.0, poll=0.2)
 COMES_BACK = 60.0
 """Seconds in which who is back is heard: a round's time, and what a busy machine takes to import torch."""
