@@ -24,6 +24,7 @@ from federation_liars import (
     repeatable_secrets,
     secrets_by_client,
 )
+from trilemma.errors import UserError
 from trilemma.federation import events, membership, spending, wire
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.proposals import Manifest
@@ -139,6 +140,20 @@ def test_a_replay_gives_the_same_model_to_the_bit_and_the_same_expulsions(deploy
     assert torch.equal(replayed.broadcast["params"], last.broadcast["params"])
     assert replayed.expelled == last.expelled
     assert [(one.client, one.round) for one in last.expelled] == [(3, 3), (4, 4)]
+
+
+def test_a_replay_without_all_records_is_none(deployed):
+    """A line that a disk broke is left out of the records: without its round another model would follow."""
+    parties = deployed[0]
+    path = parties[0].run_folder("run") / "rounds.jsonl"
+    kept = path.read_bytes()
+    first, _, *others = kept.splitlines(keepends=True)
+    try:
+        path.write_bytes(b"".join([first, b"broken\n", *others]))
+        with pytest.raises(UserError, match="not complete"):
+            replay(parties[0], "run")
+    finally:
+        path.write_bytes(kept)
 
 
 def test_what_liars_did_before_is_taken_back(deployed):

@@ -119,3 +119,49 @@ def test_a_process_with_threads_is_not_forked(monkeypatch):
 
     with pytest.raises(RuntimeError, match="started threads"):
         hosts.serve(Lines(), sys.stdout)
+
+
+SECRETS = """
+import json, os, sys, time
+from trilemma.privacy.secrets import Handshake, Identity, Roster, SecretNoise
+from trilemma.privacy.types import NoiseLaw
+import torch
+
+opened = sorted(os.readlink(one.path) for one in os.scandir("/proc/self/fd") if os.path.islink(one.path))
+identity = Identity(bytes(32))
+told = {
+    "opened": opened,
+    "drawn": [
+        Handshake(identity, Roster((identity.public,)), "run").offer.encode().hex(),
+        Identity.generate().public.hex(),
+        SecretNoise(0, {}).draw(NoiseLaw(1.0), (0,), 4, 0, torch.device("cpu")).tolist(),
+        float(torch.rand(())),
+    ],
+}
+print(json.dumps(told), flush=True)
+print("complaint", file=sys.stderr, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_forks_share_neither_secrets_nor_files(tmp_path, monkeypatch):
+    """What a client draws for its handshake, its identity and its noise is its own; so are its files."""
+    (tmp_path / "drawing_program.py").write_text(SECRETS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setitem(hosts.PROGRAMS, "drawing_program", hosts.PROGRAMS["trilemma.flower.worker"])
+    orders = [order("drawing_program", number) for number in range(hosts.MANY)]
+    folders = [tmp_path / one.name for one in orders]
+    try:
+        with hosts.host(orders) as forking:
+            started = [forking.start(one, folder) for one, folder in zip(orders, folders, strict=True)]
+        found = [told(one) for one in started]
+        for drawn in zip(*(it["drawn"] for it in found), strict=True):
+            assert len({json.dumps(one) for one in drawn}) == len(found)
+        for number, it in enumerate(found):
+            others = [one for place, one in enumerate(folders) if place != number]
+            assert not any(str(other) in path for other in others for path in it["opened"])
+            assert not any(path.startswith(("pipe:", "socket:")) for path in it["opened"])
+    finally:
+        for folder in folders:
+            processes.stop(processes.recorded(folder), folder, grace=1.0)

@@ -133,5 +133,6 @@ def test_a_log_that_was_edited_is_counted_as_far_as_it_goes(tmp_path):
     path = events_file(party.running, "worker")
     path.parent.mkdir(parents=True)
     lines = [{"event": "round-committed", "run": "run"}, {"event": "epoch-called", "epoch": 4, "run": "run"}]
-    path.write_text("\n".join(json.dumps(line) for line in lines))
+    broken = ["[" * 100_000, '{"event": []}', json.dumps({"event": "epoch-called", "epoch": 10**400})]
+    path.write_text("\n".join([*broken, *(json.dumps(line) for line in lines)]))
     assert Metrics(party).registry.get_sample_value("trilemma_epoch", {"run": "run"}) == 4

@@ -64,9 +64,9 @@ def read_events(path: Path, most: int = LARGEST_LOG) -> list[dict[str, Any]]:
     for line in content.splitlines():
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict) and event.get("event") in CATALOGUE:
+        if isinstance(event, dict) and str(event.get("event")) in CATALOGUE:
             found.append(event)
     return found
 

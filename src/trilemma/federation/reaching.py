@@ -61,7 +61,7 @@ def ask(client: Party, any_time: bool = False) -> Answer:
             raise UserError(f"status {response.status}")
         told = json.loads(content)
         return Answer(middle - float(told["time"]), Facts.read(told["facts"]))
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError, OverflowError) as error:
         raise UserError(f"what answers is no guard of this version ({error})") from None
 
 

@@ -36,7 +36,12 @@ def replay(server: Party, run: str) -> Replayed:
     start = algorithm.init(task.model, tuple(places), task.key.fold("init"))
     broadcast, state = start.broadcast, start.server
     expelled: list[Expulsion] = []
-    for record in map(Record.read, log.records()):
+    records = [Record.read(one) for one in log.records()]
+    if [one.round for one in records] != list(range(1, len(records) + 1)):
+        raise UserError(
+            f"the records of {log.folder} are not complete: what follows from the rest is no replay"
+        )
+    for record in records:
         key = task.key.fold("round", record.round - 1, "server")
         messages = _heard(task, log.folder / "transcript", record, state)
         done = algorithm.server(messages, state, record.round - 1, key)

@@ -183,7 +183,7 @@ class Metrics:
         self._counts = ServerMetrics(self.registry) if server else ClientMetrics(self.registry)
         for line in read_events(events_file(party.running, "worker")):
             # Somebody may have edited the log.
-            with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+            with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError, OverflowError):
                 self._counts.count(line["event"], line.get("run") or "", line)
 
     def of(self, run: str) -> Say:
