@@ -224,6 +224,17 @@ def test_a_request_that_was_granted_is_granted_alike_when_it_comes_again(elsewhe
 # --- nothing goes backwards, and bytes do not matter ------------------------------------------------------
 
 
+def test_a_bundle_that_a_disk_broke_while_it_was_installed_names_the_cure(pilot, tmp_path):
+    shutil.copytree(pilot, tmp_path / "pilot")
+    client = parties(tmp_path / "pilot")[1]
+    path = bundles.write_bundle(Authority.open(tmp_path / "pilot"), 0, tmp_path)
+    client.installing.write_text(path.read_text()[:500])
+    with pytest.raises(UserError, match=r"installing.json is no bundle: .*; delete it, and install"):
+        bundles.install(client.folder, Bundle.load(path))
+    client.installing.unlink()
+    assert bundles.install(client.folder, Bundle.load(path)) == client
+
+
 def otherwise_signed(text: str) -> str:
     """Return a signed file with another signature that holds as well: s becomes n − s."""
     file = json.loads(text)

@@ -172,7 +172,10 @@ def finish(party: Party) -> bool:
     """
     if not party.installing.is_file():
         return False
-    bundle = Bundle.load(party.installing)
+    try:
+        bundle = Bundle.load(party.installing)
+    except UserError as error:
+        raise UserError(f"{error}; delete it, and install the newest bundle once more") from None
     _check_addressed(party, bundle)
     _apply(party, bundle)
     return True
