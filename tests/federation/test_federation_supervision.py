@@ -65,6 +65,13 @@ def test_the_compose_file_has_every_party_and_restarts_it(tmp_path, host):
         assert ("network_mode" in service) == (host == "127.0.0.1")
 
 
+def test_a_folder_whose_name_would_write_lines_of_its_own_gets_no_unit(parties, tmp_path):
+    moved = tmp_path / "plain\nExecStartPre=true"
+    shutil.copytree(parties[1].folder, moved)
+    with pytest.raises(UserError, match="no unit can name"):
+        supervision.unit(Party.open(moved))
+
+
 def test_a_party_on_its_own_gets_its_unit_and_no_compose_file(parties):
     written = supervision.write(parties[2].folder, [parties[2]])
     assert written == [supervision.unit_file(parties[2])]

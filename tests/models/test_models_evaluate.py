@@ -9,6 +9,7 @@ from model_oracles import CASES, at, losses, module
 from trilemma import models
 from trilemma.errors import UserError
 from trilemma.keys import Key
+from trilemma.models.scoring import _right
 
 
 def problem(name: str, lead: tuple[int, ...], clients: int | None):
@@ -78,3 +79,8 @@ def test_mismatched_shapes_are_refused():
         models.evaluate(model, theta, x, y)
     with pytest.raises(UserError, match="per client, and weights"):
         models.evaluate(model, theta[0], x, y[:, :2])
+
+
+def test_an_example_without_a_label_is_not_right_and_spoils_nothing():
+    right = _right(torch.zeros(1, 2, 3).long(), torch.tensor([[[0, 0, 1], [-100, -100, -100]]]))
+    torch.testing.assert_close(right, torch.tensor([[2 / 3, 0.0]]))

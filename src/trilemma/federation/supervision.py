@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from trilemma.errors import UserError
 from trilemma.federation.layout import Party
 
 COMPOSE = "compose.yaml"
@@ -56,6 +57,10 @@ WantedBy=multi-user.target
 
 def _quoted(word: str) -> str:
     """Return a word as a unit's command line has it: in quotes, without specifiers and variables."""
+    if not word.isprintable():  # a line break in it would begin another line of the unit
+        raise UserError(
+            f"{word!r} holds characters that no unit can name; move the folder to a plainer place"
+        )
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"'
 
 

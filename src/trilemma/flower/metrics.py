@@ -52,7 +52,7 @@ class ServerMetrics:
         self.epoch = gauge("epoch", "the newest epoch")
         self.joined = gauge("clients_joined", "members of the newest epoch")
         self.clients = gauge("clients", "clients in the newest round: present, absent, rejected", "state")
-        self.score = gauge("score", "scores on the server's test set", "metric")
+        self.score = gauge("score", "scores on the server's test set, or on clients' own examples", "metric")
 
     def count(self, code: str, run: str, facts: Mapping[str, Any]) -> None:
         """Count an event of a run."""

@@ -132,8 +132,8 @@ def outputs(
 def _right(predicted: Tensor, labels: Tensor) -> Tensor:
     """Return how much of every example was predicted, (k, n): all or nothing, or the share of its labels.
 
-    Labels below 0 do not count: that is how tokens without one are marked. Numbers are not right or wrong:
-    NaN.
+    Labels below 0 do not count: that is how tokens without one are marked. Of an example that has no other
+    nothing is right. Numbers are not right or wrong: NaN.
     """
     if predicted.dim() == labels.dim() + 1 and predicted.shape[-1] == 1:
         predicted = predicted.squeeze(-1)
@@ -142,7 +142,7 @@ def _right(predicted: Tensor, labels: Tensor) -> Tensor:
     if labels.dim() == 2:
         return (predicted == labels).float()
     asked = (labels >= 0).flatten(2)
-    return ((predicted == labels).flatten(2) & asked).sum(2) / asked.sum(2)
+    return ((predicted == labels).flatten(2) & asked).sum(2) / asked.sum(2).clamp(min=1)
 
 
 def _clients(
