@@ -10,10 +10,13 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 Scores = Mapping[str, float | None]
 """Test scores by name, the loss among them. None: the score is not finite."""
+
+Test = Literal["not finite", "length", "pairs", "one of a pair", "direction"]
+"""What a client can be expelled for (`trilemma.learning.evidence`)."""
 
 OWN_SCORE = "own_accuracy"
 """What clients' score of the model on their own examples is called; with `_low` and `_high`, how far

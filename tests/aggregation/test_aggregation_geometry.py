@@ -181,7 +181,7 @@ def test_little_memory_beside_the_messages(name: str, dtype: torch.dtype, d: int
     extra = [extra_memory(lambda: rule(X), X) for _ in range(3)]
     if None in extra:
         pytest.skip("the peak of memory cannot be read here")
-    assert min(extra) <= 0.1
+    assert min(extra) <= 0.12
 
 
 def test_gram_matrices_that_make_no_sense():

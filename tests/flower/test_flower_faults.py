@@ -70,6 +70,7 @@ def test_silent_client(federation):
     assert max(waited[1:]) < 10.0  # who was not heard last time is not waited for as long
 
 
+@pytest.mark.nightly
 def test_a_reply_that_is_announced_and_never_comes(federation):
     """The server waits for its content, and hears the others meanwhile."""
     federation.set_timing(round_limit=10.0)
@@ -95,6 +96,7 @@ def test_nan_oversized_and_replayed_replies(federation):
     assert replayed == [1, "round 0 where 1 was asked"]
 
 
+@pytest.mark.nightly
 def test_a_second_reply_to_the_same_message(federation):
     """Flower's SuperLink takes one reply to a message and refuses the next: no round is lost by it.
 
@@ -193,6 +195,7 @@ def test_superlink_killed(tmp_path):
         assert clients == [federation.process(party, "supernode").pid for party in federation.parties[1:]]
 
 
+@pytest.mark.nightly
 def test_two_dropouts_of_five(federation):
     """With f = 1 two missing are too many: the round is repeated, then continued by three in a new epoch."""
     federation.set_timing(round_limit=15.0, join_limit=32.0)

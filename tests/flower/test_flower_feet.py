@@ -176,3 +176,20 @@ def test_a_node_that_was_started_anew_is_asked_again_under_the_same_name(tmp_pat
     announced["message 1"] = grid.pushed[1]
     (reply,) = transport.fetch(list(sent))
     assert (reply.node, reply.block, reply.question) == (7, b"block", "message 0")
+
+
+@pytest.mark.parametrize("listened", [False, True])
+def test_a_database_whose_superlink_never_listened_is_made_anew(tmp_path, monkeypatch, listened):
+    """Killed while it made its tables, no SuperLink would start with it again."""
+    server, _ = make(tmp_path / "federation", 1, small_config(1, tolerate=0))
+    sleepers = [Command(name, ("sleep", "60")) for name in ("superlink", "guard", "worker")]
+    monkeypatch.setattr(deployment, "commands", lambda party: sleepers)
+    server.state.mkdir()
+    deployment._database(server).write_bytes(b"half a database")
+    if listened:
+        deployment._listened(server).touch()
+    try:
+        deployment.start_party(server)
+        assert deployment._database(server).is_file() == listened
+    finally:
+        deployment.down(server.folder, grace=1.0)

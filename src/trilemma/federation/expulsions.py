@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from trilemma.federation import events
 from trilemma.federation.reasons import Reason, Refused
-from trilemma.learning.evidence import conviction
+from trilemma.records import Test
+
+if TYPE_CHECKING:
+    from trilemma.learning.evidence import conviction  # and torch, which a client that waits does without
 
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
@@ -31,6 +34,7 @@ Figure = Annotated[float, Field(allow_inf_nan=False)]
 class Expulsion(BaseModel):
     """Who was expelled in which round (from 1, as in records), and why: see `conviction.Expulsion`.
 
+    >>> from trilemma.learning.evidence import conviction
     >>> found = conviction.Expulsion(3, "length", 9.0, 7.5)
     >>> print(Expulsion.of(found, round_=4))
     client 3 in round 4, length: 9 > 7.5
@@ -39,7 +43,7 @@ class Expulsion(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     client: Count
     round: Count
-    test: conviction.Reason
+    test: Test
     statistic: Figure | None = None
     threshold: Figure | None = None
     low: bool = False
@@ -69,6 +73,8 @@ class Expulsion(BaseModel):
         return {"round": self.round, "test": self.test, "figures": events.figures(measured)}
 
     def __str__(self) -> str:
+        from trilemma.learning.evidence import conviction
+
         statistic, threshold = (math.nan if one is None else one for one in (self.statistic, self.threshold))
         found = conviction.Expulsion(self.client, self.test, statistic, threshold, self.low)
         return f"client {self.client} in round {self.round}, {found}"

@@ -60,7 +60,7 @@ def commands(party: Party) -> list[Command]:
             "--enable-supernode-auth",
             *("--isolation", "process"),
             *("--superexec-auth-secret-file", str(party.executor_secret)),
-            *(("--database", str(party.state / "superlink.db")) if federation.durable else ()),
+            *(("--database", str(_database(party))) if federation.durable else ()),
             "--disable-runtime-dependency-installation",
         )
     else:
@@ -174,6 +174,7 @@ def _bring_up(every: list[Party], say: Callable[[str], None]) -> list[Running]:
                     start(party, one)
             if party.client is None:
                 _wait_for_ports(party, processes.recorded(party.running))
+                _listened(party).touch()
                 refresh(party, say)
                 if any(one.name == "worker" for one in due):
                     _continue(party, say)
@@ -193,6 +194,20 @@ def _continue(server: Party, say: Callable[[str], None]) -> None:
         with connect(server) as control:
             control.begin_again(server.folder / "app", run)
         say(f"server: run {run!r} was under way and is continued")
+
+
+def _database(server: Party) -> Path:
+    """Return where the SuperLink keeps what it knows."""
+    return server.state / "superlink.db"
+
+
+def _listened(server: Party) -> Path:
+    """Return the mark of a SuperLink that has listened once: its database is whole.
+
+    One that is killed while it makes its tables leaves a database with which none starts again, and in which
+    nothing is yet.
+    """
+    return server.state / "superlink-listened"
 
 
 def _taken_down(party: Party) -> Path:
@@ -223,6 +238,8 @@ def _due(party: Party) -> list[Command]:
     processes.stop([known[one.name] for one in dead if one.name in known], party.running)
     party.state.mkdir(exist_ok=True)
     if party.client is None:
+        if every[0] in dead and not _listened(party).is_file():
+            _database(party).unlink(missing_ok=True)
         write_flower_files(party)  # they name absolute paths, and the folder may have been moved
         guard_settings(party).save(guard_file(party))
     return dead

@@ -27,16 +27,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from scipy import special
 
 from trilemma.learning.evidence.correction import QUARTILES, Direction, visible
 from trilemma.learning.trace import Array, Law
-
-Reason = Literal["not finite", "length", "pairs", "one of a pair", "direction"]
-
+from trilemma.records import Test
 
 SLACK = 2.0
 """How far honest contributions may lie apart along a direction, in bounds: two, from end to end."""
@@ -51,7 +49,7 @@ class Expulsion:
     """
 
     client: int
-    test: Reason
+    test: Test
     statistic: float = math.nan
     threshold: float = math.nan
     low: bool = False
@@ -154,7 +152,7 @@ def _by_pairs(
     edges = (worst > 0) & left[:, None] & left[None, :]
     np.fill_diagonal(edges, False)
 
-    def expelled(i: int, test: Reason, others: Any) -> Expulsion:
+    def expelled(i: int, test: Test, others: Any) -> Expulsion:
         j = max(others, key=lambda other: worst[i, other])
         names = tuple(int(heard[other]) for other in others)
         return Expulsion(
