@@ -41,7 +41,7 @@ from trilemma.learning.evidence.correction import Correction, Direction, correct
 from trilemma.learning.evidence.file import File
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, ServerStep, Start, State
-from trilemma.learning.screens.screen import lessened, stage_of
+from trilemma.learning.screens.screen import check_one_vector, lessened, stage_of
 from trilemma.learning.settings import Setup
 from trilemma.learning.trace import Array, Law, Places, Trace
 from trilemma.models.types import Model
@@ -233,11 +233,7 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
 
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
         start = algorithm.init(model, ids, key)
-        if set(start.server) != {trace.model} or set(start.broadcast) != {trace.model}:
-            raise ConfigError(
-                f"evidence needs a server that keeps one vector; {algorithm.name} here keeps "
-                f"{', '.join(sorted({*start.server, *start.broadcast}))}"
-            )
+        check_one_vector("evidence", algorithm, start)
         file = File.empty(setup.clients, setup.rounds, start.broadcast[trace.model])
         return replace(start, server={**start.server, **file.state()})
 

@@ -90,6 +90,14 @@ def lessened(rule: Rule, liars: int) -> Rule:
     return rule if rule.f == liars else aggregation.parse(rule.name, f=liars)
 
 
+def check_one_vector(label: str, algorithm: Algorithm, start: Start) -> None:
+    """Refuse an algorithm whose server keeps more than the model that its messages move."""
+    assert algorithm.trace is not None
+    if set(start.server) != {algorithm.trace.model} or set(start.broadcast) != {algorithm.trace.model}:
+        kept = ", ".join(sorted({*start.server, *start.broadcast}))
+        raise ConfigError(f"{label} needs a server that keeps one vector; {algorithm.name} here keeps {kept}")
+
+
 def screened(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
     """Return the algorithm whose server looks at messages as the stage of its rule says, before the rule."""
     algorithm, stage = build(setup), stage_of(setup.rule)
@@ -108,11 +116,7 @@ def screened(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
 
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
         start = algorithm.init(model, ids, key)
-        if set(start.server) != {trace.model} or set(start.broadcast) != {trace.model}:
-            raise ConfigError(
-                f"{stage.label} needs a server that keeps one vector; {algorithm.name} here keeps "
-                f"{', '.join(sorted({*start.server, *start.broadcast}))}"
-            )
+        check_one_vector(stage.label, algorithm, start)
         memory = screen.begin(model, key.fold("screen"))
         return replace(start, server={**start.server, **_named(memory)})
 
