@@ -233,7 +233,8 @@ def _draw(rows: list[dict[str, float]], path: str) -> None:
         ends = [min(row[bound] for row in rows), max(row[bound] for row in rows)]
         axes.loglog(ends, ends, "k--", lw=0.8, label="the bound")
         axes.set(xlabel="bound on the mean's shift, per round", title=f"noise: {noise}")
-        axes.grid(alpha=0.3)
+        axes.xaxis.set_minor_formatter("")  # within one power of ten their labels overlap
+        axes.grid(alpha=0.3, which="both")
     picture.axes[0].set_ylabel("measured")
     picture.axes[0].legend(frameon=False, fontsize="small")
     picture.savefig(path)

@@ -74,6 +74,7 @@ class Curve:
 def plot_curves(curves: Sequence[Curve], path: Path, title: str = "", ylabel: str = "test accuracy") -> Path:
     """Draw the curves into a PNG or SVG file, each labelled at its end, and return its path."""
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7.5, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
@@ -88,6 +89,7 @@ def plot_curves(curves: Sequence[Curve], path: Path, title: str = "", ylabel: st
         if len(curve.values) > 1:
             axes.fill_between(curve.rounds, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="round", ylabel=ylabel)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(title, fontsize="medium", loc="left")
     axes.grid(alpha=0.3)
     axes.margins(x=0)
