@@ -2,6 +2,7 @@
 
     trilemma bench scale                        seconds a round and the most memory a process took
     trilemma bench scale --huge 2.0             n·d of twice this machine's memory, on disk, one round
+    trilemma bench scale --huge 2.0 --limit 1   the same for a process that the system gives 1 GB, files apart
 
 Every line is a fresh process, so that its memory is its own. The model is a perceptron on phishing data,
 whose width sets d; the rule is CAF, two clients of n lie (sf).
@@ -36,9 +37,11 @@ LINES = (
 """Clients, about how many parameters, where state is kept, processes."""
 
 AT_ONCE, ROUNDS = 25, 3
+HUGE_AT_ONCE, HUGE_DIM = 5, 1_000_000
+"""Clients together, and their parameters, where memory is short."""
 
 
-def settings(clients: int, dim: int, state: str) -> str:
+def settings(clients: int, dim: int, state: str, at_once: int = AT_ONCE, rounds: int = ROUNDS) -> str:
     """Return the configuration as TOML; a hidden unit of the perceptron on 68 inputs has 71 parameters."""
     tables = {
         "data": {"name": "phishing"},
@@ -47,17 +50,18 @@ def settings(clients: int, dim: int, state: str) -> str:
         "algorithm": {"name": "dsgd", "lr": 0.1, "batch_size": 8},
         "aggregation": {"rule": "caf"},
         "attack": {"name": "sf"},
-        "run": {"rounds": ROUNDS, "evaluate_every": ROUNDS, "checkpoint_every": 1000, "device": "cpu"},
+        "run": {"rounds": rounds, "evaluate_every": rounds, "checkpoint_every": 1000, "device": "cpu"},
     }
-    limits = {"at_once": AT_ONCE, "state": state} if state == "disk" else {"state": state}
+    limits = {"at_once": at_once, "state": state} if state == "disk" else {"state": state}
     return parse({**tables, "run": {**tables["run"], **limits}}).toml()  # type: ignore[dict-item]
 
 
-def measured(clients: int, dim: int, state: str, ranks: int, folder: Path) -> tuple[float, float]:
+def measured(toml: str, ranks: int, folder: Path, limit: float | None = None) -> tuple[float, float]:
     """Run a line in processes of its own; return seconds a round and GB of the one that took most."""
     path, out = folder / "run.toml", folder / f"out-{time.monotonic_ns()}"
-    path.write_text(settings(clients, dim, state))
+    path.write_text(toml)
     alone = [sys.executable, __file__, "--line", str(path), "--out", str(out)]
+    alone += [] if limit is None else ["--limit", str(limit)]
     shared = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = alone if ranks == 1 else [*shared, *alone[1:]]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -65,11 +69,15 @@ def measured(clients: int, dim: int, state: str, ranks: int, folder: Path) -> tu
     return max(one["seconds"] for one in said), max(one["gigabytes"] for one in said)
 
 
-def line(path: Path, out: Path) -> None:
-    """Be the process of one line: run it and say what it took; the first round does not count."""
+def line(path: Path, out: Path, limit: float | None) -> None:
+    """Be the process of one line: run it and say what it took; the first of several rounds does not count."""
     from trilemma import simulate
     from trilemma.config import load
 
+    if limit is not None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (int(limit * 1e9), int(limit * 1e9)))
     before, peak = _own_memory(), [0.0]
     threading.Thread(target=_watch, args=(peak,), daemon=True).start()
     config = load(path)
@@ -101,19 +109,23 @@ def main() -> None:
     parser.add_argument("--line", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--huge", type=float, help="one round on disk with n·d this many times the memory")
+    parser.add_argument("--limit", type=float, help="GB of memory, files' pages apart, that a process gets")
     given = parser.parse_args()
     if given.line is not None:
-        line(given.line, given.out)
+        line(given.line, given.out, given.limit)
         return
-    lines = LINES
+    lines, at_once, rounds = LINES, AT_ONCE, ROUNDS
     if given.huge is not None:
-        lines = ((int(given.huge * psutil.virtual_memory().total / 4e6), 1_000_000, "disk", 1),)
+        memory = psutil.virtual_memory().total if given.limit is None else given.limit * 1e9
+        lines = ((int(given.huge * memory / (4 * HUGE_DIM)), HUGE_DIM, "disk", 1),)
+        at_once, rounds = HUGE_AT_ONCE, 1
     print("| clients n | parameters d | state | processes | n·d, GB | seconds a round | most memory, GB |")
     print("|---:|---:|---|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         for clients, dim, state, ranks in lines:
             d = 71 * max(1, dim // 71) + 2
-            seconds, memory = measured(clients, dim, state, ranks, Path(folder))
+            toml = settings(clients, dim, state, at_once, rounds)
+            seconds, memory = measured(toml, ranks, Path(folder), given.limit)
             print(
                 f"| {clients} | {d} | {state} | {ranks} | {clients * d * 4e-9:.2g} | {seconds:.3g} | "
                 f"{memory:.2g} |",

@@ -2,20 +2,38 @@
 
 Such a tensor is a file mapped into memory. It is read and written like any other; the system brings its pages
 in, and takes them out when memory is short. Who works on one looks at a few columns at a time.
+
+Memory beside the files must then be given back when it is free. The C library on Linux keeps what was freed
+in pieces of up to 32 MB for later, in a heap full of holes: a process that works on rows of a megabyte soon
+has as much of it as if it had read everything. So the first tensor in a file asks it not to.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from trilemma.errors import UserError
+
+LARGE = 1 << 20
+"""Bytes from which on what is freed goes back to the system at once."""
+
+_M_MMAP_THRESHOLD = -3  # the C library's number for that setting
+
+
+@cache
+def give_back_what_is_freed() -> None:
+    """Have the C library return large pieces of memory when they are freed, from now on, where it can."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another system, or another library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE)
 
 
 def empty(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -28,6 +46,7 @@ def empty(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     >>> tensor.sum(), lies_in_a_file(tensor), lies_in_a_file(tensor.clone())
     (tensor(12.), True, False)
     """
+    give_back_what_is_freed()
     folder.mkdir(parents=True, exist_ok=True)
     numbers = torch.Size(shape).numel()
     handle, name = tempfile.mkstemp(prefix=".mapped-", dir=folder)
@@ -43,6 +62,7 @@ def empty(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def opened(path: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return the tensor that a file holds; refuse a file of another length. It must not be written to."""
+    give_back_what_is_freed()
     numbers = torch.Size(shape).numel()
     size, expected = path.stat().st_size, numbers * dtype.itemsize
     if size != expected:

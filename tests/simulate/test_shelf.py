@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,47 @@ def test_a_tensor_on_the_shelf_is_a_file_without_a_name(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     maps = Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else ".mapped-"
     assert ".mapped-" in maps, "it is mapped from a file that has been removed"
+
+
+LIMITED = """
+import resource, sys, torch
+from pathlib import Path
+from trilemma import config, simulate
+
+def settings(clients, hidden):
+    tables = {
+        "data": {"name": "phishing", "holders": "all"},
+        "model": {"name": "mlp", "hidden": [hidden]},
+        "federation": {"clients": clients, "byzantine": 2, "placement": "random"},
+        "algorithm": {"name": "dsgd", "lr": 0.1, "batch_size": 8},
+        "aggregation": {"rule": "cwtm"},
+        "attack": {"name": "sf"},
+        "run": {"rounds": 2, "checkpoint_every": 9, "device": "cpu", "at_once": 2, "state": "disk"},
+    }
+    return config.parse(tables, [])
+
+torch.set_num_threads(1)
+import trilemma.learning.server as server
+server.BLOCK = 1 << 18
+simulate.run(settings(10, 10), Path(sys.argv[1]) / "small")      # what is imported and compiled is there
+used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+clients, hidden = 80, 4200
+room = clients * 71 * hidden * 4 // 2
+resource.setrlimit(resource.RLIMIT_DATA, (used + room, used + room))
+simulate.run(settings(clients, hidden), Path(sys.argv[1]) / "large")
+try:
+    torch.zeros(clients, 71 * hidden)
+except RuntimeError:
+    print("all of it does not fit")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+def test_clients_on_disk_take_twice_the_memory_there_is(tmp_path: Path) -> None:
+    """95 MB of messages, twice that with the state, in 48 MB: a limit of the system's, not an estimate."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "all of it does not fit"

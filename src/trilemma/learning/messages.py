@@ -159,10 +159,21 @@ class Messages:
         """
         if list(rows) == list(range(len(self.vectors))):
             return self
-        chosen = list(rows)
+        chosen = side_by_side(rows) or list(rows)
         beside = {name: part[chosen] for name, part in self.beside.items()}
-        senders = tuple(self.senders[row] for row in chosen) if self.senders else ()
+        senders = tuple(self.senders[row] for row in rows) if self.senders else ()
         return Messages(self.vectors[chosen], beside, self.question, senders, self.sharing)
+
+
+def side_by_side(rows: Sequence[int]) -> slice | None:
+    """Return rows that follow each other as a slice, of which nobody needs a copy.
+
+    >>> side_by_side([2, 3, 4]), side_by_side([2, 4])
+    (slice(2, 5, None), None)
+    """
+    if not rows or list(rows) != list(range(rows[0], rows[0] + len(rows))):
+        return None
+    return slice(rows[0], rows[0] + len(rows))
 
 
 @dataclass(frozen=True)

@@ -200,9 +200,9 @@ def _received(
     craft = experiment.attack.craft
     row = {i: index for index, i in enumerate(stepped)}
     if not liars or craft is None:
-        messages = sent.rows([row[i] for i in heard])
+        messages = experiment.shelf.those(sent, [row[i] for i in heard])
         return _Received(messages, layout.lengths(messages).total)
-    honest = sent.rows([row[i] for i in heard if i not in liars])
+    honest = experiment.shelf.those(sent, [row[i] for i in heard if i not in liars])
     own = sent.rows([row[i] for i in liars]).vectors if liars[0] in row else None
     positions = tuple(heard.index(i) for i in liars)
     last = positions == tuple(range(len(heard) - len(liars), len(heard)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from trilemma import mapped
 from trilemma.errors import ConfigError
 from trilemma.learning import ClientStep, Messages
-from trilemma.learning.messages import Parts
+from trilemma.learning.messages import Parts, side_by_side
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,18 @@ class Shelf:
         if self.folder is None or not like.is_floating_point():
             return like.new_empty(tuple(shape))
         return mapped.empty(self.folder, shape, like.dtype)
+
+    def those(self, messages: Messages, rows: Sequence[int]) -> Messages:
+        """Return the messages of some clients, `Messages.rows`; a copy of tensors on disk is on disk too."""
+        if self.folder is None or not rows or side_by_side(rows) is not None:
+            return messages.rows(rows)
+        copies = Rows(self, len(rows))
+        parts = {**messages.beside, _VECTORS: messages.vectors}
+        for row in rows:
+            copies.add({name: part[row : row + 1] for name, part in parts.items()}, 1)
+        vectors = copies.kept.pop(_VECTORS)
+        senders = tuple(messages.senders[row] for row in rows) if messages.senders else ()
+        return replace(messages, vectors=vectors, beside=copies.kept, senders=senders)
 
 
 class Rows:
