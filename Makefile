@@ -10,7 +10,10 @@ endif
 export FLWR_TELEMETRY_ENABLED = 0
 export MPLBACKEND = Agg
 
-.PHONY: demo test check nightly audit chaos lint types imports docs-reference docs-results docs dist clean help
+# Real federations run one after another in one worker and wait much: two others use the cores meanwhile.
+WHOLE = -n 3 --dist loadgroup -m "not nightly"
+
+.PHONY: demo test slow-list check nightly audit chaos lint types imports docs-reference docs-results docs dist clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -28,7 +31,10 @@ demo: $(VENV)/.runtime  ## train on phishing with 3 liars among 7 clients: robus
 	$(BIN)/trilemma demo --out runs/demo
 
 test: $(VENV)/.dev lint types imports  ## everything CI runs
-	$(BIN)/pytest -n 2 --dist worksteal -m "not nightly"
+	$(BIN)/pytest $(WHOLE)
+
+slow-list: $(VENV)/.dev  ## measure which tests are slow: the whole suite, then tests/slow.txt is written
+	$(BIN)/pytest $(WHOLE) --write-slow-list
 
 check: $(VENV)/.dev lint types imports  ## the inner loop: everything but the slow tests
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not federation and not nightly" --hypothesis-profile quick

@@ -1,10 +1,12 @@
-"""What all rooms share: one thread, how many examples a property is tried on, an orderly end."""
+"""What all rooms share: one thread, how many examples a property is tried on, what is slow, a clean end."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +28,49 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)  # two test processes share two cores: more threads get in each other's way
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+# --- which tests are slow, and which run beside which ------------------------------------------------------
+
+# Which tests are slow is measured, not guessed: `make slow-list` writes down those that took longer than this
+# (seconds), and they are marked `slow` beside those whose authors marked them.
+SLOW = 0.25
+SLOW_LIST = Path(__file__).with_name("slow.txt")
+_took: dict[str, list[float]] = defaultdict(list)
+
+
+def function_of(nodeid: str) -> str:
+    """Return a test without its parameters and without the group it runs in."""
+    return nodeid.split("@")[0].split("[")[0]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a whole run write the list of slow tests."""
+    parser.addoption("--write-slow-list", action="store_true", help=f"write {SLOW_LIST.name} from this run")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow ones; all that start real processes run one after another, in one worker."""
+    slow = set(SLOW_LIST.read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if function_of(item.nodeid) in slow:
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("federation") is not None:
+            item.add_marker(pytest.mark.xdist_group("federation"))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember how long a test took."""
+    if report.when == "call":
+        _took[function_of(report.nodeid)].append(report.duration)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the list, sorted, in the process that hears of all tests."""
+    if session.config.getoption("--write-slow-list") and not hasattr(session.config, "workerinput"):
+        slow = sorted(name for name, took in _took.items() if sum(took) > SLOW * len(took))
+        SLOW_LIST.write_text("".join(f"{name}\n" for name in slow), encoding="utf-8")
 
 
 @pytest.fixture

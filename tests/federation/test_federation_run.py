@@ -255,18 +255,23 @@ class Dies(BaseException):
     """The process is gone."""
 
 
-@pytest.mark.parametrize(
-    "moment", [2, *(pytest.param(moment, marks=pytest.mark.slow) for moment in (1, 3, 4, 5, 6, 7))]
-)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_server_killed_at_any_exchange_continues(tmp_path, moment, when):
-    """Die before or after the k-th exchange (hello, keys, confirm, rounds, result); the end is the same."""
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A federation whose noise is the same in every run, and which has had one run in peace."""
     config = small_config(
         CLIENTS, *PRIVATE[:2], "privacy.threat=ldp", "privacy.clip=0.1", "privacy.sigma_ind=0.5"
     )
-    whole = make(tmp_path / "whole", CLIENTS, config, budget=1e6)
+    whole = make(tmp_path_factory.mktemp("undisturbed") / "whole", CLIENTS, config, budget=1e6)
     reproducible(whole)
     coordinator(whole, Direct(whole))[0].go()
+    return whole
+
+
+@pytest.mark.parametrize("moment", range(1, 8))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_server_killed_at_any_exchange_continues(undisturbed, moment, when):
+    """Die before or after the k-th exchange (hello, keys, confirm, rounds, result); the end is the same."""
+    whole, name = undisturbed, f"killed-{when}-{moment}"
 
     class Mortal(Direct):
         exchanges = 0
@@ -282,14 +287,14 @@ def test_a_server_killed_at_any_exchange_continues(tmp_path, moment, when):
 
     transport = Mortal(whole)
     with pytest.raises(Dies):
-        coordinator(whole, transport, "killed")[0].go()
-    runner, _ = coordinator(whole, transport, "killed")
+        coordinator(whole, transport, name)[0].go()
+    runner, _ = coordinator(whole, transport, name)
     assert runner.go().rounds == ROUNDS
     assert [record["round"] for record in runner.log.records()] == [1, 2, 3]
     for party in whole[1:]:
-        mine = [entry for entry in ledger_entries(party) if entry[0].startswith("killed/")]
+        mine = [entry for entry in ledger_entries(party) if entry[0].startswith(f"{name}/")]
         assert [round_ for _, round_ in mine] == [0, 1, 2], "each round was released and paid for once"
-    assert torch.equal(result(whole, "killed"), result(whole)), "the model is that of the undisturbed run"
+    assert torch.equal(result(whole, name), result(whole)), "the model is that of the undisturbed run"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -16,6 +16,7 @@ end.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,7 +25,9 @@ from scipy.special import erfcx, ndtr
 from trilemma.errors import PrivacyError
 
 Array = NDArray[np.float64]
-_BISECTIONS = 80  # the bracket's relative width starts below 2⁴ and floats have 53 bits
+Bools = NDArray[np.bool_]
+_BITS = 80  # the bracket's relative width starts below 2⁴ and floats have 53 bits
+_PARTS = 128  # into which a bracket is cut at once: so many numbers cost numpy little more than one
 _ROUNDING = 1 + 4e-12  # more than the rounding errors of δ, always to the safe side
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 
@@ -51,7 +54,9 @@ def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
         a, b = mu / 2 - eps / mu, -mu / 2 - eps / mu
         second = np.exp(-(a**2) / 2) * erfcx(-b / math.sqrt(2)) / 2
         # In the far right tail both terms are equal to within rounding: take their difference before scaling.
-        gap = np.where(mu < 0.5, _erfcx_drop(-a, -b), erfcx(-a / math.sqrt(2)) - erfcx(-b / math.sqrt(2)))
+        gap = erfcx(-a / math.sqrt(2)) - erfcx(-b / math.sqrt(2))
+        if (mu < 0.5).any():
+            gap = np.where(mu < 0.5, _erfcx_drop(-a, -b), gap)
         delta = np.where((a < 0) | (mu < 0.5), np.exp(-(a**2) / 2) * gap / 2, ndtr(a) - second)
     delta = np.where(mu <= 0, 0.0, np.where(np.isinf(mu), 1.0, delta))
     return np.clip(delta, 0.0, 1.0)
@@ -78,12 +83,26 @@ def gaussian_epsilon(mu: ArrayLike, delta: float) -> Array:
     finite = np.where(np.isinf(mu), 0.0, mu)
     low = np.zeros_like(finite)
     high = finite**2 / 2 + finite * math.sqrt(-2 * math.log(delta))
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        enough = gaussian_delta(finite, middle) <= delta / _ROUNDING
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    _, high = _narrowed(lambda eps: gaussian_delta(finite[..., None], eps) <= delta / _ROUNDING, low, high)
     high = np.where(gaussian_delta(finite, 0.0) <= delta / _ROUNDING, 0.0, high)
     return np.where(np.isinf(mu), np.inf, high)
+
+
+def _narrowed(beyond: Callable[[Array], Bools], low: Array, high: Array) -> tuple[Array, Array]:
+    """Narrow brackets of the point where `beyond` begins to hold until they are a rounding error wide.
+
+    `beyond` is asked for several points of each bracket, in a last dimension of their own. Where rounding
+    makes it waver, the upper end is where it holds for good.
+    """
+    parts = _PARTS if low.size <= 4 else 2
+    shares = np.arange(1, parts) / parts
+    for _ in range(math.ceil(_BITS / math.log2(parts))):
+        cuts = low[..., None] + (high - low)[..., None] * shares
+        before = ~beyond(cuts)
+        ends = np.concatenate([low[..., None], cuts, high[..., None]], axis=-1)
+        last = np.where(before.any(-1), parts - 1 - before[..., ::-1].argmax(-1), 0)[..., None]
+        low, high = (np.take_along_axis(ends, last + more, -1)[..., 0] for more in (0, 1))
+    return low, high
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -103,9 +122,8 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     high = 2 * low
     while gaussian_delta(high, epsilon) <= delta:
         low, high = high, 2 * high
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_delta(middle, epsilon) <= delta else (low, middle)
+    bracket = np.asarray(low), np.asarray(high)
+    low = float(_narrowed(lambda mu: gaussian_delta(mu, epsilon) > delta, *bracket)[0])
     while gaussian_epsilon(low, delta) > epsilon:
         low /= _ROUNDING
     return low

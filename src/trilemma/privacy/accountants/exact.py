@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -38,7 +39,7 @@ class Exact(Accountant):
         return all(one.gaussian for one, _ in rounds)
 
     def _epsilon(self, rounds: History, delta: float) -> float:
-        return float(gaussian_epsilon(_mu(rounds), delta))
+        return _epsilon(_mu(rounds), delta)
 
     def _delta(self, rounds: History, epsilon: float) -> float:
         return float(gaussian_delta(_mu(rounds), epsilon))
@@ -62,3 +63,9 @@ class Exact(Accountant):
 
 def _mu(rounds: History) -> float:
     return math.sqrt(math.fsum(count / one.effective_z**2 for one, count in rounds))
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(mu: float, delta: float) -> float:
+    """Remember: a ledger works out what it has spent whenever it is opened, and mostly the same."""
+    return float(gaussian_epsilon(mu, delta))
