@@ -5,6 +5,7 @@ A folder can be synced on POSIX only; on Windows a renamed file is as durable as
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
@@ -21,6 +22,11 @@ Content = bytes | memoryview | mmap.mmap
 OWNER_ONLY = 0o600
 BINARY = getattr(os, "O_BINARY", 0)
 """On Windows a descriptor translates line ends unless told not to."""
+
+DISK_ERRORS = frozenset(
+    getattr(errno, name) for name in ("EIO", "EUCLEAN", "EBADMSG", "EREMOTEIO") if hasattr(errno, name)
+)
+"""What a system says of a file whose place on the disk is bad."""
 
 
 def write_atomically(path: Path, *content: Content, secret: bool = False) -> None:
@@ -109,6 +115,15 @@ class NamedByContent:
         """Delete what was not finished."""
         self._file.close()
         self._temporary.unlink(missing_ok=True)
+
+
+def disk_broke(error: OSError) -> bool:
+    """Tell whether a file cannot be read because the disk broke it, and not for want of a right or of memory.
+
+    >>> disk_broke(OSError(errno.EIO, "Input/output error")), disk_broke(PermissionError(errno.EACCES, "no"))
+    (True, False)
+    """
+    return error.errno in DISK_ERRORS
 
 
 def keep_only(folder: Path, names: Collection[str]) -> None:

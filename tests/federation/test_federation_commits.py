@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -140,6 +145,44 @@ def test_a_broken_commit_is_stepped_over_with_a_message(tmp_path, place):
     assert CommitLog(tmp_path).recover(said.append).rounds == 3
     assert [record["round"] for record in log.records()] == [1, 2, 3]
     assert len(said) == 1
+
+
+@contextmanager
+def unreadable(path, code):
+    """A disk, or whoever keeps it, that does not let a file be read."""
+    real = io.open
+
+    def opened(file, *rest, **more):
+        if str(file) == str(path):
+            raise OSError(code, os.strerror(code))
+        return real(file, *rest, **more)
+
+    with patch.object(io, "open", opened):
+        yield
+
+
+def test_a_commit_that_the_disk_cannot_read_is_stepped_over_too(tmp_path):
+    log, said = CommitLog(tmp_path), []
+    for rounds in range(4):
+        log.append(commit(rounds))
+    with unreadable(newest(tmp_path), errno.EIO):
+        assert log.last().rounds == 2
+        assert CommitLog(tmp_path).recover(said.append).rounds == 2
+    assert "broken" in said[0].text
+    with unreadable(min((tmp_path / "commits").iterdir()), errno.EIO):
+        log.append(commit(3))
+    assert log.recover().rounds == 3
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.ENOMEM])
+def test_a_commit_that_may_not_be_read_is_no_broken_one(tmp_path, code):
+    """Another user's file, or a machine without memory: the round before is not the last."""
+    log = CommitLog(tmp_path)
+    for rounds in range(3):
+        log.append(commit(rounds))
+    with unreadable(newest(tmp_path), code), pytest.raises(OSError, match=os.strerror(code)):
+        log.recover()
+    assert log.recover().rounds == 2
 
 
 def test_after_a_broken_commit_of_a_later_epoch_another_one_begins(tmp_path):

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation import certificates, checks, doctor, processes, reaching
+from trilemma.federation import bundles, certificates, checks, doctor, processes, reaching
+from trilemma.federation.authority import Authority
 from trilemma.federation.facts import Facts
 from trilemma.federation.layout import METRICS, Party, parties
 from trilemma.federation.peers import Door, Peer, door_file
@@ -122,6 +123,20 @@ def no_roster(folder: Path) -> None:
     (folder / "client-1" / "roster.json").write_text("{}")
 
 
+def installed_in_part(folder: Path) -> None:
+    bundles.write_bundle(Authority.open(folder), 1, folder).rename(parties(folder)[2].installing)
+
+
+def broken_bundle(folder: Path) -> None:
+    installed_in_part(folder)
+    path = parties(folder)[2].installing
+    path.write_text(path.read_text()[:500])
+
+
+def someone_elses_bundle(folder: Path) -> None:
+    bundles.write_bundle(Authority.open(folder), 2, folder).rename(parties(folder)[2].installing)
+
+
 DAMAGES: dict[Callable[[Path], None], tuple[str, str, bool]] = {
     foreign: ("certificate", "foreign: not issued by the authority", True),
     expired: ("certificate", "has expired: it was valid until", True),
@@ -136,6 +151,9 @@ DAMAGES: dict[Callable[[Path], None], tuple[str, str, bool]] = {
     changed_ledger: ("memory", "changed or is out of place", True),
     lost_ledger: ("memory", "was deleted or set back", True),
     no_roster: ("folder", "no roster at", True),
+    installed_in_part: ("bundle", "was installed in part (installing.json)", False),
+    broken_bundle: ("bundle", "delete installing.json, and install the newest bundle once more", True),
+    someone_elses_bundle: ("bundle", "client-2's, and this is client-1's folder; delete installing", True),
 }
 
 

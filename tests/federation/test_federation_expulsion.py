@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from federation_harness import (
     Direct,
@@ -24,6 +25,7 @@ from federation_liars import (
     repeatable_secrets,
     secrets_by_client,
 )
+from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
 from trilemma.federation import events, membership, spending, wire
 from trilemma.federation.commits import CommitLog
@@ -154,6 +156,30 @@ def test_a_replay_without_all_records_is_none(deployed):
             replay(parties[0], "run")
     finally:
         path.write_bytes(kept)
+
+
+def test_an_operator_compares_a_run_with_its_replay(deployed):
+    """`trilemma federation replay`: what was committed, handed out and said about liars follows, or not."""
+    folder = deployed[0][0].folder
+
+    def told(*options: str) -> tuple[int, str]:
+        outcome = CliRunner().invoke(federation_app, ["replay", str(folder), *options])
+        return outcome.exit_code, outcome.output or str(outcome.exception)
+
+    code, said = told("--run", "run")
+    assert (code, "5 rounds again, the same model to the bit" in said) == (0, True)
+    assert "expelled: client 3 in round 3, client 4 in round 4" in said
+    result = deployed[0][0].run_folder("run") / "result"
+    kept = result.read_bytes()
+    header, tensors = wire.loads(kept, wire.Finished)
+    try:
+        tensors["params"][7] += 1e-6
+        result.write_bytes(wire.dumps(header, tensors))
+        code, said = told("--run", "run")
+    finally:
+        result.write_bytes(kept)
+    assert (code, "the result: params differs in 1 of" in said) == (1, True)
+    assert "there is no run 'default'" in told()[1]
 
 
 def test_what_liars_did_before_is_taken_back(deployed):

@@ -229,7 +229,7 @@ def test_a_bundle_that_a_disk_broke_while_it_was_installed_names_the_cure(pilot,
     client = parties(tmp_path / "pilot")[1]
     path = bundles.write_bundle(Authority.open(tmp_path / "pilot"), 0, tmp_path)
     client.installing.write_text(path.read_text()[:500])
-    with pytest.raises(UserError, match=r"installing.json is no bundle: .*; delete it, and install"):
+    with pytest.raises(UserError, match=r"installing.json is no bundle: .*; delete installing.json, and"):
         bundles.install(client.folder, Bundle.load(path))
     client.installing.unlink()
     assert bundles.install(client.folder, Bundle.load(path)) == client

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import pytest
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
+from trilemma import files
 from trilemma.federation import certificates, wire
-from trilemma.federation.adoption import adopt, counted_on, known_to, strangers, vouch
+from trilemma.federation.adoption import adopt, counted_on, know, known_to, strangers, vouch
 from trilemma.federation.authority import Authority
 from trilemma.federation.confirmation import Position, Witness
 from trilemma.federation.node import Node
+from trilemma.federation.provisioning import write_known
 from trilemma.federation.reasons import Refused
 from trilemma.federation.rosters import Former, Member, RosterError, SignedRoster, succession
 from trilemma.privacy.ledger import read_entries
@@ -189,6 +192,18 @@ def test_a_client_that_lost_its_list_counts_on_nobody_until_its_owner_vouches(pa
     assert counted_on(client, everybody) == 1
     vouch(client, everybody)
     assert counted_on(client, everybody) == len(everybody)
+
+
+def test_an_owners_word_waits_for_who_works_in_the_folder(parties):
+    """A node that adopts a roster writes the same list: neither forgets what the other wrote."""
+    client = parties[1]
+    with ThreadPoolExecutor() as elsewhere, files.locked(client.lock):
+        word = elsewhere.submit(know, client, ["a later one"])
+        wait([word], timeout=0.3)
+        assert not word.done()
+        write_known(client, known_to(client) | {"adopted meanwhile"})
+    word.result(60)
+    assert {"a later one", "adopted meanwhile"} <= known_to(client)
 
 
 @pytest.mark.parametrize("by_the_old_one", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import socket
 import subprocess
 import sys
 import threading
@@ -262,6 +263,22 @@ def test_a_supernode_takes_no_more_than_a_piece(length, heads, taken):
         with pytest.raises(httpx.ReadError):
             client.post("http://server/")
         assert sum(read) <= 105
+
+
+def test_a_line_that_breaks_in_a_handshake_is_tried_again():
+    """Flower gives up on what mentions SSL: a connection that ends without a word must not."""
+
+    def hang_up(listener):
+        with listener.accept()[0] as line:
+            line.recv(1 << 16)
+            line.shutdown(socket.SHUT_RDWR)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=hang_up, args=(listener,), daemon=True).start()
+        transport = supernode_internals.Bounded(httpx.HTTPTransport())
+        with httpx.Client(transport=transport) as client, pytest.raises(httpx.ConnectError) as broken:
+            client.post(f"https://localhost:{listener.getsockname()[1]}/")
+    assert not any(word in str(broken.value).lower() for word in ("certificate", "ssl", "tls"))
 
 
 class Stream(httpx.SyncByteStream):

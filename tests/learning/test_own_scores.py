@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -64,6 +65,31 @@ def test_liars_bring_a_score_no_further_than_it_says(honest, lies):
     for other in itertools.combinations_with_replacement((-1e9, 0.5, 1e9), f):
         moved = scores.combined([*honest, *other])["own_accuracy"]
         assert found["own_accuracy_low"] - 1e-6 <= moved <= found["own_accuracy_high"] + 1e-6
+
+
+@pytest.mark.parametrize(("clients", "f"), [(5, 0), (3, 1), (7, 2), (40, 4)])
+@pytest.mark.parametrize("lie", [-1e9, 0.4, 1e9])
+def test_the_honest_mean_lies_between_the_two_numbers_whatever_the_noise(clients, f, lie):
+    """In 19 evaluations of 20 and more, liars or none."""
+    scores = replace(private("example", "replace", 20, "float"), tolerated=f)
+    generator = torch.Generator().manual_seed(5)
+    true = torch.linspace(0.3, 0.7, clients - f, dtype=torch.float64)
+    missed = 0
+    for _ in range(400):
+        noise = torch.randn(clients - f, generator=generator, dtype=torch.float64)
+        told = true + scores.release.law.sigma_ind * noise
+        found = scores.combined([*told.tolist(), *[lie] * f])
+        missed += not found["own_accuracy_low"] <= float(true.mean()) <= found["own_accuracy_high"]
+    assert missed <= 20
+
+
+def test_noise_widens_what_is_said_of_equal_shares():
+    """Everybody tells the same: without noise that is the score, with noise nobody knows it so well."""
+    scores = private("example", "replace", 20, "float")
+    found = scores.combined([0.5] * 16)
+    assert found["own_accuracy"] == 0.5
+    assert found["own_accuracy_high"] - 0.5 == pytest.approx(0.1 * math.sqrt(2 * math.log(40) / 16), rel=1e-3)
+    assert OwnScores((1,), 0).combined([0.5] * 16)["own_accuracy_high"] == 0.5
 
 
 def test_noise_is_what_the_release_says():

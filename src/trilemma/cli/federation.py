@@ -13,7 +13,7 @@ from rich.console import Console
 
 from trilemma.cli import renewing
 from trilemma.cli.options import PluginOption
-from trilemma.cli.watching import Folder, doctor_command, status_command
+from trilemma.cli.watching import Folder, doctor_command, replay_command, status_command
 from trilemma.errors import UserError
 from trilemma.records import Record
 
@@ -370,6 +370,7 @@ def _clients(folder: Path) -> list[Party]:
 
 federation_app.command("status")(status_command)
 federation_app.command("doctor")(doctor_command)
+federation_app.command("replay")(replay_command)
 for _name, _command in renewing.COMMANDS.items():
     federation_app.command(_name)(_command)
 

@@ -1,4 +1,4 @@
-"""`trilemma federation status` and `doctor`: where every party in a folder stands, and what is wrong."""
+"""`trilemma federation status`, `doctor`, `replay`: where parties stand, what is wrong, what follows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trilemma.errors import printable
+from trilemma.errors import UserError, printable
 from trilemma.federation.peers import clock_agrees
 
 if TYPE_CHECKING:
@@ -83,6 +83,36 @@ def doctor_command(
                 console.print(f"{one.party}: {line}", highlight=False, markup=False, soft_wrap=True)
     if any(one.findings for one in found):
         raise typer.Exit(1)
+
+
+def replay_command(
+    folder: Folder,
+    run: Annotated[str, typer.Option(help="name of the run")] = "default",
+) -> None:
+    """Take every step of the server again, from its transcript, and compare; exit code 1 if anything differs.
+
+    The model must be the one that was committed and handed out, to the bit, and the same clients expelled.
+    It takes a federation that keeps a transcript (`init --transcript`). Nothing is changed.
+    """
+    from trilemma.federation.layout import parties
+    from trilemma.federation.replay import differences
+
+    server = parties(folder)[0]
+    if server.client is not None:
+        raise UserError(f"{folder} is a client's folder; transcripts are where the server is")
+    replayed, found = differences(server, run)
+    for line in found:
+        console.print(f"run {run}: {line}", highlight=False, markup=False, soft_wrap=True)
+    if found:
+        raise typer.Exit(1)
+    gone = [f"client {one.client} in round {one.round}" for one in replayed.expelled]
+    console.print(
+        f"run {run}: {replayed.rounds} rounds again, the same model to the bit; "
+        f"expelled: {', '.join(gone) or 'nobody'}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _json(found: Iterable[PartyStanding]) -> str:

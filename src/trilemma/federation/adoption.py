@@ -19,6 +19,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import certificates
 from trilemma.federation.confirmation import Witness
@@ -90,8 +91,12 @@ def vouch(party: Party, clients: Iterable[int]) -> None:
 
 
 def know(party: Party, identities: Iterable[str]) -> None:
-    """Let a client count on these identities, whether they are on its roster yet or not."""
-    write_known(party, known_to(party) | set(identities))
+    """Let a client count on these identities, whether they are on its roster yet or not.
+
+    It waits for whoever works in the folder: a node that adopts a roster writes the same list.
+    """
+    with files.locked(party.lock):
+        write_known(party, known_to(party) | set(identities))
 
 
 def counted_on(party: Party, members: Iterable[int]) -> int:

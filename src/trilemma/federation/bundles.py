@@ -170,15 +170,24 @@ def finish(party: Party) -> bool:
 
     For who holds the folder's lock.
     """
-    if not party.installing.is_file():
+    bundle = unfinished(party)
+    if bundle is None:
         return False
-    try:
-        bundle = Bundle.load(party.installing)
-    except UserError as error:
-        raise UserError(f"{error}; delete it, and install the newest bundle once more") from None
-    _check_addressed(party, bundle)
     _apply(party, bundle)
     return True
+
+
+def unfinished(party: Party) -> Bundle | None:
+    """Return the bundle that was being installed when a crash came; what is wrong with it names the cure."""
+    if not party.installing.is_file():
+        return None
+    try:
+        bundle = Bundle.load(party.installing)
+        _check_addressed(party, bundle)
+    except UserError as error:
+        name = party.installing.name
+        raise UserError(f"{error}; delete {name}, and install the newest bundle once more") from None
+    return bundle
 
 
 def _apply(party: Party, bundle: Bundle) -> None:

@@ -158,6 +158,10 @@ def _references(path: Path) -> list[Reference]:
             return list(header.files.values())
     except wire.WireError:
         return []
+    except OSError as error:
+        if files.disk_broke(error):
+            return []
+        raise
 
 
 _NAME = re.compile(r"\d+-\d+")
@@ -289,9 +293,12 @@ class CommitLog:
         for path in [*self._kept(), *([self._first] if self._first.is_file() else [])]:
             try:
                 return Commit.from_block(wire.unsealed(path.read_bytes()), self.memory, thorough), broken
-            except (FileNotFoundError, wire.WireError):
-                if path.exists():  # otherwise it was forgotten just now: newer ones have come
-                    broken.append(path)
+            except (OSError, wire.WireError) as error:
+                if not path.exists():  # it was forgotten just now: newer ones have come
+                    continue
+                if isinstance(error, OSError) and not files.disk_broke(error):
+                    raise
+                broken.append(path)
         if broken:
             raise UserError(
                 f"no commit in {self._commits} is as it was written: the run cannot be continued from here; "

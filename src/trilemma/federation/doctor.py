@@ -66,7 +66,7 @@ def examine(folder: Path) -> list[Diagnosis]:
     first = everyone[0]
     found = []
     for party in everyone:
-        own = _all(party, (*checks.LOCAL, *checks.THOROUGH))
+        own = _all(party, (installing, *checks.LOCAL, *checks.THOROUGH))
         if party.client is None:
             own += _guarded(seen_by_guard, party)
         else:
@@ -87,6 +87,16 @@ def _guarded(check: Callable[..., Iterator[Finding]], *about: Party) -> list[Fin
         return list(check(*about))
     except (UserError, OSError, ValueError, LookupError, TypeError) as error:
         return [Finding("folder", f"cannot be read: {error}", "copy the party's folder once more", True)]
+
+
+def installing(party: Party) -> Iterator[Finding]:
+    """Tell of a bundle that was being installed when a crash came: whole, or broken by the disk since."""
+    try:
+        if bundles.unfinished(party) is not None:
+            said = f"what the authority sent was installed in part ({party.installing.name})"
+            yield Finding("bundle", said, "`trilemma federation up` finishes it")
+    except UserError as error:
+        yield Finding("bundle", str(error), "as it says", True)
 
 
 def beside(party: Party, other: Party) -> Iterator[Finding]:

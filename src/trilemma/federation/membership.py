@@ -192,7 +192,8 @@ def leave(folder: Path, name: str) -> Change:
     change = spread(authority, remove(authority, place))
     for party in parties_beside(authority):
         if party.client == place:  # nobody else will tell it
-            adoption.adopt(party, change.roster.text)
+            with files.locked(party.lock):
+                adoption.adopt(party, change.roster.text)
     return replace(change, client=place)
 
 

@@ -30,6 +30,10 @@ NO_CHECK_TIME = 0x200000
 """OpenSSL's flag for taking a certificate whatever the clock says; Python has no name for it."""
 
 
+class NobodyThereError(OSError):
+    """Something takes connections, and closes them before any certificate was shown."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """What the server said: how many seconds this machine's clock is ahead of its, and what it has."""
@@ -50,6 +54,11 @@ def ask(client: Party, any_time: bool = False) -> Answer:
         context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | NO_CHECK_TIME)
     body = json.dumps(Facts.of(client).plain())
     with contextlib.closing(_connection(client, context)) as connection:
+        try:
+            connection.connect()
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            # The server has not said who it is, so it cannot mean us: a proxy, say, that did not reach it.
+            raise NobodyThereError("the connection was closed before the server showed itself") from None
         asked = time.time()
         connection.request("POST", FACTS, body, {"content-type": "application/json"})
         response = connection.getresponse()

@@ -1,32 +1,42 @@
 """A run once more, from what was admitted: the same model to the bit, and the same expulsions.
 
 For federations that keep a transcript (`transcript` in federation.toml). Whoever doubts an expulsion, or a
-model, has the server's step, the messages and the records; nothing else went into either.
+model, has the server's step, the messages and the records; nothing else went into either. `differences` says
+where a run on disk is not what follows from them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 from trilemma.errors import UserError
 from trilemma.federation import wire
 from trilemma.federation.admission import Admitted
 from trilemma.federation.commits import CommitLog
-from trilemma.federation.expulsions import Expulsion
+from trilemma.federation.expulsions import Expulsion, clients_of
 from trilemma.federation.layout import Party
 from trilemma.federation.task import PartyTask, load_task
 from trilemma.learning import Messages
 from trilemma.learning.protocol import State
+from trilemma.learning.rounds import returned_model
 from trilemma.records import Record
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What follows from a run's messages: the last broadcast, and who is expelled."""
+    """What follows from a run's messages: the last broadcast, and who is expelled.
+
+    `chosen` is the model that the run returns after so many `rounds`, where that is not the latest.
+    """
 
     broadcast: State
     expelled: tuple[Expulsion, ...] = ()
+    chosen: State = field(default_factory=dict)
+    rounds: int = 0
 
 
 def replay(server: Party, run: str) -> Replayed:
@@ -36,6 +46,8 @@ def replay(server: Party, run: str) -> Replayed:
     start = algorithm.init(task.model, tuple(places), task.key.fold("init"))
     broadcast, state = start.broadcast, start.server
     expelled: list[Expulsion] = []
+    how = task.config.run
+    chosen = None if how.returned == "last" else broadcast["params"]
     records = [Record.read(one) for one in log.records()]
     if [one.round for one in records] != list(range(1, len(records) + 1)):
         raise UserError(
@@ -47,7 +59,48 @@ def replay(server: Party, run: str) -> Replayed:
         done = algorithm.server(messages, state, record.round - 1, key)
         broadcast, state = done.broadcast, done.state
         expelled += [Expulsion.of(one, record.round) for one in done.report.get("expelled", ())]
-    return Replayed(broadcast, tuple(expelled))
+        if chosen is not None:
+            latest = broadcast["params"]
+            chosen = returned_model(how.returned, chosen, latest, record.round, how.rounds, task.key)
+    kept = {} if chosen is None else {"params": chosen}
+    return Replayed(broadcast, tuple(expelled), kept, len(records))
+
+
+def differences(server: Party, run: str) -> tuple[Replayed, list[str]]:
+    """Replay a run, and say where its last commit, or the result it handed out, is something else."""
+    log = CommitLog(server.run_folder(run))
+    last = log.last()
+    if last is None:
+        raise UserError(f"there is no run {run!r} in {server.folder}")
+    replayed = replay(server, run)
+    if last.rounds != replayed.rounds:
+        return replayed, [
+            f"the last commit is of round {last.rounds}, the last record of round {replayed.rounds}: "
+            "where the run is under way, ask again"
+        ]
+    found = list(_compared(f"the commit of round {last.rounds}", last.broadcast, replayed.broadcast))
+    found += _compared("the model that is returned", last.chosen, replayed.chosen)
+    if log.result.is_file():
+        _, result = wire.loads(log.result.read_bytes(), wire.Finished)
+        found += _compared("the result", result, {**replayed.broadcast, **replayed.chosen})
+    if last.expelled != replayed.expelled:
+        said, follows = sorted(clients_of(last.expelled)), sorted(clients_of(replayed.expelled))
+        found.append(f"expelled are clients {said}, from the messages follow {follows}, or other statistics")
+    return replayed, found
+
+
+def _compared(what: str, kept: wire.Tensors, follows: State) -> Iterator[str]:
+    """Say which tensors of a file are not what follows from the messages."""
+    for name in sorted({*kept, *follows}):
+        one, other = kept.get(name), follows.get(name)
+        if one is None or other is None or one.shape != other.shape:
+            yield f"{what}: {name} is there on one side only, or has another shape"
+        elif not torch.equal(one, other):
+            apart = (one.double() - other.double()).abs()
+            yield (
+                f"{what}: {name} differs in {int((apart != 0).sum())} of {apart.numel()} numbers, by up to "
+                f"{float(apart.max()):.3g}"
+            )
 
 
 def _heard(task: PartyTask, folder: Path, record: Record, state: State) -> Messages:
@@ -78,5 +131,8 @@ def _admitted(folder: Path, record: Record, clients: tuple[int, ...], suffix: st
             if header.epoch == record.epoch:  # or else of a try that a crash cut off
                 found[client] = Messages(tensors["vector"][None])
     if not found:
-        raise UserError(f"there is no transcript of round {record.round} in {folder}")
+        raise UserError(
+            f"there is no transcript of round {record.round} in {folder}: only a federation made with "
+            "`init --transcript` keeps one"
+        )
     return Admitted(found)

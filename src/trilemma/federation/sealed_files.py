@@ -26,7 +26,9 @@ def read(path: Path, expected: type[AnyHeader]) -> tuple[AnyHeader, dict[str, Te
     """Return what `write` wrote; None where the file is broken, which is then put aside."""
     try:
         return wire.loads(wire.unsealed(path.read_bytes()), expected)
-    except wire.WireError as error:
+    except (OSError, wire.WireError) as error:
+        if isinstance(error, OSError) and not files.disk_broke(error):
+            raise
         aside = path.with_name(f"{path.name}.broken")
         path.replace(aside)
         print(f"{path}: {error}; it was moved to {aside.name}", file=sys.stderr, flush=True)

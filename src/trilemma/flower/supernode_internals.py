@@ -7,8 +7,8 @@
   And a SuperNode that was killed is taken for alive, and refused when it comes back, for 60 s. The constants
   are not settable, so they are set here, in the processes this package starts and nowhere else;
   docs/federation.md has the measurements.
-* **The door** (`present_certificate`): a SuperNode has no option for a certificate of its own, and takes
-  whatever the server sends into memory.
+* **The door** (`present_certificate`): a SuperNode has no option for a certificate of its own, takes whatever
+  the server sends into memory, and ends where a line breaks in the middle of TLS.
 * **The bell** (`ring_the_worker`): a worker would ask for tasks as often as a SuperNode asks for messages.
 * **Silence** (`restart_when_silent`): a SuperNode that meets an error it does not expect stops asking for
   work, and its process stays: its other thread has no reason to end.
@@ -198,7 +198,8 @@ class Bounded(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Pass a request on; its answer ends, with an error, where it becomes too long."""
         request.headers["accept-encoding"] = "identity"
-        response = self._transport.handle_request(request)
+        with broken_line():
+            response = self._transport.handle_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
             response.close()
             raise httpx.ReadError("an answer is as long as it says", request=request)
@@ -224,6 +225,24 @@ class _BoundedStream(httpx.SyncByteStream):
 
     def close(self) -> None:
         self._stream.close()
+
+
+@contextmanager
+def broken_line() -> Iterator[None]:
+    """Let a connection that ended without a word be something that Flower tries again after.
+
+    It gives up, for good, on whatever has "SSL" in its message: certificates that are not accepted, but also
+    a line that breaks in the middle of a handshake, or a proxy that does not find the server.
+    """
+    try:
+        yield
+    except httpx.TransportError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise type(error)("the connection ended without a word") from None
 
 
 class Watch:
