@@ -18,8 +18,9 @@ from attack_helpers import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trilemma import aggregation
 from trilemma.attacks.alie import zmax
-from trilemma.attacks.search import Search, maximise
+from trilemma.attacks.search import Search, Together, maximise, searched
 from trilemma.attacks.span import deviation, measure, minus_mean
 
 DIRECTIONS = {"alie": deviation, "foe": minus_mean}
@@ -80,6 +81,46 @@ def test_ipm_searches_the_same_line_in_its_own_scale():
     ipm, foe = send("ipm", view, strength="search"), send("foe", view, strength="search")
     assert torch.equal(ipm.messages, foe.messages)
     assert ipm.strength == pytest.approx(foe.strength - 1.0)
+
+
+@pytest.mark.parametrize("objective", ["distance", "descent"])
+@pytest.mark.parametrize("name", ["alie", "foe"])
+def test_looking_at_many_strengths_together_finds_the_strength_found_one_by_one(name, objective):
+    """On noise, where the harm has an edge; also where liars stand among the others."""
+    for seed, refinements in enumerate((12, 3, 2, 0)):
+        honest = gaussian_rows(24, 3000, seed, mean=1 / 30)
+        view = view_of(honest, 5, target=aggregation.caf(f=5), positions=(0, 5, 7, 8, 20))
+        search = Search(objective=objective, sides="both", refinements=refinements)
+        one_by_one, together = (
+            searched(view, DIRECTIONS[name], search, (1.5,), together) for together in (False, True)
+        )
+        assert together.strength == pytest.approx(one_by_one.strength, rel=1e-9)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["alie", "foe"])
+def test_on_a_gpu_the_strength_is_that_of_a_cpu(name):
+    honest = gaussian_rows(90, 40_000, 3, mean=1 / 100)
+    here, there = (
+        send(name, view_of(rows, 10, target=aggregation.caf(f=10))) for rows in (honest, honest.cuda())
+    )
+    assert there.messages.is_cuda
+    # The Gram matrix of the messages is summed in another order there.
+    assert there.strength == pytest.approx(here.strength, rel=1e-3)
+
+
+def test_golden_section_asks_for_no_point_twice_and_looks_ahead_in_few_batches():
+    batches = []
+
+    def many(strengths):
+        batches.append(len(strengths))
+        return [-((tau - 1.3) ** 2) for tau in strengths]
+
+    grid = [0.0, 1.0, 2.0]
+    plain = maximise(lambda tau: -((tau - 1.3) ** 2), grid, refinements=12, margin=1e-3)
+    assert maximise(Together(many), grid, refinements=12, margin=1e-3) == plain
+    assert len(batches) <= 1 + 3 + 2
 
 
 def test_search_in_gram_space_never_aggregates_messages():

@@ -17,10 +17,14 @@ ICML 2025, Algorithm 2.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from trilemma.aggregation import many
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.registry import rules
 from trilemma.aggregation.rule import Geometric
@@ -51,13 +55,35 @@ class Caf(Geometric):
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return the weights c / Σc of the step with the smallest top eigenvalue."""
         best, smallest, count = np.ones(geometry.n), math.inf, 0
-        for step in reweightings(geometry):
-            if step.c.sum() <= geometry.n - 2 * f:
-                break
+        for step in reweightings(geometry, above=geometry.n - 2 * f):
             count += 1
             if step.variance <= smallest:
                 best, smallest = step.c, step.variance
         return Weighing(best / best.sum(), iterations=count, objective=smallest if count else None)
+
+    @property
+    def weights_from_grams(self) -> Callable[[Tensor], Tensor]:
+        """See `Rule.weights_from_grams`."""
+        return self._weigh_many
+
+    def _weigh_many(self, grams: Tensor) -> Tensor:
+        """Take the walk for every one of (B, n, n), until none of them goes on."""
+        n = grams.shape[-1]
+        self.check(n)
+        inner = many.recentred(grams)
+        c = inner.new_ones(inner.shape[:-1])
+        best, smallest = c, inner.new_full((len(c),), math.inf)
+        walking = c.sum(1) > n - 2 * self.f
+        while bool(walking.any()):
+            step = many.weigh_down(inner, c)
+            better = walking & (step.variance <= smallest)
+            best, smallest = (
+                torch.where(better[:, None], c, best),
+                torch.where(better, step.variance, smallest),
+            )
+            c = torch.where((walking & step.varies)[:, None], step.c, c)
+            walking = walking & step.varies & (c.sum(1) > n - 2 * self.f)
+        return best / best.sum(1, keepdim=True)
 
     def kappa(self, n: int) -> float:
         """Return κ of Proposition 4.1."""

@@ -49,9 +49,7 @@ class Filter(Geometric):
         n = geometry.n
         enough = 2 * n * (n - f) / (n - 2 * f) ** 2 * self.bound
         last, variance, count = np.ones(n), None, 0
-        for step in reweightings(geometry):
-            if step.c.sum() <= n - 2 * f:
-                break
+        for step in reweightings(geometry, above=n - 2 * f):
             last, variance, count = step.c, step.variance, count + 1
             if variance <= enough:
                 break

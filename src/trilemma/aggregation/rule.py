@@ -10,7 +10,7 @@ messages themselves, on all columns or on any part of them. In memory, streamed 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, overload
 
 import numpy as np
@@ -125,6 +125,15 @@ class Rule(Step):
     def needs_geometry(self) -> bool:
         """Whether distances between messages matter, and not only which messages are finite."""
         return True
+
+    @property
+    def weights_from_grams(self) -> Callable[[Tensor], Tensor] | None:
+        """The map from many Gram matrices (B, n, n) to their weights (B, n), worked out where they lie.
+
+        None for a rule that takes one at a time. The weights are those of `weights_from_gram`, up to
+        rounding.
+        """
+        return None
 
     def check(self, n: int) -> None:
         """Raise a `UserError` unless the rule is defined for n messages."""

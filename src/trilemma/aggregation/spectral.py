@@ -49,8 +49,10 @@ def top_eigenpair(M: Array) -> tuple[float, Array]:
     return float(values[-1]), vectors[:, -1]
 
 
-def reweightings(geometry: Geometry) -> Iterator[Reweighting]:
+def reweightings(geometry: Geometry, above: float = 0.0) -> Iterator[Reweighting]:
     """Walk from c = 1, removing weight along the direction of largest variance, till nothing varies.
+
+    It ends where Σc is no longer more than `above`.
 
     τ_i = ⟨v, x_i − μ_c⟩², c_i ← c_i (1 − τ_i / max τ), the maximum over the rows that still have weight:
     over all rows, a row already removed could keep the maximum for ever.
@@ -59,7 +61,7 @@ def reweightings(geometry: Geometry) -> Iterator[Reweighting]:
     c = np.ones(geometry.n)
     while True:
         active = np.flatnonzero(c)
-        if not len(active):
+        if not len(active) or c.sum() <= above:
             return
         weight = c[active]
         p = weight / weight.sum()

@@ -15,6 +15,8 @@ these h + 2 vectors, measured once, every candidate costs n × n work and no pas
     w = F.weights(B K Bᵀ),    F − m = cᵀ [z, u, m],  c = Bᵀ w − e_m,    ‖F − m‖² = cᵀ K c.
 
 B is linear in τ, so the Gram matrix B K Bᵀ is a quadratic polynomial of three matrices that stay the same.
+On a GPU a target that can (`ManyGramsTarget`) weighs all points of the grid together, and then those that the
+next steps of golden section may ask for, whichever way they turn: `Together`. The strength is the same.
 
 **Other targets** (coordinate-wise rules, any callable) are evaluated on the messages themselves, one
 aggregation per candidate; `Search.passes` bounds how many.
@@ -31,15 +33,17 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import ConfigDict, Field
+from torch import Tensor
 
 from trilemma.attacks.span import Direction, Line, Span, draw_line, finite_rows, measure
-from trilemma.attacks.types import Crafted, GramTarget, View
+from trilemma.attacks.types import Crafted, GramTarget, ManyGramsTarget, View
 from trilemma.keys import Key
 from trilemma.options import Options
 
@@ -48,9 +52,37 @@ Objective = Callable[[float], float]
 
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
+AHEAD = 4
+"""Where many strengths are looked at together, so many steps of golden section are: 2 + 4 + 8 + 16 points."""
+
 MARGIN = 1e-3
 """In Gram space a refined strength must hold up when it is changed by this share: the harm typically grows
 with τ up to where the rule drops the attackers, and messages rounded on their way may fall over that edge."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """An objective that looks at many strengths at once, and remembers them.
+
+    >>> objective = Together(lambda strengths: [tau**2 for tau in strengths])
+    >>> objective.expect([1.0, 2.0])
+    >>> objective(2.0), objective(3.0), sorted(objective.known)
+    (4.0, 9.0, [1.0, 2.0, 3.0])
+    """
+
+    many: Callable[[list[float]], list[float]]
+    known: dict[float, float] = field(default_factory=dict)
+
+    def expect(self, strengths: Iterable[float]) -> None:
+        """Look at strengths that will be asked for, those not yet known."""
+        missing = [tau for tau in dict.fromkeys(strengths) if tau not in self.known]
+        if missing:
+            self.known.update(zip(missing, self.many(missing), strict=True))
+
+    def __call__(self, tau: float) -> float:
+        """Return what one strength achieves."""
+        self.expect([tau])
+        return self.known[tau]
 
 
 class Search(Options):
@@ -95,15 +127,25 @@ def fixed(view: View, direction: Direction, tau: float) -> Crafted:
     return send(view, draw_line(finite_rows(view.honest), direction), tau)
 
 
-def searched(view: View, direction: Direction, search: Search, anchors: tuple[float, ...] = ()) -> Crafted:
-    """Send m + τ u at the τ that hurts `view.target` most; τ is the strength in the result."""
+def searched(
+    view: View,
+    direction: Direction,
+    search: Search,
+    anchors: tuple[float, ...] = (),
+    together: bool | None = None,
+) -> Crafted:
+    """Send m + τ u at the τ that hurts `view.target` most; τ is the strength in the result.
+
+    `together`: look at many strengths at a time where the target can; None: where messages lie on a GPU.
+    """
     if view.byzantine == 0:
         return Crafted(view.honest[:0])
     honest = finite_rows(view.honest)
     span = measure(honest, direction)
     # Messages the server will drop have no Gram matrix; such rounds are rare and go the long way.
     if isinstance(view.target, GramTarget) and view.target.geometric and len(honest) == len(view.honest):
-        objective = _in_gram_space(view, view.target, span, search)
+        many = view.honest.is_cuda if together is None else together
+        objective = _in_gram_space(view, view.target, span, search, many)
         grid = search.grid(_unit(span), search.points, anchors)
         return send(view, span.line, maximise(objective, grid, search.refinements, MARGIN))
     objective = _on_messages(view, span.line, search)
@@ -121,6 +163,8 @@ def maximise(objective: Objective, grid: list[float], refinements: int, margin: 
     >>> round(maximise(lambda tau: -((tau - 1.3) ** 2), [0.0, 1.0, 2.0], refinements=20), 3)
     1.3
     """
+    if isinstance(objective, Together):
+        objective.expect(grid)
     values = [_number(objective(tau)) for tau in grid]
     best = max(range(len(grid)), key=values.__getitem__)
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
@@ -129,6 +173,8 @@ def maximise(objective: Objective, grid: list[float], refinements: int, margin: 
     for value, tau in sorted(refined, reverse=True):
         if value <= values[best]:
             break
+        if isinstance(objective, Together):
+            objective.expect(tau * (1.0 + change) for change in changes)
         if all(objective(tau * (1.0 + change)) > values[best] for change in changes):
             return tau
     return grid[best]
@@ -137,58 +183,129 @@ def maximise(objective: Objective, grid: list[float], refinements: int, margin: 
 def _golden_section(objective: Objective, low: float, high: float, steps: int) -> list[tuple[float, float]]:
     """Return (value, τ) of every point that `steps` evaluations of golden section look at."""
     seen: list[tuple[float, float]] = []
+    if steps < 2 or high <= low:
+        return seen
+    bracket = _Bracket(low, high - GOLDEN * (high - low), low + GOLDEN * (high - low), high)
 
     def look(tau: float) -> float:
+        if isinstance(objective, Together) and tau not in objective.known:
+            objective.expect(bracket.coming(min(AHEAD, steps - max(len(seen), 2))))
         seen.append((_number(objective(tau)), tau))
         return seen[-1][0]
 
-    if steps < 2 or high <= low:
-        return seen
-    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    at_left, at_right = look(left), look(right)
+    at_left, at_right = look(bracket.left), look(bracket.right)
     while len(seen) < steps:
-        if at_left >= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - GOLDEN * (high - low)
-            at_left = look(left)
+        leftwards = at_left >= at_right
+        bracket = bracket.narrowed(leftwards)
+        if leftwards:
+            at_left, at_right = look(bracket.left), at_left
         else:
-            low, left, at_left = left, right, at_right
-            right = low + GOLDEN * (high - low)
-            at_right = look(right)
+            at_left, at_right = at_right, look(bracket.right)
     return seen
 
 
-def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search) -> Objective:
+class _Bracket(NamedTuple):
+    """Two points of golden section between two ends."""
+
+    low: float
+    left: float
+    right: float
+    high: float
+
+    def narrowed(self, leftwards: bool) -> _Bracket:
+        """Return the next bracket, where the left point is the better one, or else the right one."""
+        if leftwards:
+            return _Bracket(self.low, self.right - GOLDEN * (self.right - self.low), self.left, self.right)
+        return _Bracket(self.left, self.right, self.left + GOLDEN * (self.high - self.left), self.high)
+
+    def coming(self, steps: int) -> list[float]:
+        """Return the points of this bracket, and of all that may follow in so many steps."""
+        points = [self.left, self.right]
+        if steps > 0:
+            for leftwards in (True, False):
+                points += self.narrowed(leftwards).coming(steps - 1)
+        return points
+
+
+def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search, together: bool) -> Objective:
     """Return the objective as a function of n × n matrices."""
-    honest = span.honest
-    order = view.order
-    # Client i sends row i of B(τ) = fixed + τ moving in the span: m for all, plus z_i if honest, τ u if not.
-    origin = torch.zeros(honest + 2, dtype=torch.float64)
-    origin[-1] = 1.0
-    fixed = origin.repeat(view.clients, 1)
-    fixed[:honest, :honest] = torch.eye(honest, dtype=torch.float64)
-    moving = torch.zeros_like(fixed)
-    moving[honest:, -2] = 1.0
-    fixed, moving = fixed[order], moving[order]
-    # So the Gram matrix B K Bᵀ of the messages is quadratic in τ.
-    constant = fixed @ span.gram @ fixed.T
-    cross = fixed @ span.gram @ moving.T
-    linear, square = cross + cross.T, moving @ span.gram @ moving.T
+    line = _GramLine.of(view, span, search)
+    if together and isinstance(target, ManyGramsTarget) and target.weights_from_grams is not None:
+        here, weigh_many = line.to(view.honest.device), target.weights_from_grams
+
+        def all_achieved(strengths: list[float]) -> list[float]:
+            tau = torch.tensor(strengths, dtype=torch.float64, device=here.constant.device)
+            found: list[float] = here.achieved(
+                weigh_many(here.gram(tau[:, None, None])), tau[:, None]
+            ).tolist()
+            return found
+
+        return Together(all_achieved)
     weigh = target.weights_from_gram
     if "key" in inspect.signature(weigh).parameters:
         weigh = partial(weigh, key=_coin(view))
 
     def achieved(tau: float) -> float:
-        weights = torch.as_tensor(
-            weigh(constant + tau * linear + tau**2 * square), dtype=torch.float64, device="cpu"
-        )
-        aggregate = weights @ fixed + tau * (weights @ moving)
-        if search.objective == "descent":
-            return -float(aggregate @ span.gram @ origin)
-        pull = aggregate - origin
-        return float(pull @ span.gram @ pull)
+        weights = torch.as_tensor(weigh(line.gram(tau)), dtype=torch.float64, device="cpu")
+        return float(line.achieved(weights, tau))
 
     return achieved
+
+
+@dataclass(frozen=True)
+class _GramLine:
+    """The messages of a round for any τ, in the span: client i sends row i of `fixed` + τ `moving`.
+
+    That is m for all, plus z_i if honest, τ u if not. So their Gram matrix B K Bᵀ is quadratic in τ. Whatever
+    takes one τ takes many, (B, 1, 1) and (B, 1), with a leading axis in all that comes out.
+    """
+
+    fixed: Tensor
+    moving: Tensor
+    spanned: Tensor
+    constant: Tensor
+    linear: Tensor
+    square: Tensor
+    descent: bool
+
+    @classmethod
+    def of(cls, view: View, span: Span, search: Search) -> _GramLine:
+        honest, order = span.honest, view.order
+        fixed = torch.zeros(view.clients, honest + 2, dtype=torch.float64)
+        fixed[:, -1] = 1.0
+        fixed[:honest, :honest] = torch.eye(honest, dtype=torch.float64)
+        moving = torch.zeros_like(fixed)
+        moving[honest:, -2] = 1.0
+        fixed, moving = fixed[order], moving[order]
+        constant = fixed @ span.gram @ fixed.T
+        cross = fixed @ span.gram @ moving.T
+        square = moving @ span.gram @ moving.T
+        return cls(fixed, moving, span.gram, constant, cross + cross.T, square, search.objective == "descent")
+
+    def to(self, device: torch.device) -> _GramLine:
+        """Return the same on another device."""
+        named = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return _GramLine(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in named.items()})
+
+    def gram(self, tau: Any) -> Tensor:
+        """Return the Gram matrix of the messages (n, n)."""
+        return self.constant + tau * self.linear + tau**2 * self.square
+
+    def achieved(self, weights: Tensor, tau: Any) -> Tensor:
+        """Return what an aggregate with these weights (n,) achieves for the attackers."""
+        aggregate = weights @ self.fixed + tau * (weights @ self.moving)
+        if self.descent:
+            return -(aggregate @ self.spanned)[..., -1]
+        pull = aggregate - self._origin
+        squared: Tensor = torch.linalg.vecdot(pull @ self.spanned, pull)
+        return squared
+
+    @property
+    def _origin(self) -> Tensor:
+        """The honest mean, in the span."""
+        origin = torch.zeros_like(self.spanned[-1])
+        origin[-1] = 1.0
+        return origin
 
 
 def _on_messages(view: View, line: Line, search: Search) -> Objective:

@@ -48,6 +48,15 @@ class GramTarget(Protocol):
         """The map from the Gram matrix (n, n) of the messages to every client's weight (n,)."""
 
 
+@runtime_checkable
+class ManyGramsTarget(GramTarget, Protocol):
+    """A `GramTarget` that may also weigh many Gram matrices at once, where they lie."""
+
+    @property
+    def weights_from_grams(self) -> Callable[[Tensor], Tensor] | None:
+        """The map from Gram matrices (B, n, n) to weights (B, n); None: one at a time."""
+
+
 class Foreseen(Protocol):
     """What would become of a round: who is expelled, how far the model moves."""
 

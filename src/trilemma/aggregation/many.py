@@ -1,0 +1,96 @@
+"""Many small problems at once, on the device where they lie: the candidates of a search, each n × n.
+
+A processor decomposes one matrix after the other (`trilemma.aggregation.spectral`), and is best at it. A GPU
+has no good way to decompose a hundred small matrices, but multiplies them in microseconds. So it finds top
+eigenvectors by squaring: Mˢ for s = 2, 4, 8, … tends to a multiple of v vᵀ as (λ₂/λ₁)ˢ tends to 0, after k
+squarings as far as after 2ᵏ steps of the power method. Rounding M² costs no more than rounding M, since
+the gap has doubled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trilemma.aggregation.spectral import ROUNDING
+
+SQUARINGS = 5
+"""Matrices are scaled, and looked at, after so many: (1/n)³² is still a number."""
+
+MOST = 40
+"""More do not help: eigenvalues that agree to 2⁻⁴⁰ are the same for float64."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of `trilemma.aggregation.spectral.reweightings` for B problems.
+
+    `variance` (B,) is the top eigenvalue of the covariance, `c` (B, n) the weights after it, `varies` (B,)
+    whether there was anything to remove.
+    """
+
+    variance: Tensor
+    c: Tensor
+    varies: Tensor
+
+
+def top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest eigenvalues (B,) and unit eigenvectors (B, n) of positive semidefinite (B, n, n).
+
+    >>> values, vectors = top_eigenpairs(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]], dtype=torch.float64))
+    >>> values.tolist(), vectors.abs().tolist()
+    ([2.0], [[1.0, 0.0]])
+    """
+    power = _scaled(M)
+    for _ in range(MOST // SQUARINGS):
+        for _ in range(SQUARINGS):
+            power = torch.bmm(power, power)
+        power = _scaled(power)
+        # With a trace of one, the squares of the eigenvalues sum to one where a single one is left.
+        if bool((power.square().sum((1, 2)) > 1.0 - 1e-12).all()):
+            break
+    largest = power.diagonal(dim1=1, dim2=2).argmax(1)
+    column = power[torch.arange(len(M), device=M.device), largest]
+    length: Tensor = torch.linalg.vector_norm(column, dim=1, keepdim=True)
+    vectors = column / length.clamp(min=torch.finfo(M.dtype).tiny)
+    return (vectors * torch.bmm(M, vectors[..., None])[..., 0]).sum(1), vectors
+
+
+def _scaled(M: Tensor) -> Tensor:
+    """Return the matrices with a trace of one; those without a trace as they are."""
+    trace = M.diagonal(dim1=1, dim2=2).sum(1)
+    return M / torch.where(trace > 0.0, trace, 1.0)[:, None, None]
+
+
+def recentred(grams: Tensor) -> Tensor:
+    """Return inner products (B, n, n) around a row near the majority, of messages with these Gram matrices.
+
+    As `trilemma.aggregation.gram.from_gram`: an offset common to all costs no accuracy from here on.
+
+    >>> recentred(torch.tensor([[[4.0, 6.0, 6.0], [6.0, 9.0, 9.0], [6.0, 9.0, 9.0]]]))
+    tensor([[[1., 0., 0.],
+             [0., 0., 0.],
+             [0., 0., 0.]]])
+    """
+    own = grams.diagonal(dim1=1, dim2=2)
+    distances = own[:, :, None] + own[:, None, :] - 2.0 * grams
+    near = distances.sort(2).values[:, :, grams.shape[2] // 2].argmin(1)
+    to = grams[torch.arange(len(grams), device=grams.device), near]
+    middle = to.gather(1, near[:, None])[:, :, None]
+    return grams - (to[:, :, None] + to[:, None, :]) + middle
+
+
+def weigh_down(inner: Tensor, c: Tensor) -> Step:
+    """Take weight from c (B, n) along the direction of largest variance of messages with inner products."""
+    p = c / c.sum(1, keepdim=True)
+    to_mean = torch.bmm(inner, p[..., None])[..., 0]
+    H = inner - to_mean[:, :, None] - to_mean[:, None, :] + (p * to_mean).sum(1)[:, None, None]
+    root = p.sqrt()
+    variance, u = top_eigenpairs(root[:, :, None] * H * root[:, None, :])
+    along = torch.bmm(H, (root * u)[..., None])[..., 0].abs() * (c > 0.0)
+    most = along.amax(1, keepdim=True)
+    keep = 1.0 - (along / torch.where(most > 0.0, most, 1.0)).square()
+    keep = torch.where(keep < ROUNDING, 0.0, keep)
+    return Step(variance.clamp(min=0.0), c * keep, (variance > 0.0) & (most[:, 0] > 0.0))

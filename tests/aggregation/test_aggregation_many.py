@@ -1,0 +1,65 @@
+"""Many Gram matrices at once give the weights that one at a time gives."""
+
+import numpy as np
+import pytest
+import torch
+
+from trilemma import aggregation as agg
+from trilemma.aggregation import many
+from trilemma.aggregation.spectral import top_eigenpair
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+    ),
+]
+
+
+def noisy_rows(seed: int, n: int, f: int, d: int, shift: float, offset: float) -> torch.Tensor:
+    """Noise around an offset; the last f rows are equal and `shift` deviations away."""
+    rows = torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + offset
+    rows[n - f :] = rows[: n - f].mean(0) + shift * rows[: n - f].std(0)
+    return rows
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_top_eigenpairs_are_those_of_lapack(device: str) -> None:
+    x = torch.randn(7, 40, 2000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    M = torch.bmm(x, x.mT)  # eigenvalues close to each other, as those of noise are
+    values, vectors = many.top_eigenpairs(M.to(device))
+    for one, value, vector in zip(M.numpy(), values.cpu(), vectors.cpu().numpy(), strict=True):
+        expected, direction = top_eigenpair(one)
+        assert float(value) == pytest.approx(expected, rel=1e-12)
+        assert abs(direction @ vector) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_equal_eigenvalues_and_nothing_at_all_have_an_answer() -> None:
+    M = torch.stack([torch.eye(3, dtype=torch.float64), torch.zeros(3, 3, dtype=torch.float64)])
+    values, vectors = many.top_eigenpairs(M)
+    assert values.tolist() == [1.0, 0.0]
+    assert bool(vectors.isfinite().all())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_caf_weighs_many_as_it_weighs_one(offset: float, device: str) -> None:
+    n, f = 21, 4
+    shifts = np.geomspace(0.01, 100.0, 15)
+    rows = [noisy_rows(seed, n, f, 400, float(shift), offset) for seed, shift in enumerate(shifts)]
+    grams = torch.stack([one @ one.T for one in rows])
+    rule = agg.caf(f=f)
+    assert rule.weights_from_grams is not None
+    together = rule.weights_from_grams(grams.to(device)).cpu()
+    for gram, weights in zip(grams, together, strict=True):
+        torch.testing.assert_close(weights, rule.weights_from_gram(gram), rtol=1e-6, atol=1e-9)
+
+
+def test_rows_that_agree_and_no_liars_have_equal_weights() -> None:
+    rule = agg.caf(f=2)
+    assert rule.weights_from_grams is not None
+    assert rule.weights_from_grams(torch.ones(1, 5, 5, dtype=torch.float64)).tolist() == [[0.2] * 5]
+    trusting = agg.caf(f=0).weights_from_grams
+    assert trusting is not None
+    assert trusting(torch.eye(4, dtype=torch.float64)[None]).tolist() == [[0.25] * 4]
