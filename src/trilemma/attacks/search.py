@@ -36,7 +36,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import ConfigDict, Field
@@ -229,7 +229,7 @@ class _Bracket(NamedTuple):
 
 def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search, together: bool) -> Objective:
     """Return the objective as a function of n × n matrices."""
-    line = _GramLine.of(view, span, search)
+    line, descent = _GramLine.of(view, span), search.objective == "descent"
     if together and isinstance(target, ManyGramsTarget) and target.weights_from_grams is not None:
         here, weigh_many = line.to(view.honest.device), target.weights_from_grams
 
@@ -247,7 +247,7 @@ def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search, t
 
     def achieved(tau: float) -> float:
         weights = torch.as_tensor(weigh(line.gram(tau)), dtype=torch.float64, device="cpu")
-        return float(line.achieved(weights, tau))
+        return float(line.achieved(weights, tau, descent))
 
     return achieved
 
@@ -266,10 +266,9 @@ class _GramLine:
     constant: Tensor
     linear: Tensor
     square: Tensor
-    descent: bool
 
     @classmethod
-    def of(cls, view: View, span: Span, search: Search) -> _GramLine:
+    def of(cls, view: View, span: Span) -> _GramLine:
         honest, order = span.honest, view.order
         fixed = torch.zeros(view.clients, honest + 2, dtype=torch.float64)
         fixed[:, -1] = 1.0
@@ -280,22 +279,22 @@ class _GramLine:
         constant = fixed @ span.gram @ fixed.T
         cross = fixed @ span.gram @ moving.T
         square = moving @ span.gram @ moving.T
-        return cls(fixed, moving, span.gram, constant, cross + cross.T, square, search.objective == "descent")
+        return cls(fixed, moving, span.gram, constant, cross + cross.T, square)
 
     def to(self, device: torch.device) -> _GramLine:
         """Return the same on another device."""
-        named = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return _GramLine(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in named.items()})
+        return _GramLine(**{name: part.to(device) for name, part in vars(self).items()})
 
-    def gram(self, tau: Any) -> Tensor:
+    def gram(self, tau: float | Tensor) -> Tensor:
         """Return the Gram matrix of the messages (n, n)."""
         return self.constant + tau * self.linear + tau**2 * self.square
 
-    def achieved(self, weights: Tensor, tau: Any) -> Tensor:
+    def achieved(self, weights: Tensor, tau: float | Tensor, descent: bool) -> Tensor:
         """Return what an aggregate with these weights (n,) achieves for the attackers."""
         aggregate = weights @ self.fixed + tau * (weights @ self.moving)
-        if self.descent:
-            return -(aggregate @ self.spanned)[..., -1]
+        if descent:
+            along: Tensor = (aggregate @ self.spanned)[..., -1]
+            return -along
         pull = aggregate - self._origin
         squared: Tensor = torch.linalg.vecdot(pull @ self.spanned, pull)
         return squared
