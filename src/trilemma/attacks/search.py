@@ -235,9 +235,8 @@ def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search, t
 
         def all_achieved(strengths: list[float]) -> list[float]:
             tau = torch.tensor(strengths, dtype=torch.float64, device=here.constant.device)
-            found: list[float] = here.achieved(
-                weigh_many(here.gram(tau[:, None, None])), tau[:, None]
-            ).tolist()
+            weights = weigh_many(here.gram(tau[:, None, None]))
+            found: list[float] = here.achieved(weights, tau[:, None], descent).tolist()
             return found
 
         return Together(all_achieved)
