@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ LARGE = 1 << 20
 """Bytes from which on what is freed goes back to the system at once."""
 
 _M_MMAP_THRESHOLD = -3  # the C library's number for that setting
+_SHOWN: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # what else is a file's, by its address
 
 
 @cache
@@ -79,8 +82,14 @@ def take_room(handle: int, size: int) -> None:
 
 
 def lies_in_a_file(tensor: Tensor) -> bool:
-    """Tell whether a tensor is, or is a part of, a mapped file."""
-    return tensor.untyped_storage().filename is not None
+    """Tell whether a tensor is, or is a part of, a mapped file, or several."""
+    storage = tensor.untyped_storage()
+    return storage.filename is not None or storage.data_ptr() in _SHOWN
+
+
+def remember(tensor: Tensor, room: mmap.mmap) -> None:
+    """Take a tensor whose memory is `room`, and parts of it, for what lies in files (`mapped_rows`)."""
+    _SHOWN[tensor.untyped_storage().data_ptr()] = room
 
 
 def file_of(tensor: Tensor) -> Path | None:

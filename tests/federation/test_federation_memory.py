@@ -132,13 +132,13 @@ def test_a_log_without_any_whole_commit_says_so(tmp_path, on_files):
 
 def test_a_full_disk_ends_the_server_with_a_reason_and_loses_nothing(tmp_path, on_files, monkeypatch):
     """Room is taken before it is written to: otherwise the system would end the process without a word."""
-    parties = federation(tmp_path / "federation", *METHODS["cafcor"], rounds=3)
+    parties = federation(tmp_path / "federation", *METHODS["fedavg"], rounds=3)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     honest, calls = mapped.take_room, []
 
     def take_room(handle, size):
         calls.append(size)
-        if len(calls) == 2:
+        if len(calls) == 2 * CLIENTS + 1:  # the second round's: each message takes room, and its row
             raise full
         honest(handle, size)
 
@@ -149,7 +149,7 @@ def test_a_full_disk_ends_the_server_with_a_reason_and_loses_nothing(tmp_path, o
     assert log.last().rounds == 1
     run(parties)
     assert [record["round"] for record in log.records()] == [1, 2, 3]
-    undisturbed = federation(tmp_path / "undisturbed", *METHODS["cafcor"], rounds=3)
+    undisturbed = federation(tmp_path / "undisturbed", *METHODS["fedavg"], rounds=3)
     run(undisturbed)
     assert torch.equal(result_of(parties, "run")["params"], result_of(undisturbed, "run")["params"])
 

@@ -19,6 +19,7 @@ from trilemma.federation import wire
 from trilemma.federation.memory import Memory
 from trilemma.learning import MessageLayout, Messages
 from trilemma.learning.messages import Asked, Parts
+from trilemma.mapped_rows import stacked
 
 IN_MEMORY = 1 << 30
 """Bytes that the messages of a round may have together before they are put on a shelf."""
@@ -71,14 +72,8 @@ class Shelf:
         return self._empty(tensor.shape, tensor.dtype).copy_(tensor)
 
     def stack(self, vectors: Mapping[int, Tensor], rows: Sequence[int], dim: int) -> Tensor:
-        """Return one row per client of `rows`, NaN for those without a vector."""
-        stacked = self._empty((len(rows), dim), torch.float32)
-        for place, client in enumerate(rows):
-            if client in vectors:
-                stacked[place].copy_(vectors[client])
-            else:
-                stacked[place].fill_(torch.nan)
-        return stacked
+        """Return one row per client of `rows`, NaN for those without a vector; where they lie."""
+        return stacked(self.folder, [vectors.get(client) for client in rows], dim)
 
 
 def _filling(rooms: Mapping[str, Tensor], pieces: Iterator[Parts]) -> Iterator[Parts]:

@@ -1,7 +1,8 @@
 """What travels: a typed header and raw tensors, in one versioned block of bytes.
 
     block  = magic · length of header (8 bytes, big-endian) · header · tensor bytes, concatenated
-    header = JSON of {"fields": …, "tensors": [[name, dtype, shape], …]}, spaces up to a multiple of 64 bytes
+    header = JSON of {"fields": …, "tensors": [[name, dtype, shape], …]}, spaces up to a multiple of 64 bytes,
+             of 4096 in a long block
 
 A tensor that shares its memory with an earlier one (the momentum a client sends and keeps) is written once:
 [name, dtype, shape, place of the earlier one].
@@ -46,6 +47,8 @@ CHECKSUM = hashlib.sha256().digest_size
 PIECE = sizes.PIECE
 ALIGNED = 64
 """Tensors begin at a multiple of this, so that a file can be read where it lies."""
+PAGED, PAGE = 1 << 20, 4096
+"""From so many bytes on tensors begin at a page, so that files can be seen one below the other."""
 
 Block = bytes | memoryview | mmap.mmap
 """A block in memory, or in a file."""
@@ -288,7 +291,8 @@ def parts_of(header: Header, tensors: Tensors | None = None) -> list[bytes | mem
     text = json.dumps({"kind": header.kind, "fields": header.model_dump(), "tensors": described}).encode()
     if len(text) > LARGEST_HEADER:
         raise WireError(f"a header of {len(text)} bytes could not be read again; at most {LARGEST_HEADER}")
-    text += b" " * (-(len(MAGIC) + 8 + len(text)) % ALIGNED)
+    aligned = PAGE if sum(map(len, parts)) >= PAGED else ALIGNED
+    text += b" " * (-(len(MAGIC) + 8 + len(text)) % aligned)
     return [MAGIC + len(text).to_bytes(8, "big") + text, *parts]
 
 
