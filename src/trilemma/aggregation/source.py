@@ -36,10 +36,10 @@ class Source(Protocol):
 
 
 class InMemory:
-    """All of X at once."""
+    """All of X at once; `known` is its geometry, where somebody measured it before."""
 
-    def __init__(self, X: Vectors) -> None:
-        self.given = inputs.messages(X)
+    def __init__(self, X: Vectors, known: Geometry | None = None) -> None:
+        self.given, self.known = inputs.messages(X), known
 
     @property
     def n(self) -> int:
@@ -48,7 +48,7 @@ class InMemory:
 
     def geometry(self) -> Geometry:
         """Return the geometry of X."""
-        return measure(self.given.X)
+        return measure(self.given.X) if self.known is None else self.known
 
     def finite(self) -> Any:
         """Return which messages are finite (n,), bool."""

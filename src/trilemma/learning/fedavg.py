@@ -97,7 +97,7 @@ class FedAvg(GlobalSettings):
             return ClientStep(sent, kept, {"loss": trained.loss, **private})
 
         def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
-            value, report = aggregate(setup, messages.vectors, key)
+            value, report = aggregate(setup, messages.vectors, key, messages.geometry)
             cut = torch.split_with_sizes(value, [part.numel() for part in state.values()])
             after = {
                 name: blend(before, part.view_as(before), self.beta)

@@ -22,13 +22,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.models.types import Model
+
+if TYPE_CHECKING:
+    from trilemma.aggregation import Geometry
 
 Parts = Mapping[str, Tensor]
 """Named parts: of one client, or of k clients with the client axis first."""
@@ -142,7 +145,8 @@ class Messages:
     `vectors` (k, d) is what the rule aggregates: the aggregated parts of the layout, flattened and joined.
     `beside` are the parts that are not aggregated, each (k, …). `question` is what the server had asked for,
     where it asked something (see `Inquiry`). `senders` says whose they are; empty: all clients', in order.
-    `sharing` is how many clients shared secrets for the noise in them; 0: all who take part.
+    `sharing` is how many clients shared secrets for the noise in them; 0: all who take part. `geometry` is
+    that of the vectors, where somebody measured it.
     """
 
     vectors: Tensor
@@ -150,6 +154,7 @@ class Messages:
     question: Parts = field(default_factory=dict)
     senders: tuple[int, ...] = ()
     sharing: int = 0
+    geometry: Geometry | None = field(default=None, compare=False)
 
     def rows(self, rows: Sequence[int]) -> Messages:
         """Return the messages of some of the clients.
@@ -162,7 +167,8 @@ class Messages:
         chosen = side_by_side(rows) or list(rows)
         beside = {name: part[chosen] for name, part in self.beside.items()}
         senders = tuple(self.senders[row] for row in rows) if self.senders else ()
-        return Messages(self.vectors[chosen], beside, self.question, senders, self.sharing)
+        geometry = None if self.geometry is None else self.geometry.select(list(rows))
+        return Messages(self.vectors[chosen], beside, self.question, senders, self.sharing, geometry)
 
 
 def side_by_side(rows: Sequence[int]) -> slice | None:

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trilemma.aggregation import stream
+from trilemma.aggregation import Aggregate, Geometry, stream
+from trilemma.aggregation.rule import aggregate as carry_out
+from trilemma.aggregation.source import InMemory
 from trilemma.keys import Key
 from trilemma.learning.messages import Messages
+from trilemma.learning.privatise import all_finite
 from trilemma.learning.protocol import ServerFunction, ServerStep, State
 from trilemma.learning.settings import Setup
 from trilemma.learning.theory.schedules import Schedule
@@ -27,9 +30,15 @@ Combined = tuple[Tensor, dict[str, Any]]
 """What the rule makes of k vectors, (d,), and a report of how."""
 
 
-def apply_rule(setup: Setup, vectors: Tensor, key: Key) -> Combined:
-    """Apply the federation's rule and say what it did: every client's weight and how suspect it looked."""
-    if lies_in_a_file(vectors):  # for there is no room: a few columns at a time
+def apply_rule(setup: Setup, vectors: Tensor, key: Key, known: Geometry | None = None) -> Combined:
+    """Apply the federation's rule and say what it did: every client's weight and how suspect it looked.
+
+    `known` is the geometry of the vectors, where somebody measured it.
+    """
+    outcome: Aggregate[Any]
+    if known is not None:
+        outcome = carry_out(setup.rule, InMemory(vectors, known), key.fold("rule"))
+    elif lies_in_a_file(vectors):  # for there is no room: a few columns at a time
         outcome = stream(setup.rule, lambda: column_blocks(vectors), key=key.fold("rule"))
     else:
         outcome = setup.rule(vectors, key=key.fold("rule"))
@@ -47,26 +56,28 @@ def column_blocks(vectors: Tensor) -> Iterator[Tensor]:
         yield vectors[:, start : start + columns]
 
 
-def aggregate(setup: Setup, vectors: Tensor, key: Key) -> Combined:
+def aggregate(setup: Setup, vectors: Tensor, key: Key, known: Geometry | None = None) -> Combined:
     """Apply the federation's rule; where more messages than it may leave out are not finite, return NaN.
 
     That is what a mean of such messages is. Methods that can live with it treat NaN as "no news", the others
     diverge in the next round, and the record says so; neither is an exception here.
     """
-    broken = sum(not bool(torch.isfinite(row).all()) for row in vectors)
+    broken = 0 if all_finite(vectors) else sum(not bool(torch.isfinite(row).all()) for row in vectors)
     if broken > setup.rule.f:
         nothing = vectors.new_zeros(len(vectors))
         return torch.full_like(vectors[0], torch.nan), {"weights": nothing, "scores": nothing, "info": None}
-    return apply_rule(setup, vectors, key)
+    return apply_rule(setup, vectors, key, known)
 
 
 def descent_server(
-    setup: Setup, lr: Schedule, combine: Callable[[Setup, Tensor, Key], Combined] = apply_rule
+    setup: Setup,
+    lr: Schedule,
+    combine: Callable[[Setup, Tensor, Key, Geometry | None], Combined] = apply_rule,
 ) -> ServerFunction:
     """Return the server w ← w − η_t R(messages) of the global model."""
 
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
-        value, report = combine(setup, messages.vectors, key)
+        value, report = combine(setup, messages.vectors, key, messages.geometry)
         params = {"params": state["params"] - lr(round_) * value}
         return ServerStep(params, params, report)
 
@@ -77,7 +88,7 @@ def blending_server(setup: Setup, name: str, beta: float = 1.0) -> ServerFunctio
     """Return the server w ← (1 − β) w + β R(messages) for the broadcast vector called `name`."""
 
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
-        value, report = aggregate(setup, messages.vectors, key)
+        value, report = aggregate(setup, messages.vectors, key, messages.geometry)
         moved = {name: blend(state[name], value, beta)}
         return ServerStep(moved, moved, report)
 

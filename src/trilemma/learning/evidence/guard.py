@@ -12,6 +12,10 @@ Every round, beside what the algorithm's own server does:
 windows of about 1/(1 − β) rounds where clients average with momentum β. Sums alone would let liars jump: who
 has pushed one way as far as hides in all rounds may push as far the other way in a single one.
 
+**Cost.** The messages' Gram matrix is measured once, for the look and for the rule. That of the sums is one
+more, its products in float32, for sums are float32 numbers themselves. Whatever else passes over all
+coordinates does so only where a direction stands out.
+
 The state is one number per client and coordinate beside two vectors. The first `wait` rounds leave the model
 at θ_0; nothing is lost, since sums go on.
 
@@ -32,7 +36,7 @@ import torch
 from torch import Tensor
 
 from trilemma import aggregation
-from trilemma.aggregation import Chain, Rule
+from trilemma.aggregation import Chain, Geometry, Rule
 from trilemma.aggregation.evidence import Evidence
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
@@ -40,6 +44,7 @@ from trilemma.learning.evidence.conviction import Expulsion, convict
 from trilemma.learning.evidence.correction import Correction, Direction, correct, visible
 from trilemma.learning.evidence.file import File
 from trilemma.learning.messages import Messages
+from trilemma.learning.privatise import all_finite
 from trilemma.learning.protocol import Algorithm, ServerStep, Start, State
 from trilemma.learning.screens.screen import check_one_vector, lessened, stage_of
 from trilemma.learning.settings import Setup
@@ -196,20 +201,27 @@ class Court:
         return found
 
     def corrected(
-        self, look: Look, moved: Array, weights: Tensor, file: File, parts: Array | None = None
+        self,
+        look: Look,
+        moved: Callable[[], Array],
+        weights: Tensor,
+        file: File,
+        parts: Array | None = None,
     ) -> Correction:
         """Return how a move is set right by what is looked at; `moved` and `parts` (m,) as in `correct`.
 
+        `moved` is asked for only where a direction stands out; elsewhere nothing is set right.
         `weights` (n, T) say how much of every round's release is in it; clients that were not always heard
         count as if they had been.
         """
-        if not self.settings.correct:
+        liars = self.liars(file)
+        few = len(look.gram) < 2 * liars + 1 or not liars
+        seen = [] if few or not self.settings.correct else look.seen(liars)
+        if not seen:
             return Correction(1.0, np.zeros(len(look.gram)))
         weight = np.abs(weights.cpu().numpy()[look.rows].sum(axis=1))
         shares = weight.max(initial=0.0) / np.maximum(weight, 1e-300)
-        liars = self.liars(file)
-        few = len(look.gram) < 2 * liars + 1 or not liars
-        return correct(look.gram, moved, look.law, liars, shares, parts, [] if few else look.seen(liars))
+        return correct(look.gram, moved(), look.law, liars, shares, parts, seen)
 
     def parts(self, file: File) -> Array:
         """Return the members' shares in the model's move (m,)."""
@@ -241,16 +253,18 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         model = state[trace.model]
         senders = messages.senders or tuple(range(setup.clients))
         file = before = File.read(state).reaching(max(senders, default=-1) + 1)
-        broken = ~torch.isfinite(messages.vectors).all(1)
-        sound = messages.rows([row for row in range(len(senders)) if not broken[row]])
-        found = [Expulsion(senders[row], "not finite") for row in np.flatnonzero(broken.cpu().numpy())]
+        broken = _broken(messages.vectors)
+        sound = messages.rows([row for row in range(len(senders)) if row not in broken])
+        found = [Expulsion(senders[row], "not finite") for row in broken]
         file = file.without(np.array([one.client for one in found], dtype=np.int64))
-        sane = tuple(i for i, bad in zip(senders, broken.tolist(), strict=True) if not bad)
+        sane = tuple(i for row, i in enumerate(senders) if row not in broken)
         x = trace.vectors(sound.vectors, model)
         file = court.heard(file, x, sane, round_, messages.sharing or len(before.staying))
         places = np.array(sane, dtype=np.int64)
-        gram = aggregation.gram(file.sums).numpy()
-        sums, fresh = court.looks(file, gram, _gram(x), places)
+        gram = aggregation.gram(file.sums, single=True).numpy()
+        if len(x) and not trace.around:
+            sound = replace(sound, geometry=aggregation.geometry(x))
+        sums, fresh = court.looks(file, gram, _gram(x, sound.geometry), places)
         convicted = court.convict((sums, fresh), file)
         names = np.array([one.client for one in convicted], dtype=np.int64)
         file, sums, fresh = file.without(names), sums.without(names), fresh.without(names)
@@ -264,8 +278,8 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
             weights[[senders.index(int(i)) for i in fresh.rows]] = report["weights"].detach().double().cpu()
             everybody = len(staying) == len(x)
             heard, by = x if everybody else x[torch.from_numpy(staying).to(x.device)], trace.step(round_)
-            beside = (heard @ change).double().cpu().numpy() / by
-            change = change + by * _combined(heard, court.corrected(fresh, beside, file.carried, file).mix)
+            beside = partial(_products, heard, change / by)
+            change = _moved(change, heard, by * court.corrected(fresh, beside, file.carried, file).mix)
         taken = file.taken.clone()
         taken[torch.tensor(senders)] += weights.to(taken.device)
         gone = np.array([one.client for one in found + convicted], dtype=np.int64)
@@ -274,10 +288,14 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         if round_ < setup.rounds - 1 and round_ + 1 < settings.wait:
             after = file.origin
         else:
-            beside, y = (file.sums @ file.moved).double().cpu().numpy(), np.zeros(len(gram))
-            right = court.corrected(sums, beside[sums.rows], file.coefficients, file, court.parts(file))
+            y, total = np.zeros(len(gram)), file
+
+            def beside_sums() -> Array:
+                return _products(total.sums, total.moved)[sums.rows]
+
+            right = court.corrected(sums, beside_sums, file.coefficients, file, court.parts(file))
             y[sums.rows] = right.mix
-            after = file.origin + right.kept * file.moved + _combined(file.sums, y)
+            after = _moved(file.origin + right.kept * file.moved, file.sums, y)
         told = {**report, "weights": weights, "expelled": tuple(found + convicted)}
         return ServerStep({trace.model: after}, {trace.model: after, **file.state()}, told)
 
@@ -303,8 +321,27 @@ def _traceable(algorithm: Algorithm, setup: Setup) -> Trace:
     return algorithm.trace
 
 
-def _gram(x: Tensor) -> Array:
-    return aggregation.gram(x).numpy() if len(x) else np.zeros((0, 0))
+def _broken(vectors: Tensor) -> list[int]:
+    """Return the rows that are not finite."""
+    if all_finite(vectors):
+        return []
+    return [row for row, vector in enumerate(vectors) if not all_finite(vector)]
+
+
+def _gram(x: Tensor, known: Geometry | None) -> Array:
+    if not len(x):
+        return np.zeros((0, 0))
+    return (aggregation.gram(x) if known is None else known.gram).numpy()
+
+
+def _products(rows: Tensor, vector: Tensor) -> Array:
+    found: Array = (rows @ vector).double().cpu().numpy()
+    return found
+
+
+def _moved(start: Tensor, rows: Tensor, coefficients: Array) -> Tensor:
+    """Return start + coefficients @ rows; where there is nothing to add, nothing is read."""
+    return start + _combined(rows, coefficients) if coefficients.any() else start
 
 
 def _combined(sums: Tensor, coefficients: Array) -> Tensor:

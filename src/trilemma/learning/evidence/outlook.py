@@ -119,12 +119,12 @@ class Outlook:
         court, file = self.court, self.file
         weights = court.weights(fresh, file)
         mean = weights @ messages
-        now = court.corrected(looks[1], messages @ gram @ mean, file.carried, file).mix @ messages
+        now = court.corrected(looks[1], lambda: messages @ gram @ mean, file.carried, file).mix @ messages
         move = move + self.step * (mean + now)
         taken = file.taken.clone()
         taken[torch.from_numpy(self.senders)] += torch.from_numpy(weights).to(taken)
         members, parts = sums[looks[0].rows], court.parts(replace(file, taken=taken))
-        right = court.corrected(looks[0], members @ gram @ move, file.coefficients, file, parts)
+        right = court.corrected(looks[0], lambda: members @ gram @ move, file.coefficients, file, parts)
         after = right.kept * move + right.mix @ members
         length = sum(math.sqrt(max(float(y @ gram @ y), 0.0)) for y in (self.step * now, after - move))
         return Foreseen(0, after, length)
