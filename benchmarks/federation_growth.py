@@ -7,18 +7,26 @@ noise, everything as for messages that are long: in pieces, and in files. Each s
 the server's, are fitted by what the stage does: a constant, d, and d times the number of streams (noise), of
 messages, or of pairs of messages (the rule's Gram matrix); so is the memory each side's work takes, files'
 pages apart. The last lines extrapolate the fits. `--large N D` does a server's work of two rounds with N
-messages of D numbers.
+messages of D numbers; `--client N D` two rounds of one client of N, in a process of its own; `--aggregate N D
+--limit GB` aggregates N messages of D numbers in a process that gets no more memory than that, files' pages
+apart.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import hashlib
 import json
+import math
+import mmap
 import os
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -32,7 +40,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from trilemma import config as configurations
-from trilemma import mapped
+from trilemma import files, mapped
 from trilemma.aggregation import parse, stream
 from trilemma.federation import hearing, provisioning, wire
 from trilemma.federation import shelf as shelves
@@ -40,15 +48,18 @@ from trilemma.federation.admission import Reply
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.inprocess import InProcess
-from trilemma.federation.layout import Federation, Party, Timing
+from trilemma.federation.layout import Federation, Party, Timing, parties
+from trilemma.federation.long_blocks import described, piece_of
+from trilemma.federation.node import Node
 from trilemma.federation.server import open_run
 from trilemma.federation.shelf import Shelf
 from trilemma.federation.spending import write_budgets
-from trilemma.federation.task import load_task
+from trilemma.federation.task import PartyTask, load_task
 from trilemma.learning import MessageLayout, Part
 from trilemma.learning.gridded import ColumnGridCodec
 from trilemma.learning.messages import Asked, Parts
 from trilemma.learning.server import column_blocks
+from trilemma.mapped_rows import stacked
 from trilemma.privacy.grid import Grid
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.stopwatch import Stopwatch
@@ -58,7 +69,7 @@ import numpy as np
 from trilemma import models
 
 def model():
-    return models.build("mlp", (62,), 2, hidden=({hidden},))
+    return models.build("mlp", (62,), 2, hidden={hidden})
 
 def data(client):
     x = np.random.default_rng(client).normal(size=(60, 62))
@@ -82,12 +93,11 @@ GROWS: dict[str, Shape] = {
 """What each stage's seconds, and each side's memory, are made of; k is with how many others a client shares
 secrets."""
 
-M_MMAP_THRESHOLD = -3
-"""The C library's number for: from how many bytes on memory is taken from the system, and given back."""
 
-
-def measure(clients: int, dim: int, neighbours: int | None) -> tuple[int, dict[str, float]]:
-    """Return the exact number of parameters and the median seconds of each stage."""
+def founded(
+    folder: Path, clients: int, task: Path, neighbours: int | None = None
+) -> tuple[list[Party], PartyTask]:
+    """Make a federation, of CafCor with noise between pairs; return its parties and the server's task."""
     privacy = {"threat": "secldp", "clip": 0.1, "sigma_cor": 0.5, "sigma_ind": 0.1}
     tables = {
         "federation": {"clients": clients, "tolerate": 1},
@@ -96,13 +106,19 @@ def measure(clients: int, dim: int, neighbours: int | None) -> tuple[int, dict[s
         "privacy": privacy if neighbours is None else {**privacy, "neighbours": neighbours},
         "run": {"rounds": ROUNDS, "evaluate_every": ROUNDS},
     }
+    facts = Federation("growth", clients, examples=60, timing=Timing(round_limit=600.0, poll=0.01))
+    made = provisioning.init(folder, facts, configurations.parse(tables, []).toml(), task=task)
+    loaded = load_task(made[0])
+    write_budgets(made[1:], loaded, 1e9)
+    return made, loaded
+
+
+def measure(clients: int, dim: int, neighbours: int | None) -> tuple[int, dict[str, float]]:
+    """Return the exact number of parameters and the median seconds of each stage."""
     with tempfile.TemporaryDirectory() as scratch:
         task, folder = Path(scratch) / "task.py", Path(scratch) / "federation"
-        task.write_text(TASK.format(hidden=max(1, dim // 65)))
-        facts = Federation("growth", clients, examples=60, timing=Timing(round_limit=600.0, poll=0.01))
-        made = provisioning.init(folder, facts, configurations.parse(tables, []).toml(), task=task)
-        loaded = load_task(made[0])
-        write_budgets(made[1:], loaded, 1e9)
+        task.write_text(TASK.format(hidden=(max(1, dim // 65),)))
+        made, loaded = founded(folder, clients, task, neighbours)
         memory = OwnMemory()
         with as_if_long(memory):
             open_run(made[0], "growth", Watched(made, memory)).go()
@@ -199,6 +215,91 @@ def large(clients: int, dim: int) -> None:
             )
 
 
+def one_client(clients: int, dim: int) -> None:
+    """Let one client of a federation answer two rounds, in a process of its own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        task, folder = Path(scratch) / "task.py", Path(scratch) / "federation"
+        width = max(1, math.isqrt(dim))
+        task.write_text(TASK.format(hidden=(width, max(1, (dim - 64 * width) // (width + 3)))))
+        made, loaded = founded(folder, clients, task)
+        server = open_run(made[0], "growth", InProcess(made))
+        commit = server.start()
+        server._join(commit, 0)
+        sent = Path(scratch) / "questions"
+        sent.mkdir()
+        for round_, heard in enumerate(({}, {"0": 0})):
+            ask = wire.Ask(run="growth", epoch=0, round=round_, heard=heard, unused=[])
+            (sent / str(round_)).write_bytes(wire.dumps(ask, commit.broadcast))
+        print(f"one of {clients} clients, d = {loaded.model.dim:,}", flush=True)
+        command = [sys.executable, __file__, "--answer", str(made[1].folder), str(sent)]
+        subprocess.run(command, check=True)
+
+
+def answer(folder: Path, questions: Path) -> None:
+    """Be that client."""
+    node = Node(parties(folder)[0])
+    for round_ in range(2):
+        with (questions / str(round_)).open("rb") as file:
+            block = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        long, memory, started = described(block), OwnMemory(), time.process_time()
+        with memory.watched("client"):
+            node.answer(wire.dumps(long))
+            for place in range(len(long.checksums)):
+                node.answer(piece_of(block, long.digest, place))
+            told, _ = wire.loads(node.answer(wire.dumps(long)), wire.Long)
+            for place in range(len(told.checksums)):
+                node.answer(wire.dumps(wire.Fetch(digest=told.digest, place=place)))
+        notes = (node.party.run_folder("growth") / "notes.jsonl").read_text().splitlines()
+        seconds = ", ".join(f"{stage} {one:.1f}" for stage, one in json.loads(notes[-1])["seconds"].items())
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(
+            f"round {round_}: {time.process_time() - started:.1f} s of a core ({seconds}); "
+            f"{memory.most['client'] / 1e9:.2f} GB of memory beside {memory.found / 1e9:.2f} found there; "
+            f"with files' pages at most {most / 1e6:.2f}; an answer of {told.length / 1e9:.2f} GB",
+            flush=True,
+        )
+
+
+def aggregate(clients: int, dim: int, limit: float, rules: list[str]) -> None:
+    """Aggregate messages that lie in files within a limit of memory; print seconds, and a digest of each."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, headers = (
+            Path(scratch),
+            [wire.Answer(client=i, run="r", epoch=0, round=0) for i in range(clients)],
+        )
+        for client, header in enumerate(headers):
+            numbers = mapped.empty(folder, (dim,), torch.float32)
+            generator = torch.Generator().manual_seed(client)
+            for some in torch.split(numbers, 1 << 22):
+                some.normal_(generator=generator)
+            files.write_atomically(folder / str(client), *wire.parts_of(header, {"vector": numbers}))
+        built = [parse(rule, f=clients // 5) for rule in rules]
+        for rule in built:
+            stream(rule, [torch.randn(clients, 1 << 16)] * 2)  # what is compiled is compiled before
+        if limit:
+            resource.setrlimit(resource.RLIMIT_DATA, (int(limit * 1e9), int(limit * 1e9)))
+        rows: list[Tensor | None] = []
+        for client in range(clients):
+            with (folder / str(client)).open("rb") as file:
+                block = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            rows.append(wire.loads(block, wire.Answer)[1]["vector"])
+        whole = stacked(folder, rows, dim)
+        for name, rule in zip(rules, built, strict=True):
+            memory, started, spent = OwnMemory(), time.perf_counter(), time.process_time()
+            with memory.watched("server"):
+                value = stream(rule, partial(column_blocks, whole)).value
+            told = hashlib.sha256(wire.raw(value)).hexdigest()[:16]
+            if dim * clients <= 1 << 28:
+                same = torch.equal(value, rule(torch.stack([row for row in rows if row is not None])).value)
+                told += f", {'the same' if same else 'NOT the same'} to the bit as in memory"
+            print(
+                f"{name} of {clients} x {dim:,} ({4e-9 * clients * dim:.1f} GB) in {limit:g} GB: "
+                f"{time.perf_counter() - started:.0f} s, {time.process_time() - spent:.0f} of a core, "
+                f"{memory.most['server'] / 1e9:.2f} GB beside {memory.found / 1e9:.2f}; {told}",
+                flush=True,
+            )
+
+
 def _random_bytes(folder: Path, length: int) -> Tensor:
     data = mapped.empty(folder, (length,), torch.uint8)
     for some in torch.split(data, 1 << 24):
@@ -211,8 +312,9 @@ class OwnMemory:
 
     def __init__(self) -> None:
         self.most: dict[str, int] = {}
+        self.found = _own_memory()
         # Otherwise what was freed is kept for later, and the next who needs memory seems to need none.
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
+        mapped.give_back_what_is_freed()
 
     @contextmanager
     def watched(self, side: str) -> Iterator[None]:
@@ -284,9 +386,20 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="+", default=[50_000, 200_000, 800_000])
     parser.add_argument("--neighbours", type=int, default=4)
     parser.add_argument("--large", type=int, nargs=2, metavar=("N", "D"))
+    parser.add_argument("--client", type=int, nargs=2, metavar=("N", "D"))
+    parser.add_argument("--aggregate", type=int, nargs=2, metavar=("N", "D"))
+    parser.add_argument("--limit", type=float, default=0.0, help="GB; 0: none")
+    parser.add_argument("--rules", nargs="+", default=["caf", "cwmed"])
+    parser.add_argument("--answer", type=Path, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.large:
         large(*options.large)
+    elif options.client:
+        one_client(*options.client)
+    elif options.answer:
+        answer(*options.answer)
+    elif options.aggregate:
+        aggregate(*options.aggregate, options.limit, options.rules)
     else:
         growth(options.clients, options.dims, options.neighbours)
 

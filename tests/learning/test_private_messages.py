@@ -10,8 +10,10 @@ from torch import Tensor
 
 from trilemma import aggregation, data, learning, privacy
 from trilemma.keys import Key
+from trilemma.learning import gridded, privatise
 from trilemma.learning.messages import STEPS, Asked
 from trilemma.learning.privatise import publish
+from trilemma.privacy import grid
 from trilemma.privacy.grid import Grid
 from trilemma.testing.test_algorithms import CLIENTS, is_private, make_clients, run_rounds
 
@@ -177,3 +179,48 @@ def test_every_algorithms_message_is_possible_under_a_neighbours_data(name: str)
         assert {part: tensor.tolist() for part, tensor in one.items()} == {
             part: tensor.tolist() for part, tensor in other.items()
         }
+
+
+@dataclass(frozen=True)
+class InPieces:
+    """A source's noise for one client, in pieces of seven numbers."""
+
+    source: privacy.SimulatedNoise
+
+    def draw(self, *asked) -> Tensor:
+        return self.source.draw(*asked)
+
+    def steps(self, *asked) -> Tensor:
+        return self.source.steps(*asked)
+
+    def pieces(self, law, step, ids, dim, round_):
+        whole = self.steps(law, step, ids, dim, round_, torch.device("cpu"))[0].double().numpy()
+        return iter([whole[start : start + 7] for start in range(0, dim, 7)])
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["sound", "not finite"])
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_long_message_is_made_in_pieces_and_is_the_same_to_the_bit(name, broken, monkeypatch) -> None:
+    """Contribution, noise and what follows from them, some columns at a time."""
+    decays = "weight_decay" in learning.algorithms[name].model_fields
+    algorithm = built(name, "grid", **({"weight_decay": 0.1} if decays else {}))
+    everybody = make_clients()
+    alone = replace(everybody, ids=(2,), noise=InPieces(everybody.noise))
+    start = algorithm.init(alone.model, (2,), Key(1).fold("init"))
+    broadcast = start.broadcast
+    if broken:
+        broadcast = {part: torch.full_like(numbers, 1e30) for part, numbers in broadcast.items()}
+
+    def rounds():
+        state, told = start.clients, []
+        for t in range(3):
+            step = algorithm.client(broadcast, state, alone, t, Key(1).fold("round", t))
+            state = step.state
+            told += [step.messages.vectors, step.messages.beside[STEPS], *state.values()]
+        return told
+
+    whole = rounds()
+    for module, size in ((gridded, "TOGETHER"), (privatise, "LONG"), (grid, "LONG")):
+        monkeypatch.setattr(module, size, 10)
+    for one, other in zip(whole, rounds(), strict=True):
+        assert torch.equal(one.nan_to_num(9.0), other.nan_to_num(9.0))

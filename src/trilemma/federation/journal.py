@@ -172,6 +172,12 @@ class Scores:
         sealed_files.write(self._file, header, score.told)
 
 
+def _entry(header: _EntryHeader, tensors: wire.Tensors) -> Entry:
+    """Return the entry that a file holds."""
+    sent, before, after = (part_of(name, tensors) for name in ("sent", "before", "after"))
+    return Entry(header.run, header.epoch, header.round, header.asked, sent, before, after, header.inquired)
+
+
 class Journal:
     """The journal of one run, one file in the run's folder.
 
@@ -193,18 +199,7 @@ class Journal:
         found = sealed_files.read(self._file, _EntryHeader)
         if found is None:
             return None  # as good as lost: it repeats no answer, and the ledger says which rounds are over
-        header, tensors = found
-        self._last = Entry(
-            header.run,
-            header.epoch,
-            header.round,
-            header.asked,
-            part_of("sent", tensors),
-            part_of("before", tensors),
-            part_of("after", tensors),
-            header.inquired,
-        )
-        self._version = version
+        self._last, self._version = _entry(*found), version
         return self._last
 
     def write(self, entry: Entry) -> None:
@@ -216,10 +211,13 @@ class Journal:
             asked=entry.asked,
             inquired=entry.inquired,
         )
-        tensors = {f"sent/{name}": tensor for name, tensor in entry.sent.items()}
-        tensors |= {f"before/{name}": tensor for name, tensor in entry.before.items()}
+        # What was sent may be bytes of any number; behind it numbers could not be read where they lie.
+        tensors = {f"before/{name}": tensor for name, tensor in entry.before.items()}
         tensors |= {f"after/{name}": tensor for name, tensor in entry.after.items()}
+        tensors |= {f"sent/{name}": tensor for name, tensor in entry.sent.items()}
         sealed_files.write(self._file, header, tensors)
+        if sealed_files.is_long(self._file):  # the file's pages will do
+            entry = _entry(*sealed_files.written(self._file, _EntryHeader))
         self._last, self._version = entry, self._on_disk()
 
     def _on_disk(self) -> tuple[int, ...]:

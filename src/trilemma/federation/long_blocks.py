@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +31,31 @@ from trilemma.federation.sizes import ROOM
 BYTES = "bytes"
 """The tensor that holds a piece."""
 
+Whole = bytes | Sequence[bytes | memoryview]
+"""A block, or its parts, which need not be together in memory."""
 
-def described(block: wire.Block) -> wire.Long:
-    """Return a block's announcement."""
-    view = memoryview(block)
-    places = range(0, len(view), wire.PIECE)
-    checksums = [hashlib.sha256(view[start : start + wire.PIECE]).hexdigest() for start in places]
-    return wire.Long(length=len(view), checksums=checksums)
+
+def described(*parts: wire.Block) -> wire.Long:
+    """Return the announcement of a block, which may come in several parts.
+
+    >>> block = b"ab" * wire.PIECE
+    >>> described(block) == described(block[:5], block[5:])
+    True
+    """
+    length, checksums, checksum = 0, [], hashlib.sha256()
+    for part in parts:
+        view, start = memoryview(part), 0
+        while start < len(view):
+            if length % wire.PIECE == 0:
+                checksum = hashlib.sha256()
+            stop = min(len(view), start + wire.PIECE - length % wire.PIECE)
+            checksum.update(view[start:stop])
+            length, start = length + stop - start, stop
+            if length % wire.PIECE == 0:
+                checksums.append(checksum.hexdigest())
+    if length % wire.PIECE:
+        checksums.append(checksum.hexdigest())
+    return wire.Long(length=length, checksums=checksums)
 
 
 def piece_of(block: wire.Block, digest: str, place: int) -> bytes:
@@ -132,7 +150,7 @@ class LongBlocks:
     folder: Path
     limit: Callable[[], int]
 
-    def answer(self, kind: str, block: bytes, handle: Callable[[wire.Block], bytes]) -> bytes:
+    def answer(self, kind: str, block: bytes, handle: Callable[[wire.Block], Whole]) -> bytes:
         """Answer a block by `handle`, or a part of the carrying of one."""
         if kind == wire.Long.kind:
             long, _ = wire.loads(block, wire.Long, limit=wire.LARGEST_HEADER)
@@ -184,15 +202,16 @@ class LongBlocks:
             return Arriving(long, path.with_suffix(""), self._former)
         raise wire.WireError("a piece of a block that nobody announced")
 
-    def _leave(self, answer: bytes) -> bytes:
+    def _leave(self, answer: Whole) -> bytes:
         """Return an answer, or its announcement where it is long."""
-        if len(answer) <= wire.PIECE:
-            return answer
-        long = described(answer)
+        parts = [answer] if isinstance(answer, bytes) else answer
+        if sum(map(len, parts)) <= wire.PIECE:
+            return b"".join(parts)
+        long = described(*parts)
         only(self.folder / "leaving", {long.digest})
         path = self.folder / "leaving" / long.digest
         if not path.is_file() or path.stat().st_size != long.length:
-            files.write_atomically(path, answer, secret=True)
+            files.write_atomically(path, *parts, secret=True)
         return wire.dumps(long)
 
 

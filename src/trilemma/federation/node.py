@@ -27,7 +27,7 @@ import torch
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import events, wire
-from trilemma.federation.admission import HEADROOM
+from trilemma.federation.admission import HEADROOM, TOGETHER
 from trilemma.federation.adoption import adopt, counted_on
 from trilemma.federation.bundles import finish
 from trilemma.federation.expulsions import Expulsion, check_announced
@@ -42,7 +42,7 @@ from trilemma.federation.journal import (
     what_to_tell,
 )
 from trilemma.federation.layout import Party
-from trilemma.federation.long_blocks import LongBlocks
+from trilemma.federation.long_blocks import LongBlocks, Whole
 from trilemma.federation.proposals import check_allowed
 from trilemma.federation.reasons import Reason, Refused, write_down
 from trilemma.federation.scoring import SHARE
@@ -108,7 +108,7 @@ class Node:
         self.say(events.REFUSED(asked=asked, reason=reason.code))
         raise Refused(reason)
 
-    def _handle(self, block: wire.Block) -> bytes:
+    def _handle(self, block: wire.Block) -> Whole:
         finish(self.party)
         return self._handlers.get(wire.kind_of(block), self._unknown)(block)
 
@@ -121,7 +121,7 @@ class Node:
         )
 
     @property
-    def _handlers(self) -> dict[str, Callable[[wire.Block], bytes]]:
+    def _handlers(self) -> dict[str, Callable[[wire.Block], Whole]]:
         return {
             wire.Hello.kind: self._hello,
             wire.Keys.kind: self._keys,
@@ -160,7 +160,7 @@ class Node:
 
     @property
     def _broadcast_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._start.broadcast.values())
+        return sum(dtype.itemsize * shape.numel() for shape, dtype in self._expected.values())
 
     def _hello(self, block: wire.Block) -> bytes:
         hello, _ = wire.loads(block, wire.Hello, HEADROOM + wire.LARGEST_HEADER)
@@ -169,7 +169,7 @@ class Node:
             raise Refused(Reason.TERMS, f"the server's are {hello.terms}, this client's {self.party.terms}")
         self._check_folder()
         if self.loaded.get("terms", hello.terms) != hello.terms:
-            for name in ("task", "_start", "_clients"):  # its owner changed them while this process ran
+            for name in ("task", "_expected", "_clients"):  # its owner changed them while this process ran
                 self.__dict__.pop(name, None)
         self.loaded["terms"] = hello.terms
         check_allowed(self.party, self.task, hello.run)
@@ -224,7 +224,7 @@ class Node:
         self.say(events.EPOCH_CONFIRMED(run=confirm.run, epoch=confirm.epoch))
         return wire.dumps(wire.Confirmed(client=self.client, run=confirm.run, epoch=confirm.epoch))
 
-    def _ask(self, block: wire.Block) -> bytes:
+    def _ask(self, block: wire.Block) -> Whole:
         watch = Stopwatch()
         with watch.stage("serialise"):
             ask, broadcast = self._read(block, wire.Ask, self._broadcast_bytes)
@@ -236,30 +236,29 @@ class Node:
         header = wire.Answer(client=self.client, run=ask.run, epoch=ask.epoch, round=ask.round)
         if isinstance(todo, Again):
             self.say(events.ANSWER_REPEATED(run=ask.run, epoch=ask.epoch, round=ask.round))
-            return wire.dumps(header, todo.sent)
+            return wire.parts_of(header, todo.sent)
         if not 0 <= ask.round < self.task.config.run.rounds:
             raise Refused(Reason.ROUND, f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
-        self._check_numbers(broadcast, self._start.broadcast)
+        self._check_numbers(broadcast, self._expected)
         # Order matters: pay, compute, remember, and only then speak.
         secrets = session.require(ask.epoch)
         with watch.stage("ledger"):
             unheard = sorted(set(ask.unused) & set(range(self._clients)))  # a ledger keeps it for ever
             epsilon = pay(self.party, self.task, secrets, ask.run, ask.round, unheard)
-        before = self._start.clients if todo.state is None else todo.state
+        before = self._start().clients if todo.state is None else todo.state
         with watch.stage("compute"):
             step = self._step(ask, broadcast, before, TimedNoise(session.noise(secrets), watch))
         with watch.stage("serialise"):
-            sent = self.task.message.encode(step.messages)
+            sent, state, loss = self.task.message.encode(step.messages), step.state, step.report.get("loss")
+            del step  # what was sent is there twice otherwise
         with watch.stage("journal"):
-            journal.write(Entry(ask.run, ask.epoch, ask.round, asked, sent, before, step.state))
-        with watch.stage("serialise"):
-            answer = wire.dumps(header, sent)
-        loss, seconds = _number(step.report.get("loss")), watch.take()
+            journal.write(Entry(ask.run, ask.epoch, ask.round, asked, sent, before, state))
+        answer, seconds = wire.parts_of(header, sent), watch.take()
         session.note(
             {
                 "round": ask.round,
                 "epoch": ask.epoch,
-                "loss": loss,
+                "loss": _number(loss),
                 "epsilon": epsilon,
                 "unheard": unheard,
                 "seconds": seconds,
@@ -271,7 +270,7 @@ class Node:
                 epoch=ask.epoch,
                 round=ask.round,
                 seconds=events.figures(seconds),
-                bytes=len(answer),
+                bytes=sum(map(len, answer)),
                 epsilon=events.figures(epsilon),
             )
         )
@@ -306,7 +305,7 @@ class Node:
             return wire.dumps(header, told)
         if round_ + 1 not in own.turns:
             raise Refused(Reason.ROUND, f"round {round_} is none after which clients evaluate")
-        self._check_numbers(model, {"params": self._start.broadcast["params"]})
+        self._check_numbers(model, {"params": self._expected["params"]})
         session.require(epoch)
         # The same order: pay, compute, remember, and only then speak.
         epsilon = pay_score(self.party, self.task, run, epoch, round_)
@@ -334,22 +333,25 @@ class Node:
             said = f"{self.party.name}: noise and batches are REPRODUCIBLE, NOT SECRET: for tests only"
             print(said, file=sys.stderr, flush=True)
 
-    @cached_property
     def _start(self) -> Start:
         """Where the algorithm starts, as this client computes it."""
         task = self.task
         return task.resolved.algorithm.init(task.model, (self.client,), task.key.fold("init"))
 
-    def _check_numbers(self, broadcast: State, start: State) -> None:
-        """A broadcast must look like the one the algorithm starts with, and be finite and bounded."""
-        described = {name: (tensor.shape, tensor.dtype) for name, tensor in broadcast.items()}
-        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in start.items()}
-        if described != expected:
+    @cached_property
+    def _expected(self) -> Described:
+        """What a broadcast looks like: as the one the algorithm starts with."""
+        return _described(self._start().broadcast)
+
+    def _check_numbers(self, broadcast: State, expected: Described) -> None:
+        """A broadcast must look as expected, and be finite and bounded."""
+        if _described(broadcast) != expected:
             raise Refused(Reason.BROADCAST, "it does not have the shape of this configuration's")
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in broadcast.values()):
+        parts = [part for tensor in broadcast.values() for part in torch.split(tensor.reshape(-1), TOGETHER)]
+        if not all(bool(torch.isfinite(part).all()) for part in parts):
             raise Refused(Reason.BROADCAST, "it is not finite")
         bound = math.inf if self.task.resolved.release is None else self.task.config.privacy.broadcast_bound
-        if any(tensor.numel() and float(tensor.abs().max()) > bound for tensor in broadcast.values()):
+        if any(part.numel() and float(part.abs().max()) > bound for part in parts):
             raise Refused(Reason.BROADCAST, f"it exceeds [privacy] broadcast_bound = {bound:g}")
 
     def _expelled(self, block: wire.Block) -> bytes:
@@ -371,6 +373,14 @@ class Node:
         files.write_atomically(self.party.run_folder(finished.run) / "result", block)
         self.say(events.RESULT_RECEIVED(run=finished.run))
         return wire.dumps(wire.Noted(client=self.client, run=finished.run))
+
+
+Described = dict[str, tuple[torch.Size, torch.dtype]]
+"""What tensors look like."""
+
+
+def _described(tensors: State) -> Described:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def _number(value: Any) -> float | None:

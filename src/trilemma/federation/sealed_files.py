@@ -7,6 +7,7 @@ that it cannot be sure of.
 
 from __future__ import annotations
 
+import mmap
 import sys
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def write(path: Path, header: wire.Header, tensors: wire.Tensors | None = None) 
 def read(path: Path, expected: type[AnyHeader]) -> tuple[AnyHeader, dict[str, Tensor]] | None:
     """Return what `write` wrote; None where the file is broken, which is then put aside."""
     try:
-        return wire.loads(wire.unsealed(path.read_bytes()), expected)
+        return wire.loads(wire.unsealed(_content(path)), expected)
     except (OSError, wire.WireError) as error:
         if isinstance(error, OSError) and not files.disk_broke(error):
             raise
@@ -33,3 +34,21 @@ def read(path: Path, expected: type[AnyHeader]) -> tuple[AnyHeader, dict[str, Te
         path.replace(aside)
         print(f"{path}: {error}; it was moved to {aside.name}", file=sys.stderr, flush=True)
         return None
+
+
+def written(path: Path, expected: type[AnyHeader]) -> tuple[AnyHeader, dict[str, Tensor]]:
+    """Return what this process has just written, and need not compare."""
+    return wire.loads(wire.unchecked(_content(path)), expected)
+
+
+def is_long(path: Path) -> bool:
+    """Tell whether a file's tensors are seen where they lie, and not read into memory."""
+    return path.stat().st_size > wire.PIECE
+
+
+def _content(path: Path) -> wire.Block:
+    """Return what is in a file; a long one is seen, in a copy of its own for who writes to it."""
+    if not is_long(path):
+        return path.read_bytes()
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from trilemma.privacy.types import NoiseLaw, NoiseSource
+from trilemma.privacy.types import NoiseLaw, PiecewiseNoise
 from trilemma.stopwatch import Stopwatch
 
 
@@ -14,7 +17,7 @@ from trilemma.stopwatch import Stopwatch
 class TimedNoise:
     """A noise source whose time is taken."""
 
-    source: NoiseSource
+    source: PiecewiseNoise
     watch: Stopwatch
 
     def draw(
@@ -30,3 +33,17 @@ class TimedNoise:
         """Draw whole steps from the source."""
         with self.watch.stage("noise"):
             return self.source.steps(law, step, ids, dim, round_, device)
+
+    def pieces(
+        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int
+    ) -> Iterator[NDArray[np.float64]]:
+        """Draw whole steps from the source, piece by piece."""
+        return self._timed(self.source.pieces(law, step, ids, dim, round_))
+
+    def _timed(self, pieces: Iterator[NDArray[np.float64]]) -> Iterator[NDArray[np.float64]]:
+        while True:
+            with self.watch.stage("noise"):
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece

@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
@@ -37,7 +38,7 @@ from trilemma.federation.expulsions import Expulsion
 
 MAGIC = b"trilemma/2\n"
 FORMER = b"trilemma/1\n"
-SEALED = b"trilemma/sealed/1\n"
+SEALED, FORMER_SEALED = b"trilemma/sealed/2".ljust(31) + b"\n", b"trilemma/sealed/1\n"
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -316,9 +317,11 @@ def loads(
         raise WireError("the tensors are not as long as the header says")
     buffers: list[bytearray | memoryview] = []
     tensors: dict[str, Tensor] = {}
+    in_a_file = isinstance(body.obj, mmap.mmap)
     for place, ((name, dtype, shape), size) in enumerate(zip(shapes, sizes, strict=True)):
         if sources[place] == place:
-            buffers.append(body[:size] if isinstance(block, mmap.mmap) else bytearray(body[:size]))
+            stays = in_a_file and (not size or _address(body) % dtype.itemsize == 0)
+            buffers.append(body[:size] if stays else bytearray(body[:size]))
             body = body[size:]
         else:
             buffers.append(buffers[sources[place]])
@@ -326,6 +329,10 @@ def loads(
             _tensor(buffers[-1], dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
         )
     return header, tensors
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
 _Shapes = list[tuple[str, torch.dtype, tuple[int, ...]]]
@@ -429,7 +436,7 @@ def sealed_parts(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview
     return [SEALED + checksum.digest(), *parts]
 
 
-def unsealed(content: bytes) -> memoryview:
+def unsealed(content: Block) -> memoryview:
     """Return the block that a file holds; refuse one that is not as it was written.
 
     A file from before there were checksums holds the bare block.
@@ -439,17 +446,18 @@ def unsealed(content: bytes) -> memoryview:
     trilemma.federation.wire.WireError: not as it was written: its checksum is another
     """
     block = unchecked(content)
-    expected = content[len(SEALED) : len(SEALED) + CHECKSUM]
-    if len(block) < len(content) and hashlib.sha256(block).digest() != expected:
+    before = len(content) - len(block)
+    if before and hashlib.sha256(block).digest() != content[before - CHECKSUM : before]:
         raise WireError("not as it was written: its checksum is another")
     return block
 
 
-def unchecked(content: bytes) -> memoryview:
+def unchecked(content: Block) -> memoryview:
     """Return the block of a file, or the beginning of it, without comparing the checksum."""
-    if content.startswith((MAGIC, FORMER)):
+    beginning = bytes(content[: len(SEALED)])
+    if beginning.startswith((MAGIC, FORMER)):
         return memoryview(content)
-    start = len(SEALED) + CHECKSUM
-    if not content.startswith(SEALED) or len(content) < start:
-        raise WireError("not as it was written: it has no checksum")
-    return memoryview(content)[start:]
+    for seal in (SEALED, FORMER_SEALED):
+        if beginning.startswith(seal) and len(content) >= len(seal) + CHECKSUM:
+            return memoryview(content)[len(seal) + CHECKSUM :]
+    raise WireError("not as it was written: it has no checksum")

@@ -64,7 +64,7 @@ class GridCodec:
         """See `Codec`."""
         return Lengths.of(len(next(iter(parts.values()))), self.longest)
 
-    def encode(self, parts: Parts) -> bytes:
+    def encode(self, parts: Parts) -> bytearray:
         """See `Codec`."""
         return self.grid.encode(parts[STEPS])
 
@@ -95,10 +95,30 @@ class ColumnGridCodec(GridCodec):
             columns = slice(start, min(start + TOGETHER, grid.dim))
             fresh = grid.numbers(grid.integers(data[columns.start * grid.width : columns.stop * grid.width]))
             known = {name: part[None, columns] for name, part in before.items()}
-            vectors = {name: one for name, one in asked.broadcast.items() if one.shape == (grid.dim,)}
-            here = {**asked.broadcast, **{name: one[columns] for name, one in vectors.items()}}
-            parts = self.follow(fresh[None], known, Asked(asked.round, here))
+            parts = self.follow(fresh[None], known, _columns_of(asked, columns, grid.dim))
             yield {name: part[0] for name, part in parts.items()}
+
+
+def _columns_of(asked: Asked, columns: slice, dim: int) -> Asked:
+    """Return what was asked, of the broadcast's vectors as long as a release these columns only."""
+    vectors = {name: one[columns] for name, one in asked.broadcast.items() if one.shape == (dim,)}
+    return Asked(asked.round, {**asked.broadcast, **vectors})
+
+
+def followed(follow: Follow, fresh: Tensor, before: Parts, asked: Asked) -> Parts:
+    """Return the one vector that follows from releases (k, d), column by column.
+
+    Of long releases it stands in their place: there is no room for both, and nobody needs them any more.
+    """
+    dim = fresh.shape[1]
+    if dim <= TOGETHER:
+        return follow(fresh, before, asked)
+    for start in range(0, dim, TOGETHER):
+        columns = slice(start, min(start + TOGETHER, dim))
+        known = {part: rows[:, columns] for part, rows in before.items()}
+        ((name, found),) = follow(fresh[:, columns], known, _columns_of(asked, columns, dim)).items()
+        fresh[:, columns] = found
+    return {name: fresh}
 
 
 def declared(

@@ -120,7 +120,7 @@ class Codec(Protocol):
     def lengths(self, parts: Parts) -> Lengths:
         """Return how long each of k messages is, without encoding them."""
 
-    def encode(self, parts: Parts) -> bytes:
+    def encode(self, parts: Parts) -> bytes | bytearray:
         """Return one client's message as it travels."""
 
     def decode(self, data: bytes, before: Parts, asked: Asked = NOTHING_ASKED) -> Parts:
@@ -250,8 +250,9 @@ class MessageLayout:
         """Return the message of one client (k = 1) as it travels: its vector, or the codec's bytes."""
         if self.codec is None:
             return {VECTOR: messages.vectors[0]}
-        data = bytearray(self.codec.encode(self._one(messages)))
-        return {ENCODED: torch.frombuffer(data, dtype=torch.uint8)}
+        data = self.codec.encode(self._one(messages))
+        own = data if isinstance(data, bytearray) else bytearray(data)  # torch wants what can be written to
+        return {ENCODED: torch.frombuffer(own, dtype=torch.uint8)}
 
     def decode(self, sent: Parts, before: Parts | None = None, asked: Asked = NOTHING_ASKED) -> Messages:
         """Read one client's message (k = 1); `before` is what was remembered of its last, None: nothing.

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trilemma.keys import Key
-from trilemma.learning.gridded import declared
+from trilemma.learning.gridded import declared, followed
 from trilemma.learning.messages import Asked, Parts, one_vector
 from trilemma.learning.privatise import batch_gradients, clip_of, noised
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
@@ -96,6 +96,8 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
 
     def decayed(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
         """Add weight decay, which is no secret, to what travelled as integers without it."""
+        if not settings.weight_decay:
+            return follow(fresh, before, asked)
         return follow(fresh.add(asked.broadcast["params"], alpha=settings.weight_decay), before, asked)
 
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
@@ -107,8 +109,11 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
         grid = setup.grid(clients.model.dim)
         clip = clip_of(release, grid)
         step = batch_gradients(settings, clients, broadcast, release, key, clip, decayed=grid is None)
-        sent = noised(step.value, setup, clients, round_)
-        after = (follow if grid is None else decayed)(sent.numbers, state, Asked(round_, broadcast))
+        sent = noised(step.value, setup, clients, round_, spent=True)
+        if grid is None:
+            after = follow(sent.numbers, state, Asked(round_, broadcast))
+        else:
+            after = followed(decayed, sent.numbers, state, Asked(round_, broadcast))
         report = {"loss": step.loss, "clipped": step.clipped}
         return ClientStep(sent.messages(after["momentum"]), after, report)
 

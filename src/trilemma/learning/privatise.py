@@ -15,10 +15,13 @@ that a message holds, w, momenta, weight decay, both ends work out alike (`trile
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trilemma import models
@@ -27,8 +30,8 @@ from trilemma.keys import Key
 from trilemma.learning.messages import STEPS, Messages
 from trilemma.learning.protocol import Clients, State
 from trilemma.learning.settings import Setup
-from trilemma.privacy.grid import Grid
-from trilemma.privacy.types import Release
+from trilemma.privacy.grid import LONG, Grid
+from trilemma.privacy.types import PiecewiseNoise, Release
 
 
 def draw_batch(clients: Clients, size: int, release: Release | None, key: Key) -> Batch:
@@ -135,27 +138,35 @@ def _finite(vectors: Tensor) -> Tensor:
 class Noised:
     """What k clients release.
 
-    `numbers` (k, d) is what everybody calculates with; `contribution` is what is in it beside noise; `steps`
-    (k, d) are the integers that leave on a `grid`, None where floating-point numbers do.
+    `numbers` (k, d) is what everybody calculates with; `contribution` is what is in it beside noise, as it
+    was before it was put on a grid; `steps` (k, d) are the integers that leave on a `grid`, None where
+    floating-point numbers do. `whole` is the contribution in steps where that was kept.
     """
 
     numbers: Tensor
     contribution: Tensor
     steps: Tensor | None = None
     grid: Grid | None = None
+    whole: Tensor | None = None
 
     @property
     def kept(self) -> Tensor:
         """The contribution in numbers, which stays with the client."""
-        return self.contribution if self.grid is None else self.grid.numbers(self.contribution)
+        if self.grid is None:
+            return self.contribution
+        whole = self.grid.contribution(self.contribution) if self.whole is None else self.whole
+        return self.grid.numbers(whole)
 
     def messages(self, vectors: Tensor) -> Messages:
         """Return messages of which the rule sees `vectors`, worked out from what is released."""
         return Messages(vectors) if self.steps is None else Messages(vectors, {STEPS: self.steps})
 
 
-def noised(vectors: Tensor, setup: Setup, clients: Clients, round_: int) -> Noised:
-    """Add the noise the release asks for; without any, return the very same tensor."""
+def noised(vectors: Tensor, setup: Setup, clients: Clients, round_: int, spent: bool = False) -> Noised:
+    """Add the noise the release asks for; without any, return the very same tensor.
+
+    Nobody needs `vectors` that are `spent` afterwards: of a long one the numbers then stand in its place.
+    """
     release = setup.release
     if release is None or release.law.silent:
         return Noised(vectors, vectors)
@@ -164,10 +175,29 @@ def noised(vectors: Tensor, setup: Setup, clients: Clients, round_: int) -> Nois
     if grid is None:
         kept = _finite(vectors)
         return Noised(kept + clients.noise.draw(release.law, clients.ids, dim, round_, device), kept)
+    if dim > LONG and len(vectors) == 1 and isinstance(clients.noise, PiecewiseNoise):
+        pieces = clients.noise.pieces(release.law, grid.step, clients.ids, dim, round_)
+        return _in_pieces(vectors, pieces, grid, spent)
     whole = grid.contribution(vectors)
     noise = clients.noise.steps(release.law, grid.step, clients.ids, dim, round_, device)
     steps = grid.message(whole, noise)
-    return Noised(grid.numbers(steps), whole, steps, grid)
+    return Noised(grid.numbers(steps), vectors, steps, grid, whole)
+
+
+def _in_pieces(vectors: Tensor, noise: Iterator[NDArray[np.float64]], grid: Grid, spent: bool) -> Noised:
+    """Add noise that comes in pieces to a long contribution (1, d): no more of either is in memory."""
+    row, steps = vectors[0], torch.empty_like(vectors, dtype=torch.int32)
+    numbers = (
+        vectors if spent and vectors.dtype == torch.float32 else torch.empty_like(steps, dtype=torch.float32)
+    )
+    bounded, start = grid.bounded(row), 0
+    for piece in noise:
+        columns = slice(start, start + len(piece))
+        drawn = torch.from_numpy(piece).to(row.device, torch.int64)
+        steps[0, columns] = grid.message(bounded(row[columns]), drawn)
+        numbers[0, columns] = grid.numbers(steps[0, columns])
+        start += len(piece)
+    return Noised(numbers, vectors, steps, grid)
 
 
 def publish(

@@ -25,6 +25,7 @@ contribution: g√d ≤ C/8 for unit "user", 2⁻⁸ of the declared move for un
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -137,10 +138,24 @@ class Grid:
         if vectors.shape[1] > LONG:
             whole = torch.empty_like(vectors, dtype=torch.int64)
             for row, numbers in zip(whole, vectors, strict=True):
-                _bound_long(numbers, self, row)
+                bounded = self.bounded(numbers)
+                for there, some in zip(_some(row), _some(numbers), strict=True):
+                    there.copy_(bounded(some))
             return whole
         together = max(1, _CACHED // max(1, vectors.shape[1]))
         return torch.cat([_bounded(rows, self) for rows in torch.split(vectors, together)])
+
+    def bounded(self, row: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return how any part of one long contribution (d,) becomes whole steps, as in `contribution`.
+
+        >>> row = torch.tensor([3.0, 4.0, 0.0])
+        >>> grid = Grid(step=0.25, width=2, dim=3, bound=1.0, unit="user")
+        >>> bounded = grid.bounded(row)
+        >>> torch.cat([bounded(row[:2]), bounded(row[2:])])
+        tensor([2, 3, 0])
+        """
+        factor = _factor(row, self)
+        return lambda some: _in_steps(some, self, factor)
 
     def message(self, contribution: Tensor, noise: Tensor) -> Tensor:
         """Return the integers (k, d) that leave: the sum, saturated where 32 bits or fewer cannot hold it."""
@@ -156,10 +171,12 @@ class Grid:
             there.copy_(some.double() * self.step)
         return numbers
 
-    def encode(self, integers: Tensor) -> bytes:
+    def encode(self, integers: Tensor) -> bytearray:
         """Return the integers (d,) as they travel: little-endian, `width` bytes each."""
-        whole = np.ascontiguousarray(integers.cpu().numpy(), dtype="<i4")
-        return whole.view(np.uint8).reshape(-1, 4)[:, : self.width].tobytes()
+        whole = np.ascontiguousarray(integers.cpu().numpy(), dtype="<i4").view(np.uint8).reshape(-1, 4)
+        sent = bytearray(self.width * len(whole))
+        np.frombuffer(sent, np.uint8).reshape(-1, self.width)[:] = whole[:, : self.width]
+        return sent
 
     def decode(self, data: Buffer) -> Tensor:
         """Read integers (d,), int32, from anybody; refuse another length.
@@ -195,33 +212,39 @@ def _some(rows: Tensor) -> tuple[Tensor, ...]:
     return torch.split(rows, LONG, dim=-1)
 
 
-def _bound_long(row: Tensor, grid: Grid, whole: Tensor) -> None:
-    """Write one long contribution as whole steps, as `_bounded` does, some of it at a time."""
+def _in_steps(some: Tensor, grid: Grid, factor: float | None) -> Tensor:
+    """Return a part of a contribution times `factor` as whole steps, int64; zeros where that is None."""
+    if factor is None:
+        return torch.zeros_like(some, dtype=torch.int64)
+    steps = (some.double() / grid.step).mul_(factor).round_()
+    return steps.clamp_(-grid.limit, grid.limit).to(torch.int64)
 
-    def rounded(factor: float) -> int:
-        """Write the row times `factor`; return the square of its length."""
-        square = 0
-        for there, some in zip(_some(whole), _some(row), strict=True):
-            steps = (some.double() / grid.step).mul_(factor).round_()
-            there.copy_(steps.clamp_(-grid.limit, grid.limit))
-            square += int((there * there).sum())
-        return square
+
+def _factor(row: Tensor, grid: Grid) -> float | None:
+    """Return what one long contribution is multiplied by, as in `_bounded`, looking at some of it at a time.
+
+    None: it is not finite, or cannot be bounded, and counts as zero.
+    """
+
+    def square(factor: float) -> int:
+        """Return the square of the length of the row times `factor`, in steps."""
+        parts = (_in_steps(some, grid, factor) for some in _some(row))
+        return sum(int((part * part).sum()) for part in parts)
 
     if not all(bool(torch.isfinite(some).all()) for some in _some(row)):
-        whole.zero_()
-    elif grid.unit == "example":
-        rounded(1.0)
-    else:
-        radius = grid.bound / grid.step
-        norms = [float(torch.linalg.vector_norm(some.double() / grid.step)) for some in _some(row)]
-        factor = min(1.0, radius / max(math.hypot(*norms), 1e-300))
-        largest, square = math.floor(Fraction(radius) ** 2), 0
-        for _ in range(_TRIES):
-            if (square := rounded(factor)) <= largest:
-                return
-            factor *= math.sqrt(largest / square) * _SHORTER
-        if rounded(factor * (radius - math.sqrt(len(row)) / 2) / (radius * (1 + 1e-9))) > largest:
-            whole.zero_()
+        return None
+    if grid.unit == "example":
+        return 1.0
+    radius = grid.bound / grid.step
+    norms = [float(torch.linalg.vector_norm(some.double() / grid.step)) for some in _some(row)]
+    factor = min(1.0, radius / max(math.hypot(*norms), 1e-300))
+    largest = math.floor(Fraction(radius) ** 2)
+    for _ in range(_TRIES):
+        if (found := square(factor)) <= largest:
+            return factor
+        factor *= math.sqrt(largest / found) * _SHORTER
+    factor *= (radius - math.sqrt(len(row)) / 2) / (radius * (1 + 1e-9))
+    return factor if square(factor) <= largest else None
 
 
 def _bounded(rows: Tensor, grid: Grid) -> Tensor:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trilemma.errors import PrivacyError, UserError, nearest
@@ -72,6 +75,16 @@ class NoiseSource(Protocol):
         self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
     ) -> Tensor:
         """Return the same in whole steps of a grid (`trilemma.privacy.grid`), int64."""
+
+
+@runtime_checkable
+class PiecewiseNoise(NoiseSource, Protocol):
+    """A source that also gives one client's noise in pieces, for messages of which memory holds one copy."""
+
+    def pieces(
+        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int
+    ) -> Iterator[NDArray[np.float64]]:
+        """Return what `steps` gives, one piece after the other: whole numbers, as doubles."""
 
 
 @dataclass(frozen=True)
