@@ -81,7 +81,7 @@ def test_addresses_are_free_when_nobody_needs_the_rows(tmp_path: Path) -> None:
     assert mapped.lies_in_a_file(seen[1])
     seen.clear()
     gc.collect()
-    assert address not in mapped._SHOWN
+    assert address not in mapped.ROOMS
 
 
 def test_no_rows_and_no_numbers_are_rows_too(tmp_path: Path) -> None:

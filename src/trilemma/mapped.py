@@ -29,7 +29,20 @@ LARGE = 1 << 20
 """Bytes from which on what is freed goes back to the system at once."""
 
 _M_MMAP_THRESHOLD = -3  # the C library's number for that setting
-_SHOWN: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # what else is a file's, by its address
+
+
+class Room(mmap.mmap):
+    """Addresses at which rows of several files are shown (`mapped_rows`).
+
+    `files` says which file a row is all of, None for the others; copies are in `folder`.
+    """
+
+    folder: Path
+    files: tuple[Path | None, ...] = ()
+
+
+ROOMS: WeakValueDictionary[int, Room] = WeakValueDictionary()
+"""Rooms that are in use, by their address."""
 
 
 @cache
@@ -84,12 +97,21 @@ def take_room(handle: int, size: int) -> None:
 def lies_in_a_file(tensor: Tensor) -> bool:
     """Tell whether a tensor is, or is a part of, a mapped file, or several."""
     storage = tensor.untyped_storage()
-    return storage.filename is not None or storage.data_ptr() in _SHOWN
+    return storage.filename is not None or storage.data_ptr() in ROOMS
 
 
-def remember(tensor: Tensor, room: mmap.mmap) -> None:
-    """Take a tensor whose memory is `room`, and parts of it, for what lies in files (`mapped_rows`)."""
-    _SHOWN[tensor.untyped_storage().data_ptr()] = room
+def beside(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return room for a tensor of the type of another: in a file beside its file, where it lies in one.
+
+    >>> beside(torch.ones(2), (3, 2)).shape
+    torch.Size([3, 2])
+    """
+    if not lies_in_a_file(tensor):
+        return tensor.new_empty(tuple(shape))
+    storage = tensor.untyped_storage()
+    room = ROOMS.get(storage.data_ptr())
+    folder = Path(str(storage.filename)).parent if room is None else room.folder
+    return empty(folder, shape, tensor.dtype)
 
 
 def file_of(tensor: Tensor) -> Path | None:

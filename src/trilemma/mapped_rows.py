@@ -62,15 +62,16 @@ def _shown(folder: Path, rows: Sequence[Tensor | None], numbers: int) -> Tensor:
     length = 4 * numbers
     apart = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    room = mmap.mmap(-1, apart * len(rows), flags=flags)  # addresses: nothing is ever written there
+    room = mapped.Room(-1, apart * len(rows), flags=flags)  # addresses: nothing is ever written there
     whole = torch.from_numpy(np.frombuffer(room, np.float32)).as_strided(
         (len(rows), numbers), (apart // 4, 1)
     )
-    regions = _regions()
+    regions, files = _regions(), list[Path | None]()
     with ExitStack() as stack:
         absent: int | None = None
         for there, row in zip(whole, rows, strict=True):
             place = None if row is None else _place_of(row, regions)
+            files.append(place.path if place is not None and place.whole else None)
             if place is not None:
                 with place.path.open("rb") as file:
                     _show(there, file.fileno(), place.offset, mmap.PROT_READ)
@@ -81,8 +82,31 @@ def _shown(folder: Path, rows: Sequence[Tensor | None], numbers: int) -> Tensor:
                 _show(there, handle, 0, mmap.PROT_READ | mmap.PROT_WRITE)
                 _fill(there, row)
                 absent = handle if row is None else absent
-    mapped.remember(whole, room)
+    room.folder, room.files = folder, tuple(files)
+    mapped.ROOMS[whole.data_ptr()] = room
     return whole
+
+
+def files_of(rows: Tensor) -> tuple[Path | None, ...]:
+    """Return which file each row of `stacked` is all of; none for other tensors, and for parts of one."""
+    room = mapped.ROOMS.get(rows.untyped_storage().data_ptr())
+    whole = room is not None and rows.data_ptr() == rows.untyped_storage().data_ptr()
+    if room is None or not whole or rows.dim() != 2 or len(rows) != len(room.files):
+        return ()
+    return room.files if 4 * rows.shape[1] > len(room) // len(rows) - mmap.PAGESIZE else ()
+
+
+def chosen(rows: Tensor, places: Sequence[int]) -> Tensor:
+    """Return some rows of a tensor: of one in files, where they lie.
+
+    >>> chosen(torch.arange(6.0).view(3, 2), [2, 0])
+    tensor([[4., 5.],
+            [0., 1.]])
+    """
+    room = mapped.ROOMS.get(rows.untyped_storage().data_ptr())
+    if room is None:
+        return rows[list(places)]
+    return stacked(room.folder, [rows[place] for place in places], rows.shape[1])
 
 
 @dataclass(frozen=True)
@@ -100,6 +124,7 @@ class _Region:
 class _Place:
     path: Path
     offset: int
+    whole: bool
 
 
 def _regions() -> list[_Region]:
@@ -122,7 +147,9 @@ def _place_of(row: Tensor, regions: Sequence[_Region]) -> _Place | None:
         if one.start <= first and last <= one.end:
             offset = one.offset + first - one.start
             named = one.path.is_file() and one.path.stat().st_ino == one.inode
-            return _Place(one.path, offset) if named and offset % mmap.PAGESIZE == 0 else None
+            if not named or offset % mmap.PAGESIZE:
+                return None
+            return _Place(one.path, offset, one.path.stat().st_size == row.nbytes)
     return None
 
 

@@ -509,7 +509,7 @@ class World:
                 (files, "write_atomically", disk.write_atomically),
                 (files, "append_durably", disk.append_durably),
                 (files.NamedByContent, "finish", lambda file: disk.finish(file)),
-                (shelf, "IN_MEMORY", 0 if self.shape is SHAPES[1] else shelf.IN_MEMORY),
+                (shelf, "IN_MEMORY", shelf.IN_MEMORY if self.shape is SHAPES[0] else 0),
                 (files, "sync_folder", lambda folder: None),
                 (Ledger, "_append", append),
                 (Ledger, "_cost", price),
@@ -644,7 +644,13 @@ class World:
         params = wire.loads(self.log.result.read_bytes(), wire.Finished)[1]["params"]
         replayed = sum((self.releases.vectors[one] for one in heard), start=torch.zeros_like(params))
         assert torch.equal(params, replayed), f"the model is not what was released: {params - replayed}"
-        remembered = self.log.recover().remembered
+        commit = self.log.recover()
+        remembered = commit.remembered
+        for client, kept in enumerate(commit.server.get("sums", ())):
+            told = [self.releases.vectors[one] for one in heard if one[0] == client]
+            assert torch.equal(kept, sum(told, start=torch.zeros_like(params))), (
+                f"the sum of client {client} is not what was heard"
+            )
         for client, kept in remembered.items():
             told = [self.releases.vectors[one] for one in heard if one[0] == client]
             assert torch.equal(kept["sum"], sum(told, start=torch.zeros_like(params))), (

@@ -179,6 +179,54 @@ def test_a_tensor_that_is_a_part_of_a_file_is_not_taken_for_all_of_it(tmp_path):
     assert Memory(tmp_path / "another").reference(kept) is None
 
 
+def test_rows_are_written_when_they_change_and_shared_when_they_are_the_same(tmp_path):
+    memory = Memory(tmp_path)
+    start = memory.keep_rows(torch.zeros(()).expand(3, 5))
+    assert len(list(tmp_path.iterdir())) == 1, "one row of zeros for all"
+    rows = start.clone()
+    rows[1] = torch.arange(5.0)
+    rows[2] = -0.0
+    after = memory.keep_rows(rows, start)
+    first, second, third = (one.file for one in memory.references(after))
+    assert [one.file for one in memory.references(start)] == [first] * 3
+    assert len({first, second, third}) == 3, "minus zero is another number to whoever compares bits"
+    assert memory.references(after[:2]) == memory.references(after[:, 1:]) == memory.references(rows) == []
+    longer = memory.keep_rows(torch.cat([after, torch.ones(1, 5)]), after)
+    assert [one.file for one in memory.references(longer)][:3] == [first, second, third]
+    read = memory.rows(memory.references(longer))
+    assert torch.equal(read.view(torch.int32), longer.view(torch.int32))
+    memory.forget_all_but(memory.references(after))
+    assert {path.name for path in tmp_path.iterdir()} == {first, second, third}
+    with pytest.raises(wire.WireError, match="not to be had"):
+        memory.rows(memory.references(longer))
+    with pytest.raises(wire.WireError, match="not alike"):
+        memory.rows([memory.references(after)[0], memory.references(memory.keep_rows(torch.ones(1, 4)))[0]])
+
+
+EVIDENCE = ("algorithm.name=cafcor", "aggregation.rule=evidence+mean", *LDP)
+
+
+def test_evidence_is_the_same_with_its_sums_in_files_and_no_commit_holds_them(tmp_path, request):
+    """Number for number; and whichever of the kept commits a run goes on from, its sums are those of then."""
+    ran = []
+    for folder in ("in memory", "in files"):
+        parties = federation(tmp_path / folder, *EVIDENCE, rounds=3)
+        log, _ = run(parties)
+        ran.append((result_of(parties, "run")["params"], log))
+        request.getfixturevalue("on_files")
+    (plain, in_memory), (filed, in_files) = ran
+    assert torch.equal(plain, filed)
+    for one, other in zip(in_memory._kept(), in_files._kept(), strict=True):
+        before, after = (
+            commits.Commit.from_block(wire.unsealed(path.read_bytes()), log.memory, thorough=True).server
+            for path, log in ((one, in_memory), (other, in_files))
+        )
+        sums = after["evidence.sums"]
+        assert torch.equal(before["evidence.sums"], sums)
+        assert len(in_files.memory.references(sums)) == CLIENTS
+        assert other.stat().st_size < one.stat().st_size - sums.nbytes + 4096
+
+
 @pytest.mark.parametrize(
     "change",
     [{"shape": [7]}, {"shape": [1 << 39, 1 << 39]}, {"shape": [-6]}, {"dtype": "float16"}, {"dtype": "int8"}],

@@ -23,11 +23,13 @@ from fault_simulator import (
 from hypothesis import find, given, note, settings
 from hypothesis import strategies as st
 
-from trilemma.federation import hearing, journal, node, spending
+from trilemma.federation import commits, hearing, journal, node, spending, wire
 from trilemma.federation.commits import Commit
 from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.journal import Fresh
+from trilemma.federation.memory import Memory
 from trilemma.federation.reasons import Refused
+from trilemma.mapped_rows import files_of
 from trilemma.privacy.ledger import Ledger
 
 
@@ -47,7 +49,7 @@ def lists_of_faults(name: int | str):
         st.one_of(
             st.builds(Carried, clients, blocks, how, looks),
             st.builds(Crash, clients, writes, crash, looks),
-            st.builds(Crash, st.just(-1), writes, crash),
+            st.builds(Crash, st.just(-1), st.integers(1, 40) if name == LYING else writes, crash),
             st.builds(Killed, sends, st.sampled_from(["before", "after"])),
             st.builds(SetBack, clients, blocks, what, st.integers(1, 6)),
             st.builds(ServerSetBack, sends, st.integers(1, 3)),
@@ -75,6 +77,15 @@ def test_a_commit_whose_memory_is_broken_is_stepped_over(how, nth):
     """What was heard in the rounds after it is heard again; the clients' steps stand, as after a rollback."""
     world = happens([MemoryBroken(nth, how)], 1)
     assert any("broken" in text for text in world.said)
+
+
+@pytest.mark.parametrize("how", ["changed", "cut", "gone"])
+def test_a_commit_whose_sums_are_broken_is_stepped_over(how):
+    """The sums of a server that keeps evidence lie where its memory of messages does, a file for each."""
+    world = happens([MemoryBroken(6, how)], LYING)
+    assert any("broken" in text for text in world.said)
+    newest = world.log._kept()[0]
+    assert len(commits._references(newest)) >= 2 * SHAPES[LYING].clients - 1
 
 
 def test_a_liar_is_expelled_and_nobody_else_notices():
@@ -199,6 +210,21 @@ def remembered_before_it_is_written(monkeypatch):
     monkeypatch.setattr(hearing.Hearing, "hear", hear)
 
 
+def one_file_for_all_rounds(monkeypatch):
+    """The server's sums are changed where they lie: an older commit then finds those of a newer one."""
+    honest = Memory.keep_rows
+
+    def keep_rows(self, rows, before=None):
+        if before is None or len(set(files_of(before))) < len(rows):
+            return honest(self, rows, before)
+        for path, row in zip(files_of(before), rows, strict=True):
+            path.write_bytes(wire.raw(row))
+        return before
+
+    monkeypatch.setattr(Memory, "keep_rows", keep_rows)
+    monkeypatch.setattr(Memory, "check", lambda self, references: None)
+
+
 def forgotten_expulsions(monkeypatch):
     """The server's commits do not say whom it expelled."""
     honest = Commit.parts
@@ -220,6 +246,7 @@ def forgotten_expulsions(monkeypatch):
         (changing_questions, 0, [Killed(4, "after")], "changed"),
         (applied_before_it_is_written, 0, [Crash(-1, 5, "before")], "the model is not what was released"),
         (remembered_before_it_is_written, 1, [Crash(-1, 8, "before")], "what is remembered of client"),
+        (one_file_for_all_rounds, LYING, [Crash(-1, 23, "before")], "the model is not what was released"),
         (forgotten_expulsions, LYING, [Killed(7, "after")], "the run does not end"),
     ],
 )

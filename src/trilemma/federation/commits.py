@@ -43,6 +43,12 @@ class _CommitHeader(wire.Header):
     epoch_terms: str = ""
     expelled: list[Expulsion] = Field(default_factory=list)
     files: dict[str, Reference] = Field(default_factory=dict)
+    row_files: dict[str, list[Reference]] = Field(default_factory=dict)
+
+    @property
+    def references(self) -> list[Reference]:
+        """All files that are referred to."""
+        return [*self.files.values(), *(one for rows in self.row_files.values() for one in rows)]
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,9 @@ class Commit:
     `chosen` is the model the run returns if it ends here, where that is not the latest. `heard` has the round
     in which each client's answer was last used; `unused` are the clients whose answer was not used when they
     were last asked; `record` is what is said about the last round. `remembered` is what the server needs of
-    each client's last message to understand its next one; what of it lies in the server's `Memory` is not in
-    the commit, which only refers to it. `expelled` are all who were expelled so far.
+    each client's last message to understand its next one; what of it, and of the `server`'s state, lies in
+    the server's `Memory` is not in the commit, which only refers to it. `expelled` are all who were expelled
+    so far.
     """
 
     run: str
@@ -78,6 +85,8 @@ class Commit:
         }
         found = {name: memory.reference(tensor) for name, tensor in remembered.items()}
         files = {name: one for name, one in found.items() if one is not None}
+        rows = {name: memory.references(tensor) for name, tensor in self.server.items()}
+        row_files = {name: references for name, references in rows.items() if references}
         epoch = self.epoch or Epoch(-1, (), ())
         header = _CommitHeader(
             run=self.run,
@@ -92,8 +101,10 @@ class Commit:
             epoch_terms=epoch.terms,
             expelled=list(self.expelled),
             files=files,
+            row_files=row_files,
         )
-        parts = {"broadcast": self.broadcast, "server": self.server, "chosen": self.chosen}
+        server = {name: tensor for name, tensor in self.server.items() if name not in row_files}
+        parts = {"broadcast": self.broadcast, "server": server, "chosen": self.chosen}
         parts["remembered"] = {name: one for name, one in remembered.items() if name not in files}
         return wire.parts_of(
             header, {k: v for name, part in parts.items() for k, v in _under(name, part).items()}
@@ -111,8 +122,9 @@ class Commit:
     def _read(cls, block: wire.Block, memory: Memory, thorough: bool) -> Commit:
         header, tensors = wire.loads(block, _CommitHeader)
         tensors |= {f"remembered/{name}": memory.tensor(one) for name, one in header.files.items()}
+        tensors |= {f"server/{name}": memory.rows(rows) for name, rows in header.row_files.items()}
         if thorough:
-            memory.check(header.files.values())
+            memory.check(header.references)
         epoch = Epoch(header.epoch, tuple(header.members), tuple(header.rows), header.epoch_terms)
         return cls(
             header.run,
@@ -155,7 +167,7 @@ def _references(path: Path) -> list[Reference]:
     try:
         with path.open("rb") as file:
             header = wire.header_of(wire.unchecked(file.read(wire.LARGEST_HEADER + 256)), _CommitHeader)
-            return list(header.files.values())
+            return header.references
     except wire.WireError:
         return []
     except OSError as error:

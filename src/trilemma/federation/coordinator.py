@@ -71,7 +71,8 @@ class Coordinator:
             return last
         algorithm, key = self.task.resolved.algorithm, self.task.key.fold("init")
         beginning = algorithm.init(self.task.model, self.policy.everyone, key)
-        commit = Commit(self.run, self.party.agreement, 0, None, beginning.broadcast, beginning.server)
+        server = self._shelf.kept(beginning.server, {})
+        commit = Commit(self.run, self.party.agreement, 0, None, beginning.broadcast, server)
         if self.task.config.run.returned != "last":
             commit = replace(commit, chosen={"params": beginning.broadcast["params"]})
         with self.watch.stage("commit"):
@@ -211,6 +212,11 @@ class Coordinator:
         return Epoch(epoch.number, tuple(client for client in epoch.members if client in rows), rows)
 
     @property
+    def _shelf(self) -> Shelf:
+        """Where what is too long for memory lies."""
+        return Shelf(self.log.folder / "shelf", self.log.memory)
+
+    @property
     def _hearing(self) -> Hearing:
         """How this round's questions are asked."""
         return Hearing(
@@ -219,7 +225,7 @@ class Coordinator:
             self.policy,
             self.timing.round_limit,
             self.exchange,
-            Shelf(self.log.folder / "shelf", self.log.memory),
+            self._shelf,
             self.watch,
             self.say,
         )
@@ -263,12 +269,14 @@ class Coordinator:
         if found and epoch is not None:  # the others share secrets anew, whatever happens to this process
             epoch = Epoch(epoch.number)
         remembered = {**commit.remembered, **heard.remembered}
+        with self.watch.stage("commit"):
+            server = self._shelf.kept(done.state, commit.server)
         return replace(
             commit,
             rounds=finished,
             epoch=epoch,
             broadcast=done.broadcast,
-            server=done.state,
+            server=server,
             chosen=chosen,
             heard={**commit.heard, **dict.fromkeys(answered, commit.rounds)},
             remembered={client: remembered[client] for client in remembered.keys() - clients_of(expelled)},

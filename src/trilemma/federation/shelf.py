@@ -19,6 +19,7 @@ from trilemma.federation import wire
 from trilemma.federation.memory import Memory
 from trilemma.learning import MessageLayout, Messages
 from trilemma.learning.messages import Asked, Parts
+from trilemma.learning.protocol import State
 from trilemma.mapped_rows import stacked
 
 IN_MEMORY = 1 << 30
@@ -35,6 +36,16 @@ class Shelf:
     def needed(self, clients: int, dim: int) -> Shelf | None:
         """Return this shelf where messages of `clients` clients need one."""
         return self if 4 * clients * dim > IN_MEMORY else None
+
+    def kept(self, state: State, before: State) -> dict[str, Tensor]:
+        """Return a server's state; what is long of it, a row of numbers for each client, lies in the memory.
+
+        `before` is the state of the last commit: rows that did not change are its files.
+        """
+        return {
+            name: self.memory.keep_rows(tensor, before.get(name)) if _long_rows(tensor) else tensor
+            for name, tensor in state.items()
+        }
 
     def read(
         self, layout: MessageLayout, sent: wire.Tensors, before: wire.Tensors | None, asked: Asked
@@ -74,6 +85,10 @@ class Shelf:
     def stack(self, vectors: Mapping[int, Tensor], rows: Sequence[int], dim: int) -> Tensor:
         """Return one row per client of `rows`, NaN for those without a vector; where they lie."""
         return stacked(self.folder, [vectors.get(client) for client in rows], dim)
+
+
+def _long_rows(tensor: Tensor) -> bool:
+    return tensor.dim() == 2 and tensor.dtype == torch.float32 and tensor.nbytes > IN_MEMORY
 
 
 def _filling(rooms: Mapping[str, Tensor], pieces: Iterator[Parts]) -> Iterator[Parts]:

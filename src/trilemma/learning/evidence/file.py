@@ -15,8 +15,12 @@ from torch import Tensor
 
 from trilemma.learning.protocol import State
 from trilemma.learning.trace import Law, Places
+from trilemma.mapped import beside, lies_in_a_file
 
 PREFIX = "evidence."
+
+TOGETHER = 1 << 22
+"""Columns of sums in files that are worked on together."""
 
 ORIGIN = PREFIX + "origin"
 """Where in a server's state the model is that is moved."""
@@ -100,3 +104,23 @@ class File:
         parts = (self.shared, coefficients, self.spreads, self.clips)
         shared, c, spreads, clips = (part.cpu().numpy() for part in parts)
         return Law.of(shared, c, spreads, clips, self.sums.shape[1])
+
+
+def added(sums: Tensor, x: Tensor, rows: Tensor, step: float) -> Tensor:
+    """Return the sums (n, d) with step · x, of messages (k, d), added to these rows.
+
+    Where messages lie in a file there is no room in memory: the sums are in one beside it.
+    """
+    if not lies_in_a_file(x):
+        return _added(sums, x, rows, step)
+    after = beside(x, sums.shape)
+    for start in range(0, sums.shape[1], TOGETHER):
+        columns = slice(start, start + TOGETHER)
+        after[:, columns] = _added(sums[:, columns], x[:, columns], rows, step)
+    return after
+
+
+def _added(sums: Tensor, x: Tensor, rows: Tensor, step: float) -> Tensor:
+    if len(rows) == len(sums):
+        return sums.add(x, alpha=step)
+    return sums.index_add(0, rows.to(x.device), x.to(sums.dtype), alpha=step)

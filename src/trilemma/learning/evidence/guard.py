@@ -42,13 +42,14 @@ from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.evidence.conviction import Expulsion, convict
 from trilemma.learning.evidence.correction import Correction, Direction, correct, visible
-from trilemma.learning.evidence.file import File
+from trilemma.learning.evidence.file import File, added
 from trilemma.learning.messages import Messages
 from trilemma.learning.privatise import all_finite
 from trilemma.learning.protocol import Algorithm, ServerStep, Start, State
 from trilemma.learning.screens.screen import check_one_vector, lessened, stage_of
 from trilemma.learning.settings import Setup
 from trilemma.learning.trace import Array, Law, Places, Trace
+from trilemma.mapped_rows import chosen
 from trilemma.models.types import Model
 
 
@@ -114,10 +115,7 @@ class Court:
         assert self.setup.release is not None
         rows, law = torch.tensor(senders), self.setup.release.law
         step = self.trace.step(round_)
-        if len(senders) == len(file.sums):
-            sums = file.sums.add(x, alpha=step)
-        else:
-            sums = file.sums.index_add(0, rows.to(x.device), x.to(file.sums.dtype), alpha=step)
+        sums = added(file.sums, x, rows, step)
         carried, coefficients = file.carried.clone(), file.coefficients.clone()
         carried[rows] *= self.trace.keeps(round_)
         carried[rows, round_] = self.trace.adds(round_)
@@ -277,7 +275,7 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
             report, change = dict(step.report), step.broadcast[trace.model] - model
             weights[[senders.index(int(i)) for i in fresh.rows]] = report["weights"].detach().double().cpu()
             everybody = len(staying) == len(x)
-            heard, by = x if everybody else x[torch.from_numpy(staying).to(x.device)], trace.step(round_)
+            heard, by = x if everybody else chosen(x, staying.tolist()), trace.step(round_)
             beside = partial(_products, heard, change / by)
             change = _moved(change, heard, by * court.corrected(fresh, beside, file.carried, file).mix)
         taken = file.taken.clone()
