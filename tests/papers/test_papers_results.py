@@ -111,16 +111,15 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     results = new_results("s", cells)
     write_results(results, tmp_path / "s.json")
     assert read_results(tmp_path / "s.json") == results
-    assert not results.outdated
     again = results.merged([ours("a", 0.9)])
     assert [cell.metrics["accuracy"].mean for cell in again.cells] == [0.9, cells[1].metrics["accuracy"].mean]
-    assert not again.outdated
+    assert again.age().words == ""
     older = replace(results, code="", date="", device="").merged([ours("a", 0.9)])
     assert [cell.of for cell in older.cells] == [
         "",
         "device unknown, date unknown; code before results were kept as data",
     ]
-    assert older.outdated
+    assert older.age().words == "1 of 2 cells are by code that is not known"
     write_results(older, tmp_path / "older.json")
     assert read_results(tmp_path / "older.json") == older
     with pytest.raises(UserError, match="there are no results"):

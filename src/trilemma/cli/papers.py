@@ -40,8 +40,8 @@ def list_command(results: ResultsFolder = RESULTS) -> None:
         found = results / f"{name}.json"
         there = read_results(found) if found.is_file() else None
         when = "none" if there is None else (there.date or "undated")
-        if there is not None and there.outdated:
-            when += ", older than the code"
+        age = "" if there is None else there.age(study.module).brief
+        when += f", {age}" if age else ""
         runs = "–" if study.compute else f"{len(study.runs())}, {len(study.runs(quick=True))}"
         lines.append((name, runs, when, studies.summary(name)))
     Console().print(Table("", ("study", "runs, quick", "results", "what it is"), tuple(lines)))
@@ -92,7 +92,7 @@ def run_command(
     }
 
     def keep(name: str, found: Sequence[Measured]) -> None:
-        write_results(before[name].merged(found), paths[name])
+        write_results(before[name].merged(found, chosen[name].module), paths[name])
 
     for name, study in chosen.items():
         if study.compute is not None:
@@ -162,9 +162,10 @@ Quick = Annotated[bool, typer.Option("--quick", help="the results of a quick loo
 @papers_app.command("compare")
 def compare_command(name: Name, quick: Quick = False, results: ResultsFolder = RESULTS) -> None:
     """Print ours beside the paper's with a verdict for each, as Markdown."""
+    from trilemma.papers import studies
     from trilemma.papers.verdicts import verdict_table
 
-    print(verdict_table(name, *_read(name, results, quick)).markdown())
+    print(verdict_table(name, *_read(name, results, quick), studies[name].module).markdown())
 
 
 @papers_app.command("figure")

@@ -34,7 +34,8 @@ def _cell(d: int, row: str) -> Measured:
     rule = parse(RULES[row], f=LIARS)
     ours, mean = _in_turns([lambda: rule(messages), lambda: messages.mean(0)])
     ratio = Spread.of({1: round(ours / mean, 3)})
-    settings = {"clients": CLIENTS, "f": LIARS, "d": d, "threads": torch.get_num_threads()}
+    threads = torch.get_num_threads()
+    settings = {"rule": RULES[row], "clients": CLIENTS, "f": LIARS, "d": d, "threads": threads}
     return Measured("times the mean's", row, f"d = {d:g}", {"ratio": ratio}, (1,), settings=settings)
 
 

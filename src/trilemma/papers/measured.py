@@ -1,25 +1,24 @@
 """What studies gave, as files: `results/NAME.json`, with all that is needed to judge and to repeat them.
 
     study, version, code, date, device      which study, by which code, when, where
+    sources                                 by code: the sources that made it, with a digest of each
     base                                    what all its configurations say, by key
     cells                                   table, row, column; what differs from the base; metrics over seeds
 
-`code` is a digest of the rooms that compute; where it is not today's, the code has changed since. It is empty
-for results that were taken over from pages written by hand, and so is `per_seed` there. A cell that was kept
-when others were measured anew says in `of` when, where and by which code it was measured.
+`code` is a digest of the sources that make the study's results (`trilemma.papers.sources`). It is empty for
+results that were taken over from pages written by hand, and so is `per_seed` there. A cell that was kept when
+others were measured anew says in `of` when, where and by which code it was measured.
 """
 
 from __future__ import annotations
 
 import datetime
-import hashlib
 import importlib.metadata
 import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +28,9 @@ from trilemma import files
 from trilemma.config.sweep import leaves
 from trilemma.errors import UserError
 from trilemma.papers.grid import Place
+from trilemma.papers.sources import Sources, changed, code_of, sources_of
 from trilemma.records import Spread
 from trilemma.report import Result
-
-COMPUTING = (
-    "aggregation",
-    "attacks",
-    "config",
-    "data",
-    "learning",
-    "models",
-    "privacy",
-    "simulate",
-    "keys.py",
-)
-"""The rooms whose code decides what a run gives."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +53,51 @@ class Measured:
         """Where it stands."""
         return (self.table, self.row, self.column)
 
+    @property
+    def code(self) -> str:
+        """By which code it was measured, if not as the file says."""
+        return self.of.rpartition("code ")[2]
+
+
+@dataclass(frozen=True)
+class Age:
+    """How far results are behind the code: cells whose code is not known, sources that changed since.
+
+    >>> Age(40, 3, ("learning/momentum.py",)).words
+    '3 of 40 cells are by code that is not known; 1 source has changed since: learning/momentum.py'
+    """
+
+    cells: int
+    unknown: int
+    changed: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """Say it; nothing where today's sources made all of it."""
+        kept = (self._of_unknown_code(), self._of_changed_sources())
+        return "; ".join(one for one in kept if one)
+
+    @property
+    def brief(self) -> str:
+        """Say it in a few words."""
+        unknown = "of earlier code" if self.unknown == self.cells else "in part of earlier code"
+        changes = f"{len(self.changed)} sources changed since" if self.changed else ""
+        return "; ".join(one for one in (unknown if self.unknown else "", changes) if one)
+
+    def _of_unknown_code(self) -> str:
+        return f"{self.unknown} of {self.cells} cells are by code that is not known" if self.unknown else ""
+
+    def _of_changed_sources(self) -> str:
+        if not self.changed:
+            return ""
+        count, more = len(self.changed), len(self.changed) - MENTIONED
+        named = ", ".join(self.changed[:MENTIONED]) + (f" and {more} more" if more > 0 else "")
+        return f"{count} source{'s have' if count > 1 else ' has'} changed since: {named}"
+
+
+MENTIONED = 6
+"""Changed sources that are named."""
+
 
 @dataclass(frozen=True)
 class Results:
@@ -78,20 +110,41 @@ class Results:
     date: str = ""
     device: str = ""
     note: str = ""
+    sources: Mapping[str, Sources] = field(default_factory=dict, repr=False)
 
-    @property
-    def outdated(self) -> bool:
-        """Whether the code that computes has changed since, for some cell at least, or is not known."""
-        return self.code != code_digest() or any(cell.of for cell in self.cells)
+    def age(self, compute: str = "") -> Age:
+        """Say how far they are behind today's code; `compute` is the module of a study without runs."""
+        by_code: dict[str, list[Measured]] = {}
+        for cell in self.cells:
+            by_code.setdefault(cell.code or self.code, []).append(cell)
+        differing = {
+            path
+            for code, cells in by_code.items()
+            if code in self.sources
+            for path in changed(self.sources[code], sources_of((cell.settings for cell in cells), compute))
+        }
+        unknown = sum(len(cells) for code, cells in by_code.items() if code not in self.sources)
+        return Age(len(self.cells), unknown, tuple(sorted(differing)))
 
-    def merged(self, cells: Sequence[Measured]) -> Results:
+    def merged(self, cells: Sequence[Measured], compute: str = "") -> Results:
         """Return these results with new ones in the place of old ones; what is kept says of when it is."""
         new = {cell.place: cell for cell in cells}
-        fresh = new_results(self.study, [])
-        same = self.about == fresh.about
-        old = {cell.place: cell if same else replace(cell, of=cell.of or self.about) for cell in self.cells}
+        fresh = new_results(self.study, [*(cell for cell in self.cells if not cell.of), *cells], compute)
+        if not self._continued_by(fresh):
+            fresh = new_results(self.study, cells, compute)
+            old = {cell.place: replace(cell, of=cell.of or self.about) for cell in self.cells}
+        else:
+            old = {cell.place: cell for cell in self.cells}
         together = {place: new.get(place, cell) for place, cell in old.items()} | new
-        return replace(fresh, cells=tuple(together.values()))
+        codes = {cell.code for cell in together.values()}
+        kept = {code: found for code, found in self.sources.items() if code in codes}
+        return replace(fresh, cells=tuple(together.values()), sources=kept | fresh.sources)
+
+    def _continued_by(self, fresh: Results) -> bool:
+        """Whether those are of the same day, device and sources, though perhaps of more: another rule's."""
+        then, now = self.sources.get(self.code), fresh.sources[fresh.code]
+        same = (self.date, self.device, self.version) == (fresh.date, fresh.device, fresh.version)
+        return same and then is not None and then.items() <= now.items()
 
     @property
     def about(self) -> str:
@@ -168,22 +221,14 @@ def _score(cell: Measured, metric: str) -> tuple[int, float]:
     return len(cell.seeds), -math.inf if spread is None or spread.mean is None else spread.mean
 
 
-def new_results(study: str, cells: Sequence[Measured]) -> Results:
-    """Return results of today's code on this machine."""
+def new_results(study: str, cells: Sequence[Measured], compute: str = "") -> Results:
+    """Return results of today's code on this machine; `compute` is the module of a study without runs."""
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     today = datetime.date.today().isoformat()
-    return Results(study, tuple(cells), importlib.metadata.version("trilemma"), code_digest(), today, here)
-
-
-@cache
-def code_digest() -> str:
-    """Return a digest of the code that computes."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for name in COMPUTING:
-        for path in sorted((root / name).rglob("*.py")) or [root / name]:
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    made_by = sources_of((cell.settings for cell in cells), compute)
+    code = code_of(made_by)
+    version = importlib.metadata.version("trilemma")
+    return Results(study, tuple(cells), version, code, today, here, sources={code: made_by})
 
 
 def write_results(results: Results, path: Path) -> None:
@@ -212,7 +257,8 @@ def write_results(results: Results, path: Path) -> None:
         for cell, own in zip(results.cells, settings, strict=True)
     ]
     about = {name: getattr(results, name) for name in ("study", "version", "code", "date", "device", "note")}
-    text = json.dumps({**about, "base": base, "cells": cells}, indent=1, ensure_ascii=False)
+    said = {**about, "sources": results.sources, "base": base, "cells": cells}
+    text = json.dumps(said, indent=1, ensure_ascii=False)
     files.write_atomically(path, (text + "\n").encode())
 
 
@@ -236,7 +282,7 @@ def read_results(path: Path) -> Results:
         for cell in said["cells"]
     )
     about = {name: said[name] for name in ("study", "version", "code", "date", "device", "note")}
-    return Results(cells=cells, **about)
+    return Results(cells=cells, sources=said.get("sources", {}), **about)
 
 
 def _shared(key: str, value: Any, settings: Sequence[Mapping[str, Any]]) -> bool:

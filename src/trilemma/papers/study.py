@@ -69,6 +69,11 @@ class Study:
         named = [p for p in found if any(only in name for name in (p.table, p.row, p.column))]
         return [place.with_(*(self.shorter if quick else ())) for place in named]
 
+    @property
+    def module(self) -> str:
+        """The module that computes a study without runs."""
+        return "" if self.compute is None else str(self.compute.__module__)
+
     def read(self, places: Sequence[Place], result: Result) -> list[Measured]:
         """Return what one finished run gave at the places it stands in."""
         values = self.measure(result)

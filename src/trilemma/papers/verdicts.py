@@ -87,8 +87,11 @@ def _mean(cell: Measured, printed: Printed) -> float:
     return found
 
 
-def verdict_table(name: str, results: Results, paper: Paper) -> Table:
-    """Lay the verdicts out; how many of each kind stands below."""
+def verdict_table(name: str, results: Results, paper: Paper, compute: str = "") -> Table:
+    """Lay the verdicts out; below, how many of each kind, and how far results are behind the code.
+
+    `compute` is the module of a study without runs.
+    """
     found = verdicts(results, paper)
     lines = tuple(
         (
@@ -105,12 +108,13 @@ def verdict_table(name: str, results: Results, paper: Paper) -> Table:
     )
     kinds = ("agrees", "ordering agrees", "differs")
     counts = ", ".join(f"{kind}: {sum(one.kind == kind for one in found)}" for kind in kinds)
-    remarks = [counts, paper.reference, *([OUTDATED] if results.outdated else [])]
+    age = results.age(compute).words
+    remarks = [counts, paper.reference, *([f"{age} ({AGAIN})"] if age else [])]
     heads = ("table", "row", "column", "there", "ours", "paper", "verdict", "known cause")
     return Table(f"{name}: ours beside the paper's", heads, lines, tuple(remarks), words=len(heads))
 
 
-OUTDATED = "these results are older than the code that makes them; trilemma papers run makes new ones"
+AGAIN = "trilemma papers run makes new results"
 
 
 def written(cell: Measured, metric: str) -> str:

@@ -1,0 +1,210 @@
+"""Which sources make a study's results, and which of them have changed since.
+
+A run is made by what every run goes through, found by following imports from the engine, and by what its
+configuration names: a rule, an attack, an algorithm, a model, data. The files of other rules and attacks are
+not among its sources. What is computed without runs is made by the module that computes it and what that
+imports. Comments, docstrings and empty lines do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trilemma.aggregation import mixings, rules
+from trilemma.attacks import attacks
+from trilemma.data.catalogue import datasets, feature_maps, partitions
+from trilemma.learning import algorithms
+from trilemma.models import models
+from trilemma.privacy.accountants import accountants
+
+ENTRIES = ("trilemma.simulate.runner",)
+"""Where a run begins."""
+
+BOOKKEEPING = ("trilemma.papers.measured", "trilemma.papers.study", "trilemma.papers.sources")
+"""Modules that write results down and decide none."""
+
+REGISTRIES: tuple[Mapping[str, Any], ...] = (
+    *(rules, mixings, attacks, algorithms, models),
+    *(datasets, partitions, feature_maps, accountants),
+)
+
+Sources = Mapping[str, str]
+"""A digest of every source, by its path in the package."""
+
+
+def sources_of(settings: Iterable[Mapping[str, Any]], compute: str = "", root: Path | None = None) -> Sources:
+    """Return the sources of runs of these settings, or of what the module `compute` computes.
+
+    >>> found = sources_of([{"aggregation.rule": "nnm+cwmed", "attack.name": "sf"}])
+    >>> [f"aggregation/{name}.py" in found for name in ("mixing", "coordinate", "gram", "smea")]
+    [True, True, True, False]
+    """
+    tree = _Tree(root or Path(__file__).parents[1])
+    reached = tree.reached([*([compute] if compute else ENTRIES), *_named(settings)])
+    return {tree.path(module): tree.digest(module) for module in sorted(reached)}
+
+
+def changed(then: Sources, now: Sources) -> list[str]:
+    """Return the sources that are not what they were, that are new and that are gone.
+
+    >>> changed({"a.py": "1", "b.py": "2"}, {"a.py": "1", "b.py": "3", "c.py": "4"})
+    ['b.py', 'c.py']
+    """
+    return sorted(path for path in {*then, *now} if then.get(path) != now.get(path))
+
+
+def code_of(sources: Sources) -> str:
+    """Return one digest for all of them."""
+    text = "".join(f"{path} {digest}\n" for path, digest in sorted(sources.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _named(settings: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the modules of all registered things whose names occur in settings."""
+    words = {word for one in settings for value in one.values() for word in _words(value)}
+    return {
+        module
+        for registry in REGISTRIES
+        for name, thing in registry.items()
+        if name in words and (module := getattr(thing, "__module__", type(thing).__module__))
+    }
+
+
+def _words(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+        yield from value.split("+")  # the steps of a chain
+    elif isinstance(value, Sequence):
+        for one in value:
+            yield from _words(one)
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _words(one)
+
+
+class _Tree:
+    """The package's modules below a folder, and what they import of each other."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._paths = {_dotted(path.relative_to(root)): path for path in root.rglob("*.py")}
+
+    def path(self, module: str) -> str:
+        """Where a module stands in the package."""
+        return self._paths[module].relative_to(self._root).as_posix()
+
+    def digest(self, module: str) -> str:
+        """Eight digits of what a module says."""
+        return _digest(self._paths[module], self._paths[module].stat().st_mtime_ns)
+
+    def reached(self, entries: Iterable[str]) -> set[str]:
+        """Return these modules and all that they need."""
+        found: set[str] = set()
+        waiting = [name for name in entries if name in self._paths]
+        while waiting:
+            module = waiting.pop()
+            if module not in found:
+                found.add(module)
+                waiting += self._imported(module)
+        return found
+
+    def _imported(self, module: str) -> list[str]:
+        stated = _stated(self._paths[module], self._paths[module].stat().st_mtime_ns)
+        packages = {alias: whole for whole, alias in stated.imported if self._is_package(whole)}
+        names = [whole.rpartition(".") for whole, _ in stated.imported if not self._is_package(whole)]
+        where = {self._definer(origin, name) for origin, _, name in names}
+        for alias, name in stated.used:  # privacy.calibrate: of a package that is named, only what is used
+            if alias in packages:
+                where.add(self._definer(packages[alias], name))
+        return [one for one in where if one in self._paths and one not in BOOKKEEPING and one != module]
+
+    def _definer(self, module: str, name: str) -> str:
+        """Return the module in which a name that `module` offers is defined."""
+        if f"{module}.{name}" in self._paths:
+            return f"{module}.{name}"
+        if self._is_package(module):
+            offered = _stated(self._paths[module], self._paths[module].stat().st_mtime_ns).offered
+            origin, _, original = offered.get(name, "").rpartition(".")
+            if origin in self._paths:
+                return self._definer(origin, original)
+        return module
+
+    def _is_package(self, module: str) -> bool:
+        return module in self._paths and self._paths[module].name == "__init__.py"
+
+
+def _dotted(path: Path) -> str:
+    parts = ("trilemma", *path.with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@dataclass(frozen=True)
+class _Stated:
+    """What a module says about others: what it imports and under which name, what it uses of those names.
+
+    `offered` is what can be imported from it though it stands elsewhere, for type checkers too: a package
+    may find its names when they are first used.
+    """
+
+    imported: tuple[tuple[str, str], ...]
+    used: frozenset[tuple[str, str]]
+    offered: Mapping[str, str]
+
+
+@cache
+def _stated(path: Path, _changed_at: int) -> _Stated:
+    tree = ast.parse(path.read_bytes())
+    used = frozenset(
+        (node.value.id, node.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    )
+    everything = {alias: whole for whole, alias in _imports(ast.walk(tree))}
+    return _Stated(tuple(_imports(_run_time(tree))), used, everything)
+
+
+def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trilemma":
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", alias.asname or alias.name
+
+
+def _run_time(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walk all but what stands there for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from _run_time(node)
+
+
+@cache
+def _digest(path: Path, _changed_at: int) -> str:
+    return hashlib.sha256(_bare(path.read_text("utf-8")).encode()).hexdigest()[:8]
+
+
+def _bare(text: str) -> str:
+    r"""Return a source without comments, docstrings and empty lines.
+
+    >>> _bare("'What it is.'\n\nx = 1  # why\n")
+    'x = 1'
+    """
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline) if "#" in text else ():
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            for row in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                lines[row - 1] = ""
+    return "\n".join(line.rstrip() for line in lines if line.strip())
