@@ -138,7 +138,7 @@ class Results:
         together = {place: new.get(place, cell) for place, cell in old.items()} | new
         codes = {cell.code for cell in together.values()}
         kept = {code: found for code, found in self.sources.items() if code in codes}
-        return replace(fresh, cells=tuple(together.values()), sources=kept | fresh.sources)
+        return replace(fresh, cells=tuple(together.values()), sources={**kept, **fresh.sources})
 
     def _continued_by(self, fresh: Results) -> bool:
         """Whether those are of the same day, device and sources, though perhaps of more: another rule's."""
