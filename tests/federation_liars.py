@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from federation_harness import result_of, transcript
+from federation_harness import PRIVATE, result_of, small_config, transcript
 from trilemma import aggregation
 from trilemma import config as configurations
 from trilemma.attacks import Attack, Crafted, View, attacks
@@ -32,6 +32,15 @@ from trilemma.learning.protocol import State
 from trilemma.privacy.secrets import Handshake, Offer, SecretNoise, StackedSecretNoise
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import Experiment, assemble
+
+CLIENTS, LIARS, ROUNDS, CARELESS = 5, 2, 5, 2
+"""A federation that expels two of five, who are careless from the third round on."""
+EVIDENCE = (*PRIVATE, "aggregation.rule=evidence+mean", "privacy.sigma_ind=0.2", "data.holders=all")
+
+
+def expelling(*changes: str) -> str:
+    """Return its configuration."""
+    return small_config(CLIENTS, *EVIDENCE, *changes, tolerate=LIARS, rounds=ROUNDS)
 
 
 def careless_from(round_: int) -> Attack:

@@ -18,9 +18,14 @@ from federation_harness import (
     small_config,
 )
 from federation_liars import (
+    CARELESS,
+    CLIENTS,
+    EVIDENCE,
+    LIARS,
     Liars,
     careless_from,
     check_against_lying_simulation,
+    expelling,
     protocol_message,
     repeatable_secrets,
     secrets_by_client,
@@ -41,17 +46,6 @@ from trilemma.report.doings import doings
 from trilemma.report.federations import with_events
 
 pytestmark = pytest.mark.slow
-
-CLIENTS, LIARS, ROUNDS, CARELESS = 5, 2, 5, 2
-EVIDENCE = (
-    "algorithm.name=cafcor",
-    "aggregation.rule=evidence+mean",
-    "privacy.threat=secldp",
-    "privacy.clip=0.1",
-    "privacy.sigma_cor=0.5",
-    "privacy.sigma_ind=0.2",
-    "data.holders=all",
-)
 
 
 class Lying(Direct):
@@ -87,7 +81,7 @@ class Lying(Direct):
 
 
 def federation(folder, *changes):
-    config = small_config(CLIENTS, *EVIDENCE, *changes, tolerate=LIARS, rounds=ROUNDS)
+    config = expelling(*changes)
     parties = make(folder, CLIENTS, config, budget=1e9, transcript=True)
     share_seeds(parties, config)
     return parties, config

@@ -9,8 +9,16 @@ import pytest
 import torch
 from flower_harness import real
 
-from federation_harness import result_of, share_seeds, small_config
-from federation_liars import careless_from, check_against_lying_simulation, secrets_by_client
+from federation_harness import result_of, share_seeds
+from federation_liars import (
+    CARELESS,
+    CLIENTS,
+    LIARS,
+    careless_from,
+    check_against_lying_simulation,
+    expelling,
+    secrets_by_client,
+)
 from trilemma.federation import sealed_files
 from trilemma.federation.reasons import Reason
 from trilemma.federation.replay import replay
@@ -19,17 +27,7 @@ from trilemma.privacy.secrets import SecretNoise
 
 pytestmark = [pytest.mark.federation, pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(600)]
 
-CLIENTS, LIARS, ROUNDS, CARELESS = 5, 2, 5, 2
 LIAR = Path(__file__).with_name("flower_adaptive.py")
-EVIDENCE = (
-    "algorithm.name=cafcor",
-    "aggregation.rule=evidence+mean",
-    "privacy.threat=secldp",
-    "privacy.clip=0.1",
-    "privacy.sigma_cor=0.5",
-    "privacy.sigma_ind=0.2",
-    "data.holders=all",
-)
 
 
 def noted(parties, run):
@@ -48,7 +46,7 @@ def noted(parties, run):
 
 
 def test_two_adaptive_liars_are_expelled_and_the_run_is_the_simulation(tmp_path):
-    config = small_config(CLIENTS, *EVIDENCE, tolerate=LIARS, rounds=ROUNDS)
+    config = expelling()
     with real(tmp_path / "federation", CLIENTS, config, budget=1e9, transcript=True) as running:
         parties = running.parties
         share_seeds(parties, config)

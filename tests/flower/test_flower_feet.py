@@ -40,20 +40,47 @@ def alive(client):
 
 def test_what_ends_is_started_again(client):
     deployment.up(client.folder)
-    assert deployment._revive(client, [], print) == []
+    assert deployment._revive([client], [], print) == []
     end(client, "worker")
-    ends = deployment._revive(client, [], print)
+    ends = deployment._revive([client], [], print)
     assert [what for _, what in ends] == ["client-0: worker"]
     assert alive(client) == ["supernode", "worker"]
+
+
+def test_clients_that_were_killed_together_are_brought_back_together(tmp_path, monkeypatch):
+    """Nobody waits until another one has started."""
+    folder = tmp_path / "federation"
+    server, *clients = make(folder, 3, small_config(3, tolerate=0))
+    sleepers = [Command(name, ("sleep", "60")) for name in ("supernode", "worker")]
+    monkeypatch.setattr(deployment, "commands", lambda party: sleepers if party in clients else [])
+    together: list[list[str]] = []
+    real, said = deployment._bring_up, []
+
+    def bring_up(every, say):
+        together.append([party.name for party in every])
+        return real(every, say)
+
+    try:
+        for party in clients:
+            deployment.start_party(party)
+        for party in clients[:2]:
+            end(party, "worker")
+        monkeypatch.setattr(deployment, "_bring_up", bring_up)
+        ends = deployment._revive([server, *clients], [], said.append)
+        assert together == [[], ["client-0", "client-1"]]
+        assert [what for _, what in ends] == ["client-0: worker", "client-1: worker"]
+        assert [alive(party) for party in clients] == [["supernode", "worker"]] * 3
+    finally:
+        deployment.down(folder, grace=1.0)
 
 
 def test_what_keeps_ending_is_given_up_with_its_last_words(client):
     deployment.up(client.folder)
     ends = [(time.monotonic(), "client-0: worker")] * (deployment.ENOUGH - 1)
-    assert len(deployment._revive(client, ends, print)) == len(ends)
+    assert len(deployment._revive([client], ends, print)) == len(ends)
     end(client, "worker")
     with pytest.raises(ProcessFailed, match="worker keeps ending"):
-        deployment._revive(client, ends, print)
+        deployment._revive([client], ends, print)
 
 
 def test_what_was_taken_down_stays_down_and_whoever_attends_it_leaves(client, monkeypatch):

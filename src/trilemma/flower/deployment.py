@@ -280,8 +280,7 @@ def attend(folder: Path, interval: float = 1.0, say: Callable[[str], None] = lam
     ends: list[tuple[float, str]] = []
     try:
         while attended := [party for party in parties(folder) if _attended(party)]:
-            for party in attended:
-                ends = _revive(party, ends, say)
+            ends = _revive(attended, ends, say)
             time.sleep(interval)
     finally:
         down(folder)
@@ -292,24 +291,33 @@ def _attended(party: Party) -> bool:
 
 
 def _revive(
-    party: Party, ends: list[tuple[float, str]], say: Callable[[str], None]
+    every: list[Party], ends: list[tuple[float, str]], say: Callable[[str], None]
 ) -> list[tuple[float, str]]:
-    """Start again what ended of a party; return what has ended in the last minute, and when."""
-    known = processes.recorded(party.running)
-    dead = [one for one in known if not processes.leads(one)]
-    if len(known) == len(commands(party)) and not dead:
-        return ends
+    """Start again what ended of these parties; return what has ended in the last minute, and when.
+
+    The server first, then all clients at once: where many were killed they are imported for once, and the
+    last does not wait until the others have started. A server that cannot start keeps no client waiting.
+    """
     now = time.monotonic()
     ends = [(when, what) for when, what in ends if now - when < 60.0]
-    ends += [(now, f"{party.name}: {one.name}") for one in dead]
-    for one in dead:
-        say(f"{party.name}: {one.name} (pid {one.pid}) ended and is started again")
-        if sum(what == f"{party.name}: {one.name}" for _, what in ends) >= ENOUGH:
-            raise ProcessFailed(f"{party.name}: {one.name} keeps ending; its log:\n{processes.tail(one.log)}")
-    try:
-        _bring_up([party], say)
-    except UserError as error:  # something ended meanwhile: the next look finds it
-        say(f"{party.name}: {error}")
+    lacking: list[Party] = []
+    for party in every:
+        known = processes.recorded(party.running)
+        dead = [one for one in known if not processes.leads(one)]
+        if len(known) < len(commands(party)) or dead:
+            lacking.append(party)
+        ends += [(now, f"{party.name}: {one.name}") for one in dead]
+        for one in dead:
+            say(f"{party.name}: {one.name} (pid {one.pid}) ended and is started again")
+            if sum(what == f"{party.name}: {one.name}" for _, what in ends) >= ENOUGH:
+                last = processes.tail(one.log)
+                raise ProcessFailed(f"{party.name}: {one.name} keeps ending; its log:\n{last}")
+    clients = [party for party in lacking if party.client is not None]
+    for together in ([party for party in lacking if party.client is None], clients):
+        try:
+            _bring_up(together, say)
+        except UserError as error:  # something ended meanwhile: the next look finds it
+            say(f"{', '.join(party.name for party in together)}: {error}")
     return ends
 
 
