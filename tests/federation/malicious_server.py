@@ -35,7 +35,11 @@ class Server:
     def confirm(self, client, epoch, confirmations):
         texts = {str(member): text for member, text in confirmations.items()}
         block = wire.dumps(wire.Confirm(run=self.run, epoch=epoch, confirmations=texts))
-        wire.loads(self.nodes[client].answer(block), wire.Confirmed)
+        answer = self.nodes[client].answer(block)
+        if wire.kind_of(answer) == wire.Doubted.kind:
+            return set(wire.loads(answer, wire.Doubted)[0].shown)
+        wire.loads(answer, wire.Confirmed)
+        return set()
 
     def open(self, epoch, members, expelled=()):
         """Open an epoch as an honest server would."""

@@ -144,6 +144,17 @@ def test_a_doubtful_node_catches_up_before_it_is_asked_something_else():
     assert all(later - earlier >= 10 for earlier, later in pairwise(asked))
 
 
+def test_a_node_that_has_caught_up_is_asked_what_the_others_are_at_once():
+    """It is heard in the round that is under way, and not only in the next."""
+    carrier = post(4.0, 6.0)
+    exchange = correspondence(carrier)
+    doubt = Patience(60.0, doubtful=frozenset({1}), grace=1.0, welcome=60.0)
+    assert ask(exchange, "a", [0, 1], doubt) == [0]
+    carrier.seconds[1] = 1.0
+    assert ask(exchange, "b", [0, 1], doubt) == [1, 0]
+    assert [round(at, 1) for at, node, _ in carrier.sent if node == 1] == [0.0, 6.0]
+
+
 def test_a_doubtful_node_is_waited_for_only_a_little():
     carrier = post(1.0, 100.0)
     assert ask(correspondence(carrier), "a", [0, 1], Patience(60.0, frozenset({1}), grace=2.0)) == [0]

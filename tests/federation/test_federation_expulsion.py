@@ -34,6 +34,7 @@ from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
 from trilemma.federation import events, membership, spending, wire
 from trilemma.federation.commits import CommitLog
+from trilemma.federation.epochs import Epoch, decide
 from trilemma.federation.proposals import Manifest
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.replay import replay
@@ -282,6 +283,20 @@ def test_who_is_absent_is_no_liar(tmp_path):
     assert {record["facts"]["members"] for record in records} == {4}
     params = result_of(parties, "run")["params"]
     assert torch.equal(replay(parties[0], "run").broadcast["params"], params)
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_who_is_expelled_counts_against_f_as_who_is_absent_does(deployed, gone):
+    """Whoever of five is lost, and why: three have to answer, as many as clients want to share noise."""
+    parties, _, _, runner, _, _ = deployed
+    policy = replace(runner, expelled=runner.log.last().expelled[:gone]).policy
+    left = policy.everyone
+    assert (len(left), policy.tolerated) == (CLIENTS - gone, LIARS - gone)
+    least = spending.least_members(parties[1], runner.task)
+    assert least == CLIENTS - LIARS
+    epoch = Epoch(0, left, left)
+    assert decide(policy, epoch, left[:least], policy.repeats) == "commit"
+    assert decide(policy, epoch, left[: least - 1], policy.repeats) == "rekey"
 
 
 def test_noise_that_is_worked_out_anew_for_fewer_clients_accuses_nobody(tmp_path):

@@ -21,7 +21,7 @@ from trilemma.federation import wire
 from trilemma.federation.admission import Expected, Reply, admit
 from trilemma.federation.certificates import new_request, requested_key
 from trilemma.federation.commits import Commit, CommitLog
-from trilemma.federation.confirmation import Confirmation, MemberList, Witness
+from trilemma.federation.confirmation import Confirmation, MemberList, Position, Sighting, Witness
 from trilemma.federation.journal import Journal
 from trilemma.federation.memory import Memory
 from trilemma.federation.node import Node
@@ -39,7 +39,7 @@ often = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, Hea
 DEEP = b"[" * 100_000
 HEADERS = (
     *(wire.Hello, wire.Joined, wire.Keys, wire.Ready, wire.Confirm, wire.Confirmed, wire.Ask, wire.Answer),
-    *(wire.Inquire, wire.Detail, wire.Evaluate, wire.Scored, wire.Finished, wire.Noted),
+    *(wire.Inquire, wire.Detail, wire.Evaluate, wire.Scored, wire.Finished, wire.Noted, wire.Doubted),
 )
 
 plain_json = st.recursive(
@@ -267,6 +267,8 @@ def test_a_file_that_people_write_is_read_or_refused(parties, tmp_path, data, na
 @example('[1, "", "\\ud800"]')
 def test_a_confirmation_is_read_or_refused(text):
     roster = Roster((bytes(32),))
+    with suppress(PrivacyError):
+        Sighting.decode(text).later_than(Position(), 0, bytes(32).hex())
     with suppress(PrivacyError):
         Confirmation.decode(text).check(MemberList("run", 0, "terms", {0: "offer"}), roster, 0)
 

@@ -25,9 +25,10 @@ from trilemma.federation.bundles import Bundle
 from trilemma.federation.founding import installed
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.node import Node
+from trilemma.federation.reasons import Refused
 from trilemma.federation.requests import Keys, Request, make_request
 from trilemma.federation.rosters import RosterError
-from trilemma.federation.spending import read_budget
+from trilemma.federation.spending import check_remembered, read_budget
 from trilemma.privacy.ledger import read_entries
 from trilemma.privacy.secrets import Identity
 from trilemma.privacy.statement import read_statement
@@ -496,3 +497,25 @@ def test_an_owner_changes_its_own_budget(pilot):
     command("budget", pilot, "client-0", "--epsilon", 1e6)
     coordinator(parties(pilot), Direct(parties(pilot)), "later")[0].go()
     assert [entry.run for entry in read_entries(client.ledger)] == ["run/0"] * 4 + ["later/0"] * 4
+
+
+def test_a_ledger_goes_on_in_a_new_federation(tmp_path):
+    """An authority's key is lost: what was released stays released, and counts against the same budget."""
+    config = small_config(3, *PRIVATE, rounds=2)
+    old, new = (make(tmp_path / name, 3, config, budget=1e6) for name in ("old", "new"))
+    coordinator(old, Direct(old))[0].go()
+    for before, after in zip(old[1:], new[1:], strict=True):
+        for one in ("ledger", "ledger_head"):
+            target = getattr(after, one)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy2(getattr(before, one), target)
+    spent = read_statement(old[1].ledger).spent[1]
+    coordinator(new, Direct(new))[0].go()
+    assert read_statement(new[1].ledger).spent[1] > spent
+    assert len(read_entries(new[1].ledger)) == 2 * len(read_entries(old[1].ledger))
+    alone = make(tmp_path / "alone", 3, config, budget=1e6)
+    coordinator(alone, Direct(alone))[0].go()
+    assert read_statement(alone[1].ledger).spent[1] == pytest.approx(spent)
+    new[1].ledger.unlink()
+    with pytest.raises(Refused, match="rollback"):  # it is as guarded as before
+        check_remembered(new[1])

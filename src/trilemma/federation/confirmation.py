@@ -3,8 +3,8 @@
 A client's privacy depends on who else is in its epoch, and the server says who is. It might tell each client
 another list. So before anything is released every member signs
 
-    roster · run, epoch, terms · all members with their offers · who was expelled, and why · its own number ·
-    the state of its ledger
+    digest of (roster · run, epoch, terms · all members with their offers · who was expelled, and why) ·
+    its own number · the state of its ledger
 
 the server carries the signatures, and each member checks all of them over ITS OWN list: a signature that is
 missing or on another list, and the client refuses the epoch. Members that all signed one list are in one
@@ -12,7 +12,9 @@ epoch; a liar among them counts as a liar, not as an absent one.
 
 The state of a ledger is its length and a keyed digest of its last line. Who sees a member's ledger shorter
 than before, or of equal length with another end, looks at a client that was set back to an older copy of
-itself: it has forgotten releases, and would pay for them as if they had not been.
+itself: it has forgotten releases, and would pay for them as if they had not been. What was seen is kept with
+its signature: whoever saw the longer ledger can show it to a server that did not, or has forgotten, and one
+client cannot keep the others from agreeing.
 """
 
 from __future__ import annotations
@@ -75,19 +77,90 @@ class MemberList:
     offers: Mapping[int, str]
     expelled: Sequence[Expulsion] = ()
 
-    def statement(self, roster: Roster, client: int, ledger: Position) -> bytes:
-        """Return what `client`, whose ledger is at `ledger`, signs."""
+    def digest(self, roster: Roster) -> str:
+        """Return what stands for the list where it is signed."""
         facts: dict[str, object] = {
             "run": self.run,
             "epoch": self.epoch,
             "terms": self.terms,
             "offers": [[member, offer] for member, offer in sorted(self.offers.items())],
-            "client": client,
-            "ledger": [ledger.length, ledger.digest],
         }
         if self.expelled:
             facts["expelled"] = [one.model_dump() for one in self.expelled]
-        return b"trilemma epoch v1" + roster.digest + json.dumps(facts, separators=(",", ":")).encode()
+        text = json.dumps(facts, separators=(",", ":")).encode()
+        return hashlib.sha256(b"trilemma members v2" + roster.digest + text).hexdigest()
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A ledger's state as its owner signed it, under the list `agreed` (a digest): anybody can check it.
+
+    >>> alice = Identity.generate()
+    >>> sighting = Sighting.sign("list", 0, Position(4, "d"), alice)
+    >>> sighting.check(alice.public, 0); Sighting.decode(sighting.encode()) == sighting
+    True
+    >>> sighting.check(alice.public, 1)
+    Traceback (most recent call last):
+    trilemma.errors.PrivacyError: client 1 did not sign this
+    """
+
+    agreed: str
+    ledger: Position
+    signature: str
+
+    @classmethod
+    def sign(cls, agreed: str, client: int, ledger: Position, identity: Identity) -> Sighting:
+        """Sign a list and the state of a ledger as `client`."""
+        return cls(agreed, ledger, identity.sign(_statement(agreed, client, ledger)).hex())
+
+    def check(self, key: bytes, client: int) -> None:
+        """Refuse what `client`, whose identity is `key`, did not sign."""
+        try:
+            signature = bytes.fromhex(self.signature)
+            check_signature(key, _statement(self.agreed, client, self.ledger), signature)
+        except (PrivacyError, ValueError):
+            raise PrivacyError(f"client {client} did not sign this") from None
+
+    def later_than(self, now: Position, client: int, identity: str, former: Sequence[str] = ()) -> Position:
+        """Return where `client`'s ledger was, where that shows that it went back to `now`; else refuse.
+
+        It has to be signed by the client's present identity or, as far as lengths go, by a former one, which
+        covered the end of its ledger otherwise.
+        """
+        by = next((one for one in (identity, *former) if self._is_by(bytes.fromhex(one), client)), None)
+        ledger = self.ledger if by == identity else Position(self.ledger.length)
+        if by is None or not now.went_back(ledger):
+            raise PrivacyError(f"nothing that shows that the ledger of client {client} went back")
+        return ledger
+
+    def _is_by(self, key: bytes, client: int) -> bool:
+        try:
+            self.check(key, client)
+        except PrivacyError:
+            return False
+        return True
+
+    def encode(self) -> str:
+        """Return it as text."""
+        return json.dumps([self.agreed, self.ledger.length, self.ledger.digest, self.signature])
+
+    @classmethod
+    def decode(cls, text: str) -> Sighting:
+        """Read what `encode` wrote; refuse anything else."""
+        try:
+            agreed, *rest = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            raise PrivacyError("nothing that was seen") from None
+        shown = Confirmation.decode(json.dumps(rest))
+        if not isinstance(agreed, str) or len(agreed) > 64:
+            raise PrivacyError("nothing that was seen under a list of members")
+        return cls(agreed, shown.ledger, shown.signature)
+
+
+def _statement(agreed: str, client: int, ledger: Position) -> bytes:
+    """Return what a client signs."""
+    facts = [agreed, client, ledger.length, ledger.digest]
+    return b"trilemma epoch v2" + json.dumps(facts, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True)
@@ -97,7 +170,7 @@ class Confirmation:
     >>> alice = Identity.generate(); roster = Roster((alice.public,))
     >>> members = MemberList("run", 0, "terms", {0: "offer"})
     >>> confirmation = Confirmation.sign(members, roster, 0, Position(), alice)
-    >>> confirmation.check(members, roster, 0)
+    >>> _ = confirmation.check(members, roster, 0)
     >>> confirmation.check(MemberList("run", 0, "terms", {0: "another"}), roster, 0)
     Traceback (most recent call last):
     trilemma.errors.PrivacyError: client 0 did not sign this list of members
@@ -111,15 +184,16 @@ class Confirmation:
         cls, members: MemberList, roster: Roster, client: int, ledger: Position, identity: Identity
     ) -> Confirmation:
         """Sign a list as `client`."""
-        return cls(ledger, identity.sign(members.statement(roster, client, ledger)).hex())
+        return cls(ledger, Sighting.sign(members.digest(roster), client, ledger, identity).signature)
 
-    def check(self, members: MemberList, roster: Roster, client: int) -> None:
-        """Refuse a confirmation that `client` did not give for this very list."""
+    def check(self, members: MemberList, roster: Roster, client: int) -> Sighting:
+        """Refuse a confirmation that `client` did not give for this very list; return what it shows."""
+        shown = Sighting(members.digest(roster), self.ledger, self.signature)
         try:
-            signature = bytes.fromhex(self.signature)
-            check_signature(roster.key(client), members.statement(roster, client, self.ledger), signature)
-        except (PrivacyError, ValueError):
+            shown.check(roster.key(client), client)
+        except PrivacyError:
             raise PrivacyError(f"client {client} did not sign this list of members") from None
+        return shown
 
     def encode(self) -> str:
         """Return the confirmation as text."""
@@ -155,11 +229,21 @@ class Witness:
 
     def seen(self) -> dict[int, Position]:
         """Return what was seen of each client."""
+        return {client: one.ledger for client, one in self._read().items()}
+
+    def proofs(self, ledgers: Mapping[int, Position]) -> dict[int, Sighting]:
+        """Return what shows that some of these ledgers went back, where it was kept."""
+        known = self._read()
+        back = [client for client, one in ledgers.items() if client in known and known[client].refuses(one)]
+        found = {client: known[client].shown for client in back}
+        return {client: one for client, one in found.items() if one is not None}
+
+    def _read(self) -> dict[int, _Kept]:
         if not self._file.is_file():
             return {}
         try:
             found = json.loads(self._file.read_text())
-            return {int(client): Position(**position) for client, position in found.items()}
+            return {int(client): _Kept.of(**one) for client, one in found.items()}
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise PrivacyError(
                 f"{self._file} is not as it was written: bring it back, or delete it and trust all there are"
@@ -167,11 +251,11 @@ class Witness:
 
     def check(self, client: int, ledger: Position) -> None:
         """Refuse a ledger that went back."""
-        before = self.seen().get(client, Position())
-        if before.length and ledger.went_back(before):
+        before = self._read().get(client, _Kept())
+        if before.refuses(ledger):
             raise PrivacyError(
-                f"the ledger of client {client} has {ledger.length} lines, it had {before.length} before: it "
-                "was set back to an older copy, or another one continues it"
+                f"the ledger of client {client} has {ledger.length} lines, it had {before.ledger.length} "
+                "before: it was set back to an older copy, or another one continues it"
             )
 
     def forget_ends(self, clients: Iterable[int]) -> None:
@@ -185,16 +269,46 @@ class Witness:
         Traceback (most recent call last):
         trilemma.errors.PrivacyError: the ledger of client 0 has 3 lines, it had 4 before: ...
         """
-        known = self.seen()
-        if moved := {client: Position(known[client].length) for client in clients if client in known}:
+        known = self._read()
+        kept = {client: known[client] for client in clients if client in known}
+        if moved := {client: _Kept(Position(one.ledger.length), one.shown) for client, one in kept.items()}:
             self._write({**known, **moved})
 
-    def see(self, ledgers: Mapping[int, Position]) -> None:
-        """Remember these positions, or refuse where one went back; on disk when this returns."""
+    def see(self, ledgers: Mapping[int, Position], shown: Mapping[int, Sighting] | None = None) -> None:
+        """Remember these positions, and what shows them, or refuse where one went back.
+
+        On disk when this returns.
+        """
         for client, ledger in ledgers.items():
             self.check(client, ledger)
-        self._write({**self.seen(), **ledgers})
+        new = {client: _Kept(ledger, (shown or {}).get(client)) for client, ledger in ledgers.items()}
+        self._write({**self._read(), **new})
 
-    def _write(self, known: Mapping[int, Position]) -> None:
-        plain = {str(client): asdict(position) for client, position in sorted(known.items())}
+    def recall(self, client: int, ledger: Position, shown: Sighting) -> None:
+        """Remember where a client's ledger was before, as somebody else has shown."""
+        known = self._read()
+        if known.get(client, _Kept()).ledger.length <= ledger.length:
+            self._write({**known, client: _Kept(ledger, shown)})
+
+    def _write(self, known: Mapping[int, _Kept]) -> None:
+        plain = {str(client): one.plain() for client, one in sorted(known.items())}
         files.write_atomically(self._file, json.dumps(plain).encode())
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a witness has of one client: how far its ledger was, and what shows it."""
+
+    ledger: Position = Position()
+    shown: Sighting | None = None
+
+    @classmethod
+    def of(cls, length: int, digest: str, shown: str = "") -> _Kept:
+        return cls(Position(length, digest), Sighting.decode(shown) if shown else None)
+
+    def plain(self) -> dict[str, object]:
+        return {**asdict(self.ledger), "shown": self.shown.encode() if self.shown else ""}
+
+    def refuses(self, now: Position) -> bool:
+        """Tell whether a ledger that is there now cannot have been here."""
+        return self.ledger.length > 0 and now.went_back(self.ledger)

@@ -6,7 +6,7 @@ be delivered, or until it expires; while it is open
 * it is not sent a second time, because a slow node that is asked four times is four times as slow; only when
   most of its time has passed it may have been lost, and one copy is sent;
 * its answer is welcome in any later call that asks the same, however many calls that takes;
-* a node in doubt gets no other question: it first catches up.
+* a node in doubt gets no other question: it first catches up, and is then asked what the others are.
 
 When nobody waits for an answer any more the question has expired: a node that comes back then does not work,
 and spend privacy, on what nobody will read.
@@ -87,7 +87,8 @@ class Correspondence:
         self._forget_expired()
         self._send(self._new(blocks, patience), patience.lifetime)
         waiting = {node for node, block in blocks.items() if self._copies(node, block)}
-        deadline = self.clock.now() + patience.limit
+        behind = patience.doubtful & blocks.keys() - waiting
+        expires, deadline = self.clock.now() + patience.lifetime, self.clock.now() + patience.limit
         replies: list[Reply] = []
         others_done = False
         while True:
@@ -101,6 +102,10 @@ class Correspondence:
                 unreached = reply.block is None and not reply.refused
                 if not (unreached and self._copies(reply.node, blocks[reply.node])):
                     waiting.discard(reply.node)
+            if waiting and (caught_up := self._new({node: blocks[node] for node in behind}, patience)):
+                self._send(caught_up, expires - self.clock.now())
+                behind -= caught_up.keys()
+                waiting |= caught_up.keys()
             if not others_done and waiting <= patience.doubtful:
                 others_done = True
                 deadline = min(deadline, self.clock.now() + patience.grace)

@@ -17,7 +17,7 @@ from trilemma.errors import PrivacyError
 from trilemma.federation import events, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.adoption import Agreed
-from trilemma.federation.confirmation import Confirmation, MemberList, Witness
+from trilemma.federation.confirmation import Confirmation, MemberList, Sighting, Witness
 from trilemma.federation.epochs import Epoch, Policy, open_epoch
 from trilemma.federation.exchange import Clock, Correspondence, Patience
 from trilemma.federation.expulsions import Expulsion
@@ -105,12 +105,17 @@ class Joining:
         return header.key
 
     def open(self, number: int, joined: Mapping[int, int], keys: Mapping[int, str]) -> Epoch | frozenset[int]:
-        """Let those who joined agree on epoch `number`; or return who did not sign, and is in the way."""
+        """Let those who joined agree on epoch `number`; or return who is in the way.
+
+        They did not sign; or somebody shows that their ledgers are older than what they signed before.
+        """
         epoch = open_epoch(self.policy, number, joined.values(), self.agreed.terms)
         signed = self._relay(epoch, joined, keys)
         if missing := frozenset(epoch.members) - signed.keys():
             return missing
-        confirmed = self._confirm(epoch, joined, signed)
+        confirmed, older = self._confirm(epoch, joined, signed)
+        if older:
+            return older
         open_epoch(self.policy, number, confirmed)  # stops the run where too many refuse
         return epoch
 
@@ -124,36 +129,59 @@ class Joining:
         relayed = {str(client): offer for client, offer in offers.items()}
         block = wire.dumps(wire.Keys(run=self.run, epoch=epoch.number, keys=relayed))
         signed: dict[int, Confirmation] = {}
+        shown: dict[int, Sighting] = {}
         for reply in self._ask(block, joined):
             try:
                 if reply.block is None:
                     raise wire.WireError(reply.why)
                 header, _ = wire.loads(reply.block, wire.Ready, limit=SMALL)
                 client, confirmation = joined[reply.node], Confirmation.decode(header.confirmation)
-                confirmation.check(members, roster, client)
+                shown[client] = confirmation.check(members, roster, client)
                 witness.check(client, confirmation.ledger)
                 signed[client] = confirmation
             except (wire.WireError, PrivacyError) as error:
                 self._reject(epoch.number, joined.get(reply.node), f"keys refused: {error}")
-        witness.see({client: confirmation.ledger for client, confirmation in signed.items()})
+        witness.see({client: confirmation.ledger for client, confirmation in signed.items()}, shown)
         return signed
 
     def _confirm(
         self, epoch: Epoch, joined: Mapping[int, int], signed: Mapping[int, Confirmation]
-    ) -> set[int]:
-        """Pass everybody's signature to everybody; return who accepted them all."""
+    ) -> tuple[set[int], frozenset[int]]:
+        """Pass everybody's signature to everybody; return who accepted all, and whose ledger is older."""
         texts = {str(client): one.encode() for client, one in sorted(signed.items())}
         block = wire.dumps(wire.Confirm(run=self.run, epoch=epoch.number, confirmations=texts))
         confirmed: set[int] = set()
+        older: set[int] = set()
         for reply in self._ask(block, joined):
             try:
                 if reply.block is None:
                     raise wire.WireError(reply.why)
+                if wire.kind_of(reply.block) == wire.Doubted.kind:
+                    doubted, _ = wire.loads(reply.block, wire.Doubted, limit=SMALL)
+                    older |= self._shown_older(doubted, signed)
+                    continue
                 wire.loads(reply.block, wire.Confirmed, limit=SMALL)
                 confirmed.add(joined[reply.node])
-            except wire.WireError as error:
+            except (wire.WireError, PrivacyError) as error:
                 self._reject(epoch.number, joined.get(reply.node), f"not confirmed: {error}")
-        return confirmed
+        for client in sorted(older):
+            self._reject(epoch.number, client, "not confirmed: its ledger is older than one it signed before")
+        return confirmed, frozenset(older)
+
+    def _shown_older(self, doubted: wire.Doubted, signed: Mapping[int, Confirmation]) -> set[int]:
+        """Return whose ledger is older than one they signed before, as somebody shows; remember that one."""
+        members = {str(client): client for client in signed}
+        older: set[int] = set()
+        for name, text in doubted.shown.items():
+            if name not in members:
+                raise PrivacyError("what it shows is about nobody here")
+            client, before = members[name], Sighting.decode(text)
+            member = self.agreed.roster.clients[client]
+            former = [one.identity for one in member.former]
+            ledger = before.later_than(signed[client].ledger, client, member.identity, former)
+            Witness(self.party.ledgers_seen).recall(client, ledger, before)
+            older.add(client)
+        return older
 
     def _ask(self, block: bytes, joined: Mapping[int, int]) -> list[Reply]:
         patience = Patience(self.party.federation.timing.join_limit)

@@ -46,7 +46,7 @@ from trilemma.federation.long_blocks import LongBlocks, Whole
 from trilemma.federation.proposals import check_allowed
 from trilemma.federation.reasons import Reason, Refused, write_down
 from trilemma.federation.scoring import SHARE
-from trilemma.federation.sessions import Session
+from trilemma.federation.sessions import Session, WentBack
 from trilemma.federation.spending import least_members, ledger_position, pay, pay_score
 from trilemma.federation.task import OneClient, PartyTask, load_task
 from trilemma.federation.timed_noise import TimedNoise
@@ -63,6 +63,9 @@ CARRYING = frozenset({wire.Long.kind, wire.Piece.kind, wire.Fetch.kind})
 
 SECOND_QUESTION = 2
 """How many times as long as a broadcast a second question may be: places, of 8 bytes each, and values."""
+
+MOST_SHOWN = 16
+"""Clients with older ledgers whom a client names at a time: each costs those who agree another epoch."""
 
 
 @dataclass(frozen=True)
@@ -220,9 +223,21 @@ class Node:
     def _confirm(self, block: wire.Block) -> bytes:
         confirm, _ = self._read(block, wire.Confirm)
         confirmations = {int(client): text for client, text in confirm.confirmations.items()}
-        self._known(confirm.run).confirm(confirm.epoch, confirmations)
+        try:
+            self._known(confirm.run).confirm(confirm.epoch, confirmations)
+        except WentBack as error:
+            if not error.shown:
+                raise
+            return self._doubt(confirm, error)
         self.say(events.EPOCH_CONFIRMED(run=confirm.run, epoch=confirm.epoch))
         return wire.dumps(wire.Confirmed(client=self.client, run=confirm.run, epoch=confirm.epoch))
+
+    def _doubt(self, confirm: wire.Confirm, error: WentBack) -> bytes:
+        """Refuse an epoch, and show why: a server that has forgotten what it saw can go on without them."""
+        write_down(self.party.log, confirm.kind, error)
+        self.say(events.REFUSED(asked=confirm.kind, reason=error.reason.code))
+        shown = {str(client): one.encode() for client, one in sorted(error.shown.items())[:MOST_SHOWN]}
+        return wire.dumps(wire.Doubted(client=self.client, run=confirm.run, epoch=confirm.epoch, shown=shown))
 
     def _ask(self, block: wire.Block) -> Whole:
         watch = Stopwatch()

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from trilemma.errors import PrivacyError
 from trilemma.federation import sealed_files, wire
-from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
+from trilemma.federation.confirmation import Confirmation, MemberList, Position, Sighting, Witness
 from trilemma.federation.expulsions import Expulsion, clients_of
 from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Reason, Refused
@@ -82,6 +82,14 @@ def check_offer(roster: Roster, run: str, epoch: int, client: int, text: str) ->
         offer.check_point()
     except PrivacyError as error:
         raise wire.WireError(str(error)) from None
+
+
+class WentBack(Refused):
+    """Members of an epoch have older ledgers than before; `shown` is what they signed then, where kept."""
+
+    def __init__(self, detail: str, shown: Mapping[int, Sighting]) -> None:
+        super().__init__(Reason.ROLLBACK, detail)
+        self.shown = shown
 
 
 class _SessionHeader(wire.Header):
@@ -254,7 +262,11 @@ class Session:
         return confirmation.encode()
 
     def confirm(self, epoch: int, confirmations: Mapping[int, str]) -> None:
-        """Check that every member signed the list this client has, and that nobody's ledger went back."""
+        """Check that every member signed the list this client has, and that nobody's ledger went back.
+
+        Raises:
+            WentBack: some did, and this shows it.
+        """
         known = self.secrets
         if known is None or known.epoch != epoch or not known.offers:
             raise Refused(Reason.EPOCH, f"confirmations for epoch {epoch}, whose keys this client lacks")
@@ -263,19 +275,18 @@ class Session:
         if set(confirmations) != set(known.members):
             raise Refused(Reason.UNCONFIRMED, f"of {known.members}, {sorted(confirmations)} confirmed")
         roster, members = self.party.keys, self._list(known)
-        ledgers: dict[int, Position] = {}
+        shown: dict[int, Sighting] = {}
         try:
             for client, text in sorted(confirmations.items()):
-                confirmation = Confirmation.decode(text)
-                confirmation.check(members, roster, client)
-                ledgers[client] = confirmation.ledger
+                shown[client] = Confirmation.decode(text).check(members, roster, client)
         except PrivacyError as error:
             raise Refused(Reason.UNCONFIRMED, str(error)) from None
-        del ledgers[self._client]  # of its own it knows more than what it once signed
+        del shown[self._client]  # of its own it knows more than what it once signed
+        witness, ledgers = Witness(self.party.ledgers_seen), {one: shown[one].ledger for one in shown}
         try:
-            Witness(self.party.ledgers_seen).see(ledgers)
+            witness.see(ledgers, shown)
         except PrivacyError as error:
-            raise Refused(Reason.ROLLBACK, str(error)) from None
+            raise WentBack(str(error), witness.proofs(ledgers)) from None
         self._write(replace(known, confirmed=True))
 
     def check_terms(self) -> None:

@@ -131,6 +131,16 @@ class Confirmed(Header):
     epoch: Count
 
 
+class Doubted(Header):
+    """Client → server: not with these, whose ledgers went back; what they signed before shows it."""
+
+    kind = "doubted"
+    client: Count
+    run: str
+    epoch: Count
+    shown: dict[str, str]
+
+
 class Ask(Header):
     """Server → client: take a step of round `round`; the broadcast is in the tensors.
 
