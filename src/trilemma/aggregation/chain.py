@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -26,6 +26,9 @@ from trilemma.keys import Key
 
 class Mixing(Step):
     """A step that replaces n messages by combinations of them."""
+
+    passes: ClassVar[bool] = False
+    """Whether messages pass through it as they are."""
 
     @abstractmethod
     def matrix(self, geometry: Geometry, f: int, key: Key) -> Array:
@@ -84,6 +87,8 @@ class Staged(Rule):
         A = np.eye(geometry.n)
         steps, last = self.stages()
         for place, step in enumerate(steps):
+            if step.passes:
+                continue
             one = step.matrix(geometry, f, key.fold(step.label, place))
             geometry, A = geometry.mixed(one), one @ A
         settled = last.settle(geometry, f, key)

@@ -7,6 +7,8 @@ it, in `trilemma.learning`. Of one round's messages alone it knows nothing, and 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from trilemma.aggregation.chain import Mixing
@@ -17,6 +19,8 @@ from trilemma.keys import Key
 
 class Stage(Mixing):
     """A step that the server takes, before the rule; messages alone pass through it unchanged."""
+
+    passes: ClassVar[bool] = True
 
     def matrix(self, geometry: Geometry, f: int, key: Key) -> Array:
         """Return the identity."""

@@ -83,6 +83,23 @@ class Law:
         return cls(own - common, np.abs(coefficients) @ clips, dim)
 
     @cached_property
+    def heard(self) -> Places:
+        """Who has sent something: only they have noise in their sums."""
+        return np.flatnonzero(self.covariance.diagonal() > 0).astype(np.int64)
+
+    @cached_property
+    def deviation(self) -> Array:
+        """The noise's standard deviation in every client's sum (n,)."""
+        return np.asarray(np.sqrt(self.covariance.diagonal()))
+
+    @cached_property
+    def pairs(self) -> tuple[Array, Array]:
+        """Deviations (n, n) of the sum and the difference of two clients' sums, both of unit noise."""
+        correlation = self.covariance / np.outer(self.deviation, self.deviation)
+        more, less = (np.sqrt(np.maximum(2 * (1 + sign * correlation), 0.0)) for sign in (1.0, -1.0))
+        return more, less
+
+    @cached_property
     def whitening(self) -> Array:
         """K^(-½) of all clients, who have all sent something.
 

@@ -98,13 +98,14 @@ def convict(
     as there are no more, those set aside with a liar excepted. Members that sent nothing yet have no variance
     and are left alone. `seen` gives the visible directions of the others, where somebody else needs them too.
     """
-    heard = np.flatnonzero(law.covariance.diagonal() > 0)
+    heard = law.heard
     if not len(heard):
         return []
     known, m = law.select(heard), len(heard)
+    inner = gram if m == len(gram) else gram[np.ix_(heard, heard)]
     low, high = lengths(law.dim, alarm / (2 * m * m))
-    deviation = np.sqrt(known.covariance.diagonal())
-    unit = gram[np.ix_(heard, heard)] / np.outer(deviation, deviation)
+    deviation = known.deviation
+    unit = inner / np.outer(deviation, deviation)
     bound = known.bounds / deviation
 
     own = np.sqrt(np.maximum(unit.diagonal(), 0.0))
@@ -113,9 +114,8 @@ def convict(
         below = bool(own[i] < low - bound[i])
         limit = low - bound[i] if below else high + bound[i]
         found[int(i)] = Expulsion(int(heard[i]), "length", float(own[i]), float(limit), below)
-    found |= _by_pairs(unit, known.covariance, deviation, bound, (low, high), heard, found, liars)
+    found |= _by_pairs(unit, known.pairs, bound, (low, high), heard, found, liars)
     if not found:
-        inner = gram[np.ix_(heard, heard)]
         found = _by_direction(
             seen or (lambda: visible(inner, known, liars + 1)), deviation, bound, heard, liars, alarm
         )
@@ -124,8 +124,7 @@ def convict(
 
 def _by_pairs(
     unit: Array,
-    covariance: Array,
-    deviation: Array,
+    scales: tuple[Array, Array],
     bound: Array,
     limits: tuple[float, float],
     heard: Any,
@@ -133,16 +132,19 @@ def _by_pairs(
     liars: int,
 ) -> dict[int, Expulsion]:
     """Convict by sums and differences of two; `gone` are convicted already."""
-    correlation = covariance / np.outer(deviation, deviation)
     both = unit.diagonal()[:, None] + unit.diagonal()[None, :]
     slack = bound[:, None] + bound[None, :]
+    pairs = []
+    for sign, scale in zip((1.0, -1.0), scales, strict=True):
+        length = np.sqrt(np.maximum(both + 2 * sign * unit, 0.0))
+        pairs.append((length, limits[0] * scale - slack, limits[1] * scale + slack))
+    if not any(bool(((length > upper) | (length < lower)).any()) for length, lower, upper in pairs):
+        return {}
     worst = np.zeros_like(unit)  # how far outside, as a share of the limit
     measured, allowed, below = (np.zeros_like(unit) for _ in range(3))
-    for sign in (1.0, -1.0):
-        length = np.sqrt(np.maximum(both + 2 * sign * unit, 0.0))
-        scale = np.sqrt(np.maximum(2 * (1 + sign * correlation), 0.0))
-        for low, limit in ((False, limits[1] * scale + slack), (True, limits[0] * scale - slack)):
-            size = np.maximum(limits[1] * scale + slack, 1e-300)  # nothing is its own difference
+    for length, lower, upper in pairs:
+        for low, limit in ((False, upper), (True, lower)):
+            size = np.maximum(upper, 1e-300)  # nothing is its own difference
             outside = (limit - length if low else length - limit) / size
             better = outside > worst
             worst[better], measured[better], allowed[better] = outside[better], length[better], limit[better]

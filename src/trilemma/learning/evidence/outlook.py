@@ -108,23 +108,49 @@ class Outlook:
         """
         p, k = len(gram), len(self.senders)
         n = len(self.vectors) - k - 1
-        sums, messages = np.eye(n, p), np.eye(k, p, n) + changes
-        sums[self.senders] += self.step * changes
-        fresh = messages @ gram @ messages.T
-        looks = self.court.looks(self.file, sums @ gram @ sums.T, fresh, self.senders, self.laws)
+        lying = np.flatnonzero(changes.any(axis=1))  # few: no product of all rows is needed
+        sums = _changed(gram, slice(0, n), self.senders[lying], self.step * changes[lying])
+        fresh = _changed(gram, slice(n, n + k), lying, changes[lying])
+        looks = self.court.looks(self.file, sums, fresh, self.senders, self.laws)
         convicted = self.court.convict(looks, self.file)
         move = np.eye(1, p, n + k)[0]
         if convicted:
             return Foreseen(len(convicted), move, math.inf)
         court, file = self.court, self.file
         weights = court.weights(fresh, file)
-        mean = weights @ messages
-        now = court.corrected(looks[1], lambda: messages @ gram @ mean, file.carried, file).mix @ messages
+
+        def combined(y: Array) -> Array:
+            """Return y @ messages."""
+            return np.pad(y, (n, p - n - k)) + y @ changes
+
+        def beside(vector: Array) -> Array:
+            """Return the messages' inner products with a combination of the basis."""
+            found: Array = gram[n : n + k] @ vector + changes @ (gram @ vector)
+            return found
+
+        mean = combined(weights)
+        now = combined(court.corrected(looks[1], lambda: beside(mean), file.carried, file).mix)
         move = move + self.step * (mean + now)
-        taken = file.taken.clone()
-        taken[torch.from_numpy(self.senders)] += torch.from_numpy(weights).to(taken)
-        members, parts = sums[looks[0].rows], court.parts(replace(file, taken=taken))
-        right = court.corrected(looks[0], lambda: members @ gram @ move, file.coefficients, file, parts)
+        members = np.eye(n, p)
+        members[self.senders] += self.step * changes
+        members = members[looks[0].rows]
+
+        def parts() -> Array:
+            taken = file.taken.clone()
+            taken[torch.from_numpy(self.senders)] += torch.from_numpy(weights).to(taken)
+            return court.parts(replace(file, taken=taken))
+
+        right = court.corrected(looks[0], lambda: members @ (gram @ move), file.coefficients, file, parts)
         after = right.kept * move + right.mix @ members
         length = sum(math.sqrt(max(float(y @ gram @ y), 0.0)) for y in (self.step * now, after - move))
         return Foreseen(0, after, length)
+
+
+def _changed(gram: Array, rows: slice, which: Places, changes: Array) -> Array:
+    """Return the Gram matrix of some rows of the basis, of which `which` are changed by `changes` (r, p)."""
+    found = gram[rows, rows].copy()
+    across = changes @ gram
+    found[which] += across[:, rows]
+    found[:, which] += across[:, rows].T
+    found[np.ix_(which, which)] += across @ changes.T
+    return found
