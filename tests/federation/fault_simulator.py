@@ -54,7 +54,8 @@ from trilemma.federation.task import PartyTask, load_task
 from trilemma.learning.evidence import Expulsion
 from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part
 from trilemma.learning.protocol import Algorithm, ClientStep, ServerStep, Start
-from trilemma.privacy.ledger import Ledger, read_entries
+from trilemma.privacy.ledger import Ledger
+from trilemma.privacy.ledger_lines import read_entries
 from trilemma.privacy.secrets import agreement, check_signature
 
 RUN = "run"

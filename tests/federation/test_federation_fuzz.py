@@ -32,7 +32,8 @@ from trilemma.federation.rosters import SignedRoster
 from trilemma.federation.sessions import Session
 from trilemma.federation.spending import read_budget
 from trilemma.learning import MessageLayout, Part
-from trilemma.privacy.ledger import Ledger, LedgerError, read_entries, read_lines
+from trilemma.privacy.ledger import Ledger
+from trilemma.privacy.ledger_lines import LedgerError, read_entries, read_lines
 from trilemma.privacy.secrets import Offer, Roster
 
 often = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -29,7 +29,7 @@ from trilemma.federation.reasons import Refused
 from trilemma.federation.requests import Keys, Request, make_request
 from trilemma.federation.rosters import RosterError
 from trilemma.federation.spending import check_remembered, read_budget
-from trilemma.privacy.ledger import read_entries
+from trilemma.privacy.ledger_lines import read_entries
 from trilemma.privacy.secrets import Identity
 from trilemma.privacy.statement import read_statement
 

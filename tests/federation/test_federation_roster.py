@@ -19,7 +19,7 @@ from trilemma.federation.node import Node
 from trilemma.federation.provisioning import write_known
 from trilemma.federation.reasons import Refused
 from trilemma.federation.rosters import Former, Member, RosterError, SignedRoster, succession
-from trilemma.privacy.ledger import read_entries
+from trilemma.privacy.ledger_lines import read_entries
 from trilemma.privacy.secrets import Identity
 
 CLIENTS = 5

@@ -17,7 +17,7 @@ from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.spending import change_budget, planned_epsilon
 from trilemma.federation.task import load_task
 from trilemma.privacy.accountants import accountants
-from trilemma.privacy.ledger import read_entries
+from trilemma.privacy.ledger_lines import read_entries
 from trilemma.privacy.mechanism import mechanism
 from trilemma.simulate import engine
 

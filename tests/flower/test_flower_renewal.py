@@ -11,7 +11,7 @@ from trilemma.cli.federation import federation_app
 from trilemma.federation.layout import parties
 from trilemma.flower import deployment
 from trilemma.flower.control import connect, node_key_bytes
-from trilemma.privacy.ledger import read_entries
+from trilemma.privacy.ledger_lines import read_entries
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
 

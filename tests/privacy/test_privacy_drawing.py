@@ -17,7 +17,7 @@ from trilemma.privacy.accountants import accountants
 from trilemma.privacy.drawing import EXACT, Drawing, likelihood, surcharge
 from trilemma.privacy.grid import Grid, in_steps
 from trilemma.privacy.grid_price import EDGES, MOVED, MOVED_MOST, MOVED_NEAR, TAIL, drawing, pair_error
-from trilemma.privacy.ledger import _START, _seal
+from trilemma.privacy.ledger_lines import START, sealed
 from trilemma.privacy.mechanism import Mechanism, mechanism
 from trilemma.privacy.secrets import streams
 
@@ -224,7 +224,7 @@ def test_a_ledger_from_before_drawings_is_read(tmp_path):
     with Ledger(path, budget) as ledger:
         ledger.authorise(Release(1.0, NoiseLaw(4.0)), Threat("ldp", 10), "run", 0)
         cost = ledger.epsilon
-    lines, previous = [], _START
+    lines, previous = [], START
     for line in path.read_text().splitlines():
         record = json.loads(line[65:])
         record.pop("previous")
@@ -232,8 +232,8 @@ def test_a_ledger_from_before_drawings_is_read(tmp_path):
             if part in record:
                 record[part].pop("drawing")
                 record[part]["distance"] = 0.0
-        sealed, previous = _seal(record, previous)
-        lines.append(sealed)
+        older, previous = sealed(record, previous)
+        lines.append(older)
     path.write_bytes(b"".join(lines))
     with Ledger(path, budget) as ledger:
         assert ledger.epsilon == cost

@@ -32,7 +32,8 @@ from trilemma.privacy import (
 )
 from trilemma.privacy import ledger as module
 from trilemma.privacy.drawing import Drawing
-from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError, read_entries
+from trilemma.privacy.ledger import BudgetExceeded, Ledger
+from trilemma.privacy.ledger_lines import Budget, LedgerError, read_entries
 
 BUDGET = Budget(epsilon=20.0, delta=1e-5)
 THREAT = Threat("secldp", clients=20, byzantine=3)
@@ -243,7 +244,7 @@ def test_two_writers_are_refused(path):
 def test_two_processes_are_refused(path):
     with Ledger(path, BUDGET):
         other = (
-            "import sys; from pathlib import Path; from trilemma.privacy.ledger import Budget, Ledger\n"
+            "import sys; from pathlib import Path; from trilemma.privacy import Budget, Ledger\n"
             "Ledger(Path(sys.argv[1]), Budget(20.0, 1e-5))"
         )
         run = subprocess.run([sys.executable, "-c", other, str(path)], capture_output=True, text=True)

@@ -14,7 +14,7 @@ from trilemma.config import Config
 from trilemma.errors import UserError
 from trilemma.federation.layout import TASK, Party
 from trilemma.federation.task import load_task
-from trilemma.privacy.ledger import read_entries
+from trilemma.privacy.ledger_lines import read_entries
 from trilemma.task import Task
 
 TEXTS = (".py", ".toml", ".md")

@@ -31,7 +31,8 @@ from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.sessions import Secrets, epoch_name, score_name
 from trilemma.federation.task import PartyTask
-from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError, read_lines
+from trilemma.privacy.ledger import BudgetExceeded, Ledger
+from trilemma.privacy.ledger_lines import Budget, LedgerError, read_lines
 from trilemma.privacy.threats import Threat
 
 RESERVE = 0.1

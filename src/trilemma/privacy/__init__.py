@@ -49,7 +49,8 @@ if TYPE_CHECKING:
         multipliers,
         worst_multiplier,
     )
-    from trilemma.privacy.ledger import Budget, BudgetExceeded, Ledger, LedgerError
+    from trilemma.privacy.ledger import BudgetExceeded, Ledger
+    from trilemma.privacy.ledger_lines import Budget, LedgerError
     from trilemma.privacy.mechanism import Mechanism, history, leans_on_liars, mechanism, multiplier
     from trilemma.privacy.noise import Noiseless, SimulatedNoise
     from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
@@ -131,6 +132,7 @@ on_demand(
         "accounting",
         "calibration",
         "covariance",
+        "ledger_lines",
         "ledger",
         "mechanism",
         "noise",

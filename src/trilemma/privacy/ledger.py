@@ -12,105 +12,52 @@ for the Rényi one, loss distributions convolve. Every accountant's ε is an upp
 is held against the budget. The quick accountants are asked in every round; before a round is refused, the
 tightest is asked too.
 
-A budget is its owner's, who may change its ε: a line of its own says so, and the newest counts.
-
-Longer than most modules: what is written, how it is read back and what is refused must agree line by line.
+A budget is its owner's, who may change its ε: a line of its own says so, and the newest counts. What lines
+say is in `ledger_lines`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import math
 import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from trilemma import files
-from trilemma.errors import PrivacyError, UserError
+from trilemma.errors import PrivacyError
 from trilemma.privacy.accountants import Accountant, applicable, ask, default, everyday
 from trilemma.privacy.accountants import accountants as registry
-from trilemma.privacy.drawing import Drawing
-from trilemma.privacy.gaussian import check_delta
+from trilemma.privacy.ledger_lines import (
+    START,
+    Amendment,
+    Budget,
+    Entry,
+    LedgerError,
+    Remark,
+    digest_of,
+    plain,
+    respelled,
+    said_in,
+    sealed,
+    torn,
+    unsealed,
+)
 from trilemma.privacy.mechanism import Mechanism, leans_on_liars, mechanism
 from trilemma.privacy.threats import Threat
-from trilemma.privacy.types import Adjacency, Release, Sampling, Unit, choice
+from trilemma.privacy.types import Release
 from trilemma.privacy.verdict import Guarantee
 
 _VERSION = 1
-_START = "0" * 64
-_FORMER_SPELLINGS = {"add_remove": "add-remove", "without_replacement": "without-replacement"}
 
 
 class BudgetExceeded(PrivacyError):
     """A release that the budget does not allow."""
-
-
-class LedgerError(PrivacyError):
-    """A ledger that cannot be trusted, or is in use."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a client is willing to spend in all, and whom the guarantee is about.
-
-    >>> Budget(epsilon=8.0, delta=1e-5).unit
-    'user'
-    """
-
-    epsilon: float
-    delta: float
-    unit: Unit = "user"
-    adjacency: Adjacency = "replace"
-
-    def __post_init__(self) -> None:
-        check_delta(self.delta)
-        choice("privacy unit", self.unit, Unit)
-        choice("adjacency", self.adjacency, Adjacency)
-        if self.adjacency == "published":
-            raise PrivacyError(
-                "a budget holds guarantees only, and adjacency 'published' is a convention of papers: "
-                "allowed are 'replace' and 'add-remove'"
-            )
-        if not 0 < self.epsilon < math.inf:
-            raise UserError(f"a budget is positive and finite, got epsilon = {self.epsilon}")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One release: in which round of which run, by which mechanism, and ε of all releases so far."""
-
-    run: str
-    round: int
-    mechanism: Mechanism
-    epsilon: dict[str, float]
-    threat: str
-
-
-@dataclass(frozen=True)
-class Remark:
-    """Something worth knowing about a round that costs nothing: who dropped out of it, for instance."""
-
-    run: str
-    round: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Amendment:
-    """Another limit on ε, from this line on."""
-
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.epsilon, float) or not 0 < self.epsilon < math.inf:
-            raise UserError(f"a budget is positive and finite, got epsilon = {self.epsilon}")
 
 
 class Ledger:
@@ -140,7 +87,7 @@ class Ledger:
         self.repaired = ""
         self._past: Counter[Mechanism] = Counter()
         self._released: set[tuple[str, int]] = set()
-        self._hash = _START
+        self._hash = START
         self._fd, self._lock = -1, ExitStack()
         try:
             self._open()
@@ -180,7 +127,7 @@ class Ledger:
         # An accountant may say nothing (∞) where another says something: what was drawn for many rounds, say.
         said = {name: figure for name, figure in epsilon.items() if math.isfinite(figure)}
         entry = Entry(run, round_, one, said, threat.name)
-        self._append({"release": asdict(release), "threat": asdict(threat), **_entry_record(entry)})
+        self._append({"release": asdict(release), "threat": asdict(threat), **plain(entry)})
         self._enter(entry)
         return entry
 
@@ -292,7 +239,7 @@ class Ledger:
 
     def _append(self, record: dict[str, Any]) -> None:
         """Write one line and wait until it is on disk. After a failure the ledger has to be opened again."""
-        line, digest = _seal(record, self._hash)
+        line, digest = sealed(record, self._hash)
         try:
             view = memoryview(line)
             while view:
@@ -312,25 +259,25 @@ class Ledger:
         limit: dict[str, float] = {}
         good = 0
         for number, line in enumerate(io.BytesIO(text).readlines()):
-            record = _unseal(line, self._hash)
+            record = unsealed(line, self._hash)
             if record is None:
-                if good + len(line) < len(text) or not _torn(line):
+                if good + len(line) < len(text) or not torn(line):
                     raise LedgerError(f"line {number + 1} of {self.path} was changed or is out of place")
                 self.repaired = f"cut off a torn last line of {len(line)} bytes"
                 os.ftruncate(self._fd, good)
                 os.fsync(self._fd)
                 break
             if number == 0:
-                opened = _respelled(record)
+                opened = respelled(record)
             else:
-                match _said(number + 1, record):
+                match said_in(number + 1, record):
                     case Remark() as remark:
                         self.remarks.append(remark)
                     case Amendment(epsilon):
                         limit = {"epsilon": epsilon}
                     case entry:
                         self._enter(entry)
-            self._hash = _digest(line)
+            self._hash = digest_of(line)
             good += len(line)
             if not line.endswith(b"\n"):
                 # Only the end of the line is missing. The entry is whole, and counts.
@@ -363,116 +310,5 @@ class Ledger:
                 )
 
 
-def read_entries(path: Path) -> list[Entry]:
-    """Return the entries of a ledger to somebody who only looks on: nothing is locked or repaired.
-
-    A line that is being written is left out; a ledger of which no line is whole yet has no entries.
-    """
-    text = path.read_bytes() if path.is_file() else b""
-    return [line for line in read_lines(text)[1] if isinstance(line, Entry)] if b"\n" in text else []
-
-
-def read_lines(text: bytes) -> tuple[Budget, list[Entry | Remark]]:
-    """Return the budget of a ledger and what its whole lines say, in order; `trilemma.privacy.statement`."""
-    previous, found = _START, []
-    for number, line in enumerate(text.split(b"\n")[:-1]):
-        record = _unseal(line, previous)
-        if record is None:
-            raise LedgerError(f"line {number + 1} was changed or is out of place")
-        found.append(record)
-        previous = _digest(line)
-    if not found:
-        raise LedgerError("not a whole line")
-    said = [_said(number, record) for number, record in enumerate(found[1:], 2)]
-    try:
-        budget = Budget(**_respelled(found[0]["budget"]))
-        for one in said:
-            if isinstance(one, Amendment):
-                budget = replace(budget, epsilon=one.epsilon)
-    except (LookupError, TypeError, ValueError):
-        raise LedgerError("line 1 does not say what the budget is") from None
-    return budget, [one for one in said if not isinstance(one, Amendment)]
-
-
-def _said(number: int, record: dict[str, Any] | None) -> Entry | Remark | Amendment:
-    """Return what a line after the first says; refuse one that says something else."""
-    try:
-        assert record is not None
-        if "amended" in record:
-            return Amendment(**record["amended"])
-        said = Remark(**record["remark"]) if "remark" in record else _entry(record)
-        hash(said if isinstance(said, Remark) else said.mechanism)  # entries are counted by their mechanisms
-        return said
-    except (AssertionError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
-        raise LedgerError(f"line {number} says neither what was released nor a remark") from None
-
-
-def _entry_record(entry: Entry) -> dict[str, Any]:
-    return {
-        "run": entry.run,
-        "round": entry.round,
-        "mechanism": asdict(entry.mechanism),
-        "epsilon": entry.epsilon,
-    }
-
-
-def _entry(record: dict[str, Any]) -> Entry:
-    fields = _respelled(record["mechanism"])
-    # Older ledgers have no drawing: a distance in total variation, or nothing at all.
-    drawing = Drawing(**fields.get("drawing", {"missed": fields.get("distance", 0.0)}))
-    one = Mechanism(float(fields["z"]), Sampling(**fields["sampling"]), fields["adjacency"], drawing)
-    costs = {str(name): float(figure) for name, figure in record["epsilon"].items()}
-    return Entry(str(record["run"]), int(record["round"]), one, costs, str(record["threat"]["name"]))
-
-
 def _names(chosen: Sequence[Accountant]) -> tuple[str, ...]:
     return tuple(accountant.name for accountant in chosen)
-
-
-def _respelled(value: Any) -> Any:
-    """Return what a line says with names as they are spelled today: ledgers outlive spellings."""
-    if isinstance(value, dict):
-        return {key: _respelled(inner) for key, inner in value.items()}
-    return _FORMER_SPELLINGS.get(value, value) if isinstance(value, str) else value
-
-
-def _seal(record: dict[str, Any], previous: str) -> tuple[bytes, str]:
-    body = json.dumps({"previous": previous, **record}, allow_nan=False, separators=(",", ":"))
-    digest = hashlib.sha256(body.encode()).hexdigest()
-    return f"{digest} {body}\n".encode(), digest
-
-
-def _torn(line: bytes) -> bool:
-    """Tell whether a line can be the beginning of one that was being written.
-
-    It has no end, and what it says is not complete: of a JSON object only the whole can be read.
-    """
-    if line.endswith(b"\n"):
-        return False
-    try:
-        json.JSONDecoder().raw_decode(line[len(_START) + 1 :].decode())
-    except ValueError:
-        return True
-    return False
-
-
-def _digest(line: bytes) -> str:
-    return line[:64].decode("ascii")
-
-
-def _unseal(line: bytes, previous: str) -> dict[str, Any] | None:
-    """Return what `_seal` sealed after a line of hash `previous`; None if anything is amiss."""
-    digest, _, body = line.rstrip(b"\n").partition(b" ")
-    if hashlib.sha256(body).hexdigest().encode() != digest:
-        return None
-    record = _object(body)
-    return record if record is not None and record.pop("previous", None) == previous else None
-
-
-def _object(text: bytes) -> dict[str, Any] | None:
-    """Return a JSON object; None where there is none."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trilemma.privacy.ledger import Budget, Entry, LedgerError, Remark, read_lines
+from trilemma.privacy.ledger_lines import Budget, Entry, LedgerError, Remark, read_lines
 
 
 @dataclass(frozen=True)

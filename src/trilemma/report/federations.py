@@ -20,7 +20,7 @@ from trilemma.federation.event_log import events_file, read_events
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.peers import Door, door_file
 from trilemma.federation.spending import read_budget
-from trilemma.privacy.ledger import Budget
+from trilemma.privacy.ledger_lines import Budget
 from trilemma.privacy.statement import Statement, read_statement
 from trilemma.records import Record
 from trilemma.report.doings import Doings, doings, moment
