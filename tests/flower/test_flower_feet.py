@@ -74,6 +74,36 @@ def test_clients_that_were_killed_together_are_brought_back_together(tmp_path, m
         deployment.down(folder, grace=1.0)
 
 
+def test_a_run_is_continued_though_something_else_ended_first(tmp_path, monkeypatch):
+    """A new worker waits for the word to go on, whoever was to give it and could not."""
+    server = make(tmp_path / "federation", 1, small_config(1, tolerate=0))[0]
+    sleepers = [Command(name, ("sleep", "60")) for name in ("superlink", "guard", "worker")]
+    monkeypatch.setattr(deployment, "commands", lambda party: sleepers)
+    for name in ("check_start", "refresh"):
+        monkeypatch.setattr(deployment, name, lambda *_: None)
+    continued, waits = [], itertools.count()
+    monkeypatch.setattr(deployment, "_continue", lambda party, say: continued.append(party.name))
+
+    def wait(party, running):
+        if next(waits) == 1:
+            raise ProcessFailed("guard ended at once")
+
+    monkeypatch.setattr(deployment, "_wait_for_ports", wait)
+    try:
+        deployment.up(server.folder)
+        assert continued == ["server"]
+        end(server, "superlink")
+        ends = deployment._revive([server], [], print)
+        assert continued == ["server"], "the guard ended before it came to that"
+        end(server, "guard")
+        deployment._revive([server], ends, print)
+        assert continued == ["server", "server"]
+        deployment._revive([server], ends, print)
+        assert continued == ["server", "server"]
+    finally:
+        deployment.down(server.folder, grace=1.0)
+
+
 def test_what_keeps_ending_is_given_up_with_its_last_words(client):
     deployment.up(client.folder)
     ends = [(time.monotonic(), "client-0: worker")] * (deployment.ENOUGH - 1)

@@ -176,8 +176,9 @@ def _bring_up(every: list[Party], say: Callable[[str], None]) -> list[Running]:
                 _wait_for_ports(party, processes.recorded(party.running))
                 _listened(party).touch()
                 refresh(party, say)
-                if any(one.name == "worker" for one in due):
+                if _to_continue(party).is_file():
                     _continue(party, say)
+                    _to_continue(party).unlink()
         for party, one in sorted(waiting, key=lambda each: each[1].name):
             assert forking is not None
             start(party, one, forking.start)
@@ -208,6 +209,14 @@ def _listened(server: Party) -> Path:
     nothing is yet.
     """
     return server.state / "superlink-listened"
+
+
+def _to_continue(server: Party) -> Path:
+    """Return the mark of a new worker that has not been told to go on with the run that was under way.
+
+    Whoever started it may have died since, or another process of the server's, which came first.
+    """
+    return server.running / "to-continue"
 
 
 def _taken_down(party: Party) -> Path:
@@ -242,6 +251,9 @@ def _due(party: Party) -> list[Command]:
             _database(party).unlink(missing_ok=True)
         write_flower_files(party)  # they name absolute paths, and the folder may have been moved
         guard_settings(party).save(guard_file(party))
+        if any(one.name == "worker" for one in dead):
+            party.running.mkdir(exist_ok=True)
+            _to_continue(party).touch()
     return dead
 
 
@@ -304,7 +316,7 @@ def _revive(
     for party in every:
         known = processes.recorded(party.running)
         dead = [one for one in known if not processes.leads(one)]
-        if len(known) < len(commands(party)) or dead:
+        if len(known) < len(commands(party)) or dead or _to_continue(party).is_file():
             lacking.append(party)
         ends += [(now, f"{party.name}: {one.name}") for one in dead]
         for one in dead:
