@@ -32,7 +32,7 @@ from federation_liars import (
 )
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation import events, membership, spending, wire
+from trilemma.federation import events, membership, shelf, spending, wire
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.epochs import Epoch, decide
 from trilemma.federation.proposals import Manifest
@@ -250,8 +250,13 @@ def test_a_smaller_epoch_costs_more_and_never_more_than_what_was_allowed(deploye
     assert spent <= manifest.epsilon == spending.planned_epsilon(task)
 
 
-def test_a_server_that_dies_after_an_expulsion_goes_on_as_it_would_have(deployed, tmp_path):
-    """It calls the same epoch again, with the same words, and everything else follows."""
+@pytest.mark.parametrize("in_files", [False, True], ids=["in memory", "in files"])
+def test_a_server_that_dies_after_an_expulsion_goes_on_as_it_would_have(
+    deployed, tmp_path, monkeypatch, in_files
+):
+    """It calls the same epoch again, with the same words, and everything else follows, to the bit."""
+    if in_files:
+        monkeypatch.setattr(shelf, "IN_MEMORY", 0)
     parties, config = federation(tmp_path / "federation")
     with repeatable_secrets():
         transport = Lying(parties, config, careless_from(CARELESS), dies=lambda asked: asks(asked, 3))
