@@ -30,3 +30,10 @@ def test_the_map_knows_no_data_and_treats_examples_alone() -> None:
 def test_more_components_than_features_are_refused() -> None:
     with pytest.raises(UserError, match="allowed: at most as many"):
         StrokesOptions(components=400, J=1, L=1).build((1, 8, 8))
+
+
+def test_strokes_fill_a_box_where_one_is_given() -> None:
+    drawn = strokes(40, (28, 28), Key(7), box=20.0) > 0.5
+    sides = [[int(image.any(axis).nonzero().flatten().diff().sum()) + 1 for axis in (0, 1)] for image in drawn]
+    longer = torch.tensor(sides).amax(1)
+    assert bool(((longer >= 18) & (longer <= 22)).all())

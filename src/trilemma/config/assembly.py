@@ -62,8 +62,9 @@ def everybody(
         **config.model.options.model_dump(),
     )
     chosen = models.choose(model, config.coordinates.train, key)
-    root = None if public is None else FederatedData(public, _all_of(public), device)
-    return Assembled(chosen, FederatedData(dataset, _set_aside(config, key, holdings), device), root=root)
+    root = None if public is None else _held(config, public, _all_of(public), device)
+    held = _held(config, dataset, _set_aside(config, key, holdings), device)
+    return Assembled(chosen, held, root=root)
 
 
 def of_task(
@@ -138,7 +139,27 @@ def _natural(
     config: Config, key: Key, dataset: Dataset, device: torch.device | str = "cpu", first: int = 0
 ) -> FederatedData:
     assert dataset.natural is not None
-    return FederatedData(dataset, _set_aside(config, key, dataset.natural, first), device, first)
+    return _held(config, dataset, _set_aside(config, key, dataset.natural, first), device, first)
+
+
+def _held(
+    config: Config, dataset: Dataset, holdings: data.Holdings, device: torch.device | str, first: int = 0
+) -> FederatedData:
+    """Return what clients hold, each around its own mean where the configuration asks for it."""
+    if config.holding.centre:
+        wanted = config.privacy
+        poorest = min((len(rows) for rows in holdings.train), default=0)
+        if (
+            wanted.clip is not None
+            and wanted.threat != "none"
+            and config.algorithm.options.exposure(wanted.clip, poorest).unit == "example"
+        ):
+            raise ConfigError(
+                "[data] centre: one example moves all others of its client, and no ε for an example covers "
+                "that; allowed: centre = false, or an algorithm with user-level privacy"
+            )
+        dataset = data.centred(dataset, holdings)
+    return FederatedData(dataset, holdings, device, first)
 
 
 def _set_aside(config: Config, key: Key, holdings: data.Holdings, first: int = 0) -> data.Holdings:

@@ -36,6 +36,10 @@ class DataTable(Table):
     norm: float | None = Field(
         default=None, gt=0, description="shorten features that are longer than this public constant to it"
     )
+    centre: bool = Field(
+        default=False,
+        description="take each client's own mean off its examples; nothing of it is sent (user-level ε only)",
+    )
 
 
 class ModelTable(Table):

@@ -22,6 +22,7 @@ from trilemma.data.catalogue import (
     loaded,
     partitions,
 )
+from trilemma.data.centred import centred
 from trilemma.data.dealing import mirror, set_aside
 from trilemma.data.features import with_features
 from trilemma.data.federated import EpochBatches, FederatedData, Split
@@ -49,6 +50,7 @@ __all__ = [
     "Split",
     "Storage",
     "Target",
+    "centred",
     "columns_of",
     "datasets",
     "divide",

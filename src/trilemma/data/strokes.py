@@ -48,6 +48,8 @@ class StrokesOptions(ScatteringOptions):
     """The value of an empty pixel; the default is that of MNIST under scaling = 'standard'."""
     ink: float = 2.8215
     """The value of a full one."""
+    box: float = Field(default=0.0, ge=0, le=28)
+    """The longer side of the ink, of 28; digits are usually fitted to 20. 0: as it falls."""
 
     def build(self, shape: tuple[int, ...]) -> FeatureMap:
         """Return the map for images of `shape`, (channels, height, width)."""
@@ -64,7 +66,7 @@ class StrokesOptions(ScatteringOptions):
 def _whitening(options: StrokesOptions, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the mean (F,) and the map (F, k)."""
     scatter = ScatteringOptions(J=options.J, L=options.L, groups=options.groups).build(shape)
-    images = strokes(INVENTED, (shape[1], shape[2]), Key(0, ("strokes",)))
+    images = strokes(INVENTED, (shape[1], shape[2]), Key(0, ("strokes",)), options.box)
     images = (options.paper + (options.ink - options.paper) * images)[:, None].repeat(1, shape[0], 1, 1)
     found = torch.cat([scatter(images[start : start + 64]) for start in range(0, INVENTED, 64)]).double()
     width, k = found.shape[1], options.components
@@ -79,8 +81,10 @@ def _whitening(options: StrokesOptions, shape: tuple[int, ...]) -> tuple[Tensor,
     return mean.float(), (axes * largest.sign() * math.sqrt(INVENTED) / values.sqrt()).float()
 
 
-def strokes(count: int, size: tuple[int, int], key: Key) -> Tensor:
+def strokes(count: int, size: tuple[int, int], key: Key, box: float = 0.0) -> Tensor:
     """Return invented images (count, height, width) in [0, 1]: one to three curves, the ink's middle centred.
+
+    `box` is the longer side of the ink, of 28; 0: as the curves fall.
 
     >>> drawn = strokes(2, (28, 28), Key(1))
     >>> drawn.shape, float(drawn.min()), float(drawn.max())
@@ -104,6 +108,9 @@ def strokes(count: int, size: tuple[int, int], key: Key) -> Tensor:
     out = torch.empty(count, height, width)
     for i in range(count):
         drawn = dots[i, : int(curves[i])].reshape(-1, 2)
+        if box:
+            longer = float((drawn.amax(0) - drawn.amin(0)).max())
+            drawn = drawn * ((box - 2 * float(pen[i])) / max(longer, 1.0))
         drawn = (drawn - drawn.mean(0) + 13.5) * scale
         distance = torch.cdist(pixels[0], drawn).amin(1).reshape(height, width)
         out[i] = (pen[i] * float(scale.mean()) + 0.7 - distance).clamp(0, 1)
