@@ -78,6 +78,14 @@ def test_rotated_noise_keeps_every_length_and_inner_product_among_liars() -> Non
     assert made.candidates(0, 1e3) == []
 
 
+def test_noise_is_turned_as_far_as_it_goes_and_no_further() -> None:
+    """Between two strengths of a grid nearly a fifth of the push would be given away."""
+    found = stage("rotated")
+    for end in found.furthest(0):
+        assert found.harm(0, end, True)[0]
+    assert not found.harm(0, 1.001 * max(found.furthest(0)), True)[0]
+
+
 def test_a_lie_that_would_be_expelled_is_not_a_candidate() -> None:
     longest = float((stage("protocol").defence.vectors[:10] ** 2).sum(1).max())
     bold = stage("protocol", limit=longest * 1.01)

@@ -34,6 +34,6 @@ def test_more_components_than_features_are_refused() -> None:
 
 def test_strokes_fill_a_box_where_one_is_given() -> None:
     drawn = strokes(40, (28, 28), Key(7), box=20.0) > 0.5
-    sides = [[int(image.any(axis).nonzero().flatten().diff().sum()) + 1 for axis in (0, 1)] for image in drawn]
-    longer = torch.tensor(sides).amax(1)
+    places = [[image.any(axis).nonzero().flatten() for axis in (0, 1)] for image in drawn]
+    longer = torch.tensor([[int(where[-1] - where[0]) + 1 for where in both] for both in places]).amax(1)
     assert bool(((longer >= 18) & (longer <= 22)).all())

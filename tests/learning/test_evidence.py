@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -401,3 +403,31 @@ def test_the_false_alarm_rate_of_directions_is_below_the_nominal_one() -> None:
         law = Law(law.covariance, np.full(12, 5.0), 60)
         alarms += any(one.test == "direction" for one in convict(sums @ sums.T, law, liars=2, alarm=1e-1))
     assert alarms <= 34
+
+
+def test_where_more_are_expelled_than_was_reckoned_with_epsilon_says_so() -> None:
+    """Noise was calibrated for n − f = 7 of 9 members; among four it protects less."""
+    ready = experiment("privacy.threat=secldp")
+    assert ready.resolved.threat is not None
+    progress = simulate.engine.start(ready)
+    members = progress.server["evidence.members"].clone()
+    enough, few = members.clone(), members.clone()
+    enough[7:], few[4:] = False, False
+    states = [{**progress.server, "evidence.members": left} for left in (enough, few)]
+    told = [simulate.engine.step(ready, replace(progress, server=state))[1] for state in states]
+    planned = ready.spending.figure[0]
+    fewer = replace(ready.resolved.threat, clients=4)
+    assert told[0].epsilon == pytest.approx(planned)
+    assert told[1].epsilon > 1.01 * planned
+    assert ready.resolved.release is not None
+    expected = privacy.certified_curve(ready.resolved.release, fewer, ready.config.run.rounds, 1e-4)
+    assert told[1].epsilon == pytest.approx(expected.figure[0])
+
+
+def test_in_a_single_release_nobody_can_have_been_expelled_before_it() -> None:
+    once, without = (
+        experiment("run.rounds=1", f"aggregation.rule={rule}").resolved for rule in ("evidence+mean", "mean")
+    )
+    assert once.release is not None
+    assert without.release is not None
+    assert once.release.law == without.release.law

@@ -31,6 +31,7 @@ they face its rule alone, along `gradient` or `loss`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -65,7 +66,7 @@ class Adaptive(AttackSettings):
     greedy: bool = True
     """Take the most harm now; otherwise stay below what can be seen."""
     points: int = Field(default=40, ge=2)
-    """Strengths tried for every direction."""
+    """Strengths tried for every direction; then eight more around the best, and how far noise can turn."""
     reach: float = Field(default=100.0, gt=1)
     """Largest strength, in lengths of the honest mean contribution; the smallest is a tenth of one."""
 
@@ -94,12 +95,20 @@ class Adaptive(AttackSettings):
         directions = self._directions(view, truth, defence)
         against = -directions[0] if self.direction in ("loss", "unshown") else truth
         stage = _Stage(defence, view.members, lying, directions, against, self.noise)
-        tried = [
-            (*stage.harm(which, strength, self.greedy), which, strength)
+
+        def most(tried: Iterable[tuple[int, float]]) -> tuple[bool, float, int, float]:
+            found = (
+                (*stage.harm(which, strength, self.greedy), which, strength) for which, strength in tried
+            )
+            return max(found, key=lambda one: one[:2])
+
+        best = most(
+            (which, strength)
             for which in range(len(directions))
-            for strength in strengths
-        ]
-        passes, harm, which, strength = max(tried, key=lambda found: found[:2])
+            for strength in (*strengths, *stage.furthest(which))
+        )
+        finer = best[3] * (10 * self.reach) ** (np.arange(-4, 5) / 5 / (self.points - 1))
+        passes, harm, which, strength = most((best[2], float(strength)) for strength in (best[3], *finer))
         if not passes or harm <= stage.quiet:
             return Crafted(own, 0.0)
         return Crafted(own + stage.lies(which, strength).to(own), strength)
@@ -200,6 +209,17 @@ class _Stage:
         basis = torch.cat([self.defence.vectors.to(self.directions), self.directions])
         return mix @ basis
 
+    def furthest(self, which: int) -> list[float]:
+        """Return the largest strengths that turned noise allows; none where noise is not turned."""
+        if self.noise == "protocol":
+            return []
+        along, step = len(self.gram) - 1 - len(self.directions) + which, self.defence.step
+        sums = np.array([int(i) for i in np.asarray(self.defence.senders)[self.active]])
+        return [
+            _furthest(self.gram[np.ix_(rows, rows)], self.gram[rows, along], scale * self.lying)
+            for rows, scale in ((self.n + self.active, 1.0), (sums, step))
+        ]
+
     def candidates(self, which: int, strength: float) -> list[Array]:
         """Return changes (k, p) of all messages, in the basis; none where they are impossible."""
         shift, along = strength * self.lying, len(self.gram) - 1 - len(self.directions) + which
@@ -236,6 +256,25 @@ class _Stage:
         return -float(found.move @ self.gram[:, -1]), found.corrected
 
 
+def _furthest(inner: Array, before: Array, way: Array) -> float:
+    """Return the largest s for which rows of Gram matrix Γ = `inner` can have goal = mean(before) + s · way.
+
+    A vector of length 1 may have inner products g with rows of Gram matrix Γ as long as gᵀ Γ⁻¹ g ≤ 1.
+
+    >>> round(_furthest(np.eye(4), np.zeros(4), np.ones(4)), 4)
+    0.5
+    """
+    scale = np.abs(inner).max()
+    if not scale > 0:
+        return 0.0
+    sides = np.stack([way, np.full(len(way), before.mean())], 1)
+    solved = np.linalg.lstsq(inner / scale, sides, rcond=None)[0]
+    square, mixed = way @ solved / scale
+    rest = before.mean() * float(solved[:, 1].sum()) / scale - 1
+    inside = mixed**2 - square * rest
+    return max(0.0, float((math.sqrt(inside) - mixed) / square)) * (1 - 1e-6) if inside > 0 else 0.0
+
+
 def _transport(present: Array, wanted: Array) -> Array | None:
     """Return the symmetric M with M present M = wanted; None where wanted is no Gram matrix."""
     values, vectors = np.linalg.eigh(present)
@@ -266,17 +305,25 @@ def _unopposed(
     Where it measures messages by one of its own, `trusted`, lies are also tried at right angles to that, and
     leaning towards it.
     """
-    ways = [shift]
+    ways, active = [shift], np.flatnonzero(lying)
     if trusted is not None:
         towards = trusted / torch.linalg.vector_norm(trusted).clamp(min=1e-30)
         across = shift - (shift @ towards) * towards
         across = across / torch.linalg.vector_norm(across).clamp(min=1e-30)
         ways += [(across + tilt * towards) / math.sqrt(1 + tilt**2) for tilt in TILTS]
+
+    def furthest(way: Tensor) -> list[float]:
+        if noise == "protocol":
+            return []
+        rows = own.double()[torch.from_numpy(active).to(own.device)]
+        beside: Array = (rows @ torch.cat([rows, way[None]]).T).cpu().numpy()
+        return [_furthest(beside[:, :-1], beside[:, -1], lying[active])]
+
     made = [(0.0, own)]
     made += [
         (strength, lies)
         for way in ways
-        for strength in strengths
+        for strength in (*strengths, *furthest(way))
         if (lies := _shifted(own, way, strength * lying, noise)) is not None
     ]
 

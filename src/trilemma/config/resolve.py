@@ -286,8 +286,8 @@ def _who_counts(config: Config) -> tuple[int, int]:
 def _least_members(config: Config) -> int:
     """Return among how many clients noise cancels at least: all, less the liars that may be expelled.
 
-    More members only help: a client whose secrets are known leaves the others as if it were not there.
-    A published figure counts on liars that stay.
+    Nobody can have been expelled before a run's first release. More members only help: a client whose secrets
+    are known leaves the others as if it were not there. A published figure counts on liars that stay.
     """
     federation = config.federation
     rule = aggregation.parse(config.aggregation.rule, f=federation.f)
@@ -297,6 +297,6 @@ def _least_members(config: Config) -> int:
             f"[aggregation] rule = {config.aggregation.rule!r} tests messages against noise that all clients "
             f"share with all; allowed: a rule without {stage.label}, or [privacy] without neighbours"
         )
-    if not isinstance(stage, Evidence) or config.privacy.assume == "published":
+    if not isinstance(stage, Evidence) or config.privacy.assume == "published" or config.run.rounds == 1:
         return federation.clients
     return federation.clients - federation.f

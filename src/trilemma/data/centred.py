@@ -3,11 +3,11 @@
     x ↦ x − m_i        m_i the mean of client i's training examples
 
 What all examples have in common tells no class from another, but whatever is wrong in a linear model is
-multiplied by it: noise, and what liars hide (docs/frontier.md). Every holder takes off the mean of its own
-training examples, from its validation and test examples too; a test set that is nobody's own is taken off its own
-mean, as anybody does who uses the model. Nothing is sent for it, so that a client's mean is as protected as
-the rest of what it trains on. One example moves all others of its client, though: a guarantee for a single example
-needs examples that stay where they are, and none of them is covered here.
+multiplied by it: noise, and what liars hide (docs/frontier.md). Every holder takes the mean of its own
+training examples off them, and off its validation and test examples. A test set that is nobody's own loses
+its own mean, as anybody's examples do who uses the model. Nothing is sent for it, so that a client's mean is
+as protected as the rest of what it trains on. One example moves all others of its client, though: no
+guarantee for a single example covers that.
 
 Reference: statistics that stay with their client are those of Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated
 learning on non-IID features via local batch normalization", ICLR 2021, without its scales.
@@ -34,7 +34,8 @@ def centred(dataset: Dataset, holdings: Holdings) -> Dataset:
     [-1.0, 1.0, -2.0, 2.0]
     """
     if not isinstance(dataset.x_train, Tensor) or not dataset.x_train.is_floating_point():
-        raise UserError(f"examples of {dataset.name} are no vectors of numbers: they have no mean to be around")
+        raise UserError(f"[data] centre: examples of {dataset.name} are no vectors of numbers")
+    assert isinstance(dataset.x_test, Tensor)
     train, test = dataset.x_train.clone(), dataset.x_test.clone()
     taken = np.zeros(len(train), dtype=bool)
     for client, rows in enumerate(holdings.train):

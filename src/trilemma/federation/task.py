@@ -142,8 +142,12 @@ class PartyTask:
 
     @property
     def may_be_expelled(self) -> int:
-        """How many clients may be expelled before the noise is not what was calculated: f, or none are."""
-        return self.tolerated if self.resolved.algorithm.members is not None else 0
+        """How many clients may be expelled before the noise is not what was calculated: f, or none are.
+
+        In a run of one round nobody is: whoever is expelled has sent its last message.
+        """
+        expels = self.resolved.algorithm.members is not None and self.config.run.rounds > 1
+        return self.tolerated if expels else 0
 
     @property
     def tolerated(self) -> int:

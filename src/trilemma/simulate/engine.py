@@ -117,7 +117,7 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     weights = zip(heard, done.report["weights"].tolist(), strict=True)
     record = Record(
         round=following.round,
-        epsilon=float(experiment.spending.figure[progress.round]),
+        epsilon=experiment.spent(progress.round, len(members)),
         accountant=experiment.spending.by,
         train_loss=float(sent.report["loss"][honest].mean()) if honest else None,
         metrics=scores,

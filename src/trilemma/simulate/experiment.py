@@ -126,6 +126,30 @@ class Experiment:
         beside = None if self.resolved.own_scores is None else self.resolved.beside
         return privacy.certified_curve(release, threat, rounds, self.config.privacy.delta, beside=beside)
 
+    def spent(self, round_: int, members: int) -> float:
+        """Return ε after a round in which `members` clients shared secrets: no round before had fewer.
+
+        Noise is calibrated for n − f of them. Where more were expelled, all rounds are reckoned as if so few
+        had been there from the first: more than was spent, never less.
+        """
+        threat = self.resolved.threat
+        shared = self.resolved.release is not None and self.resolved.release.law.sigma_cor > 0
+        if threat is None or not shared or members >= threat.clients or not self.resolved.certified:
+            return float(self.spending.figure[round_])
+        return float(self._spending_among(members)[round_])
+
+    def _spending_among(self, members: int) -> np.ndarray:
+        """Return ε after each round (T,), had only so many taken part; infinite where hardly anybody did."""
+        release, threat = self.resolved.release, self.resolved.threat
+        assert release is not None
+        assert threat is not None
+        rounds, delta = self.config.run.rounds, self.config.privacy.delta
+        beside = None if self.resolved.own_scores is None else self.resolved.beside
+        if members < threat.byzantine + 2:
+            return np.full(rounds, np.inf)
+        fewer = replace(threat, clients=members)
+        return privacy.certified_curve(release, fewer, rounds, delta, beside=beside).figure
+
     def precision(self) -> AbstractContextManager[None]:
         """Multiply inside as `[run] precision` says; torch's switch is put back afterwards.
 
