@@ -29,7 +29,7 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
         for cell in cells:
             x = columns.index(cell.column) + 0.7 * ((rows.index(cell.row) + 0.5) / len(rows) - 0.5)
             _draw(axes, x, cell, metric, colours[cell.row], printed)
-        axes.set_xticks(range(len(columns)), columns)
+        axes.set_xticks(range(len(columns)), [column.replace(" (", "\n(") for column in columns])
         axes.set(title=title, ylabel=metric, xlim=(-0.5, len(columns) - 0.5))
         axes.grid(alpha=0.3, axis="y")
         low, high = axes.dataLim.intervaly
