@@ -18,6 +18,10 @@ import anyio.to_thread
 import httpx
 import pytest
 from flwr.app import ConfigRecord, Message, Metadata, RecordDict
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata as ProtoMetadata
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
@@ -26,6 +30,7 @@ from trilemma import flower
 from trilemma.federation.reasons import Reason
 from trilemma.flower import superlink_internals, supernode_internals, worker
 from trilemma.flower.bell import Bell
+from trilemma.flower.bounded import Bounded
 from trilemma.flower.worker import Worker
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
@@ -256,13 +261,46 @@ def test_a_supernode_takes_no_more_than_a_piece(length, heads, taken):
             yield bytes(5)
 
     server = httpx.MockTransport(lambda request: httpx.Response(200, headers=heads, stream=Stream(pieces())))
-    with httpx.Client(transport=supernode_internals.Bounded(server, largest=100)) as client:
+    with httpx.Client(transport=Bounded(server, largest=100)) as client:
         if taken:
             assert len(client.post("http://server/").content) == length
             return
         with pytest.raises(httpx.ReadError):
             client.post("http://server/")
         assert sum(read) <= 105
+
+
+def test_a_reply_whose_announcement_was_heard_is_sent_though_the_answer_was_lost(monkeypatch):
+    """The SuperLink wants nothing of what is announced again, and has what is pushed again."""
+    tree = ObjectTree(object_id="whole", children=[ObjectTree(object_id="part")])
+    message = ProtoMessage(metadata=ProtoMetadata(message_id="reply"))
+    announcement = PushMessagesRequest(messages_list=[message], message_object_trees=[tree])
+    objects = [PushObjectRequest(object_id=name) for name in ("whole", "part")]
+    lost = ["announcement", "part"]
+
+    def answer(name, response):
+        if name in lost:
+            lost.remove(name)
+            raise httpx.ReadError("the line broke")
+        return response
+
+    for name, reply in {
+        "PushMessages": lambda _, request: answer("announcement", PushMessagesResponse(session_id="2")),
+        "PushObject": lambda _, request: answer(request.object_id, PushObjectResponse(stored=False)),
+    }.items():
+        monkeypatch.setattr(supernode_internals.FleetHttpClient, name, reply)
+    supernode_internals.repeat_safely()
+    send = supernode_internals.FleetHttpClient.PushMessages
+    push = supernode_internals.FleetHttpClient.PushObject
+    with pytest.raises(httpx.ReadError):
+        send(None, announcement)
+    asked = send(None, announcement)
+    assert (sorted(asked.objects_to_push), asked.session_id) == (["part", "whole"], "")
+    assert list(send(None, announcement).objects_to_push) == [], "nothing was lost this time"
+    assert not push(None, objects[0]).stored, "nor here: it was refused"
+    with pytest.raises(httpx.ReadError):
+        push(None, objects[1])
+    assert push(None, objects[1]).stored
 
 
 def test_a_line_that_breaks_in_a_handshake_is_tried_again():
@@ -275,7 +313,7 @@ def test_a_line_that_breaks_in_a_handshake_is_tried_again():
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=hang_up, args=(listener,), daemon=True).start()
-        transport = supernode_internals.Bounded(httpx.HTTPTransport())
+        transport = Bounded(httpx.HTTPTransport())
         with httpx.Client(transport=transport) as client, pytest.raises(httpx.ConnectError) as broken:
             client.post(f"https://localhost:{listener.getsockname()[1]}/")
     assert not any(word in str(broken.value).lower() for word in ("certificate", "ssl", "tls"))

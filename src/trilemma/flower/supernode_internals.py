@@ -9,6 +9,8 @@
   docs/federation.md has the measurements.
 * **The door** (`present_certificate`): a SuperNode has no option for a certificate of its own, takes whatever
   the server sends into memory, and ends where a line breaks in the middle of TLS.
+* **A second time** (`repeat_safely`): a reply whose announcement was heard, and the answer to it lost, is
+  announced again and then never sent.
 * **The bell** (`ring_the_worker`): a worker would ask for tasks as often as a SuperNode asks for messages.
 * **Silence** (`restart_when_silent`): a SuperNode that meets an error it does not expect stops asking for
   work, and its process stays: its other thread has no reason to end.
@@ -29,19 +31,25 @@ from typing import Any
 
 import httpx
 from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT, HEARTBEAT_MIN_INTERVAL
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
+from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 from flwr.supercore import heartbeat
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from trilemma.federation.sizes import PIECE, ROOM
 from trilemma.flower import CERTIFICATE, CERTIFICATE_KEY, SILENCE
 from trilemma.flower.bell import Bell
+from trilemma.flower.bounded import Bounded
 from trilemma.flower.internals import bound_pulls, poll_seconds
-from trilemma.flower.limits import MARGIN, WRAPPING
 
 log = logging.getLogger("flwr")
 ACTIVATION = "TRILEMMA_ACTIVATION"
@@ -56,6 +64,7 @@ def run_supernode() -> None:
     bound_pulls()
     beat_faster()
     keep_knocking()
+    repeat_safely()
     answer_in_step()
     ring_the_worker(Bell.of_this_party())
     present_certificate()
@@ -146,6 +155,41 @@ def keep_knocking() -> None:
     FleetHttpClient.ActivateNode = activate
 
 
+def repeat_safely() -> None:
+    """Let what is asked a second time, because its answer was lost, count as done where it was done.
+
+    The SuperLink takes an announcement, and an object, once. Asked again it wants nothing, which a SuperNode
+    takes for success, and never sends what it announced; or for a failure, and sends nothing of the rest.
+    """
+    announce, push = FleetHttpClient.PushMessages, FleetHttpClient.PushObject
+    in_doubt: set[str] = set()
+
+    def asked(name: str, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except httpx.TransportError:
+            in_doubt.add(name)
+            raise
+
+    def announcing(client: FleetHttpClient, request: PushMessagesRequest) -> PushMessagesResponse:
+        name = request.messages_list[0].metadata.message_id
+        response: PushMessagesResponse = asked(name, lambda: announce(client, request))
+        if name in in_doubt and not response.objects_to_push:
+            trees = iterate_object_tree(request.message_object_trees[0])
+            response.objects_to_push.extend(one.object_id for one in trees)
+            response.session_id = ""  # whichever it was announced in
+        in_doubt.discard(name)
+        return response
+
+    def pushing(client: FleetHttpClient, request: PushObjectRequest) -> PushObjectResponse:
+        response: PushObjectResponse = asked(request.object_id, lambda: push(client, request))
+        response.stored |= request.object_id in in_doubt
+        in_doubt.discard(request.object_id)
+        return response
+
+    FleetHttpClient.PushMessages, FleetHttpClient.PushObject = announcing, pushing
+
+
 # --- the door, and silence --------------------------------------------------------------------------------
 
 
@@ -184,65 +228,6 @@ KEPT = 60.0
 
 By themselves they close after 5 s, and every heartbeat begins with two handshakes. The guard closes later.
 """
-
-LARGEST = int(MARGIN * (PIECE + ROOM + WRAPPING))
-"""Bytes that anything the server sends to a SuperNode may have: a piece, and a tenth more."""
-
-
-class Bounded(httpx.BaseTransport):
-    """Takes no more of an answer than a SuperNode needs, whatever the server sends."""
-
-    def __init__(self, transport: httpx.BaseTransport, largest: int = LARGEST) -> None:
-        self._transport, self._largest = transport, largest
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Pass a request on; its answer ends, with an error, where it becomes too long."""
-        request.headers["accept-encoding"] = "identity"
-        with broken_line():
-            response = self._transport.handle_request(request)
-        if response.headers.get("content-encoding", "identity") != "identity":
-            response.close()
-            raise httpx.ReadError("an answer is as long as it says", request=request)
-        assert isinstance(response.stream, httpx.SyncByteStream)
-        response.stream = _BoundedStream(response.stream, self._largest)
-        return response
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._transport.close()
-
-
-class _BoundedStream(httpx.SyncByteStream):
-    def __init__(self, stream: httpx.SyncByteStream, largest: int) -> None:
-        self._stream, self._left = stream, largest
-
-    def __iter__(self) -> Iterator[bytes]:
-        for piece in self._stream:
-            self._left -= len(piece)
-            if self._left < 0:
-                raise httpx.ReadError("the server sends more than a client needs")
-            yield piece
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-@contextmanager
-def broken_line() -> Iterator[None]:
-    """Let a connection that ended without a word be something that Flower tries again after.
-
-    It gives up, for good, on whatever has "SSL" in its message: certificates that are not accepted, but also
-    a line that breaks in the middle of a handshake, or a proxy that does not find the server.
-    """
-    try:
-        yield
-    except httpx.TransportError as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
-            raise
-        raise type(error)("the connection ended without a word") from None
 
 
 class Watch:
