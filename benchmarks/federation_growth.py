@@ -55,11 +55,12 @@ from trilemma.federation.server import open_run
 from trilemma.federation.shelf import Shelf
 from trilemma.federation.spending import write_budgets
 from trilemma.federation.task import PartyTask, load_task
-from trilemma.learning import MessageLayout, Part
+from trilemma.learning import MessageLayout, Part, gridded, privatise
 from trilemma.learning.gridded import ColumnGridCodec
 from trilemma.learning.messages import Asked, Parts
 from trilemma.learning.server import column_blocks
 from trilemma.mapped_rows import stacked
+from trilemma.privacy import grid as grids
 from trilemma.privacy.grid import Grid
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.stopwatch import Stopwatch
@@ -357,6 +358,9 @@ def as_if_long(memory: OwnMemory) -> Iterator[None]:
         for place, name, stand_in in (
             (wire, "PIECE", 1 << 18),
             (shelves, "IN_MEMORY", 0),
+            (privatise, "LONG", 1 << 14),
+            (grids, "LONG", 1 << 14),
+            (gridded, "TOGETHER", 1 << 14),
             (hearing, "admit", watched(hearing.admit)),
             (Coordinator, "_apply", watched(Coordinator._apply)),
             (CommitLog, "append", watched(CommitLog.append)),

@@ -12,9 +12,11 @@ from federation_harness import Direct, asks, coordinator, make, result_of, share
 from trilemma import mapped
 from trilemma.errors import UserError
 from trilemma.federation import checks, commits, shelf, wire
+from trilemma.federation import memory as memory_files
 from trilemma.federation.commits import KEPT, CommitLog
 from trilemma.federation.memory import Memory
 from trilemma.learning import gridded
+from trilemma.learning.evidence import file as evidence_file
 
 CLIENTS = 4
 LDP = ("privacy.threat=ldp", "privacy.clip=0.1", "privacy.sigma_ind=0.5")
@@ -41,6 +43,8 @@ def on_files(monkeypatch):
     """Everything counts as long, and is read ten columns at a time."""
     monkeypatch.setattr(shelf, "IN_MEMORY", 0)
     monkeypatch.setattr(gridded, "TOGETHER", 10)
+    monkeypatch.setattr(memory_files, "TOGETHER", 10)
+    monkeypatch.setattr(evidence_file, "TOGETHER", 10 * CLIENTS)
 
 
 def run(parties, **changes):

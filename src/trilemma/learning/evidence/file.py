@@ -20,7 +20,7 @@ from trilemma.mapped import beside, lies_in_a_file
 PREFIX = "evidence."
 
 TOGETHER = 1 << 22
-"""Columns of sums in files that are worked on together."""
+"""Numbers of sums in files that are worked on together."""
 
 ORIGIN = PREFIX + "origin"
 """Where in a server's state the model is that is moved."""
@@ -113,9 +113,9 @@ def added(sums: Tensor, x: Tensor, rows: Tensor, step: float) -> Tensor:
     """
     if not lies_in_a_file(x):
         return _added(sums, x, rows, step)
-    after = beside(x, sums.shape)
-    for start in range(0, sums.shape[1], TOGETHER):
-        columns = slice(start, start + TOGETHER)
+    after, width = beside(x, sums.shape), max(1, TOGETHER // len(sums))
+    for start in range(0, sums.shape[1], width):
+        columns = slice(start, start + width)
         after[:, columns] = _added(sums[:, columns], x[:, columns], rows, step)
     return after
 
