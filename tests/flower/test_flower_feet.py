@@ -12,7 +12,7 @@ from federation_harness import make, small_config
 from trilemma.errors import UserError
 from trilemma.federation import processes
 from trilemma.federation.processes import Command, ProcessFailed
-from trilemma.flower import deployment, internals, server_app
+from trilemma.flower import attending, deployment, internals, server_app
 from trilemma.flower.control import Control
 from trilemma.flower.server_app import GridTransport
 
@@ -40,9 +40,9 @@ def alive(client):
 
 def test_what_ends_is_started_again(client):
     deployment.up(client.folder)
-    assert deployment._revive([client], [], print) == []
+    assert attending.revive([client], [], print) == []
     end(client, "worker")
-    ends = deployment._revive([client], [], print)
+    ends = attending.revive([client], [], print)
     assert [what for _, what in ends] == ["client-0: worker"]
     assert alive(client) == ["supernode", "worker"]
 
@@ -54,7 +54,7 @@ def test_clients_that_were_killed_together_are_brought_back_together(tmp_path, m
     sleepers = [Command(name, ("sleep", "60")) for name in ("supernode", "worker")]
     monkeypatch.setattr(deployment, "commands", lambda party: sleepers if party in clients else [])
     together: list[list[str]] = []
-    real, said = deployment._bring_up, []
+    real, said = deployment.bring_up, []
 
     def bring_up(every, say):
         together.append([party.name for party in every])
@@ -65,8 +65,8 @@ def test_clients_that_were_killed_together_are_brought_back_together(tmp_path, m
             deployment.start_party(party)
         for party in clients[:2]:
             end(party, "worker")
-        monkeypatch.setattr(deployment, "_bring_up", bring_up)
-        ends = deployment._revive([server, *clients], [], said.append)
+        monkeypatch.setattr(deployment, "bring_up", bring_up)
+        ends = attending.revive([server, *clients], [], said.append)
         assert together == [[], ["client-0", "client-1"]]
         assert [what for _, what in ends] == ["client-0: worker", "client-1: worker"]
         assert [alive(party) for party in clients] == [["supernode", "worker"]] * 3
@@ -93,12 +93,12 @@ def test_a_run_is_continued_though_something_else_ended_first(tmp_path, monkeypa
         deployment.up(server.folder)
         assert continued == ["server"]
         end(server, "superlink")
-        ends = deployment._revive([server], [], print)
+        ends = attending.revive([server], [], print)
         assert continued == ["server"], "the guard ended before it came to that"
         end(server, "guard")
-        deployment._revive([server], ends, print)
+        attending.revive([server], ends, print)
         assert continued == ["server", "server"]
-        deployment._revive([server], ends, print)
+        attending.revive([server], ends, print)
         assert continued == ["server", "server"]
     finally:
         deployment.down(server.folder, grace=1.0)
@@ -106,24 +106,24 @@ def test_a_run_is_continued_though_something_else_ended_first(tmp_path, monkeypa
 
 def test_what_keeps_ending_is_given_up_with_its_last_words(client):
     deployment.up(client.folder)
-    ends = [(time.monotonic(), "client-0: worker")] * (deployment.ENOUGH - 1)
-    assert len(deployment._revive([client], ends, print)) == len(ends)
+    ends = [(time.monotonic(), "client-0: worker")] * (attending.ENOUGH - 1)
+    assert len(attending.revive([client], ends, print)) == len(ends)
     end(client, "worker")
     with pytest.raises(ProcessFailed, match="worker keeps ending"):
-        deployment._revive([client], ends, print)
+        attending.revive([client], ends, print)
 
 
 def test_what_was_taken_down_stays_down_and_whoever_attends_it_leaves(client, monkeypatch):
     deployment.up(client.folder)
-    monkeypatch.setattr(deployment.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(attending.signal, "signal", lambda *_: None)
     naps = itertools.count()
 
     def nap(seconds):
         if next(naps) == 1:
             deployment.down(client.folder, grace=1.0)
 
-    monkeypatch.setattr(deployment.time, "sleep", nap)
-    deployment.attend(client.folder)
+    monkeypatch.setattr(attending.time, "sleep", nap)
+    attending.attend(client.folder)
     assert next(naps) >= 2
     assert alive(client) == []
 

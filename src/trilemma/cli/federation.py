@@ -220,7 +220,7 @@ def up_command(
     """Start what is not running; say what was started."""
     _require_flower()
     from trilemma.federation.layout import METRICS
-    from trilemma.flower import deployment
+    from trilemma.flower import attending, deployment
 
     if metrics is not None:
         os.environ[METRICS] = str(metrics)  # processes inherit it, those that are started anew too
@@ -231,7 +231,7 @@ def up_command(
     started = deployment.up(folder, say)
     console.print(f"{len(started)} processes started" if started else "everything was running")
     if attach:
-        deployment.attend(folder, say=say)
+        attending.attend(folder, say=say)
 
 
 @federation_app.command("units")

@@ -3,12 +3,11 @@
 The server is a SuperLink, a guard in front of it and a worker; a client is a SuperNode and a worker. On one
 machine `up` starts all of them on loopback; on five machines each party runs `up` on its own folder. `up`
 starts what is not running, so it is also how a party recovers from a crash; a run that was under way when the
-server's worker ended goes on. `attend` stays and does so whenever a process ends.
+server's worker ended goes on. `attending` does so whenever a process ends.
 """
 
 from __future__ import annotations
 
-import signal
 import socket
 import sys
 import time
@@ -31,8 +30,6 @@ from trilemma.flower.limits import Limits, Settings
 
 START_LIMIT = 60.0
 Starter = Callable[[Command, Path], Running]
-ENOUGH = 6
-"""How often a process may end within a minute and be started again."""
 
 
 def commands(party: Party) -> list[Command]:
@@ -135,14 +132,14 @@ def up(folder: Path, say: Callable[[str], None] = lambda _: None) -> list[Runnin
     """Start what is not running of the parties in `folder`; return what was started."""
     every = parties(folder)
     for party in every:
-        _taken_down(party).unlink(missing_ok=True)
+        taken_down(party).unlink(missing_ok=True)
     for party in every:
         if party.removed:
             say(f"{party.name}: not started, it was removed from the roster")
-    return _bring_up([party for party in every if not party.removed], say)
+    return bring_up([party for party in every if not party.removed], say)
 
 
-def _bring_up(every: list[Party], say: Callable[[str], None]) -> list[Running]:
+def bring_up(every: list[Party], say: Callable[[str], None]) -> list[Running]:
     """Start what is not running of these parties, the server first, and continue what was under way.
 
     Where that is much, a host imports it once, while the server starts; it then forks the SuperNodes, which
@@ -176,9 +173,9 @@ def _bring_up(every: list[Party], say: Callable[[str], None]) -> list[Running]:
                 _wait_for_ports(party, processes.recorded(party.running))
                 _listened(party).touch()
                 refresh(party, say)
-                if _to_continue(party).is_file():
+                if to_continue(party).is_file():
                     _continue(party, say)
-                    _to_continue(party).unlink()
+                    to_continue(party).unlink()
         for party, one in sorted(waiting, key=lambda each: each[1].name):
             assert forking is not None
             start(party, one, forking.start)
@@ -211,7 +208,7 @@ def _listened(server: Party) -> Path:
     return server.state / "superlink-listened"
 
 
-def _to_continue(server: Party) -> Path:
+def to_continue(server: Party) -> Path:
     """Return the mark of a new worker that has not been told to go on with the run that was under way.
 
     Whoever started it may have died since, or another process of the server's, which came first.
@@ -219,7 +216,7 @@ def _to_continue(server: Party) -> Path:
     return server.running / "to-continue"
 
 
-def _taken_down(party: Party) -> Path:
+def taken_down(party: Party) -> Path:
     """Return the mark of a party that somebody took down: whoever attends it leaves it so."""
     return party.running / "taken-down"
 
@@ -253,7 +250,7 @@ def _due(party: Party) -> list[Command]:
         guard_settings(party).save(guard_file(party))
         if any(one.name == "worker" for one in dead):
             party.running.mkdir(exist_ok=True)
-            _to_continue(party).touch()
+            to_continue(party).touch()
     return dead
 
 
@@ -267,7 +264,7 @@ def down(folder: Path, grace: float = 5.0) -> int:
     every = parties(folder)
     for party in every:
         if party.running.is_dir():
-            _taken_down(party).touch()
+            taken_down(party).touch()
     found = [(party, known) for party in every for known in processes.recorded(party.running)]
     # All workers first and all at once: stopping ten parties one after the other would take a minute.
     for party in {party.name: party for party, _ in found}.values():
@@ -275,62 +272,6 @@ def down(folder: Path, grace: float = 5.0) -> int:
     for party in {party.name: party for party, _ in found}.values():
         processes.stop([known for owner, known in found if owner == party], party.running, grace)
     return len(found)
-
-
-def attend(folder: Path, interval: float = 1.0, say: Callable[[str], None] = lambda _: None) -> None:
-    """Stay, and start again what ends of the parties in `folder`, until told to stop; then take all down.
-
-    For supervisors that expect a process to stay in the foreground, such as systemd and Docker. A party that
-    somebody takes down meanwhile stays down. What ends `ENOUGH` times in a minute does not mend by being
-    started again: then this ends too, and says what it saw last.
-    """
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(0)
-
-    signal.signal(signal.SIGTERM, stop)
-    ends: list[tuple[float, str]] = []
-    try:
-        while attended := [party for party in parties(folder) if _attended(party)]:
-            ends = _revive(attended, ends, say)
-            time.sleep(interval)
-    finally:
-        down(folder)
-
-
-def _attended(party: Party) -> bool:
-    return not party.removed and not _taken_down(party).exists()
-
-
-def _revive(
-    every: list[Party], ends: list[tuple[float, str]], say: Callable[[str], None]
-) -> list[tuple[float, str]]:
-    """Start again what ended of these parties; return what has ended in the last minute, and when.
-
-    The server first, then all clients at once: where many were killed they are imported for once, and the
-    last does not wait until the others have started. A server that cannot start keeps no client waiting.
-    """
-    now = time.monotonic()
-    ends = [(when, what) for when, what in ends if now - when < 60.0]
-    lacking: list[Party] = []
-    for party in every:
-        known = processes.recorded(party.running)
-        dead = [one for one in known if not processes.leads(one)]
-        if len(known) < len(commands(party)) or dead or _to_continue(party).is_file():
-            lacking.append(party)
-        ends += [(now, f"{party.name}: {one.name}") for one in dead]
-        for one in dead:
-            say(f"{party.name}: {one.name} (pid {one.pid}) ended and is started again")
-            if sum(what == f"{party.name}: {one.name}" for _, what in ends) >= ENOUGH:
-                last = processes.tail(one.log)
-                raise ProcessFailed(f"{party.name}: {one.name} keeps ending; its log:\n{last}")
-    clients = [party for party in lacking if party.client is not None]
-    for together in ([party for party in lacking if party.client is None], clients):
-        try:
-            _bring_up(together, say)
-        except UserError as error:  # something ended meanwhile: the next look finds it
-            say(f"{', '.join(party.name for party in together)}: {error}")
-    return ends
 
 
 def _wait_for_ports(server: Party, running: list[Running]) -> None:
