@@ -1,4 +1,4 @@
-"""What is not public in Flower is used in four files only, and does there what we believe it does."""
+"""What is not public in Flower is used in five files only, and does there what we believe it does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trilemma.flower.bounded import Bounded
 from trilemma.flower.worker import Worker
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
-PRIVATE = {"internals.py", "supernode_internals.py", "superlink_internals.py", "control.py"}
+PRIVATE = {"internals.py", "supernode_internals.py", "superlink_internals.py", "short_way.py", "control.py"}
 ROOM = Path(flower.__file__).parent
 
 

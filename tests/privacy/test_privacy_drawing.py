@@ -43,7 +43,7 @@ def test_radius_and_circle_are_as_exact_as_the_price_takes_them_to_be():
         further.extend(more.tolist())
         out[:] = more.tobytes()
 
-    radii, rest = transform._radius(words, fill).tolist(), iter(further)
+    radii, rest = transform._radius(transform._uniform(words, fill)).tolist(), iter(further)
     with mpmath.workdps(60):
         for word, radius in zip(words.tolist(), radii, strict=True):
             beyond = mpmath.mpf(next(rest)) / 2**64 + mpmath.mpf(2) ** -65 if word < 2**40 else 0.5

@@ -28,8 +28,10 @@ from trilemma.privacy.secrets import (
     add_gaussians,
     check_signature,
     derive,
+    kernels,
     pair_stream,
     run_digest,
+    streams,
 )
 from trilemma.privacy.secrets.agreement import exchange
 from trilemma.privacy.secrets.noise import PIECE
@@ -375,6 +377,39 @@ class TestStreams:
         total = np.zeros(100_001)
         add_gaussians(pair_stream(bytes(range(32)), 7, len(total)).fill, total, 1024.0)
         assert hashlib.sha256(total.astype("<f8").tobytes()).hexdigest() == PINNED
+
+    @pytest.mark.parametrize("sign", [1.0, -1.0])
+    @pytest.mark.parametrize("length", [1, 2, 3, 1025, streams.BLOCK - 1, 2 * streams.BLOCK + 7])
+    @pytest.mark.parametrize("scale", [1024.0, 70_000.3, SCALE])
+    def test_compiled_they_are_the_same_to_the_bit(self, length, sign, scale, monkeypatch):
+        """Words with a further one among them; what is there already is added to."""
+        system, totals = np.random.default_rng(length), []
+        words = system.integers(0, 2**64, 3 * streams.BLOCK, dtype=np.uint64)
+        words[: length // 2 : 3] >>= np.uint64(30)
+        monkeypatch.setattr(streams, "FEW", 0)
+        for way in (kernels, None):
+            rest = memoryview(words.tobytes())
+
+            def fill(out):
+                nonlocal rest
+                out[:], rest = rest[: len(out)], rest[len(out) :]
+
+            monkeypatch.setattr(streams, "_checked_kernels", lambda way=way: way)
+            total = np.arange(length, dtype=float)
+            add_gaussians(fill, total, scale, sign)
+            totals.append(total)
+        assert np.array_equal(*totals)
+        assert length == 1 or not np.array_equal(totals[0], np.arange(length))
+
+    def test_a_compiler_that_gives_other_bits_is_not_used(self, monkeypatch):
+        class Fused:
+            @staticmethod
+            def add_pairs(uniform, words, scale, sign, cosines, sines):
+                kernels.add_pairs(uniform, words, scale * (1 + 2.0**-52), sign, cosines, sines)
+
+        assert streams._checked_kernels.__wrapped__() is kernels
+        monkeypatch.setattr(streams.importlib, "import_module", lambda name: Fused)
+        assert streams._checked_kernels.__wrapped__() is None
 
     def test_streams_differ_by_round_dim_and_key(self):
         found = []

@@ -39,6 +39,7 @@ PROGRAMS = {
         "trilemma.flower.client_app",
         "trilemma.flower.server_app",
         "trilemma.federation.node",
+        "trilemma.privacy.secrets.kernels",  # and numba: compiled, or read from disk, once for all
         "torch._dynamo",  # and sympy: torch imports them when it first sends a shape through a model
     ),
 }

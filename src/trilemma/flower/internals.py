@@ -1,9 +1,10 @@
 """Parts of Flower 1.41 that it does not call public, as far as a party's worker needs them.
 
-What leans on such parts is in four files of this room and nowhere else: here; in `supernode_internals` and
-`superlink_internals`, what is changed in a SuperNode and in the SuperLink; and in `control`, the operator's
-connection to the SuperLink, for which there is no public way at all. Whoever moves to another version of
-Flower reads these four; `flwr` is pinned to one minor version for their sake. What is used here, and why:
+What leans on such parts is in five files of this room and nowhere else: here; in `supernode_internals` and
+`superlink_internals`, what is changed in a SuperNode and in the SuperLink; in `short_way`, how both answer
+requests; and in `control`, the operator's connection to the SuperLink, for which there is no public way at
+all. Whoever moves to another version of Flower reads these five; `flwr` is pinned to one minor version for
+their sake. What is used here, and why:
 
 * **Tasks** (`Tasks`): Flower's process isolation lets a process of ours run the apps, and its protocol is
   spoken by Flower's own executor only. Without it a new Python starts for every message and runs the code

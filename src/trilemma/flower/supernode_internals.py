@@ -11,6 +11,8 @@
   the server sends into memory, and ends where a line breaks in the middle of TLS.
 * **A second time** (`repeat_safely`): a reply whose announcement was heard, and the answer to it lost, is
   announced again and then never sent.
+* **Layers** (`take_the_short_way`): most of what a worker's request costs is what it passes through before
+  and after its handler; `short_way` leaves that out.
 * **The bell** (`ring_the_worker`): a worker would ask for tasks as often as a SuperNode asks for messages.
 * **Silence** (`restart_when_silent`): a SuperNode that meets an error it does not expect stops asking for
   work, and its process stays: its other thread has no reason to end.
@@ -42,6 +44,7 @@ from flwr.supercore import heartbeat
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supernode import fleet_http_connection, start_client_internal
+from flwr.supernode import main as supernode_api
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
@@ -50,6 +53,7 @@ from trilemma.flower import CERTIFICATE, CERTIFICATE_KEY, SILENCE
 from trilemma.flower.bell import Bell
 from trilemma.flower.bounded import Bounded
 from trilemma.flower.internals import bound_pulls, poll_seconds
+from trilemma.flower.short_way import ShortWay, runtime
 
 log = logging.getLogger("flwr")
 ACTIVATION = "TRILEMMA_ACTIVATION"
@@ -68,6 +72,7 @@ def run_supernode() -> None:
     answer_in_step()
     ring_the_worker(Bell.of_this_party())
     present_certificate()
+    take_the_short_way()
     restart_when_silent(float(os.environ.get(SILENCE, "60")))
     start_client_internal.time = bounded_clock(poll_seconds())
     flower_supernode()
@@ -131,6 +136,16 @@ def ring_the_worker(bell: Bell) -> None:
         return run
 
     start_client_internal._pull_and_store_message = pull
+
+
+def take_the_short_way() -> None:
+    """Let a SuperNode answer its worker without layers of middleware."""
+    honest = supernode_api.create_app
+
+    def create(*everything: Any, **more: Any) -> ShortWay:
+        return ShortWay(honest(*everything, **more), runtime("SuperNode"))
+
+    supernode_api.create_app = create
 
 
 def keep_knocking() -> None:
