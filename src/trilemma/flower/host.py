@@ -19,6 +19,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import subprocess
 import sys
@@ -40,10 +41,13 @@ PROGRAMS = {
         "trilemma.flower.server_app",
         "trilemma.federation.node",
         "trilemma.privacy.secrets.kernels",  # and numba: compiled, or read from disk, once for all
+        "trilemma.plugins:installed",  # which asks every installed package what it declares
         "torch._dynamo",  # and sympy: torch imports them when it first sends a shape through a model
     ),
 }
-"""The programs that are forked, and what is imported before; the light ones, which have no torch, first."""
+"""The programs that are forked, and what is imported before, or called where it is a function.
+
+The light ones, which have no torch, first."""
 
 MANY = 3
 """From how many programs on a host is worth its own start."""
@@ -153,8 +157,8 @@ def serve(orders: IO[str], answers: IO[str]) -> Order | None:
     """
     for line in iter(orders.readline, ""):
         order = Order.read(line)
-        for module in order.imports:
-            importlib.import_module(module)
+        for name in order.imports:
+            prepare(name)
         if psutil.Process().num_threads() > 1:
             raise RuntimeError("a library has started threads: a fork would not have them")
         gc.freeze()  # collecting would write to what is shared
@@ -163,6 +167,16 @@ def serve(orders: IO[str], answers: IO[str]) -> Order | None:
             return order
         print(pid, file=answers, flush=True)
     return None
+
+
+def prepare(name: str) -> None:
+    """Import a module, or call a function that remembers what it found; the second time that costs nothing.
+
+    >>> prepare("json"); prepare("trilemma.plugins:installed")
+    """
+    found = pkgutil.resolve_name(name)
+    if ":" in name:
+        found()
 
 
 def fork() -> int:
@@ -204,8 +218,8 @@ def reseed() -> None:
 
 def main() -> None:
     """Import what will be needed first, serve, and in a fork run what was ordered."""
-    for module in sys.argv[1:]:
-        importlib.import_module(module)
+    for name in sys.argv[1:]:
+        prepare(name)
     order = serve(sys.stdin, sys.stdout)
     if order is not None:
         become(order)

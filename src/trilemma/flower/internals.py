@@ -6,6 +6,8 @@ requests; and in `control`, the operator's connection to the SuperLink, for whic
 all. Whoever moves to another version of Flower reads these five; `flwr` is pinned to one minor version for
 their sake. What is used here, and why:
 
+* **Parcels** (`TaskClient`): a client's worker asks its SuperNode for each record by itself, and hands each
+  over by itself: thirteen requests for every message where two do.
 * **Tasks** (`Tasks`): Flower's process isolation lets a process of ours run the apps, and its protocol is
   spoken by Flower's own executor only. Without it a new Python starts for every message and runs the code
   that the server uploaded.
@@ -24,24 +26,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 from flwr.app import Context, Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.serde import context_from_proto, context_to_proto, run_from_proto
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
+    AcquireTaskResponse,
     PullAppMessagesRequest,
+    PullAppMessagesResponse,
     PullTaskInputRequest,
+    PullTaskInputResponse,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
     PushTaskOutputRequest,
+    PushTaskOutputResponse,
 )
 from flwr.serverapp import Grid
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
@@ -59,6 +76,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
 from trilemma.flower import POLL
+from trilemma.flower.parcels import GIVE, TAKE, Parcel
 
 BROKEN_OFF = (httpx.HTTPError, RunNotRunningException, ObjectPullError)
 """What a task ends with when its run was stopped, or the Flower process is away."""
@@ -92,6 +110,82 @@ class OneTask:
         self.client.PushTaskOutput(PushTaskOutputRequest(context=context, sub_status=status, details=failure))
 
 
+class TaskClient(RuntimeHttpClient):  # type: ignore[misc]
+    """Flower's client of one task, as a client's worker has it: for most of it nothing has to be asked.
+
+    What came with the task is here; a reply and its records are kept until it is said how the task ended.
+    """
+
+    @classmethod
+    def beside(cls, other: RuntimeHttpClient, interceptors: list[ProtobufClientInterceptor]) -> TaskClient:
+        """Return a client that uses the connections of another, which are not its own to close."""
+        client = cls.__new__(cls)
+        client.__dict__.update(other.__dict__, _interceptors=tuple(interceptors))
+        client.taken([])
+        return client
+
+    def taken(self, parts: list[bytes]) -> None:
+        """Note what came with the task: its input, the message's head, and its records if all are there."""
+        head: list[Any] = [*parts[:2], None, None]
+        self._input, self._heads, self._contents = head[0], head[1], parts[2:]
+        self._records: dict[str, bytes] = {}
+        self._held: PushAppMessagesRequest | None = None
+        self._kept: list[PushObjectRequest] = []
+
+    def PullTaskInput(self, request: PullTaskInputRequest) -> Any:
+        """Return the task's input."""
+        if self._input is None:
+            return super().PullTaskInput(request)
+        return PullTaskInputResponse.FromString(self._input)
+
+    def PullMessages(self, request: PullAppMessagesRequest) -> Any:
+        """Return the head of the message."""
+        if self._heads is None:
+            return super().PullMessages(request)
+        heads = PullAppMessagesResponse.FromString(self._heads)
+        ids = [one.object_id for tree in heads.message_object_trees for one in iterate_object_tree(tree)]
+        if self._contents:
+            self._records = dict(zip(ids, self._contents, strict=True))
+        return heads
+
+    def PullObject(self, request: PullObjectRequest) -> Any:
+        """Return a record."""
+        if request.object_id not in self._records:
+            return super().PullObject(request)
+        return PullObjectResponse.FromString(self._records.pop(request.object_id))
+
+    def ConfirmMessageReceived(self, request: ConfirmMessageReceivedRequest) -> Any:
+        """Say that the message is here; what came whole with its task is known to be."""
+        return ConfirmMessageReceivedResponse() if self._contents else super().ConfirmMessageReceived(request)
+
+    def PushMessages(self, request: PushAppMessagesRequest) -> Any:
+        """Keep a reply, until its records are there; one that was kept before it is sent."""
+        self._hand_over(b"")
+        self._held = request
+        wanted = [one.object_id for tree in request.message_object_trees for one in iterate_object_tree(tree)]
+        return PushAppMessagesResponse(objects_to_push=wanted)
+
+    def PushObject(self, request: PushObjectRequest) -> Any:
+        """Keep a record of the reply."""
+        self._kept.append(request)
+        return PushObjectResponse(stored=True)
+
+    def PushTaskOutput(self, request: PushTaskOutputRequest) -> Any:
+        """Say how the task ended, with the reply where there is one."""
+        if self._held is None:
+            return super().PushTaskOutput(request)
+        self._hand_over(request.SerializeToString())
+        return PushTaskOutputResponse()
+
+    def _hand_over(self, output: bytes) -> None:
+        if self._held is None:
+            return
+        records = [one.SerializeToString() for one in self._kept]
+        parcel = Parcel([self._held.SerializeToString(), output, *records])
+        self._held, self._kept = None, []
+        self._unary_unary(path=GIVE, rpc_method=GIVE, request=parcel, response_type=PushAppMessagesResponse)
+
+
 class Tasks:
     """The tasks that the Flower process at `address` has for its worker; `secret` is theirs alone."""
 
@@ -102,36 +196,48 @@ class Tasks:
         self.address, self.certificate = address, certificate
         protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
         master = load_superexec_auth_secret(secret_file=str(secret))
-        self._queue = self._connect(
-            "SuperExec", SuperExecAuthHttpInterceptor(master_secret=master, protected_methods=protected)
-        )
-
-    def _connect(self, component: str, interceptor: ProtobufClientInterceptor) -> RuntimeHttpClient:
-        return RuntimeHttpClient.from_server_address(
+        self._queue = RuntimeHttpClient.from_server_address(
             self.address,
             insecure=self.certificate is None,
             root_certificates=self.certificate,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name=component), interceptor],
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+                SuperExecAuthHttpInterceptor(master_secret=master, protected_methods=protected),
+            ],
         )
+        self._taken: dict[str, list[bytes]] = {}
 
     def acquire(self) -> str | None:
         """Return the token of a waiting task; None where there is none, or the Flower process is away."""
+        request = AcquireTaskRequest(supported_task_types=[self.kind])
         try:
-            response = self._queue.AcquireTask(AcquireTaskRequest(supported_task_types=[self.kind]))
-        except httpx.HTTPError:
+            if self.kind == TaskType.SERVER_APP:
+                response = self._queue.AcquireTask(request)
+            else:
+                parcel = self._ask(request)
+                response = AcquireTaskResponse.FromString(parcel.parts[0])
+                self._taken[response.token] = parcel.parts[1:]
+        except (httpx.HTTPError, ValueError):
             return None
         return str(response.token) if response.HasField("task") and response.token else None
+
+    def _ask(self, request: AcquireTaskRequest) -> Parcel:
+        """Ask a SuperNode for a task and what is in it."""
+        method = "/flwr.proto.Runtime/AcquireTask"
+        found: Parcel = self._queue._unary_unary(
+            path=TAKE, rpc_method=method, request=request, response_type=Parcel
+        )
+        return found
 
     @contextmanager
     def message(self, token: str) -> Iterator[OneTask]:
         """Take on a client's task."""
-        client = self._connect("flwr-clientapp", RuntimeTokenHttpInterceptor(token))
-        with _alive(client):
-            try:
-                message, context, _, _ = pull_task_input(client)
-                yield OneTask(client, context, message=message)
-            finally:
-                client.close()
+        identity = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+        client = TaskClient.beside(self._queue, [identity, RuntimeTokenHttpInterceptor(token)])
+        client.taken(self._taken.pop(token, []))
+        with _alive(client, beaten=True):
+            message, context, _, _ = pull_task_input(client)
+            yield OneTask(client, context, message=message)
 
     @contextmanager
     def run(self, token: str) -> Iterator[OneTask]:
@@ -155,9 +261,21 @@ class Tasks:
 
 
 @contextmanager
-def _alive(client: RuntimeHttpClient) -> Iterator[None]:
-    """Send heartbeats as long as a task lasts."""
-    beats = HeartbeatSender(make_task_heartbeat_fn_http(client))
+def _alive(client: RuntimeHttpClient, beaten: bool = False) -> Iterator[None]:
+    """Send heartbeats as long as a task lasts; the first is not needed where the task was `beaten` for now.
+
+    Who is given a task is taken to be alive for as long as a heartbeat lasts.
+    """
+    beat = make_task_heartbeat_fn_http(client)
+
+    def once_more() -> bool:
+        nonlocal beaten
+        if beaten:
+            beaten = False
+            return True
+        return bool(beat())
+
+    beats = HeartbeatSender(once_more)
     beats.start()
     try:
         yield
