@@ -227,6 +227,31 @@ def test_a_superlink_has_few_threads(monkeypatch):
     assert max(seen) <= most
 
 
+def test_what_is_not_on_the_short_way_reaches_flowers_own_app(monkeypatch):
+    """And what is on it finds that app's state, whatever else is wrapped around it."""
+    served, passed = [], []
+
+    async def flowers(scope, receive, send):
+        passed.append(scope["path"])
+
+    async def asked(path):
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+        await served[0](scope, None, lambda message: anyio.sleep(0))
+        return scope
+
+    tidy = superlink_internals.SqlCoreState._cleanup_expired_task_tokens
+    monkeypatch.setattr(superlink_internals.SqlCoreState, "_cleanup_expired_task_tokens", tidy)
+    monkeypatch.setattr(superlink_internals.gc, "freeze", lambda: None)
+    monkeypatch.setattr(superlink_internals.uvicorn, "run", lambda app, **_: served.append(app))
+    start = lambda: superlink_internals.uvicorn.run(app=flowers)  # noqa: E731
+    monkeypatch.setattr(superlink_internals, "flower_superlink", start)
+    superlink_internals.run_superlink()
+    anyio.run(asked, "/v1/control/start-run")
+    assert passed == ["/v1/control/start-run"]
+    assert anyio.run(asked, "/v1/fleet/pull-messages")["app"] is flowers
+    assert passed == ["/v1/control/start-run"]
+
+
 def test_what_a_client_app_raises_does_not_travel():
     """Whatever breaks, Flower's error path carries one entry of the catalogue and no private number."""
     pushed: list[str] = []
