@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import mmap
 
 import pytest
 import torch
@@ -134,3 +136,22 @@ def test_forgeries_are_named(block, complaint):
 def test_the_limit_is_checked_first():
     with pytest.raises(wire.WireError, match="at most 100 are allowed"):
         wire.loads(bytes(101), wire.Answer, limit=100)
+
+
+@pytest.mark.parametrize("seal", [wire.SEALED, wire.FORMER_SEALED])
+def test_a_sealed_file_is_read_where_it_lies_also_one_of_the_version_before(tmp_path, seal):
+    """Behind another seal numbers may begin at an odd address: those are copied, the others are not."""
+    block = wire.dumps(wire.Noted(client=3, run="r"), {"x": torch.arange(5.0), "y": torch.arange(3)})
+    content = seal + hashlib.sha256(block).digest() + block
+    (tmp_path / "file").write_bytes(content)
+    with (tmp_path / "file").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    for one in (content, mapped):
+        assert bytes(wire.unsealed(one)) == block
+        _, tensors = wire.loads(wire.unsealed(one), wire.Noted)
+        assert tensors["x"].tolist() == [0, 1, 2, 3, 4]
+        assert tensors["y"].tolist() == [0, 1, 2]
+        assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in tensors.values())
+    assert (content.find(wire.raw(torch.arange(5.0)).tobytes()) % 4 == 0) == (seal == wire.SEALED)
+    with pytest.raises(wire.WireError, match="its checksum is another"):
+        wire.unsealed(content[:-1] + b"x")
