@@ -120,7 +120,7 @@ def test_golden_section_asks_for_no_point_twice_and_looks_ahead_in_few_batches()
     grid = [0.0, 1.0, 2.0]
     plain = maximise(lambda tau: -((tau - 1.3) ** 2), grid, refinements=12, margin=1e-3)
     assert maximise(Together(many), grid, refinements=12, margin=1e-3) == plain
-    assert len(batches) <= 1 + 3 + 2
+    assert len(batches) <= 1 + 2 + 2
 
 
 def test_search_in_gram_space_never_aggregates_messages():

@@ -70,7 +70,7 @@ class Caf(Geometric):
         """Take the walk for every one of (B, n, n), until none of them goes on."""
         n = grams.shape[-1]
         self.check(n)
-        inner = many.recentred(grams)
+        inner = many.recentred(many.filled_up(grams))
         c = inner.new_ones(inner.shape[:-1])
         best, smallest = c, inner.new_full((len(c),), math.inf)
         walking = c.sum(1) > n - 2 * self.f
@@ -83,7 +83,7 @@ class Caf(Geometric):
             )
             c = torch.where((walking & step.varies)[:, None], step.c, c)
             walking = walking & step.varies & (c.sum(1) > n - 2 * self.f)
-        return best / best.sum(1, keepdim=True)
+        return (best / best.sum(1, keepdim=True))[: len(grams)]
 
     def kappa(self, n: int) -> float:
         """Return κ of Proposition 4.1."""

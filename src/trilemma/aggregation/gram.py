@@ -35,6 +35,9 @@ from trilemma.errors import UserError
 WIDE = 1 << 20
 """From so many columns on, products within a block of columns are float32."""
 
+PIECE = 1 << 11
+"""On a GPU plain products are of so many columns."""
+
 DIRECT = 1 << 15
 """Up to so many differences between entries, distances are computed from the differences themselves."""
 
@@ -318,8 +321,15 @@ def plain_pass(X: Tensor, k: int) -> Array:
     for lo, hi in blocks.spans(X.shape[1], blocks.WIDE_SPAN if X.is_cuda else blocks.SPAN):
         block = torch.nn.functional.pad(_saturated(X[:, lo:hi]).to(torch.float64), (0, 0, 0, 1))
         block -= block[k].clone()
-        total += block @ block.T
+        total += _many_short(block) if X.is_cuda else block @ block.T
     return clean(total.cpu().numpy())
+
+
+def _many_short(block: Tensor) -> Tensor:
+    """Return block blockᵀ as a sum of many products of a few columns: one long product keeps no GPU busy."""
+    width = block.shape[1]
+    pieces = torch.nn.functional.pad(block, (0, -width % PIECE)).view(len(block), -1, PIECE).transpose(0, 1)
+    return torch.bmm(pieces, pieces.mT).sum(0)
 
 
 def clean(G: Array) -> Array:

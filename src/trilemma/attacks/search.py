@@ -52,8 +52,11 @@ Objective = Callable[[float], float]
 
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
-AHEAD = 4
-"""Where many strengths are looked at together, so many steps of golden section are: 2 + 4 + 8 + 16 points."""
+AHEAD = 5
+"""Where many strengths are looked at together, so many steps of golden section are: 2 + 4 + … + 32 points."""
+
+MANY = 32
+"""On a GPU, from so many clients on strengths are looked at together; fewer are done sooner one by one."""
 
 MARGIN = 1e-3
 """In Gram space a refined strength must hold up when it is changed by this share: the harm typically grows
@@ -136,7 +139,7 @@ def searched(
 ) -> Crafted:
     """Send m + τ u at the τ that hurts `view.target` most; τ is the strength in the result.
 
-    `together`: look at many strengths at a time where the target can; None: where messages lie on a GPU.
+    `together`: look at many strengths at a time where the target can; None: those of `MANY` clients on a GPU.
     """
     if view.byzantine == 0:
         return Crafted(view.honest[:0])
@@ -144,7 +147,7 @@ def searched(
     span = measure(honest, direction)
     # Messages the server will drop have no Gram matrix; such rounds are rare and go the long way.
     if isinstance(view.target, GramTarget) and view.target.geometric and len(honest) == len(view.honest):
-        many = view.honest.is_cuda if together is None else together
+        many = view.honest.is_cuda and view.clients >= MANY if together is None else together
         objective = _in_gram_space(view, view.target, span, search, many)
         grid = search.grid(_unit(span), search.points, anchors)
         return send(view, span.line, maximise(objective, grid, search.refinements, MARGIN))
