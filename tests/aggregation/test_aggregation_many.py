@@ -44,16 +44,27 @@ def test_equal_eigenvalues_and_nothing_at_all_have_an_answer() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_caf_weighs_many_as_it_weighs_one(offset: float, device: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["mean", "caf", "krum", "multikrum", "nnm+caf", "nnm+krum", "nnm+nnm+multikrum"]
+)
+def test_rules_weigh_many_as_they_weigh_one(name: str, offset: float, device: str) -> None:
     n, f = 21, 4
     shifts = np.geomspace(0.01, 100.0, 15)
     rows = [noisy_rows(seed, n, f, 400, float(shift), offset) for seed, shift in enumerate(shifts)]
     grams = torch.stack([one @ one.T for one in rows])
-    rule = agg.caf(f=f)
+    rule = agg.parse(name, f=f)
     assert rule.weights_from_grams is not None
     together = rule.weights_from_grams(grams.to(device)).cpu()
-    for gram, weights in zip(grams, together, strict=True):
-        torch.testing.assert_close(weights, rule.weights_from_gram(gram), rtol=1e-6, atol=1e-9)
+    for X, gram, weights in zip(rows, grams, together, strict=True):
+        # Equal messages share what any of them would get: which of them does is rounding's choice.
+        expected = rule.weights_from_gram(gram)
+        torch.testing.assert_close(weights @ X, expected @ X, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(weights[: n - f], expected[: n - f], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["bucketing+caf", "nnm+geomed", "nnm+cwmed", "cwmed", "smea"])
+def test_a_rule_that_takes_one_at_a_time_says_so(name: str) -> None:
+    assert agg.parse(name, f=1).weights_from_grams is None
 
 
 def test_rows_that_agree_and_no_liars_have_equal_weights() -> None:

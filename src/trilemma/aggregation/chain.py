@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from trilemma.aggregation import many
 from trilemma.aggregation.decision import Selection
 from trilemma.aggregation.gram import Geometry, from_gram
 from trilemma.aggregation.rule import DEFAULT_KEY, Rule, Step, like
@@ -33,6 +36,11 @@ class Mixing(Step):
     @abstractmethod
     def matrix(self, geometry: Geometry, f: int, key: Key) -> Array:
         """Return A (k, n) for n finite messages, at most f of them Byzantine."""
+
+    @property
+    def matrices(self) -> Callable[[Tensor], Tensor] | None:
+        """The map from many inner products (B, n, n) to A (B, k, n) each; None for one at a time."""
+        return None
 
     def count(self, n: int) -> int:
         """Return how many messages n messages become."""
@@ -81,6 +89,27 @@ class Staged(Rule):
         if not isinstance(settled, Weighing):
             raise UserError(f"{self.name} is not geometric: a Gram matrix does not determine its weights")
         return like(G, settled.weights)
+
+    @property
+    def weights_from_grams(self) -> Callable[[Tensor], Tensor] | None:
+        """See `Rule.weights_from_grams`: there is one where every stage takes many."""
+        steps, last = self.stages()
+        matrices = [step.matrices for step in steps if not step.passes]
+        weigh = last.weights_from_grams
+        if weigh is None or None in matrices:
+            return None
+
+        def weigh_many(grams: Tensor) -> Tensor:
+            self.check(grams.shape[1])
+            inner, mixed = many.recentred(grams), torch.eye(grams.shape[1]).to(grams)
+            for matrix in matrices:
+                assert matrix is not None
+                A = matrix(inner)
+                # Differences from one of the new rows have small coefficients: see `Geometry.mixed`.
+                inner, mixed = many.recentred(A @ inner @ A.mT), A @ mixed
+            return (weigh(inner)[:, None] @ mixed)[:, 0]
+
+        return weigh_many
 
     def settle(self, geometry: Geometry, f: int, key: Key) -> Weighing | Selection:
         """Mix step by step in the geometry, then let the last rule settle."""

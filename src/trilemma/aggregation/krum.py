@@ -14,8 +14,14 @@ gradient descent", NeurIPS 2017.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from functools import partial
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from trilemma.aggregation import many
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.registry import rules
 from trilemma.aggregation.rule import Geometric
@@ -41,6 +47,11 @@ class Krum(Geometric):
         weights = np.zeros(geometry.n)
         weights[np.argmin(score)] = 1.0
         return Weighing(weights, objective=float(score.min()))
+
+    @property
+    def weights_from_grams(self) -> Callable[[Tensor], Tensor]:
+        """See `Rule.weights_from_grams`."""
+        return partial(_least, self, 1)
 
     def kappa(self, n: int) -> float | None:
         """Return 6(n−f)/(n−2f−1), or None where too few neighbours count."""
@@ -69,10 +80,25 @@ class MultiKrum(Geometric):
         weights[chosen] = 1.0 / len(chosen)
         return Weighing(weights, objective=float(score[chosen].max()))
 
+    @property
+    def weights_from_grams(self) -> Callable[[Tensor], Tensor]:
+        """See `Rule.weights_from_grams`."""
+        return lambda grams: _least(self, grams.shape[1] - self.f, grams)
+
     def kappa(self, n: int) -> float | None:
         """Return 0 without Byzantine clients, where this is the mean, else None."""
         self.check(n)
         return 0.0 if self.f == 0 else None
+
+
+def _least(rule: Geometric, chosen: int, grams: Tensor) -> Tensor:
+    """Return equal weights for the `chosen` messages of least score, of each of many (B, n, n)."""
+    n = grams.shape[1]
+    rule.check(n)
+    others = many.nearest_first(many.distances(many.recentred(grams))).sort(2).values
+    score = others[:, :, 1 : 1 + neighbours(n, rule.f)].sum(2)
+    first = score.sort(dim=1, stable=True).indices[:, :chosen]
+    return torch.zeros_like(score).scatter_(1, first, 1.0 / chosen)
 
 
 def neighbours(n: int, f: int) -> int:

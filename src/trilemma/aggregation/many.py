@@ -73,12 +73,26 @@ def recentred(grams: Tensor) -> Tensor:
              [0., 0., 0.],
              [0., 0., 0.]]])
     """
-    own = grams.diagonal(dim1=1, dim2=2)
-    distances = own[:, :, None] + own[:, None, :] - 2.0 * grams
-    near = distances.sort(2).values[:, :, grams.shape[2] // 2].argmin(1)
+    near = distances(grams).sort(2).values[:, :, grams.shape[2] // 2].argmin(1)
     to = grams[torch.arange(len(grams), device=grams.device), near]
     middle = to.gather(1, near[:, None])[:, :, None]
     return grams - (to[:, :, None] + to[:, None, :]) + middle
+
+
+def distances(inner: Tensor) -> Tensor:
+    """Return squared distances (B, n, n) between rows with these inner products.
+
+    >>> distances(torch.tensor([[[9.0, 0.0], [0.0, 16.0]]]))
+    tensor([[[ 0., 25.],
+             [25.,  0.]]])
+    """
+    own = inner.diagonal(dim1=1, dim2=2)
+    return (own[:, :, None] + own[:, None, :] - 2.0 * inner).clamp(min=0.0)
+
+
+def nearest_first(squares: Tensor) -> Tensor:
+    """Return squared distances with −1 to itself: a row is its own nearest, whichever duplicates it has."""
+    return squares.masked_fill(torch.eye(squares.shape[1], dtype=torch.bool, device=squares.device), -1.0)
 
 
 def weigh_down(inner: Tensor, c: Tensor) -> Step:

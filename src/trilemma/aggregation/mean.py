@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from torch import Tensor
 
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.registry import rules
@@ -28,6 +31,11 @@ class Mean(Geometric):
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return equal weights."""
         return Weighing(np.full(geometry.n, 1.0 / geometry.n))
+
+    @property
+    def weights_from_grams(self) -> Callable[[Tensor], Tensor]:
+        """See `Rule.weights_from_grams`."""
+        return lambda grams: grams.new_full(grams.shape[:2], 1.0 / grams.shape[1])
 
     def kappa(self, n: int) -> float | None:
         """Return 0 without Byzantine clients, else None."""

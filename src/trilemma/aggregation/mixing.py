@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
+from trilemma.aggregation import many
 from trilemma.aggregation.chain import Mixing
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.registry import mixings
@@ -39,6 +43,16 @@ class NearestNeighbours(Mixing):
         near = nearest(geometry.distances, geometry.n - f)
         np.put_along_axis(A, near, 1.0 / (geometry.n - f), axis=1)
         return A
+
+    @property
+    def matrices(self) -> Callable[[Tensor], Tensor]:
+        """See `Mixing.matrices`."""
+        return self._matrices
+
+    def _matrices(self, inner: Tensor) -> Tensor:
+        count = inner.shape[1] - self.f
+        near = many.nearest_first(many.distances(inner)).sort(dim=2, stable=True).indices[:, :, :count]
+        return torch.zeros_like(inner).scatter_(2, near, 1.0 / count)
 
     def kappa(self, after: float, n: int) -> float:
         """Return 8f/(n−f) · (κ + 1)."""
