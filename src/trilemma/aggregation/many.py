@@ -115,7 +115,7 @@ class _Recording:
     def __init__(self, count: int, n: int, device: torch.device) -> None:
         self.inner = torch.eye(n, dtype=torch.float64, device=device).repeat(count, 1, 1)
         self.c = torch.ones(count, n, dtype=torch.float64, device=device)
-        aside = torch.cuda.Stream(device)
+        aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):  # libraries set themselves up in the first call, which is no recording
             _weigh_down(self.inner, self.c)
