@@ -35,8 +35,8 @@ from trilemma.errors import UserError
 WIDE = 1 << 20
 """From so many columns on, products within a block of columns are float32."""
 
-PIECE = 1 << 11
-"""On a GPU plain products are of so many columns."""
+TOGETHER, PIECE = 1 << 26, 1 << 11
+"""On a GPU a plain pass takes so many numbers at once, and multiplies so many columns of them."""
 
 DIRECT = 1 << 15
 """Up to so many differences between entries, distances are computed from the differences themselves."""
@@ -321,7 +321,8 @@ def fast_pass(X: Tensor, k: int, precise: bool) -> Array:
 def plain_pass(X: Tensor, k: int) -> Array:
     """The same in plain torch operations, on any device."""
     total = torch.zeros(len(X) + 1, len(X) + 1, dtype=torch.float64, device=X.device)
-    for lo, hi in blocks.spans(X.shape[1], blocks.WIDE_SPAN if X.is_cuda else blocks.SPAN):
+    wide = max(blocks.WIDE_SPAN, TOGETHER // len(X))
+    for lo, hi in blocks.spans(X.shape[1], wide if X.is_cuda else blocks.SPAN):
         block = torch.nn.functional.pad(_saturated(X[:, lo:hi]).to(torch.float64), (0, 0, 0, 1))
         block -= block[k].clone()
         total += _many_short(block) if X.is_cuda else block @ block.T

@@ -25,8 +25,8 @@ Direction = Callable[[Tensor, Tensor], Tensor]
 BLOCK = 1 << 20
 """Numbers in a block: 4 MB of float32, which stays in cache between centring and multiplying."""
 
-CUDA_BLOCK = 1 << 24
-"""On a GPU larger blocks: 64 MB of float32, enough to keep it busy."""
+CUDA_BLOCK = 1 << 26
+"""On a GPU larger blocks: 256 MB of float32, so that launches do not count."""
 
 
 SQUARABLE = 1e14

@@ -121,8 +121,10 @@ class Conv(Layer):
     def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
         """Map (…, b, in, h, w) to (…, b, out, h', w')."""
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
-        z = convolution.forward(x, weight, bias, self.stencil)
-        return tape.add(ConvTap(self.name, x.detach(), z, self.stencil)) if tape.record else z
+        if not tape.record:
+            return convolution.forward(x, weight, bias, self.stencil)
+        z, columns = convolution.forward_kept(x, weight, bias, self.stencil)
+        return tape.add(ConvTap(self.name, x.detach(), z, self.stencil, columns))
 
 
 @dataclass(frozen=True)

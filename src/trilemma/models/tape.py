@@ -136,6 +136,7 @@ class ConvTap:
     input: Tensor
     output: Tensor
     stencil: Stencil
+    columns: Tensor | None = None
 
     def floats(self, by_example: bool) -> int:
         """Count as for a linear layer, the columns, and the products of every example."""
@@ -146,7 +147,9 @@ class ConvTap:
 
     def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
         """Write the weight gradient of every client's examples."""
-        out[f"{self.name}.weight"].copy_(convolution.client_gradients(self.input, grad, self.stencil))
+        out[f"{self.name}.weight"].copy_(
+            convolution.client_gradients(self.input, grad, self.stencil, self.columns)
+        )
         torch.sum(grad, AXES, out=out[f"{self.name}.bias"])
 
     def examples(self, grad: Tensor) -> ByExample:
