@@ -92,6 +92,9 @@ def test_all_ways_agree(stencil, size, channels, innermost, device):
     ):
         torch.testing.assert_close(find(x, grad, stencil), weights, **close)
 
+    kept = convolution._columns(x, stencil)
+    found = convolution.client_gradients(x, grad, stencil, kept)
+    assert torch.equal(found, convolution.client_gradients_batched(x, grad, stencil))
     factor = torch.tensor([[0.5, 2.0]], device=device).expand(3, 2)
     each = convolution.example_gradients(x, grad, stencil)
     torch.testing.assert_close(each.combine(torch.ones_like(factor)), weights, **close)
