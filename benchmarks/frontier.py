@@ -179,13 +179,7 @@ def hidden(given: argparse.Namespace) -> None:
             law = NoiseLaw(1.0 * cell["noise"], 0.65 * cell["noise"])
             n, f, dim = int(cell["n"]), int(cell["f"]), int(cell["d"])
             bound = hidden_shift(law, 2.25, n, f, dim, ROUNDS)
-            spread = (law.sigma_ind**2 + n * law.sigma_cor**2) ** 0.5
-            row = {
-                **cell,
-                "seed": seed,
-                "left": bound.left,
-                "rotated": (f * dim / ROUNDS) ** 0.5 * spread / n,
-            }
+            row = {**cell, "seed": seed, "left": bound.left, "most": bound.most}
             row |= {
                 f"measured {noise}": _moved(n, f, dim, law, noise, seed) for noise in ("protocol", "rotated")
             }
@@ -215,7 +209,7 @@ def _moved(n: int, f: int, dim: int, law: NoiseLaw, noise: str, seed: int) -> fl
                 outlook = Outlook.of(algorithm.court, state, sent, everyone, round_)
                 stage = _Stage(outlook, everyone[-f:], np.ones(f), way, -way[0], noise)
                 strengths = 0.1 * 1000 ** np.linspace(0, 1, 40) * law.sigma_cor
-                tried = [(*stage.harm(0, strength, True), strength) for strength in strengths]
+                tried = [(*stage.harm(0, one, True), one) for one in (*strengths, *stage.furthest(0))]
                 passes, harm, strength = max(tried, key=lambda one: one[:2])
                 if passes and harm > stage.quiet:
                     sent[-f:] += stage.lies(0, strength).to(sent)
@@ -229,7 +223,7 @@ def _draw(rows: list[dict[str, float]], path: str) -> None:
 
     picture = Figure(figsize=(8.0, 3.8), dpi=110, layout="constrained")
     for axes, bound, noise in zip(
-        picture.subplots(1, 2), ("left", "rotated"), ("protocol", "rotated"), strict=True
+        picture.subplots(1, 2), ("left", "most"), ("protocol", "rotated"), strict=True
     ):
         for number, key in enumerate(VARIED):
             some = [

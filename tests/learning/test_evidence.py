@@ -244,6 +244,24 @@ def test_what_hides_grows_with_dimension_and_shrinks_with_rounds() -> None:
     assert found[0].left >= found[0].mean * 0.98
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_no_lie_that_passes_lengths_and_pairs_moves_the_mean_further_than_the_bound(turned: bool) -> None:
+    """Liars who add a shift to their noise, and liars who send their noise in one direction alone."""
+    n, f, dim, clip, alarm = 20, 4, 150, 1.0, 1e-6
+    honest, law = noise(n, dim, 9)
+    law, way = replace(law, bounds=np.full(n, clip)), np.eye(1, dim)[0]
+    bound = hidden_shift(LAW, clip, n, f, dim, 1, alarm).most
+    passed = []
+    for strength in np.linspace(0, 60, 200):
+        sent = honest.copy()
+        if turned:
+            sent[-f:] -= sent[-f:].mean(0)
+        sent[-f:] += strength * way
+        if not convict(sent @ sent.T, law, f, alarm / 2, lambda: []):
+            passed.append(np.linalg.norm(sent[-f:].sum(0)) / n)
+    assert bound / 3 < max(passed) < bound
+
+
 def test_a_spike_below_the_smallest_hides_and_one_above_is_seen() -> None:
     """Measured: the top eigenvalue of noise plus a rank-one matrix against the edge."""
     rng, m, d = np.random.default_rng(3), 60, 600

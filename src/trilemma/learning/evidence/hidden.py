@@ -11,8 +11,15 @@ correlation of two clients' noise, χ the largest length of noise that counts as
 and their shift moves the mean of n by (f/n) s = √f ℓ R/(n√t). Beyond the last line a direction is seen, whose
 overlap with the true one is c² = (1 − nd/ℓ⁴)/(1 + d/ℓ²), and the model is put right along it: 1 − c² of the
 shift stays. That is largest near ℓ = √d, so the most that liars can do, however they choose s, is about
-√(fd) R/(2n√t): half of what they could do by turning their own noise into one direction. Derivations:
-docs/frontier.md.
+√(fd) R/(2n√t): half of what they could do by turning their own noise into one direction.
+
+**Whatever they send**, turned noise included: with x their sums in units of √K_ii, P = √(2(1+ρ)) χ + 2b the most
+that two may have together and L = χ_low − b the least that one may have alone,
+
+    ‖Σ x_i‖² = Σ_{i<j} ‖x_i + x_j‖² − (f−2) Σ ‖x_i‖² ≤ f(f−1)/2 P² − f(f−2) L²,
+
+and more than that over n no f clients can move the mean without a proof against one of them. For large d
+this is √(fd) R/(n√t). Derivations: docs/frontier.md.
 """
 
 from __future__ import annotations
@@ -32,8 +39,9 @@ class Hidden:
 
     `length`, `pairs` and `spectrum` are the largest shifts that each lets pass. `mean` is what the largest
     that passes all three moves the mean of all clients by. `left` is the most that remains in it after the
-    correction, over all shifts that pass lengths and pairs. `seen_after` is the round from which liars who
-    cancel contributions as long as the clip are seen.
+    correction, over all shifts that pass lengths and pairs. `most` is the length that the messages of f clients
+    can have in the mean, whatever they are, without failing a test of lengths or pairs. `seen_after` is the
+    round from which liars who cancel contributions as long as the clip are seen.
     """
 
     length: float
@@ -41,6 +49,7 @@ class Hidden:
     spectrum: float
     mean: float
     left: float
+    most: float
     seen_after: float
 
     @property
@@ -55,8 +64,8 @@ def hidden_shift(
     """Return what liars can hide in `rounds` rounds of a run with false-alarm probability `alarm`.
 
     >>> found = hidden_shift(NoiseLaw(1.19, 0.64), 2.25, clients=100, byzantine=10, dim=1290, rounds=30)
-    >>> round(found.shift, 2), round(found.mean, 3), round(found.left, 3)
-    (9.41, 0.941, 0.939)
+    >>> round(found.shift, 2), round(found.mean, 3), round(found.left, 3), round(found.most, 2)
+    (9.41, 0.941, 0.933, 3.78)
     """
     n, f, t = clients, byzantine, rounds
     if not (f > 0 and 2 * f < n and dim >= 1 and t >= 1 and clip > 0):
@@ -67,7 +76,7 @@ def hidden_shift(
     own = math.sqrt(law.sigma_ind**2 + (n - 1) * law.sigma_cor**2)
     correlation = -((law.sigma_cor / own) ** 2)
     bound, unit = clip * math.sqrt(t) / own, own / math.sqrt(t)
-    _, high = lengths(dim, alarm / (2 * n * n * t))
+    low, high = lengths(dim, alarm / (4 * n * n * t))
     pair = 2 * (1 + correlation)
     alone = math.sqrt(max(0.0, (high + bound) ** 2 - dim))
     two = math.sqrt(max(0.0, (math.sqrt(pair) * high + 2 * bound) ** 2 - pair * dim)) / 2
@@ -84,8 +93,21 @@ def hidden_shift(
         group * unit,
         f / n * shift,
         math.sqrt(f / (1 - f / n)) / n * left * spread / math.sqrt(t),
+        together(f, math.sqrt(pair) * high + 2 * bound, high + bound, max(0.0, low - bound)) * unit / n,
         least / (clip**2 * along * across / (along + across)),
     )
+
+
+def together(count: int, pair: float, high: float, low: float) -> float:
+    """Return how long the sum of `count` vectors may be: each from `low` to `high`, any two up to `pair`.
+
+    >>> together(1, 9.0, 2.0, 1.0), together(2, 3.0, 2.0, 1.0), together(3, 9.0, 2.0, 1.0)
+    (2.0, 3.0, 6.0)
+    """
+    if count == 1:
+        return high
+    square = count * (count - 1) / 2 * pair**2 - count * (count - 2) * low**2
+    return min(count * high, math.sqrt(square))
 
 
 def remaining(spike: float, members: int, dim: int) -> float:
