@@ -85,20 +85,25 @@ class Ground:
 
 
 NETWORK = {**ADVERSARIES, **LATER}
-ONCE = (
-    "algorithm={name='fedavg', lr=0.05, local_steps=60, batch_size=50}",
-    "privacy={threat='secldp', clip=1.0, epsilon=27.8, delta=1e-4, accountant='exact'}",
-    "run.rounds=1",
-)
-"""One release of a client that trained on its own, as in `frontier-mnist`."""
+
+
+def once(lr: float, clip: float) -> tuple[str, ...]:
+    """Return the changes to one release of clients that train on their own first, as in `frontier-mnist`."""
+    return (
+        f"algorithm={{name='fedavg', lr={lr}, local_steps=60, batch_size=50}}",
+        f"privacy={{threat='secldp', clip={clip}, epsilon=27.8, delta=1e-4, accountant='exact'}}",
+        "run.rounds=1",
+    )
+
 
 GROUNDS: Mapping[str, Ground] = {
     "mnist-features": Ground("frontier-mnist"),
     "mnist-subspace": Ground("few-coordinates-mnist-subspace", adversaries=NETWORK),
     "mnist-head": Ground("cafcor-mnist", ("model.train=head", "algorithm.lr=0.3"), adversaries=NETWORK),
     "mnist-cnn": Ground("cafcor-mnist", adversaries=NETWORK),
-    "mnist-subspace-once": Ground("few-coordinates-mnist-subspace", ONCE),
-    "mnist-cnn-once": Ground("cafcor-mnist", ONCE),
+    "mnist-subspace-once": Ground("few-coordinates-mnist-subspace", once(10.0, 10.0)),
+    "mnist-head-once": Ground("cafcor-mnist", ("model.train=head", *once(0.6, 3.0))),
+    "mnist-cnn-once": Ground("cafcor-mnist", once(0.15, 3.0)),
     "phishing-7": Ground("safe-dshb-phishing", liars=(3,), threats=("LDP",), small=True),
     "phishing-30": Ground("safe-dshb-phishing", ("federation.clients=30",), (10,), ("LDP",)),
 }

@@ -13,8 +13,8 @@ overlap with the true one is c² = (1 − nd/ℓ⁴)/(1 + d/ℓ²), and the mode
 shift stays. That is largest near ℓ = √d, so the most that liars can do, however they choose s, is about
 √(fd) R/(2n√t): half of what they could do by turning their own noise into one direction.
 
-**Whatever they send**, turned noise included: with x their sums in units of √K_ii, P = √(2(1+ρ)) χ + 2b the most
-that two may have together and L = χ_low − b the least that one may have alone,
+**Whatever they send**, turned noise included: with x their sums in units of √K_ii, P = √(2(1+ρ)) χ + 2b the
+most that two may have together and L = χ_low − b the least that one may have alone,
 
     ‖Σ x_i‖² = Σ_{i<j} ‖x_i + x_j‖² − (f−2) Σ ‖x_i‖² ≤ f(f−1)/2 P² − f(f−2) L²,
 
@@ -39,9 +39,9 @@ class Hidden:
 
     `length`, `pairs` and `spectrum` are the largest shifts that each lets pass. `mean` is what the largest
     that passes all three moves the mean of all clients by. `left` is the most that remains in it after the
-    correction, over all shifts that pass lengths and pairs. `most` is the length that the messages of f clients
-    can have in the mean, whatever they are, without failing a test of lengths or pairs. `seen_after` is the
-    round from which liars who cancel contributions as long as the clip are seen.
+    correction, over all shifts that pass lengths and pairs. `most` is the greatest length that messages of f
+    clients can have in the mean, whatever they are, without failing a test of lengths or pairs. `seen_after`
+    is the round from which liars who cancel contributions as long as the clip are seen.
     """
 
     length: float
