@@ -380,12 +380,12 @@ class TestStreams:
 
     @pytest.mark.parametrize("sign", [1.0, -1.0])
     @pytest.mark.parametrize("length", [1, 2, 3, 1025, streams.BLOCK - 1, 2 * streams.BLOCK + 7])
-    @pytest.mark.parametrize("scale", [1024.0, 70_000.3, SCALE])
-    def test_compiled_they_are_the_same_to_the_bit(self, length, sign, scale, monkeypatch):
-        """Words with a further one among them; what is there already is added to."""
+    @pytest.mark.parametrize(("scale", "small"), [(1024.0, True), (70_000.3, False), (2.0**46, False)])
+    def test_compiled_they_are_the_same_to_the_bit(self, length, sign, scale, small, monkeypatch):
+        """Also where a block has words with a further one; what is there already is added to."""
         system, totals = np.random.default_rng(length), []
         words = system.integers(0, 2**64, 3 * streams.BLOCK, dtype=np.uint64)
-        words[: length // 2 : 3] >>= np.uint64(30)
+        words[: length // 2 if small else 0 : 3] >>= np.uint64(30)
         monkeypatch.setattr(streams, "FEW", 0)
         for way in (kernels, None):
             rest = memoryview(words.tobytes())
@@ -404,8 +404,8 @@ class TestStreams:
     def test_a_compiler_that_gives_other_bits_is_not_used(self, monkeypatch):
         class Fused:
             @staticmethod
-            def add_pairs(uniform, words, scale, sign, cosines, sines):
-                kernels.add_pairs(uniform, words, scale * (1 + 2.0**-52), sign, cosines, sines)
+            def add_pairs(radii, words, scale, sign, cosines, sines):
+                kernels.add_pairs(radii, words, scale * (1 + 2.0**-52), sign, cosines, sines)
 
         assert streams._checked_kernels.__wrapped__() is kernels
         monkeypatch.setattr(streams.importlib, "import_module", lambda name: Fused)

@@ -36,7 +36,7 @@ CHUNK = 512
 
 _ONE, _MANTISSA = np.uint64(0x3FF0000000000000), np.uint64(0x000FFFFFFFFFFFFF)
 _52, _12, _FIRST, _SECOND = (np.uint64(number) for number in (52, 12, 1, 2))
-_SIGNATURE = "void(float64[::1], uint64[::1], float64, float64, float64[::1], float64[::1])"
+_SIGNATURE = "void(uint64[::1], uint64[::1], float64, float64, float64[::1], float64[::1])"
 
 
 def _compiled(function: Function) -> Function:
@@ -46,21 +46,24 @@ def _compiled(function: Function) -> Function:
 
 
 @_compiled
-def add_pairs(uniform: Any, words: Any, scale: float, sign: float, cosines: Any, sines: Any) -> None:
-    """Add `sign` times the rounded cosines and sines of the pairs (u, w) to what is there.
+def add_pairs(radii: Any, words: Any, scale: float, sign: float, cosines: Any, sines: Any) -> None:
+    """Add `sign` times the rounded cosines and sines of the pairs of words (v, w) to what is there.
 
-    There are as many cosines as pairs, and as many sines or one less.
+    There are as many cosines as pairs, and as many sines or one less; no v needs a further word.
     """
     exponents = np.empty(CHUNK, np.int32)
     mantissas, angles = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
     fractions, turns = mantissas.view(np.float64), angles.view(np.float64)
     first, second = np.empty(CHUNK), np.empty(CHUNK)
+    uniform = np.empty(CHUNK)
     bits = uniform.view(np.uint64)
-    for start in range(0, len(uniform), CHUNK):
-        n = min(CHUNK, len(uniform) - start)
+    for start in range(0, len(radii), CHUNK):
+        n = min(CHUNK, len(radii) - start)
         for i in range(n):
-            exponents[i] = np.int32(bits[start + i] >> _52)
-            mantissas[i] = (bits[start + i] & _MANTISSA) | _ONE
+            uniform[i] = (np.float64(radii[start + i]) + 0.5) * 2.0**-64
+        for i in range(n):
+            exponents[i] = np.int32(bits[i] >> _52)
+            mantissas[i] = (bits[i] & _MANTISSA) | _ONE
             angles[i] = (words[start + i] >> _12) | _ONE
         for i in range(n):
             m = fractions[i]

@@ -163,11 +163,10 @@ class _BoxMuller:
         stream.fill(words.data.cast("B"))
         if not _LITTLE:
             words.byteswap(inplace=True)
-        uniform = self._uniform(words[:pairs], stream.fill)
-        if compiled is not None:
-            compiled.add_pairs(uniform, words[pairs:], stream.scale, stream.sign, first, second)
+        if compiled is not None and words[:pairs].min() >= _SMALL:
+            compiled.add_pairs(words[:pairs], words[pairs:], stream.scale, stream.sign, first, second)
             return
-        radius = self._radius(uniform)
+        radius = self._radius(self._uniform(words[:pairs], stream.fill))
         radius *= stream.scale
         sine, cosine = self._quadrant(words[pairs:])
         for numbers, target in ((cosine, first), (sine, second)):
