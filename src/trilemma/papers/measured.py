@@ -174,7 +174,7 @@ def pooled(cells: Sequence[Measured]) -> list[Measured]:
     """
     groups: dict[tuple[object, ...], list[Measured]] = {}
     for cell in cells:
-        settings = {key: value for key, value in cell.settings.items() if key != SEEDS}
+        settings = sorted((key, repr(value)) for key, value in cell.settings.items() if key != SEEDS)
         groups.setdefault((cell.place, repr(settings)), []).append(cell)
     return [_pool(group) for group in groups.values()]
 
