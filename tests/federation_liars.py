@@ -33,6 +33,8 @@ from trilemma.privacy.secrets import Handshake, Offer, SecretNoise, StackedSecre
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import Experiment, assemble
 
+REACH = 1000.0
+"""How many times the length of their noise careless liars push by."""
 CLIENTS, LIARS, ROUNDS, CARELESS = 5, 2, 5, 2
 """A federation that expels two of five, who are careless from the third round on."""
 EVIDENCE = (*PRIVATE, "aggregation.rule=evidence+mean", "privacy.sigma_ind=0.2", "data.holders=all")
@@ -49,7 +51,7 @@ def careless_from(round_: int) -> Attack:
     Until then they pass every test, by their own search; then they push as if there were none: by many times
     the length of their noise, so that whatever noise is drawn they are found.
     """
-    craft = attacks["adaptive"](role="turns", reach=1000.0).build().craft
+    craft = attacks["adaptive"](role="turns", reach=REACH).build().craft
     assert craft is not None
 
     def forgetful(view: View) -> Crafted:
@@ -172,6 +174,17 @@ def secrets_by_client(parties: Iterable[Party], run: str) -> Iterator[tuple[int,
             yield known.epoch, SecretNoise(party.client, known.pairs, party.reproducible.noise)
 
 
+def check_lies(told: Tensor, expected: Tensor, near: float) -> None:
+    """Liars say what they would say in the simulation, to a few steps of the grid, but for a few numbers.
+
+    They push by many times what they saw (`REACH`): where an honest number that lies half-way between two
+    steps is rounded the other way, so much is a lie off there. A wrong stream or push is off everywhere.
+    """
+    apart = (told - expected).abs()
+    assert float((apart > near + 1e-6 * expected.abs()).double().mean()) <= 0.05
+    assert float(apart.max()) <= REACH * near
+
+
 def check_against_lying_simulation(
     parties: list[Party],
     config: str,
@@ -203,8 +216,7 @@ def check_against_lying_simulation(
         assert len(views) == (len(gone) < liars)
         for view in views:
             torch.testing.assert_close(travelled[:honest], view.honest, rtol=1e-6, atol=near)
-            lies = travelled[list(view.members)]
-            torch.testing.assert_close(lies, craft(view).messages, rtol=1e-6, atol=near)
+            check_lies(travelled[list(view.members)], craft(view).messages, near)
         for found, expected in zip(record["expelled"], simulated.expelled, strict=True):
             assert (found["client"], found["test"]) == (expected["client"], expected["test"])
             assert abs(found["statistic"] / expected["statistic"] - 1) < 1e-3
