@@ -131,8 +131,10 @@ def _regions() -> list[_Region]:
     """Return what the system shows in this process: `start-end rwxs offset device inode path`."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, access, offset, _, inode, *path = line.split(maxsplit=5)
-        if path and access.endswith("s"):
+        if " r--s " not in line and " rw-s " not in line:  # most are this process's own
+            continue
+        addresses, _, offset, _, inode, *path = line.split(maxsplit=5)
+        if path:
             start, end = (int(one, 16) for one in addresses.split("-"))
             found.append(_Region(start, end, int(offset, 16), int(inode), Path(path[0])))
     return found
