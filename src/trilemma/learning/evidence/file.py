@@ -26,6 +26,10 @@ ORIGIN = PREFIX + "origin"
 """Where in a server's state the model is that is moved."""
 
 
+LONG = ("sums", "origin", "moved")
+"""Parts with a number for every coordinate."""
+
+
 @dataclass(frozen=True)
 class File:
     """What the server has on its clients, out of its state.
@@ -65,8 +69,9 @@ class File:
 
     @classmethod
     def read(cls, state: State) -> File:
-        """Return the file out of a server's state."""
-        return cls(**{name: state[PREFIX + name] for name in cls.__dataclass_fields__})
+        """Return the file out of a server's state; what is small lies on the host, where it is looked at."""
+        found = {name: state[PREFIX + name] for name in cls.__dataclass_fields__}
+        return cls(**{name: part if name in LONG else part.cpu() for name, part in found.items()})
 
     def state(self) -> dict[str, Tensor]:
         """Return the file as part of a server's state."""
