@@ -10,7 +10,7 @@ import torch
 
 from trilemma import config, simulate
 from trilemma.attacks import View, attacks
-from trilemma.attacks.adaptive import _Stage
+from trilemma.attacks.adaptive import _shifted, _Stage
 from trilemma.keys import Key
 from trilemma.learning.evidence.outlook import Outlook
 
@@ -84,6 +84,14 @@ def test_noise_is_turned_as_far_as_it_goes_and_no_further() -> None:
     for end in found.furthest(0):
         assert found.harm(0, end, True)[0]
     assert not found.harm(0, 1.001 * max(found.furthest(0)), True)[0]
+
+
+def test_liars_whose_noise_cannot_turn_any_further_send_it_as_it_is() -> None:
+    """Along the direction they are as long as they can be: there is no strength left, and nothing to turn."""
+    own = torch.stack([WAY, WAY]).float()
+    lies = _shifted(own, WAY, np.zeros(2), "rotated")
+    assert lies is not None
+    assert torch.equal(lies, own)
 
 
 def test_a_lie_that_would_be_expelled_is_not_a_candidate() -> None:

@@ -340,6 +340,8 @@ def _shifted(own: Tensor, way: Tensor, along: Array, noise: str) -> Tensor | Non
 
     Their noise stays, or is turned so that their Gram matrix stays what it was.
     """
+    if not along.any():
+        return own
     active = torch.from_numpy(np.flatnonzero(along)).to(own.device)
     rows, goal = own.double()[active], along[np.flatnonzero(along)]
     mix = np.eye(len(rows))
