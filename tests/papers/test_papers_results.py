@@ -11,7 +11,15 @@ from typer.testing import CliRunner
 from trilemma.cli import app
 from trilemma.errors import ConfigError, UserError
 from trilemma.papers import pages, run_studies, studies
-from trilemma.papers.measured import Measured, Results, best, new_results, read_results, write_results
+from trilemma.papers.measured import (
+    Measured,
+    Results,
+    best,
+    new_results,
+    pooled,
+    read_results,
+    write_results,
+)
 from trilemma.papers.published import Cause, Paper, Printed, paper
 from trilemma.papers.verdicts import verdicts
 from trilemma.records import Spread
@@ -101,6 +109,16 @@ def test_several_columns_and_metrics_are_a_table_for_each_metric() -> None:
 def test_of_several_runs_at_one_place_the_best_is_shown() -> None:
     tried = [ours("a", 0.5), ours("a", 0.7), ours("a", None), ours("b", 0.1)]
     assert [cell.metrics["accuracy"].mean for cell in best(tried)] == [0.7, 0.1]
+
+
+def test_seeds_go_together_though_a_file_keeps_settings_in_another_order() -> None:
+    """What is read back says first what all cells share, and seeds of today are put beside it."""
+    told = ({"x": 1, "run.seeds": [1], "y": 2}, {"y": 2, "x": 1, "run.seeds": [2]}, {"y": 3, "x": 1})
+    one, two, other = (
+        Measured("t", "r", "c", {"accuracy": Spread.of({seed: 0.5})}, (seed,), settings=settings)
+        for seed, settings in enumerate(told, 1)
+    )
+    assert [cell.seeds for cell in pooled([one, two, other])] == [(1, 2), (3,)]
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
