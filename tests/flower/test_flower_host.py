@@ -86,8 +86,9 @@ def test_a_fork_is_what_a_process_of_its_own_would_be(program, tmp_path):
 def test_where_the_host_ended_programs_start_alone(program, tmp_path):
     orders = [order(program, number) for number in range(hosts.MANY)]
     with hosts.host(orders) as forking:
-        forking._process.kill()
-        forking._process.wait()
+        for process in forking._hosting.values():
+            process.kill()
+            process.wait()
         one = forking.start(orders[0], tmp_path / "one")
         try:
             assert told(one)["session"] == one.pid

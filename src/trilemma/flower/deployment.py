@@ -142,8 +142,9 @@ def up(folder: Path, say: Callable[[str], None] = lambda _: None) -> list[Runnin
 def bring_up(every: list[Party], say: Callable[[str], None]) -> list[Running]:
     """Start what is not running of these parties, the server first, and continue what was under way.
 
-    Where that is much, a host imports it once, while the server starts; it then forks the SuperNodes, which
-    know nothing of torch, before the workers. A client that cannot start keeps no other from starting.
+    Where that is much, hosts import it once, while the server starts; they then fork the SuperNodes, which
+    know nothing of torch and are ready first, and the workers. A client that cannot start keeps no other from
+    starting.
     """
     fresh: list[Running] = []
     hopeless: list[str] = []

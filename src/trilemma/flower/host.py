@@ -3,10 +3,10 @@
     python -m trilemma.flower.host MODULE …   (started by `up`: orders on stdin, pids on stdout, a line each)
 
 Twenty clients are forty Pythons, which would import Flower forty times and torch twenty times. This one
-imports what a program needs before it forks the first one of its kind; the copies share that memory until
-they write to it. A copy is what the same program is that was started alone: it leads a session of its own,
-has its own environment, log, arguments and secrets, and is known by its pid. Nothing is left that would have
-to be watched: the host ends when no more is ordered, and what of its programs ends later is started alone.
+imports what its program needs and then forks copies of it, which share that memory until they write to it.
+A copy is what the same program is that was started alone: it leads a session of its own, has its own
+environment, log, arguments and secrets, and is known by its pid. Nothing is left that would have to be
+watched: the host ends when no more is ordered, and what of its programs ends later is started alone.
 
 A process may be forked only while it has one thread, and nothing that a thread or another process holds: so
 nothing is connected to, opened or computed here.
@@ -23,7 +23,7 @@ import pkgutil
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -45,9 +45,7 @@ PROGRAMS = {
         "torch._dynamo",  # and sympy: torch imports them when it first sends a shape through a model
     ),
 }
-"""The programs that are forked, and what is imported before, or called where it is a function.
-
-The light ones, which have no torch, first."""
+"""The programs that are forked, and what is imported before, or called where it is a function."""
 
 MANY = 3
 """From how many programs on a host is worth its own start."""
@@ -96,10 +94,10 @@ def forkable(command: Command) -> bool:
 
 
 class Host:
-    """A host as `up` sees it: it starts processes as `processes.start` does."""
+    """Hosts as `up` sees them, one for each program: they start processes as `processes.start` does."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, hosting: Mapping[str, subprocess.Popen[str]]) -> None:
+        self._hosting = hosting
 
     def start(self, command: Command, folder: Path) -> Running:
         """Start `command` in its own process group, remember it and its log in `folder`; alone if need be."""
@@ -108,7 +106,7 @@ class Host:
         log = processes.log_of(command, folder)
         program = command.argv[2]
         order = Order(PROGRAMS[program], program, command.argv[3:], environment, str(log.resolve()))
-        orders, answers = self._process.stdin, self._process.stdout
+        orders, answers = self._hosting[program].stdin, self._hosting[program].stdout
         assert orders is not None
         assert answers is not None
         try:
@@ -120,31 +118,37 @@ class Host:
 
 @contextlib.contextmanager
 def host(commands: list[Command]) -> Iterator[Host | None]:
-    """Start a host for these commands, which begins to import at once; None where they are too few for one.
+    """Start a host for each program among these commands; None where they are too few for one.
 
-    What all of them have in common in their environment is the host's: Flower reads some of it when it is
-    imported.
+    Hosts begin to import at once, beside each other: to import torch takes longer than to start the
+    SuperNodes, which do without it. What all commands have in common in their environment is the hosts':
+    Flower reads some of it when it is imported.
     """
     programs = [one.argv[2] for one in commands if forkable(one)]
     if len(programs) < MANY or sys.platform != "linux":
         yield None
         return
     common = set.intersection(*(set(one.environment.items()) for one in commands))
-    first = next(imports for program, imports in PROGRAMS.items() if program in programs)
-    process = subprocess.Popen(
-        (sys.executable, "-m", "trilemma.flower.host", *first),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **dict(common)},
-        text=True,
-    )
-    try:
-        yield Host(process)
-    finally:
-        with contextlib.suppress(BrokenPipeError), process:
-            pass  # its stdin is closed, which ends it, if it has not ended before
-        process.wait()
+    with contextlib.ExitStack() as until_all_ended:
+        hosting = {}
+        for program in sorted(set(programs), key=list(PROGRAMS).index):
+            hosting[program] = subprocess.Popen(
+                (sys.executable, "-m", "trilemma.flower.host", *PROGRAMS[program]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **dict(common)},
+                text=True,
+            )
+            until_all_ended.callback(_end, hosting[program])
+        yield Host(hosting)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Close a host's stdin, which ends it if it has not ended before."""
+    with contextlib.suppress(BrokenPipeError), process:
+        pass
+    process.wait()
 
 
 # --- the host ---------------------------------------------------------------------------------------------
