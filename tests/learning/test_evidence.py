@@ -166,6 +166,17 @@ def test_a_visible_lie_is_taken_out_of_the_mean() -> None:
     assert abs(after[0] - quiet) < 0.1 * abs(moved[0] - quiet)
 
 
+def test_where_more_than_a_quarter_may_lie_nothing_is_set_right() -> None:
+    """The same push by the same ten: if eleven may lie, the middle of the moves may be the liars' own."""
+    sums, law = noise(40, 200, 7)
+    sums[:10, 0] += 60 * np.sqrt(law.covariance[0, 0])
+    parts, moved = np.full(40, 1 / 40), sums @ sums.mean(0)
+    assert correct(sums @ sums.T, moved, law, liars=10, parts=parts).mix.any()
+    found = correct(sums @ sums.T, moved, law, liars=11, parts=parts)
+    assert found.kept == 1.0
+    assert not found.mix.any()
+
+
 def test_whoever_stands_apart_is_left_out_of_the_move_whole() -> None:
     """What is left is the mean of the others, in every direction, set right along those still visible."""
     sums, law = noise(40, 200, 7)

@@ -41,7 +41,7 @@ from trilemma.aggregation.evidence import Evidence
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.evidence.conviction import Expulsion, convict
-from trilemma.learning.evidence.correction import Correction, Direction, correct, visible
+from trilemma.learning.evidence.correction import Correction, Direction, correct, visible, worth_correcting
 from trilemma.learning.evidence.file import File, added
 from trilemma.learning.messages import Messages
 from trilemma.learning.privatise import all_finite
@@ -213,8 +213,8 @@ class Court:
         count as if they had been.
         """
         liars = self.liars(file)
-        few = len(look.gram) < 2 * liars + 1 or not liars
-        seen = [] if few or not self.settings.correct else look.seen(liars)
+        able = self.settings.correct and worth_correcting(len(look.gram), liars)
+        seen = look.seen(liars) if able else []
         if not seen:
             return Correction(1.0, np.zeros(len(look.gram)))
         weight = np.abs(weights.cpu().numpy()[look.rows].sum(axis=1))
