@@ -212,6 +212,18 @@ def test_pieces_in_any_order_and_number_give_the_block_or_nothing(tmp_path_facto
             assert arriving.mapped()[:] == block
 
 
+@pytest.mark.parametrize("length", [10, SMALL + 10])
+def test_a_piece_is_as_long_as_pieces_are(tmp_path, short_messages, length):
+    """Or it would be the next one again: with the same in the former block, for ever."""
+    odd = bytes(length)
+    long = wire.Long(length=2 * SMALL, checksums=[wire.digest(odd), wire.digest(b"")])
+    arriving = Arriving(long, tmp_path / "block")
+    piece = {"bytes": torch.frombuffer(bytearray(odd), dtype=torch.uint8)}
+    with pytest.raises(wire.WireError, match="not as it was announced"):
+        arriving.take(wire.dumps(wire.Piece(digest=long.digest, place=0), piece))
+    assert not arriving.path.exists()
+
+
 def test_an_answer_that_left_can_be_fetched_again_and_nothing_else(tmp_path, short_messages):
     answer = wire.dumps(wire.Noted(client=0, run="run"), {"x": torch.arange(2000)})
     end = LongBlocks(tmp_path, lambda: 0)

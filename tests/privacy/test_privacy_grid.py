@@ -69,6 +69,14 @@ def test_what_is_not_finite_counts_as_zero_and_nothing_else_does(rows_are_worked
     assert whole[3].any()
 
 
+def test_what_is_finite_and_in_steps_is_not_keeps_the_bound(rows_are_worked_on):
+    """Doubles go further than steps: infinity times nothing is no number, and no number an integer."""
+    grid = Grid.of(Release(1.0, LAW), 60, clients=10)
+    rows = torch.ones(2, 60, dtype=torch.float64)
+    rows[0, -1], rows[1, -1] = 1e308, 1e200
+    assert not grid.contribution(rows).any()
+
+
 @pytest.mark.parametrize("width", [2, 3, 4])
 def test_integers_travel_whole(width):
     grid = Grid(step=1.0, width=width, dim=5, bound=1.0, unit="user")

@@ -231,7 +231,7 @@ def _factor(row: Tensor, grid: Grid) -> float | None:
         parts = (_in_steps(some, grid, factor) for some in _some(row))
         return sum(int((part * part).sum()) for part in parts)
 
-    if not all(bool(torch.isfinite(some).all()) for some in _some(row)):
+    if not all(bool(torch.isfinite(some.double() / grid.step).all()) for some in _some(row)):
         return None
     if grid.unit == "example":
         return 1.0
@@ -249,9 +249,9 @@ def _factor(row: Tensor, grid: Grid) -> float | None:
 
 def _bounded(rows: Tensor, grid: Grid) -> Tensor:
     """Return contributions as whole steps: for unit "user" with a norm that is checked in integers."""
-    exact = rows.double()
-    finite = torch.isfinite(exact).all(1)
-    exact = torch.where(finite[:, None], exact, 0.0) / grid.step
+    exact = rows.double() / grid.step
+    finite = torch.isfinite(exact).all(1)  # in steps: what no number of them can say has no bound either
+    exact = torch.where(finite[:, None], exact, 0.0)
     if grid.unit == "example":
         return exact.round_().clamp_(-grid.limit, grid.limit).to(torch.int64)
     radius = grid.bound / grid.step
