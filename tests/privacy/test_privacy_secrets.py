@@ -411,6 +411,16 @@ class TestStreams:
         monkeypatch.setattr(streams.importlib, "import_module", lambda name: Fused)
         assert streams._checked_kernels.__wrapped__() is None
 
+    @pytest.mark.parametrize("error", [ImportError, RuntimeError, OSError])
+    def test_without_a_compiler_or_a_place_for_what_it_makes_there_is_noise(self, error, monkeypatch):
+        """Numba refuses, as a RuntimeError, to compile where it may write nothing."""
+
+        def refuse(name):
+            raise error("cannot cache function 'add_pairs': no locator available")
+
+        monkeypatch.setattr(streams.importlib, "import_module", refuse)
+        assert streams._checked_kernels.__wrapped__() is None
+
     def test_streams_differ_by_round_dim_and_key(self):
         found = []
         for key, round_, dim in ((b"a" * 32, 1, 9), (b"b" * 32, 1, 9), (b"a" * 32, 2, 9), (b"a" * 32, 1, 10)):

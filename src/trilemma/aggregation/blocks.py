@@ -37,10 +37,13 @@ def compiled() -> ModuleType | None:
 
 @functools.cache
 def optional(name: str) -> ModuleType | None:
-    """Return a module of this room, or None where the compiler it needs is not installed."""
+    """Return a module of this room, or None where the compiler it needs is not installed.
+
+    Nor where that may not keep what it compiles: numba refuses in a package, and a home, that are read-only.
+    """
     try:
         return importlib.import_module(f"trilemma.aggregation.{name}")
-    except ImportError:
+    except (ImportError, RuntimeError):
         return None
 
 

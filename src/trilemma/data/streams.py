@@ -52,8 +52,8 @@ def drawn_each(keys: Sequence[Key], sizes: Sequence[int], size: int) -> np.ndarr
 
 @functools.cache
 def _compiled() -> ModuleType | None:
-    """Return compiled draws, or None where numba is not installed."""
+    """Return compiled draws, or None where numba is not installed, or may not keep what it compiles."""
     try:
         return importlib.import_module("trilemma.data.choices")
-    except ImportError:
+    except (ImportError, RuntimeError):
         return None

@@ -247,10 +247,13 @@ def _horner(coefficients: Sequence[float], x: Doubles, out: Doubles) -> None:
 
 @functools.cache
 def _checked_kernels() -> ModuleType | None:
-    """Return the compiled transform; None where there is no compiler, or it does not give the same bits."""
+    """Return the compiled transform; None where there is no compiler, or it does not give the same bits.
+
+    Nor where there is no place to keep what it compiles, which numba insists on: a round is paid for by now.
+    """
     try:
         kernels = importlib.import_module("trilemma.privacy.secrets.kernels")
-    except ImportError:
+    except (ImportError, RuntimeError, OSError):
         return None
     one, other, transform = np.zeros(BLOCK), np.zeros(BLOCK), _BoxMuller()
     for way, total in ((kernels, one), (None, other)):
