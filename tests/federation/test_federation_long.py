@@ -90,21 +90,25 @@ def test_a_run_is_the_same_in_pieces_and_whole(tmp_path, monkeypatch):
     assert torch.equal(*results)
 
 
+class Dies(Direct):
+    """A server that is killed when it has fetched some pieces."""
+
+    fetched, moment = 0, 0
+
+    def reply(self, node, block):
+        self.fetched += wire.kind_of(block) == "fetch"
+        if self.fetched > self.moment:
+            raise KeyboardInterrupt("the server is killed")
+        return super().reply(node, block)
+
+
 @pytest.mark.parametrize("moment", [6, 13])
 def test_a_transfer_goes_on_where_it_stopped_when_the_server_dies(tmp_path, short_messages, moment):
     _, parties = federation(tmp_path / "federation")
-
-    class Dies(Direct):
-        fetched = 0
-
-        def reply(self, node, block):
-            self.fetched += wire.kind_of(block) == "fetch"
-            if self.fetched > moment:
-                raise KeyboardInterrupt("the server is killed")
-            return super().reply(node, block)
-
+    first = Dies(parties)
+    first.moment = moment
     with pytest.raises(KeyboardInterrupt):
-        coordinator(parties, Dies(parties))[0].go()
+        coordinator(parties, first)[0].go()
     arriving = parties[0].run_folder("run") / "arriving"
     arrived = sum(-(-path.stat().st_size // SMALL) for path in arriving.glob("*/*"))
     second = Direct(parties)
@@ -114,6 +118,24 @@ def test_a_transfer_goes_on_where_it_stopped_when_the_server_dies(tmp_path, shor
     assert pieces == 5
     assert 0 < arrived <= moment
     assert fetched == CLIENTS * pieces - arrived, "what had come is not fetched again"
+
+
+def test_what_a_disk_made_of_pieces_is_not_taken_for_what_was_sent(tmp_path, short_messages):
+    """The machine went down: files are as long as they were, and there is nothing in them."""
+    results = []
+    for damaged in (False, True):
+        _, parties = federation(tmp_path / str(damaged), transcript=True)
+        first = Dies(parties)
+        first.moment = 13
+        with pytest.raises(KeyboardInterrupt):
+            coordinator(parties, first)[0].go()
+        arrived = [path for path in (parties[0].run_folder("run") / "arriving").glob("*/*") if damaged]
+        for path in arrived:
+            path.write_bytes(path.read_bytes()[:SMALL] + bytes(path.stat().st_size - SMALL))
+        assert bool(arrived) == damaged
+        coordinator(parties, Direct(parties))[0].go()
+        results.append(result_of(parties, "run")["params"])
+    assert torch.equal(*results)
 
 
 def test_a_question_that_was_lost_in_the_middle_is_not_handed_over_twice(tmp_path, short_messages):

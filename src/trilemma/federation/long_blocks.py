@@ -98,6 +98,16 @@ class Arriving:
         """Whether all are."""
         return self.have == len(self.long.checksums)
 
+    def compare(self) -> None:
+        """Begin anew where what is here, from before a crash perhaps, is not as it was announced."""
+        whole = range(0, self.have * wire.PIECE, wire.PIECE)
+        if not whole:
+            return
+        with self.path.open("rb") as file:
+            found = [hashlib.sha256(file.read(wire.PIECE)).hexdigest() for _ in whole]
+        if found != self.long.checksums[: len(found)]:
+            self.path.unlink()  # and not cut off: somebody may look at it
+
     def take(self, block: wire.Block) -> None:
         """Add the next piece; refuse one that is not as announced. One that is here already is not needed."""
         header, tensors = wire.loads(block, wire.Piece, limit=wire.PIECE + ROOM)

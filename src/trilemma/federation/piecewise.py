@@ -98,6 +98,7 @@ class Piecewise:
             folder = self.folder / str(transfer.node)
             only(folder, {long.digest})
             transfer.arriving = Arriving(long, folder / long.digest)
+            transfer.arriving.compare()
             return self._take_over(transfer, transfer.arriving)
         if kind == wire.Piece.kind and transfer.arriving is not None:
             transfer.arriving.take(reply.block)
