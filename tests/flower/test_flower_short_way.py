@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 
+import httpx
 import pytest
 from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.proto.fleet_pb2 import PullMessagesRequest
@@ -226,3 +227,13 @@ def test_without_the_secret_there_is_no_task(supernode, tmp_path):
     with pytest.raises(Exception, match="401"):
         stranger.acquire()
     assert node.tasks.acquire() is not None
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x00\x00\x00\x01\xff", b"\x00\x00\x00\x09", b"\x00"])
+def test_whoever_answers_in_a_supernodes_place_ends_no_worker(supernode, tmp_path, answer):
+    """While it is away, another program of the machine may have its port."""
+    node = OneMessage(supernode, tmp_path)
+    node.tasks._queue._client = httpx.Client(
+        transport=httpx.MockTransport(lambda request: httpx.Response(200, content=answer))
+    )
+    assert node.tasks.acquire() is None

@@ -74,6 +74,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
+from google.protobuf.message import DecodeError
 
 from trilemma.flower import POLL
 from trilemma.flower.parcels import GIVE, TAKE, Parcel
@@ -217,8 +218,8 @@ class Tasks:
                 parcel = self._ask(request)
                 response = AcquireTaskResponse.FromString(parcel.parts[0])
                 self._taken[response.token] = parcel.parts[1:]
-        except (httpx.HTTPError, ValueError):
-            return None
+        except (httpx.HTTPError, ValueError, LookupError, DecodeError):
+            return None  # it is away, or somebody else answers in its place
         return str(response.token) if response.HasField("task") and response.token else None
 
     def _ask(self, request: AcquireTaskRequest) -> Parcel:
