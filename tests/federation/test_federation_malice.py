@@ -364,6 +364,23 @@ def test_an_honest_server_goes_on_without_a_client_that_was_set_back(parties, tm
     assert any("the ledger of client 0 has" in line for line in said)
 
 
+def test_nobody_was_set_back_where_a_run_costs_nothing(parties):
+    """All owners agree on a run without noise after private ones: their ledgers are where they were."""
+    for run in ("first", "second"):
+        coordinator(parties, Direct(parties), run)[0].go()
+    lengths = {client: one.length for client, one in Witness(parties[0].ledgers_seen).seen().items()}
+    assert min(lengths.values()) > 0
+    for party in parties:
+        party.config.write_text(small_config(CLIENTS))
+        if party.client is not None:
+            party.budget.unlink()
+            Permission().with_plan(party.plan).save(party.allowed)
+    runner, _ = coordinator(parties, Direct(parties), "third")
+    assert runner.go().rounds == 3
+    seen = {client: one.length for client, one in Witness(parties[0].ledgers_seen).seen().items()}
+    assert all(seen[client] > lengths[client] for client in lengths)
+
+
 def test_a_lost_journal_means_a_new_epoch(parties):
     """Without it a client cannot tell what it answered: the same noise must not be asked for again."""
     server = Server(parties)

@@ -165,12 +165,13 @@ def _is_paid_for(task: PartyTask) -> bool:
 
 
 def ledger_position(party: Party, task: PartyTask) -> Position:
-    """Return how far a client's ledger has come; refuse one that has been further before."""
-    if not _is_paid_for(task):
-        return Position()
+    """Return how far a client's ledger has come; refuse one that has been further before.
+
+    Where nothing is paid for it stays where earlier runs have left it: the others remember that.
+    """
     check_remembered(party)
-    if not party.ledger.is_file():
-        return Position()
+    if not _is_paid_for(task) or not party.ledger.is_file():
+        return _position(party)
     with _opened(party):
         return _position(party)
 
