@@ -295,7 +295,17 @@ def test_a_supernode_takes_no_more_than_a_piece(length, heads, taken):
         assert sum(read) <= 105
 
 
-def test_a_reply_whose_announcement_was_heard_is_sent_though_the_answer_was_lost(monkeypatch):
+def failed(status):
+    """What a SuperNode makes of the guard's answers."""
+    request = httpx.Request("POST", "https://server")
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+
+
+BROKEN_LINE, DIED, REFUSED = httpx.ReadError("the line broke"), failed(503), failed(403)
+
+
+@pytest.mark.parametrize("error", [BROKEN_LINE, DIED], ids=["broken line", "the SuperLink died"])
+def test_a_reply_whose_announcement_was_heard_is_sent_though_the_answer_was_lost(monkeypatch, error):
     """The SuperLink wants nothing of what is announced again, and has what is pushed again."""
     tree = ObjectTree(object_id="whole", children=[ObjectTree(object_id="part")])
     message = ProtoMessage(metadata=ProtoMetadata(message_id="reply"))
@@ -306,7 +316,7 @@ def test_a_reply_whose_announcement_was_heard_is_sent_though_the_answer_was_lost
     def answer(name, response):
         if name in lost:
             lost.remove(name)
-            raise httpx.ReadError("the line broke")
+            raise error
         return response
 
     for name, reply in {
@@ -317,15 +327,20 @@ def test_a_reply_whose_announcement_was_heard_is_sent_though_the_answer_was_lost
     supernode_internals.repeat_safely()
     send = supernode_internals.FleetHttpClient.PushMessages
     push = supernode_internals.FleetHttpClient.PushObject
-    with pytest.raises(httpx.ReadError):
+    with pytest.raises(type(error)):
         send(None, announcement)
     asked = send(None, announcement)
     assert (sorted(asked.objects_to_push), asked.session_id) == (["part", "whole"], "")
     assert list(send(None, announcement).objects_to_push) == [], "nothing was lost this time"
     assert not push(None, objects[0]).stored, "nor here: it was refused"
-    with pytest.raises(httpx.ReadError):
+    with pytest.raises(type(error)):
         push(None, objects[1])
     assert push(None, objects[1]).stored
+    lost.append("whole")
+    error = REFUSED
+    with pytest.raises(httpx.HTTPStatusError):
+        push(None, objects[0])
+    assert not push(None, objects[0]).stored, "a refusal is no doubt"
 
 
 def test_a_line_that_breaks_in_a_handshake_is_tried_again():

@@ -175,6 +175,7 @@ def repeat_safely() -> None:
 
     The SuperLink takes an announcement, and an object, once. Asked again it wants nothing, which a SuperNode
     takes for success, and never sends what it announced; or for a failure, and sends nothing of the rest.
+    An answer is lost with the line or, behind the guard, with a SuperLink that heard and then died: 503.
     """
     announce, push = FleetHttpClient.PushMessages, FleetHttpClient.PushObject
     in_doubt: set[str] = set()
@@ -182,8 +183,9 @@ def repeat_safely() -> None:
     def asked(name: str, question: Callable[[], Any]) -> Any:
         try:
             return question()
-        except httpx.TransportError:
-            in_doubt.add(name)
+        except httpx.HTTPError as error:
+            if not isinstance(error, httpx.HTTPStatusError) or error.response.is_server_error:
+                in_doubt.add(name)
             raise
 
     def announcing(client: FleetHttpClient, request: PushMessagesRequest) -> PushMessagesResponse:
