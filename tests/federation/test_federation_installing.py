@@ -235,6 +235,20 @@ def test_a_bundle_that_a_disk_broke_while_it_was_installed_names_the_cure(pilot,
     assert bundles.install(client.folder, Bundle.load(path)) == client
 
 
+@pytest.mark.parametrize("part", ["authority", "certificate"])
+def test_a_bundle_with_one_character_changed_is_no_bundle(pilot, tmp_path, part):
+    """Wherever it is: some make a certificate with a key that lies on no curve."""
+    shutil.copytree(pilot, tmp_path / "pilot")
+    path = bundles.write_bundle(Authority.open(tmp_path / "pilot"), 0, tmp_path)
+    file = json.loads(path.read_text())
+    whole = file["bundle"][part]
+    for place in range(30, len(whole) - 30, 3):
+        changed = "A" if whole[place] != "A" else "B"
+        file["bundle"][part] = whole[:place] + changed + whole[place + 1 :]
+        with pytest.raises(UserError):
+            Bundle.read(json.dumps(file))
+
+
 def otherwise_signed(text: str) -> str:
     """Return a signed file with another signature that holds as well: s becomes n − s."""
     file = json.loads(text)

@@ -99,11 +99,12 @@ def valid_until(pem: bytes) -> dt.datetime:
 
 def check_signed(certificate: bytes, message: bytes, signature: bytes, refusal: Exception) -> None:
     """Raise `refusal` where the owner of an authority's certificate has not signed `message`."""
-    key = read_certificate(certificate).public_key()
+    owner = read_certificate(certificate)
     try:
+        key = owner.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
-    except (InvalidSignature, AssertionError):
+    except (InvalidSignature, AssertionError, ValueError, UnsupportedAlgorithm):
         raise refusal from None
 
 
