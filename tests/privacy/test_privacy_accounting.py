@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given
@@ -75,6 +76,17 @@ class TestExact:
             start = epsilon / mu + mu / 2  # where the difference turns positive
             slow = integrate.quad(gap, start, start + 40, epsabs=1e-15, epsrel=1e-12)[0]
             assert float(gaussian_delta(mu, epsilon)) == pytest.approx(slow, rel=1e-8)
+
+    @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-10])
+    @pytest.mark.parametrize("mu", [1e-8, 1e-6, 1.3e-4, 0.01, 0.49, 0.51, 3.0, 50.0])
+    def test_epsilon_is_safe_to_the_last_digit(self, mu, delta):
+        """The smaller μ, the nearer to each other is what is subtracted: in sixty digits it makes no odds."""
+        epsilon = gaussian_epsilon(mu, delta)
+        with mpmath.workdps(60):
+            half, ratio = mpmath.mpf(mu) / 2, mpmath.mpf(float(epsilon)) / mu
+            exact = mpmath.ncdf(half - ratio) - mpmath.exp(ratio * mu) * mpmath.ncdf(-half - ratio)
+        assert exact <= delta
+        assert float(gaussian_delta(mu, epsilon)) == pytest.approx(float(exact), rel=1e-13)
 
     @given(st.floats(1e-4, 300), st.floats(1e-300, 0.999))
     def test_epsilon_is_tight_and_safe(self, mu, delta):

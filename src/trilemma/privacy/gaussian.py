@@ -56,15 +56,18 @@ def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
         # In the far right tail both terms are equal to within rounding: take their difference before scaling.
         gap = erfcx(-a / math.sqrt(2)) - erfcx(-b / math.sqrt(2))
         if (mu < 0.5).any():
-            gap = np.where(mu < 0.5, _erfcx_drop(-a, -b), gap)
+            gap = np.where(mu < 0.5, _erfcx_drop(eps / mu, mu), gap)
         delta = np.where((a < 0) | (mu < 0.5), np.exp(-(a**2) / 2) * gap / 2, ndtr(a) - second)
     delta = np.where(mu <= 0, 0.0, np.where(np.isinf(mu), 1.0, delta))
     return np.clip(delta, 0.0, 1.0)
 
 
-def _erfcx_drop(low: Array, high: Array) -> Array:
-    """Return erfcx(low/√2) − erfcx(high/√2) for nearby arguments."""
-    middle, half = (low + high) / math.sqrt(8), (high - low) / math.sqrt(8)
+def _erfcx_drop(middle: Array, width: Array) -> Array:
+    """Return how far x ↦ erfcx(x/√2) falls between middle − width/2 and middle + width/2, which are near.
+
+    The width itself, for as a difference of two ends it would be rounded as they are.
+    """
+    middle, half = np.broadcast_arrays(middle / math.sqrt(2), width / math.sqrt(8))
     x = middle[..., None] + half[..., None] * _NODES
     slope = 2 / math.sqrt(math.pi) - 2 * x * erfcx(x)
     return np.asarray(half * (slope @ _WEIGHTS))
