@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -343,12 +344,17 @@ def test_a_reply_whose_announcement_was_heard_is_sent_though_the_answer_was_lost
     assert not push(None, objects[0]).stored, "a refusal is no doubt"
 
 
-def test_a_line_that_breaks_in_a_handshake_is_tried_again():
+PLAIN, ALERT = b"HTTP/1.1 502 Bad Gateway\r\n\r\n", bytes.fromhex("15030300020228")
+
+
+@pytest.mark.parametrize("words", [b"", PLAIN, ALERT], ids=["none", "a proxy's", "somebody's on the way"])
+def test_a_line_that_breaks_in_a_handshake_is_tried_again(words):
     """Flower gives up on what mentions SSL: a connection that ends without a word must not."""
 
     def hang_up(listener):
         with listener.accept()[0] as line:
             line.recv(1 << 16)
+            line.sendall(words)
             line.shutdown(socket.SHUT_RDWR)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -357,6 +363,21 @@ def test_a_line_that_breaks_in_a_handshake_is_tried_again():
         with httpx.Client(transport=transport) as client, pytest.raises(httpx.ConnectError) as broken:
             client.post(f"https://localhost:{listener.getsockname()[1]}/")
     assert not any(word in str(broken.value).lower() for word in ("certificate", "ssl", "tls"))
+
+
+@pytest.mark.parametrize(
+    ("said", "again"),
+    [("DECRYPTION_FAILED_OR_BAD_RECORD_MAC", True), ("TLSV13_ALERT_CERTIFICATE_REQUIRED", False)],
+)
+def test_bytes_that_were_changed_on_the_way_end_no_supernode(said, again):
+    def pieces():
+        yield bytes(5)
+        raise httpx.ReadError(f"[SSL: {said}]") from ssl.SSLError(1, f"[SSL: {said}] (_ssl.c:2580)")
+
+    server = httpx.MockTransport(lambda request: httpx.Response(200, stream=Stream(pieces())))
+    with httpx.Client(transport=Bounded(server)) as client, pytest.raises(httpx.ReadError) as broken:
+        client.post("http://server/")
+    assert ("ssl" not in str(broken.value).lower()) == again
 
 
 class Stream(httpx.SyncByteStream):

@@ -14,6 +14,9 @@ from trilemma.flower.limits import MARGIN, WRAPPING
 LARGEST = int(MARGIN * (PIECE + ROOM + WRAPPING))
 """Bytes that anything the server sends to a SuperNode may have: a piece, and a tenth more."""
 
+ABOUT_CERTIFICATES = ("CERTIFICATE", "UNKNOWN_CA", "UNKNOWN CA")
+"""What TLS says where one of the two does not accept who the other is: that mends itself by no new try."""
+
 
 class Bounded(httpx.BaseTransport):
     """Takes no more of an answer than a SuperNode needs, whatever the server sends."""
@@ -43,11 +46,12 @@ class _BoundedStream(httpx.SyncByteStream):
         self._stream, self._left = stream, largest
 
     def __iter__(self) -> Iterator[bytes]:
-        for piece in self._stream:
-            self._left -= len(piece)
-            if self._left < 0:
-                raise httpx.ReadError("the server sends more than a client needs")
-            yield piece
+        with broken_line():
+            for piece in self._stream:
+                self._left -= len(piece)
+                if self._left < 0:
+                    raise httpx.ReadError("the server sends more than a client needs")
+                yield piece
 
     def close(self) -> None:
         self._stream.close()
@@ -55,17 +59,18 @@ class _BoundedStream(httpx.SyncByteStream):
 
 @contextmanager
 def broken_line() -> Iterator[None]:
-    """Let a connection that ended without a word be something that Flower tries again after.
+    """Let a connection that ended without a word, or in words of no sense, be tried again by Flower.
 
     It gives up, for good, on whatever has "SSL" in its message: certificates that are not accepted, but also
-    a line that breaks in the middle of a handshake, or a proxy that does not find the server.
+    a line that breaks in the middle of a handshake, bytes that were changed on the way, or a proxy that does
+    not find the server and says so to a party that expects TLS.
     """
     try:
         yield
     except httpx.TransportError as error:
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        while cause is not None and not isinstance(cause, ssl.SSLError):
             cause = cause.__cause__ or cause.__context__
-        if cause is None:
+        if cause is None or any(word in str(cause).upper() for word in ABOUT_CERTIFICATES):
             raise
-        raise type(error)("the connection ended without a word") from None
+        raise type(error)("the connection ended, or what came was not from the server") from None
