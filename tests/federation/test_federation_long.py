@@ -246,6 +246,18 @@ def test_a_piece_is_as_long_as_pieces_are(tmp_path, short_messages, length):
     assert not arriving.path.exists()
 
 
+def test_nothing_comes_after_the_last_piece(tmp_path, short_messages):
+    block = bytes(2 * SMALL)
+    long = described(block)
+    arriving = Arriving(long, tmp_path / "block")
+    for place in range(2):
+        arriving.take(piece_of(block, long.digest, place))
+    nothing = {"bytes": torch.empty(0, dtype=torch.uint8)}
+    with pytest.raises(wire.WireError):
+        arriving.take(wire.dumps(wire.Piece(digest=long.digest, place=2), nothing))
+    assert arriving.mapped()[:] == block
+
+
 def test_an_answer_that_left_can_be_fetched_again_and_nothing_else(tmp_path, short_messages):
     answer = wire.dumps(wire.Noted(client=0, run="run"), {"x": torch.arange(2000)})
     end = LongBlocks(tmp_path, lambda: 0)

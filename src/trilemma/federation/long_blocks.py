@@ -127,7 +127,7 @@ class Arriving:
         """Tell whether this is the next piece: as long as it must be, or it would be next again."""
         have = self.have
         length = min(wire.PIECE, self.long.length - have * wire.PIECE)
-        return len(content) == length and hashlib.sha256(content).hexdigest() == self.long.checksums[have]
+        return 0 < len(content) == length and hashlib.sha256(content).hexdigest() == self.long.checksums[have]
 
     def _found_before(self) -> bytes:
         """Return what stands in the place of the next piece in the former block; nothing without one."""
