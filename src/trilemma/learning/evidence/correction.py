@@ -5,13 +5,15 @@ data and the liars added. Noise alone has a largest squared singular value of (�
 edge); what stands above it is a direction in which clients as a whole moved the model. The honest gradient
 is one, and stands out early because the members' mean carries little noise; liars who push together are
 another, or bend that one. In a single direction a robust mean costs next to nothing: for every direction v
-above the edge, the members' moves ⟨S_i, v⟩ are sorted, a quarter dropped at either end, and the model is put
-where the mean of the middle is. Whoever stands apart is first left out of the move altogether, for as long as
-it does: that costs noise that no longer cancels, and no accusation. Liars then move it along v by what hides
-within the honest spread, however long their messages are; what they did before the direction could be seen is
-taken back as well, because sums are looked at, not rounds. Where more than a quarter may lie, the middle is
-theirs as much as the others', and nothing is set right. A direction found in noise is not the true one, and
-what they do across it stays: `hidden` says how much.
+above the edge, the members' moves ⟨S_i, v⟩ are sorted, a quarter dropped at either end (more, if more may
+lie), and the model is put where the mean of the middle is. Whoever stands apart is first left out of the move
+altogether, for as long as it does: that costs noise that no longer cancels, and no accusation. Liars then
+move it along v by what hides within the honest spread, however long their messages are; what they did before
+the direction could be seen is taken back as well, because sums are looked at, not rounds. A direction found
+in noise is not the true one, and what they do across it stays: `hidden` says how much.
+
+Where more than a quarter may lie, the middle is the liars' as much as the others'. It is better than a plain
+mean all the same, but a robust rule knows better, and what it says is left alone there.
 
 Projections on a direction that was found in the same data are too long by a known factor; √λ is shrunk to
 √((λ−d−m)² − 4dm)/√λ, which is best in mean square (Gavish and Donoho, "Optimal shrinkage of singular values",
@@ -92,13 +94,15 @@ class Correction:
     aside: tuple[int, ...] = ()
 
 
-def worth_correcting(members: int, liars: int) -> bool:
-    """Tell whether anybody may lie, and the quarters dropped at both ends hold all who do.
+def worth_correcting(members: int, liars: int, robust: bool) -> bool:
+    """Tell whether the middle of the members' moves is better than what a rule makes of them.
 
-    >>> worth_correcting(100, 20), worth_correcting(30, 10), worth_correcting(30, 0)
-    (True, False, False)
+    >>> worth_correcting(100, 20, robust=True), worth_correcting(30, 10, robust=True)
+    (True, False)
+    >>> worth_correcting(30, 10, robust=False), worth_correcting(30, 0, robust=False)
+    (True, False)
     """
-    return 0 < liars <= members // 4
+    return 0 < (4 if robust else 2) * liars < members
 
 
 def correct(
@@ -121,7 +125,7 @@ def correct(
     heard = law.heard
     kept, mix = 1.0, np.zeros(len(gram))
     aside: list[int] = []
-    if not worth_correcting(len(heard), liars):
+    if len(heard) < 2 * liars + 1 or not liars:
         return Correction(kept, mix)
     whole = np.ones(len(gram)) if shares is None else shares
     if seen is None:
@@ -138,7 +142,7 @@ def correct(
         mix[aside] = -kept * parts[aside]
         moved = kept * moved + gram @ mix
     m = len(heard)
-    trimmed = m // 4
+    trimmed = min(max(liars - len(aside), m // 4), (m - 1) // 2)
     for found in seen:
         middle = np.sort(found.along * whole[heard])[trimmed : m - trimmed].mean()
         gap = middle - float(moved[heard] @ found.mix)

@@ -189,10 +189,15 @@ class Court:
         length = float(found @ found)
         return found * (max(0.0, 1 - noise / length) if length > 0 else 0.0)
 
+    @property
+    def robust(self) -> bool:
+        """Whether the rule after this stage does without it: whether it is not the mean."""
+        return not self.setup.rule.name.endswith("mean")
+
     def weights(self, gram: Array, file: File) -> Array:
         """Return the rule's weights (k,) of messages with this Gram matrix; the mean's if they do not say."""
         k, rule = len(gram), lessened(self.setup.rule, self.liars(file))
-        if not rule.geometric or rule.name.endswith("mean") or k <= 2 * rule.f:
+        if not rule.geometric or not self.robust or k <= 2 * rule.f:
             return np.full(k, 1 / k)
         assert isinstance(rule, Chain)
         found: Array = rule.weights_from_gram(gram)
@@ -213,7 +218,7 @@ class Court:
         count as if they had been.
         """
         liars = self.liars(file)
-        able = self.settings.correct and worth_correcting(len(look.gram), liars)
+        able = self.settings.correct and worth_correcting(len(look.gram), liars, self.robust)
         seen = look.seen(liars) if able else []
         if not seen:
             return Correction(1.0, np.zeros(len(look.gram)))
