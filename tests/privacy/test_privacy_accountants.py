@@ -216,6 +216,7 @@ class TestFailure:
         with pytest.raises(AccountingFailure, match="no memory"):
             ask("broken", lambda asked: asked.epsilon(self.PAST, 1e-5))
 
+    @pytest.mark.usefixtures("nothing_remembered")
     def test_a_failing_pld_leaves_every_calculation_standing(self, monkeypatch):
         from trilemma.privacy import pld
 

@@ -232,6 +232,7 @@ class TestLossDistributions:
         past = times(Mechanism(1.0, POISSON, adjacency), 100)
         assert 0 < composed_epsilon(past, 1e-5, "pld") < composed_epsilon(past, 1e-5, "rdp")
 
+    @pytest.mark.usefixtures("nothing_remembered")
     def test_failure_falls_back_to_rdp_with_a_note(self, monkeypatch):
         from trilemma.privacy import pld
 
