@@ -10,8 +10,7 @@ endif
 export FLWR_TELEMETRY_ENABLED = 0
 export MPLBACKEND = Agg
 
-# Real federations run one after another in one worker and wait much: two others use the cores meanwhile.
-WHOLE = -n 3 --dist loadgroup -m "not nightly"
+WHOLE = -n 2 --dist worksteal -m "not nightly"
 
 .PHONY: demo test slow-list check nightly audit chaos lint types imports docs-reference docs-results docs dist clean help
 

@@ -30,7 +30,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-# --- which tests are slow, and which run beside which ------------------------------------------------------
+# --- which tests are slow -----------------------------------------------------------------------------------
 
 # Which tests are slow is measured, not guessed: `make slow-list` writes down those that took longer than this
 # (seconds), and they are marked `slow` beside those whose authors marked them.
@@ -40,8 +40,8 @@ _took: dict[str, list[float]] = defaultdict(list)
 
 
 def function_of(nodeid: str) -> str:
-    """Return a test without its parameters and without the group it runs in."""
-    return nodeid.split("@")[0].split("[")[0]
+    """Return a test without its parameters."""
+    return nodeid.split("[")[0]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,13 +51,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow ones; all that start real processes run one after another, in one worker."""
+    """Mark the slow ones, before pytest leaves out what is not asked for."""
     slow = set(SLOW_LIST.read_text(encoding="utf-8").splitlines())
     for item in items:
         if function_of(item.nodeid) in slow:
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("federation") is not None:
-            item.add_marker(pytest.mark.xdist_group("federation"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
