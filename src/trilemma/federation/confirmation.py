@@ -19,11 +19,12 @@ client cannot keep the others from agreeing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -269,26 +270,37 @@ class Witness:
         Traceback (most recent call last):
         trilemma.errors.PrivacyError: the ledger of client 0 has 3 lines, it had 4 before: ...
         """
-        known = self._read()
-        kept = {client: known[client] for client in clients if client in known}
-        if moved := {client: _Kept(Position(one.ledger.length), one.shown) for client, one in kept.items()}:
-            self._write({**known, **moved})
+        with self._alone():
+            known = self._read()
+            kept = {client: known[client] for client in clients if client in known}
+            moved = {client: _Kept(Position(one.ledger.length), one.shown) for client, one in kept.items()}
+            if moved:
+                self._write({**known, **moved})
 
     def see(self, ledgers: Mapping[int, Position], shown: Mapping[int, Sighting] | None = None) -> None:
         """Remember these positions, and what shows them, or refuse where one went back.
 
         On disk when this returns.
         """
-        for client, ledger in ledgers.items():
-            self.check(client, ledger)
-        new = {client: _Kept(ledger, (shown or {}).get(client)) for client, ledger in ledgers.items()}
-        self._write({**self._read(), **new})
+        with self._alone():
+            for client, ledger in ledgers.items():
+                self.check(client, ledger)
+            new = {client: _Kept(ledger, (shown or {}).get(client)) for client, ledger in ledgers.items()}
+            self._write({**self._read(), **new})
 
     def recall(self, client: int, ledger: Position, shown: Sighting) -> None:
         """Remember where a client's ledger was before, as somebody else has shown."""
-        known = self._read()
-        if known.get(client, _Kept()).ledger.length <= ledger.length:
-            self._write({**known, client: _Kept(ledger, shown)})
+        with self._alone():
+            known = self._read()
+            if known.get(client, _Kept()).ledger.length <= ledger.length:
+                self._write({**known, client: _Kept(ledger, shown)})
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let nobody else change what was read until it is written: `rotate` and a running party both do."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with files.locked(self._file.with_name(f"{self._file.name}.lock")):
+            yield
 
     def _write(self, known: Mapping[int, _Kept]) -> None:
         plain = {str(client): one.plain() for client, one in sorted(known.items())}
