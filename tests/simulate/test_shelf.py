@@ -118,7 +118,7 @@ except RuntimeError:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # how much a process has of its own before the limit, and so what is left, varies
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
 def test_clients_on_disk_take_twice_the_memory_there_is(tmp_path: Path) -> None:
     """95 MB of messages, twice that with the state, in 48 MB: a limit of the system's, not an estimate."""
