@@ -42,7 +42,7 @@ from torch import Tensor
 from trilemma import config as configurations
 from trilemma import files, mapped
 from trilemma.aggregation import parse, stream
-from trilemma.federation import hearing, provisioning, wire
+from trilemma.federation import hearing, kinds, provisioning, wire
 from trilemma.federation import shelf as shelves
 from trilemma.federation.admission import Reply
 from trilemma.federation.commits import Commit, CommitLog
@@ -230,7 +230,7 @@ def one_client(clients: int, dim: int) -> None:
         sent = Path(scratch) / "questions"
         sent.mkdir()
         for round_, heard in enumerate(({}, {"0": 0})):
-            ask = wire.Ask(run="growth", epoch=0, round=round_, heard=heard, unused=[])
+            ask = kinds.Ask(run="growth", epoch=0, round=round_, heard=heard, unused=[])
             (sent / str(round_)).write_bytes(wire.dumps(ask, commit.broadcast))
         print(f"one of {clients} clients, d = {loaded.model.dim:,}", flush=True)
         command = [sys.executable, __file__, "--answer", str(made[1].folder), str(sent)]
@@ -248,9 +248,9 @@ def answer(folder: Path, questions: Path) -> None:
             node.answer(wire.dumps(long))
             for place in range(len(long.checksums)):
                 node.answer(piece_of(block, long.digest, place))
-            told, _ = wire.loads(node.answer(wire.dumps(long)), wire.Long)
+            told, _ = wire.loads(node.answer(wire.dumps(long)), kinds.Long)
             for place in range(len(told.checksums)):
-                node.answer(wire.dumps(wire.Fetch(digest=told.digest, place=place)))
+                node.answer(wire.dumps(kinds.Fetch(digest=told.digest, place=place)))
         notes = (node.party.run_folder("growth") / "notes.jsonl").read_text().splitlines()
         seconds = ", ".join(f"{stage} {one:.1f}" for stage, one in json.loads(notes[-1])["seconds"].items())
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -267,7 +267,7 @@ def aggregate(clients: int, dim: int, limit: float, rules: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder, headers = (
             Path(scratch),
-            [wire.Answer(client=i, run="r", epoch=0, round=0) for i in range(clients)],
+            [kinds.Answer(client=i, run="r", epoch=0, round=0) for i in range(clients)],
         )
         for client, header in enumerate(headers):
             numbers = mapped.empty(folder, (dim,), torch.float32)
@@ -284,7 +284,7 @@ def aggregate(clients: int, dim: int, limit: float, rules: list[str]) -> None:
         for client in range(clients):
             with (folder / str(client)).open("rb") as file:
                 block = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            rows.append(wire.loads(block, wire.Answer)[1]["vector"])
+            rows.append(wire.loads(block, kinds.Answer)[1]["vector"])
         whole = stacked(folder, rows, dim)
         for name, rule in zip(rules, built, strict=True):
             memory, started, spent = OwnMemory(), time.perf_counter(), time.process_time()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from trilemma import config as configurations
-from trilemma.federation import layout, provisioning, wire
+from trilemma.federation import kinds, layout, provisioning, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.exchange import Clock
@@ -123,7 +123,7 @@ def asks(block: bytes, *rounds: int) -> bool:
     """Tell whether a block asks for a step of one of these rounds; without any: of some round."""
     if wire.kind_of(block) != "ask":
         return False
-    return not rounds or wire.loads(block, wire.Ask)[0].round in rounds
+    return not rounds or wire.loads(block, kinds.Ask)[0].round in rounds
 
 
 def coordinator(parties: list[Party], transport: Direct, run: str = "run") -> tuple[Coordinator, list[str]]:
@@ -156,7 +156,9 @@ def transcript(parties: list[Party], run: str, round_: int, absent: Collection[i
     """What the server recorded of a round, one row per client; rows of NaN for those who were absent."""
     folder = parties[0].run_folder(run) / "transcript"
     rows = {
-        party.client: wire.loads((folder / f"{round_}-{party.client}").read_bytes(), wire.Answer)[1]["vector"]
+        party.client: wire.loads((folder / f"{round_}-{party.client}").read_bytes(), kinds.Answer)[1][
+            "vector"
+        ]
         for party in parties[1:]
         if party.client not in absent
     }
@@ -166,7 +168,7 @@ def transcript(parties: list[Party], run: str, round_: int, absent: Collection[i
 
 def result_of(parties: list[Party], run: str) -> wire.Tensors:
     """The result the server wrote."""
-    return wire.loads((parties[0].run_folder(run) / "result").read_bytes(), wire.Finished)[1]
+    return wire.loads((parties[0].run_folder(run) / "result").read_bytes(), kinds.Finished)[1]
 
 
 def simulation(parties: list[Party], config: str, run: str, task: Task | None = None) -> Experiment:

@@ -20,7 +20,7 @@ from federation_harness import PRIVATE, result_of, small_config, transcript
 from trilemma import aggregation
 from trilemma import config as configurations
 from trilemma.attacks import Attack, Crafted, View, attacks
-from trilemma.federation import wire
+from trilemma.federation import kinds
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.journal import Journal
 from trilemma.federation.layout import Party
@@ -100,7 +100,7 @@ class Liars:
         return self.experiment.byzantine
 
     def lie(
-        self, ask: wire.Ask, broadcast: State, server: State, protocol: Mapping[int, Tensor]
+        self, ask: kinds.Ask, broadcast: State, server: State, protocol: Mapping[int, Tensor]
     ) -> dict[int, dict[str, Tensor]]:
         """Return what each liar sends in a round, as it travels.
 

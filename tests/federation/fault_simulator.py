@@ -39,7 +39,7 @@ import torch
 
 from federation_harness import PRIVATE, make, small_config
 from trilemma import files
-from trilemma.federation import commits, confirmation, node, server, sessions, shelf, wire
+from trilemma.federation import commits, confirmation, kinds, node, server, sessions, shelf, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.epochs import Epoch, Stopped
 from trilemma.federation.exchange import Clock
@@ -350,7 +350,7 @@ class Releases:
         """A node answered; whether that ever arrives does not matter."""
         if wire.kind_of(block) != "answer":
             return
-        header, tensors = wire.loads(block, wire.Answer)
+        header, tensors = wire.loads(block, kinds.Answer)
         place = (client, header.epoch, header.round)
         if place in self.messages:
             assert self.messages[place] == block, f"two different answers: {place}"
@@ -642,7 +642,7 @@ class World:
         ]
         gone = self._check_expulsion(records)
         heard = [one for one in heard if one[0] not in gone]
-        params = wire.loads(self.log.result.read_bytes(), wire.Finished)[1]["params"]
+        params = wire.loads(self.log.result.read_bytes(), kinds.Finished)[1]["params"]
         replayed = sum((self.releases.vectors[one] for one in heard), start=torch.zeros_like(params))
         assert torch.equal(params, replayed), f"the model is not what was released: {params - replayed}"
         commit = self.log.recover()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trilemma.federation import spending, wire
+from trilemma.federation import kinds, spending, wire
 from trilemma.federation.node import Node
 from trilemma.federation.reasons import Refused
 from trilemma.learning.messages import Asked
@@ -23,22 +23,22 @@ class Server:
 
     def hello(self, epoch, members, expelled=()):
         terms = self.parties[0].terms
-        block = wire.dumps(wire.Hello(run=self.run, epoch=epoch, terms=terms, expelled=list(expelled)))
+        block = wire.dumps(kinds.Hello(run=self.run, epoch=epoch, terms=terms, expelled=list(expelled)))
         replies = {client: self.nodes[client].answer(block) for client in members}
-        return {client: wire.loads(reply, wire.Joined)[0].key for client, reply in replies.items()}
+        return {client: wire.loads(reply, kinds.Joined)[0].key for client, reply in replies.items()}
 
     def keys(self, client, epoch, offers):
         keys = {str(member): offer for member, offer in offers.items()}
-        block = wire.dumps(wire.Keys(run=self.run, epoch=epoch, keys=keys))
-        return wire.loads(self.nodes[client].answer(block), wire.Ready)[0].confirmation
+        block = wire.dumps(kinds.Keys(run=self.run, epoch=epoch, keys=keys))
+        return wire.loads(self.nodes[client].answer(block), kinds.Ready)[0].confirmation
 
     def confirm(self, client, epoch, confirmations):
         texts = {str(member): text for member, text in confirmations.items()}
-        block = wire.dumps(wire.Confirm(run=self.run, epoch=epoch, confirmations=texts))
+        block = wire.dumps(kinds.Confirm(run=self.run, epoch=epoch, confirmations=texts))
         answer = self.nodes[client].answer(block)
-        if wire.kind_of(answer) == wire.Doubted.kind:
-            return set(wire.loads(answer, wire.Doubted)[0].shown)
-        wire.loads(answer, wire.Confirmed)
+        if wire.kind_of(answer) == kinds.Doubted.kind:
+            return set(wire.loads(answer, kinds.Doubted)[0].shown)
+        wire.loads(answer, kinds.Confirmed)
         return set()
 
     def open(self, epoch, members, expelled=()):
@@ -51,8 +51,8 @@ class Server:
     def ask(self, client, epoch, round_, number=0.0):
         """Ask for a step from a broadcast of `number`s; return what was sent, decoded."""
         node, broadcast = self.nodes[client], {"params": torch.full((DIM,), number)}
-        block = wire.dumps(wire.Ask(run=self.run, epoch=epoch, round=round_, heard={}, unused=[]), broadcast)
-        sent = wire.loads(node.answer(block), wire.Answer)[1]
+        block = wire.dumps(kinds.Ask(run=self.run, epoch=epoch, round=round_, heard={}, unused=[]), broadcast)
+        sent = wire.loads(node.answer(block), kinds.Answer)[1]
         return node.task.message.decode(sent, asked=Asked(round_, broadcast)).vectors[0]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trilemma import models
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.admission import Expected, Reply, admit
 from trilemma.learning import MessageLayout, Messages, Part
 from trilemma.learning.compressed.dgc import sparse_message
@@ -22,7 +22,7 @@ EXPECTED = Expected("run", epoch=1, round=7, layout=LAYOUT, clients={100: 0, 101
 
 def answer(tensors=None, **changes):
     fields = {"client": 1, "run": "run", "epoch": 1, "round": 7} | changes
-    return wire.dumps(wire.Answer(**fields), {"vector": torch.ones(DIM)} if tensors is None else tensors)
+    return wire.dumps(kinds.Answer(**fields), {"vector": torch.ones(DIM)} if tensors is None else tensors)
 
 
 GOOD = [Reply(100, answer(client=0)), Reply(102, answer(client=2))]
@@ -45,7 +45,7 @@ GOOD = [Reply(100, answer(client=0)), Reply(102, answer(client=2))]
         (answer({}), "only .vector. was declared"),
         (answer({"vector": torch.ones(10_000)}), "bytes where at most"),
         (b"", "version"),
-        (wire.dumps(wire.Noted(client=1, run="run")), "'noted' where 'answer'"),
+        (wire.dumps(kinds.Noted(client=1, run="run")), "'noted' where 'answer'"),
         (None, "an error: unreached: crashed"),
     ],
 )

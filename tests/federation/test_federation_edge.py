@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from federation_harness import Direct, coordinator, make, result_of, small_config
-from trilemma.federation import shelf, wire
+from trilemma.federation import kinds, shelf, wire
 
 CLIENTS, LIAR = 5, 4
 LARGEST = float(np.finfo(np.float32).max)
@@ -27,8 +27,8 @@ METHODS = {
 }
 
 
-def read(block: bytes) -> tuple[wire.Answer, dict[str, torch.Tensor]]:
-    return wire.loads(block, wire.Detail if wire.kind_of(block) == "detail" else wire.Answer)
+def read(block: bytes) -> tuple[kinds.Answer, dict[str, torch.Tensor]]:
+    return wire.loads(block, kinds.Detail if wire.kind_of(block) == "detail" else kinds.Answer)
 
 
 def at_the_edge(block: bytes, number: float | None, first: bool) -> bytes:

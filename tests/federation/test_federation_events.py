@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation_harness import PRIVATE, Direct, make, small_config
-from trilemma.federation import events, wire
+from trilemma.federation import events, kinds, wire
 from trilemma.federation.event_log import LARGEST_LOG, EventLog, events_file, read_events
 from trilemma.federation.events import CATALOGUE, Event, Sort, UnknownEvent
 from trilemma.federation.node import Node
@@ -95,7 +95,7 @@ def test_a_refusal_is_a_code_in_the_log(tmp_path):
     parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS))
     said: list[Event] = []
     node = Node(parties[1], say=said.append)
-    for block in (b"gibberish", wire.dumps(wire.Hello(run="run", epoch=0, terms="patient 4711"))):
+    for block in (b"gibberish", wire.dumps(kinds.Hello(run="run", epoch=0, terms="patient 4711"))):
         with pytest.raises(Refused):
             node.answer(block)
     assert [one.facts for one in said] == [

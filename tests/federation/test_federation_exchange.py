@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from federation_harness import PRIVATE, Direct, Time, make, small_config
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.epochs import Stopped
 from trilemma.federation.exchange import Correspondence, Patience
@@ -75,7 +75,7 @@ class SlowTransport:
 
 
 def noted(node, block):
-    return Reply(node, wire.dumps(wire.Noted(client=node, run="run")))
+    return Reply(node, wire.dumps(kinds.Noted(client=node, run="run")))
 
 
 def post(*seconds: float) -> SlowTransport:
@@ -89,7 +89,7 @@ def correspondence(carrier: SlowTransport) -> Correspondence:
 
 
 def question(text: str) -> bytes:
-    return wire.dumps(wire.Finished(run=text))
+    return wire.dumps(kinds.Finished(run=text))
 
 
 def ask(exchange, text, nodes, patience):

@@ -32,7 +32,7 @@ from federation_liars import (
 )
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation import events, membership, shelf, spending, wire
+from trilemma.federation import events, kinds, membership, shelf, spending, wire
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.epochs import Epoch, decide
 from trilemma.federation.proposals import Manifest
@@ -64,7 +64,7 @@ class Lying(Direct):
             self._note_secrets()
         if not asks(asked) or client not in self.liars.clients:
             return answer
-        ask, broadcast = wire.loads(asked, wire.Ask)
+        ask, broadcast = wire.loads(asked, kinds.Ask)
         if (ask.epoch, ask.round) not in self.lies:
             commit, task = CommitLog(self.parties[0].run_folder("run")).last(), self.liars.task
             protocol = {}
@@ -73,7 +73,7 @@ class Lying(Direct):
                 party = self.parties[1 + other]
                 protocol[other] = protocol_message(party, task, "run", ask.round, broadcast)
             self.lies[ask.epoch, ask.round] = self.liars.lie(ask, broadcast, commit.server, protocol)
-        header, _ = wire.loads(answer, wire.Answer)
+        header, _ = wire.loads(answer, kinds.Answer)
         return wire.dumps(header, self.lies[ask.epoch, ask.round][client])
 
     def _note_secrets(self):
@@ -166,7 +166,7 @@ def test_an_operator_compares_a_run_with_its_replay(deployed):
     assert "expelled: client 3 in round 3, client 4 in round 4" in said
     result = deployed[0][0].run_folder("run") / "result"
     kept = result.read_bytes()
-    header, tensors = wire.loads(kept, wire.Finished)
+    header, tensors = wire.loads(kept, kinds.Finished)
     try:
         tensors["params"][7] += 1e-6
         result.write_bytes(wire.dumps(header, tensors))
@@ -210,7 +210,7 @@ def test_everybody_is_told(deployed):
     assert not (parties[4].run_folder("run") / "result").exists(), "it gets no model"
     assert (parties[1].run_folder("run") / "result").exists()
     terms = parties[0].terms
-    again = wire.Hello(run="run", epoch=9, terms=terms, expelled=list(expelled[1:]))
+    again = kinds.Hello(run="run", epoch=9, terms=terms, expelled=list(expelled[1:]))
     with pytest.raises(Refused) as refusal:
         transport.clients[3].answer(wire.dumps(again))
     assert str(refusal.value) == Reason.EXPELLED.told

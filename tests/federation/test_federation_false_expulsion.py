@@ -7,7 +7,7 @@ from malicious_server import Server, entries, refusal
 
 from federation_harness import PRIVATE, make, small_config
 from trilemma.errors import UserError
-from trilemma.federation import spending, wire
+from trilemma.federation import kinds, spending, wire
 from trilemma.federation.expulsions import Expulsion, check_announced
 from trilemma.federation.proposals import Manifest
 from trilemma.federation.reasons import Reason, Refused
@@ -103,7 +103,7 @@ def test_a_run_without_evidence_expels_nobody(tmp_path):
     server = Server(parties)
     refusal(Reason.EXPULSIONS, server.hello, 0, [0], expelled(4))
     server.open(0, range(5))
-    told = wire.dumps(wire.Expelled(run="run", expulsion=expelled(4)[0]))
+    told = wire.dumps(kinds.Expelled(run="run", expulsion=expelled(4)[0]))
     refusal(Reason.EXPULSIONS, server.nodes[4].answer, told)
 
 
@@ -111,18 +111,18 @@ def test_who_is_told_takes_no_further_part_and_nobody_is_told_about_others(parti
     server = Server(parties)
     server.open(0, range(CLIENTS))
     (verdict,) = expelled(5)
-    told = wire.dumps(wire.Expelled(run="run", expulsion=verdict))
+    told = wire.dumps(kinds.Expelled(run="run", expulsion=verdict))
     refusal(Reason.EXPULSIONS, server.nodes[0].answer, told)
     assert server.ask(5, 0, 0) is not None
     for _ in range(2):
-        wire.loads(server.nodes[5].answer(told), wire.Noted)
+        wire.loads(server.nodes[5].answer(told), kinds.Noted)
     assert Session(parties[6], "run").expelled == verdict
     refusal(Reason.EXPELLED, server.ask, 5, 0, 1)
     refusal(Reason.EXPELLED, Server(parties).hello, 1, [5])
     refusal(
         Reason.RUN,
         Server(parties, "another").nodes[5].answer,
-        wire.dumps(wire.Expelled(run="another", expulsion=verdict)),
+        wire.dumps(kinds.Expelled(run="another", expulsion=verdict)),
     )
 
 
@@ -148,7 +148,7 @@ def test_figures_that_are_none_cannot_be_said():
     for nonsense in (float("nan"), float("inf"), "12"):
         with pytest.raises(ValueError, match="statistic"):
             expelled(5, statistic=nonsense)
-    block = wire.dumps(wire.Hello(run="run", epoch=0, terms="", expelled=expelled(5)))
-    assert wire.loads(block, wire.Hello)[0].expelled == expelled(5)
+    block = wire.dumps(kinds.Hello(run="run", epoch=0, terms="", expelled=expelled(5)))
+    assert wire.loads(block, kinds.Hello)[0].expelled == expelled(5)
     with pytest.raises(UserError, match="header"):
-        wire.loads(block.replace(b'"length"', b'"lenght"'), wire.Hello)
+        wire.loads(block.replace(b'"length"', b'"lenght"'), kinds.Hello)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma.errors import PrivacyError, UserError
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.admission import Expected, Reply, admit
 from trilemma.federation.certificates import new_request, requested_key
 from trilemma.federation.commits import Commit, CommitLog
@@ -39,8 +39,17 @@ from trilemma.privacy.secrets import Offer, Roster
 often = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 DEEP = b"[" * 100_000
 HEADERS = (
-    *(wire.Hello, wire.Joined, wire.Keys, wire.Ready, wire.Confirm, wire.Confirmed, wire.Ask, wire.Answer),
-    *(wire.Inquire, wire.Detail, wire.Evaluate, wire.Scored, wire.Finished, wire.Noted, wire.Doubted),
+    *(
+        kinds.Hello,
+        kinds.Joined,
+        kinds.Keys,
+        kinds.Ready,
+        kinds.Confirm,
+        kinds.Confirmed,
+        kinds.Ask,
+        kinds.Answer,
+    ),
+    *(kinds.Inquire, kinds.Detail, kinds.Evaluate, kinds.Scored, kinds.Finished, kinds.Noted, kinds.Doubted),
 )
 
 plain_json = st.recursive(
@@ -96,11 +105,11 @@ def blocks(draw) -> bytes:
 
 
 @given(changed(blocks()) | st.binary(max_size=64), st.sampled_from(HEADERS))
-@example(framed([])[: len(wire.MAGIC) + 8] + b"", wire.Noted)
-@example(wire.MAGIC + len(DEEP).to_bytes(8, "big") + DEEP, wire.Noted)
+@example(framed([])[: len(wire.MAGIC) + 8] + b"", kinds.Noted)
+@example(wire.MAGIC + len(DEEP).to_bytes(8, "big") + DEEP, kinds.Noted)
 @example(
     framed({"kind": "noted", "fields": {"client": 0, "run": "r"}, "tensors": [["x", "bool", [2**20] * 8]]}),
-    wire.Noted,
+    kinds.Noted,
 )
 def test_a_block_is_read_or_refused(block, expected):
     for read in (wire.kind_of, wire.unsealed, lambda one: wire.loads(one, expected)):
@@ -116,7 +125,7 @@ def test_what_a_block_declares_costs_nothing_before_it_is_there(described):
     block = framed({"kind": "noted", "fields": {"client": 0, "run": "r"}, "tensors": described}, b"12345678")
     tracemalloc.start()
     try:
-        wire.loads(block, wire.Noted)
+        wire.loads(block, kinds.Noted)
     except wire.WireError:
         pass
     finally:
@@ -308,10 +317,10 @@ def test_a_node_answers_or_refuses_and_pays_for_nothing(parties, data):
     node, ledger = Node(parties[2]), parties[2].ledger.read_bytes()
     session = Session(parties[2], "run").secrets
     right = [
-        wire.dumps(wire.Hello(run="run", epoch=0, terms=parties[2].terms)),
-        wire.dumps(wire.Keys(run="run", epoch=0, keys={str(k): v for k, v in session.offers.items()})),
+        wire.dumps(kinds.Hello(run="run", epoch=0, terms=parties[2].terms)),
+        wire.dumps(kinds.Keys(run="run", epoch=0, keys={str(k): v for k, v in session.offers.items()})),
         wire.dumps(
-            wire.Ask(run="run", epoch=0, round=1, heard={"1": 0}, unused=[]), {"params": torch.zeros(69)}
+            kinds.Ask(run="run", epoch=0, round=1, heard={"1": 0}, unused=[]), {"params": torch.zeros(69)}
         ),
     ]
     block = data.draw(changed(st.sampled_from(right)) | blocks())

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from federation_harness import Direct, coordinator, make, small_config
 from trilemma.cli.federation import federation_app
 from trilemma.errors import ConfigError, UserError
-from trilemma.federation import bundles, certificates, checks, doctor, membership, wire
+from trilemma.federation import bundles, certificates, checks, doctor, kinds, membership, wire
 from trilemma.federation.authority import Authority
 from trilemma.federation.bundles import Bundle
 from trilemma.federation.facts import Facts
@@ -170,7 +170,7 @@ def test_a_first_installation_that_dies_anywhere_is_begun_again(elsewhere, tmp_p
 def asked(party: Party) -> None:
     """A server says hello to a node: of terms that are not the client's, which is refused."""
     with pytest.raises(Refused):
-        Node(party).answer(wire.dumps(wire.Hello(run="run", epoch=0, terms="others")))
+        Node(party).answer(wire.dumps(kinds.Hello(run="run", epoch=0, terms="others")))
 
 
 def test_new_keys_that_were_installed_in_part_are_whole_at_the_next_start(elsewhere, tmp_path):

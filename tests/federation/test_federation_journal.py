@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trilemma.federation import wire
+from trilemma.federation import kinds
 from trilemma.federation.journal import Again, Entry, Fresh, Journal, what_to_do
 from trilemma.federation.reasons import Reason, Refused
 
@@ -14,9 +14,9 @@ SENT = {"vector": torch.arange(2.0)}
 ENTRY = Entry("run", 3, 10, "digest", SENT, BEFORE, AFTER)
 
 
-def ask(epoch: int, round_: int, heard: int = 10) -> wire.Ask:
+def ask(epoch: int, round_: int, heard: int = 10) -> kinds.Ask:
     """A question to client 0, whose answer of round `heard` was the last one that was used."""
-    return wire.Ask(run="run", epoch=epoch, round=round_, heard={"0": heard, "1": 2}, unused=[])
+    return kinds.Ask(run="run", epoch=epoch, round=round_, heard={"0": heard, "1": 2}, unused=[])
 
 
 def test_the_first_question_starts_from_the_beginning():

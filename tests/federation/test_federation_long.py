@@ -22,7 +22,7 @@ from federation_harness import (
     small_config,
 )
 from trilemma.aggregation import parse
-from trilemma.federation import shelf, wire
+from trilemma.federation import kinds, shelf, wire
 from trilemma.federation.inprocess import FIRST_NODE
 from trilemma.federation.layout import Timing
 from trilemma.federation.long_blocks import Arriving, LongBlocks, described, piece_of
@@ -147,7 +147,7 @@ def test_a_question_that_was_lost_in_the_middle_is_not_handed_over_twice(tmp_pat
 
         def reply(self, node, block):
             if wire.kind_of(block) == "piece" and node == FIRST_NODE:
-                self.handed.append(wire.loads(block, wire.Piece)[0].place)
+                self.handed.append(wire.loads(block, kinds.Piece)[0].place)
                 if len(self.handed) == 4:
                     return None
             return super().reply(node, block)
@@ -171,18 +171,18 @@ class Announced(Direct):
             return reply
         kind = wire.kind_of(reply.block)
         if self.how == "endless" and kind == "long":
-            long, _ = wire.loads(reply.block, wire.Long)
+            long, _ = wire.loads(reply.block, kinds.Long)
             huge = long.model_copy(update={"length": 1 << 50})
             return type(reply)(node, wire.dumps(huge))
         if self.how == "unwritable" and kind == "long":
-            long, _ = wire.loads(reply.block, wire.Long)
+            long, _ = wire.loads(reply.block, kinds.Long)
             odd = long.model_copy(update={"checksums": ["\ud800" for _ in long.checksums]})
             return type(reply)(node, wire.dumps(odd))
         if self.how == "changed" and kind == "piece":
-            header, tensors = wire.loads(reply.block, wire.Piece)
+            header, tensors = wire.loads(reply.block, kinds.Piece)
             return type(reply)(node, wire.dumps(header, {"bytes": tensors["bytes"] ^ 1}))
         if self.how == "forgetful" and kind == "have":
-            have, _ = wire.loads(reply.block, wire.Have)
+            have, _ = wire.loads(reply.block, kinds.Have)
             return type(reply)(node, wire.dumps(have.model_copy(update={"pieces": 0})))
         return reply
 
@@ -202,7 +202,7 @@ def test_a_liar_in_the_carrying_is_rejected_and_the_round_goes_on(tmp_path, shor
 def test_a_client_stores_no_question_longer_than_its_configurations(tmp_path, short_messages):
     _, parties = federation(tmp_path / "federation")
     node = Direct(parties).clients[0]
-    block = wire.dumps(wire.Finished(run="run"), {"params": torch.zeros(1 << 20)})
+    block = wire.dumps(kinds.Finished(run="run"), {"params": torch.zeros(1 << 20)})
     long = described(block)
     with pytest.raises(Refused, match="block"):
         node.answer(wire.dumps(long))
@@ -238,11 +238,11 @@ def test_pieces_in_any_order_and_number_give_the_block_or_nothing(tmp_path_facto
 def test_a_piece_is_as_long_as_pieces_are(tmp_path, short_messages, length):
     """Or it would be the next one again: with the same in the former block, for ever."""
     odd = bytes(length)
-    long = wire.Long(length=2 * SMALL, checksums=[wire.digest(odd), wire.digest(b"")])
+    long = kinds.Long(length=2 * SMALL, checksums=[wire.digest(odd), wire.digest(b"")])
     arriving = Arriving(long, tmp_path / "block")
     piece = {"bytes": torch.frombuffer(bytearray(odd), dtype=torch.uint8)}
     with pytest.raises(wire.WireError, match="not as it was announced"):
-        arriving.take(wire.dumps(wire.Piece(digest=long.digest, place=0), piece))
+        arriving.take(wire.dumps(kinds.Piece(digest=long.digest, place=0), piece))
     assert not arriving.path.exists()
 
 
@@ -254,22 +254,22 @@ def test_nothing_comes_after_the_last_piece(tmp_path, short_messages):
         arriving.take(piece_of(block, long.digest, place))
     nothing = {"bytes": torch.empty(0, dtype=torch.uint8)}
     with pytest.raises(wire.WireError):
-        arriving.take(wire.dumps(wire.Piece(digest=long.digest, place=2), nothing))
+        arriving.take(wire.dumps(kinds.Piece(digest=long.digest, place=2), nothing))
     assert arriving.mapped()[:] == block
 
 
 def test_an_answer_that_left_can_be_fetched_again_and_nothing_else(tmp_path, short_messages):
-    answer = wire.dumps(wire.Noted(client=0, run="run"), {"x": torch.arange(2000)})
+    answer = wire.dumps(kinds.Noted(client=0, run="run"), {"x": torch.arange(2000)})
     end = LongBlocks(tmp_path, lambda: 0)
-    long, _ = wire.loads(end.answer("ask", b"", lambda _: answer), wire.Long)
+    long, _ = wire.loads(end.answer("ask", b"", lambda _: answer), kinds.Long)
     places = range(len(long.checksums))
-    fetches = [wire.dumps(wire.Fetch(digest=long.digest, place=place)) for place in places]
+    fetches = [wire.dumps(kinds.Fetch(digest=long.digest, place=place)) for place in places]
     again = LongBlocks(tmp_path, lambda: 0)  # it was restarted
-    pieces = [wire.loads(again.answer("fetch", one, lambda _: b""), wire.Piece)[1] for one in fetches]
+    pieces = [wire.loads(again.answer("fetch", one, lambda _: b""), kinds.Piece)[1] for one in fetches]
     assert b"".join(piece["bytes"].numpy().tobytes() for piece in pieces) == answer
     for digest, place in (("../../secrets/identity.key", 0), (long.digest, len(places)), ("", 0)):
         with pytest.raises(wire.WireError):
-            again.answer("fetch", wire.dumps(wire.Fetch(digest=digest, place=place)), lambda _: b"")
+            again.answer("fetch", wire.dumps(kinds.Fetch(digest=digest, place=place)), lambda _: b"")
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -284,10 +284,10 @@ def test_a_question_asked_anew_needs_only_the_pieces_that_differ(tmp_path, short
 
     def hand(block, place):
         answer = end.answer("piece", piece_of(block, described(block).digest, place), lambda _: b"")
-        return wire.loads(answer, wire.Have)[0].pieces
+        return wire.loads(answer, kinds.Have)[0].pieces
 
     first, second = (
-        wire.dumps(wire.Ask(run="run", epoch=epoch, round=0, heard={}, unused=[]), broadcast)
+        wire.dumps(kinds.Ask(run="run", epoch=epoch, round=0, heard={}, unused=[]), broadcast)
         for epoch in (0, 1)
     )
     announce(described(first))
@@ -297,7 +297,7 @@ def test_a_question_asked_anew_needs_only_the_pieces_that_differ(tmp_path, short
         content = bytearray(path.read_bytes())
         content[2 * SMALL] ^= 1
         path.write_bytes(content)
-    assert wire.loads(announce(described(second)), wire.Have)[0].pieces == 0
+    assert wire.loads(announce(described(second)), kinds.Have)[0].pieces == 0
     have = hand(second, 0)
     assert have == (2 if damaged else 3), "what is not as announced is not taken from anywhere"
     while have < len(described(second).checksums):
@@ -312,7 +312,7 @@ import mmap, resource, sys, torch
 from pathlib import Path
 import trilemma.learning.server as server
 from trilemma.aggregation import parse, stream
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.mapped_rows import stacked
 
 def numbers(client, dim):
@@ -327,12 +327,12 @@ small = torch.stack([numbers(client, 1 << 16) for client in range(clients)])
 for rule in rules:
     stream(rule, [small, small])                 # what is compiled is compiled before the limit
 for client in range(clients):
-    header = wire.Answer(client=client, run="run", epoch=0, round=0)
+    header = kinds.Answer(client=client, run="run", epoch=0, round=0)
     (folder / str(client)).write_bytes(wire.dumps(header, {"vector": numbers(client, dim)}))
 
 def sent(client):
     with (folder / str(client)).open("rb") as file:
-        return wire.loads(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), wire.Answer)[1]["vector"]
+        return wire.loads(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), kinds.Answer)[1]["vector"]
 
 used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_DATA, (used + room, used + room))

@@ -19,7 +19,7 @@ from malicious_server import DIM, Server, entries, refusal
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
 from trilemma.errors import UserError
-from trilemma.federation import spending, wire
+from trilemma.federation import kinds, spending, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
 from trilemma.federation.epochs import Stopped
@@ -224,7 +224,7 @@ def test_a_round_over_budget_leaves_no_remark_either(tmp_path):
     parties = make(tmp_path / "federation", CLIENTS, config, budget=1e-3)
     server = Server(parties)
     server.open(0, range(CLIENTS))
-    ask = wire.Ask(run="run", epoch=0, round=0, heard={}, unused=list(range(CLIENTS)))
+    ask = kinds.Ask(run="run", epoch=0, round=0, heard={}, unused=list(range(CLIENTS)))
     block = wire.dumps(ask, {"params": torch.zeros(DIM)})
     refusal(Reason.BUDGET, server.nodes[0].answer, block)
     size = parties[1].ledger.stat().st_size
@@ -236,7 +236,7 @@ def test_a_ledger_takes_no_more_of_a_servers_words_than_there_are_clients(partie
     """It is never shortened: what is written there for a round is read again in every round to come."""
     server = Server(parties)
     server.open(0, range(CLIENTS))
-    ask = wire.Ask(run="run", epoch=0, round=0, heard={}, unused=[3, *[10**50] * 80, 3, 1, -1])
+    ask = kinds.Ask(run="run", epoch=0, round=0, heard={}, unused=[3, *[10**50] * 80, 3, 1, -1])
     server.nodes[0].answer(wire.dumps(ask, {"params": torch.zeros(DIM)}))
     with Ledger(parties[1].ledger, spending.read_budget(parties[1])) as ledger:
         assert [remark.text.partition(";")[0] for remark in ledger.remarks] == [
@@ -451,13 +451,13 @@ def test_a_client_that_runs_while_its_terms_change_does_not_use_the_old_ones(tmp
 
 def test_a_result_of_a_run_nobody_joined_is_not_written_down(parties):
     node = Node(parties[1])
-    finished = wire.dumps(wire.Finished(run="elsewhere"), {"params": torch.zeros(DIM)})
+    finished = wire.dumps(kinds.Finished(run="elsewhere"), {"params": torch.zeros(DIM)})
     refusal(Reason.RUN, node.answer, finished)
     assert not parties[1].run_folder("elsewhere").exists()
 
 
 @pytest.mark.parametrize(
-    "header", [wire.Ask(run="run", epoch=0, round=0, heard={}, unused=[]), wire.Finished(run="run")]
+    "header", [kinds.Ask(run="run", epoch=0, round=0, heard={}, unused=[]), kinds.Finished(run="run")]
 )
 def test_a_block_longer_than_declared_is_not_read(parties, header, monkeypatch):
     """The declared size is known from the client's own configuration: nothing is allocated for more."""
@@ -554,7 +554,7 @@ def test_a_header_of_one_megabyte_goes_into_no_record(parties):
     def lie(client, asked, answer):
         if client != 2 or kind(asked) != "ask":
             return answer
-        header, tensors = wire.loads(answer, wire.Answer)
+        header, tensors = wire.loads(answer, kinds.Answer)
         return wire.dumps(header, {"x" * 3000: next(iter(tensors.values()))})
 
     runner, _ = coordinator(parties, Direct(parties, tamper=lie))
@@ -584,7 +584,7 @@ def test_a_shape_that_no_tensor_has_costs_its_sender_and_nobody_else(parties):
 
 @pytest.mark.parametrize("text", ["\ud800", "\u202e", "\x1b[2J"])
 def test_what_a_server_writes_does_not_keep_a_client_from_refusing(parties, text):
-    hello = wire.Hello(run="run", epoch=0, terms=text)
+    hello = kinds.Hello(run="run", epoch=0, terms=text)
     refusal(Reason.TERMS, Node(parties[1]).answer, wire.dumps(hello))
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation import certificates, wire
+from trilemma.federation import certificates, kinds, wire
 from trilemma.federation.adoption import adopt, vouch
 from trilemma.federation.authority import Authority
 from trilemma.federation.epochs import Stopped
@@ -32,7 +32,7 @@ def parties(tmp_path):
 
 
 def say_hello(parties, run="run", client=0):
-    hello = wire.Hello(run=run, epoch=0, terms=parties[0].terms)
+    hello = kinds.Hello(run=run, epoch=0, terms=parties[0].terms)
     return Node(parties[1 + client]).answer(wire.dumps(hello))
 
 
@@ -120,7 +120,7 @@ def test_what_is_allowed_in_advance_does_not_count_on_invented_clients(parties):
     ]
     roster = authority.sign("test", (*authority.roster.clients, *invented))
     adopt(parties[0], roster.text)
-    hello = wire.Hello(run="run", epoch=0, terms=parties[0].terms, roster=roster.text)
+    hello = kinds.Hello(run="run", epoch=0, terms=parties[0].terms, roster=roster.text)
     with pytest.raises(Refused, match="allowed: "):
         Node(parties[1]).answer(wire.dumps(hello))
     assert parties[1].signed_roster == roster

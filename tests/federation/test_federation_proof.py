@@ -21,7 +21,7 @@ from federation_harness import (
     small_config,
 )
 from trilemma.errors import UserError
-from trilemma.federation import spending, wire
+from trilemma.federation import kinds, spending, wire
 from trilemma.federation.replay import replay
 from trilemma.privacy.ledger import Ledger
 from trilemma.simulate import engine
@@ -110,8 +110,8 @@ def test_compressed_messages_travel_encoded_and_are_as_long_as_counted(tmp_path,
     sent = [0] * ROUNDS
 
     def count(client, asked, answer):
-        kinds = {kind.kind: kind for kind in (wire.Answer, wire.Detail)}
-        if (kind := kinds.get(wire.kind_of(answer))) is not None:
+        answers = {kind.kind: kind for kind in (kinds.Answer, kinds.Detail)}
+        if (kind := answers.get(wire.kind_of(answer))) is not None:
             header, tensors = wire.loads(answer, kind)
             sent[header.round] += sum(tensor.nbytes for tensor in tensors.values())
         return answer
@@ -180,7 +180,7 @@ def test_a_client_answers_one_second_question_of_its_last_round(tmp_path):
     transport = Direct(parties, tamper=keep)
     coordinator(parties, transport)[0].go()
     node = transport.clients[0]
-    header, question = wire.loads(inquiries[-1], wire.Inquire)
+    header, question = wire.loads(inquiries[-1], kinds.Inquire)
     assert node.answer(inquiries[-1]) == node.answer(inquiries[-1])
     with pytest.raises(UserError, match="repeated"):
         node.answer(wire.dumps(header, {"candidates": question["candidates"].flip(0)}))

@@ -10,7 +10,7 @@ import torch
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
 from trilemma import files
-from trilemma.federation import spending, wire
+from trilemma.federation import kinds, spending, wire
 from trilemma.federation.epochs import Stopped
 from trilemma.federation.node import Node
 from trilemma.federation.permission import Permission
@@ -40,7 +40,7 @@ def ledger_entries(party):
 
 
 def result(parties, run="run"):
-    _, tensors = wire.loads((parties[0].run_folder(run) / "result").read_bytes(), wire.Finished)
+    _, tensors = wire.loads((parties[0].run_folder(run) / "result").read_bytes(), kinds.Finished)
     return tensors["params"]
 
 
@@ -82,7 +82,7 @@ def test_pairwise_noise_cancels_in_what_was_sent(tmp_path):
     coordinator(parties, Direct(parties))[0].go()
     sent = torch.stack(
         [
-            wire.loads(path.read_bytes(), wire.Answer)[1]["vector"]
+            wire.loads(path.read_bytes(), kinds.Answer)[1]["vector"]
             for path in sorted((parties[0].run_folder("run") / "transcript").iterdir())
         ]
     )
@@ -101,7 +101,7 @@ def middleman(parties, victim, forge):
         def send(self, blocks, lifetime):
             block = next(iter(blocks.values()))
             if wire.kind_of(block) == "keys":
-                header, _ = wire.loads(block, wire.Keys)
+                header, _ = wire.loads(block, kinds.Keys)
                 keys = {int(client): key for client, key in header.keys.items()}
                 forged = {**header.keys, str(victim): forge(keys, header.epoch)}
                 blocks = dict.fromkeys(blocks, wire.dumps(header.model_copy(update={"keys": forged})))
@@ -172,7 +172,7 @@ def test_a_server_with_another_configuration_is_refused(parties):
 def test_the_same_round_with_other_numbers_is_refused(parties):
     coordinator(parties, Direct(parties))[0].go()
     node = Node(parties[1])
-    ask = wire.Ask(run="run", epoch=0, round=2, heard={}, unused=[])
+    ask = kinds.Ask(run="run", epoch=0, round=2, heard={}, unused=[])
     with pytest.raises(Refused, match="with other numbers"):
         node.answer(wire.dumps(ask, {"params": torch.zeros(69)}))
     assert len(ledger_entries(parties[1])) == ROUNDS
@@ -195,7 +195,7 @@ def test_questions_a_client_does_not_answer(parties, ask, broadcast, reason):
     coordinator(parties, Direct(parties))[0].go()
     fields = {"run": "run", "epoch": 0, "round": 0, "heard": {}, "unused": []} | ask
     with pytest.raises(Refused, match=f"^{reason}: "):
-        Node(parties[1]).answer(wire.dumps(wire.Ask(**fields), {"params": broadcast}))
+        Node(parties[1]).answer(wire.dumps(kinds.Ask(**fields), {"params": broadcast}))
     assert len(ledger_entries(parties[1])) == ROUNDS
 
 
@@ -501,7 +501,7 @@ def test_a_client_that_contradicts_itself_counts_as_byzantine(parties):
             return answers and reply.node in self.kept and len(self.kept[reply.node]) < 2
 
         def contradicted(self, reply):
-            header, tensors = wire.loads(reply.block, wire.Answer)
+            header, tensors = wire.loads(reply.block, kinds.Answer)
             ((name, sent),) = tensors.items()
             sent[-1] ^= reply.node == 104
             return replace(reply, block=wire.dumps(header, {name: sent}))
@@ -517,7 +517,7 @@ def test_a_client_that_contradicts_itself_counts_as_byzantine(parties):
 def test_a_client_cannot_speak_for_another(parties):
     def impersonate(client, asked, answer):
         if client == 3 and wire.kind_of(asked) == "ask":
-            header, tensors = wire.loads(answer, wire.Answer)
+            header, tensors = wire.loads(answer, kinds.Answer)
             return wire.dumps(header.model_copy(update={"client": 0}), tensors)
         return answer
 

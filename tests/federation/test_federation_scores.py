@@ -9,7 +9,7 @@ import torch
 
 from federation_harness import Direct, coordinator, make, share_seeds, simulation, small_config
 from trilemma.errors import UserError
-from trilemma.federation import provisioning, wire
+from trilemma.federation import kinds, provisioning, wire
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.layout import Federation
 from trilemma.federation.node import Node
@@ -104,7 +104,7 @@ def test_who_cannot_pay_is_left_out_and_the_round_goes_on(tmp_path):
 
 def question(parties, runner, round_=1, **changes):
     commit = runner.log.last()
-    header = wire.Evaluate(run="run", epoch=commit.epoch.number, round=round_, **changes)
+    header = kinds.Evaluate(run="run", epoch=commit.epoch.number, round=round_, **changes)
     return wire.dumps(header, {"params": commit.broadcast["params"]})
 
 
@@ -120,7 +120,7 @@ def test_an_evaluation_is_told_once(tmp_path):
 
     def remember(client, block, answer):
         if wire.kind_of(block) == "evaluate":
-            asked.setdefault(wire.loads(block, wire.Evaluate)[0].round, {})[client] = (block, answer)
+            asked.setdefault(wire.loads(block, kinds.Evaluate)[0].round, {})[client] = (block, answer)
         return answer
 
     parties, _ = federation(tmp_path)
@@ -131,7 +131,7 @@ def test_an_evaluation_is_told_once(tmp_path):
     block, answer = asked[3][0]
     assert node.answer(block) == answer
     assert len(read_entries(parties[1].ledger)) == length
-    header, tensors = wire.loads(block, wire.Evaluate)
+    header, tensors = wire.loads(block, kinds.Evaluate)
     other = wire.dumps(header, {"params": tensors["params"] + 1})
     assert refusal(node, other) is Reason.REPEATED
     assert refusal(node, asked[1][0][0]) is Reason.ROUND, "it is over"
@@ -154,7 +154,7 @@ def test_what_is_no_model_is_not_evaluated(tmp_path):
 
     coordinator(parties, Direct(parties, keep))[0].go()
     (parties[1].run_folder("run") / "score").unlink()
-    header, tensors = wire.loads(asked[-1], wire.Evaluate)
+    header, tensors = wire.loads(asked[-1], kinds.Evaluate)
     node, params = Node(parties[1]), tensors["params"]
     for wrong in (
         {"params": params[:-1]},
@@ -188,7 +188,7 @@ def test_a_liar_does_not_move_the_score_beyond_the_honest(tmp_path):
     def lies(client, block, answer):
         if client != 0 or wire.kind_of(block) != "evaluate":
             return answer
-        header, _ = wire.loads(answer, wire.Scored)
+        header, _ = wire.loads(answer, kinds.Scored)
         return wire.dumps(header, {"share": LIES[header.round]})
 
     config = small_config(CLIENTS, ASKED[0], "evaluation.every=1", ASKED[2], rounds=len(LIES))

@@ -10,7 +10,7 @@ import pytest
 
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma.errors import PrivacyError
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.confirmation import Confirmation, Position, Sighting, Witness
 from trilemma.privacy.secrets import Identity, Offer
 
@@ -54,7 +54,7 @@ def test_a_bad_key_costs_its_owner_the_epoch_and_not_everybody(parties, key):
     def spoil(client, asked, answer):
         if client != SPOILER or wire.kind_of(answer) != "joined":
             return answer
-        joined, _ = wire.loads(answer, wire.Joined)
+        joined, _ = wire.loads(answer, kinds.Joined)
         return wire.dumps(joined.model_copy(update={"key": key(parties[1 + client], joined)}))
 
     check_the_others_go_on(parties, spoil)
@@ -64,7 +64,7 @@ def test_a_bad_confirmation_costs_its_owner_the_epoch_and_not_everybody(parties)
     def spoil(client, asked, answer):
         if client != SPOILER or wire.kind_of(answer) != "ready":
             return answer
-        ready, _ = wire.loads(answer, wire.Ready)
+        ready, _ = wire.loads(answer, kinds.Ready)
         length, digest, signature = json.loads(ready.confirmation)
         padded = json.dumps([length, digest, signature + " " * 60_000])
         return wire.dumps(ready.model_copy(update={"confirmation": padded}))
@@ -109,11 +109,11 @@ def test_nobody_is_left_out_for_what_it_did_not_sign(parties, show):
     def spoil(client, asked, answer):
         if client != SPOILER or wire.kind_of(answer) != "confirmed":
             return answer
-        told, _ = wire.loads(asked, wire.Confirm)
+        told, _ = wire.loads(asked, kinds.Confirm)
         shown = Confirmation.decode(told.confirmations["0"])
         sighting = show(parties, Sighting("", shown.ledger, shown.signature))
         doubts = {"0": sighting.encode()}
-        return wire.dumps(wire.Doubted(client=client, run=told.run, epoch=told.epoch, shown=doubts))
+        return wire.dumps(kinds.Doubted(client=client, run=told.run, epoch=told.epoch, shown=doubts))
 
     runner, said = coordinator(parties, Direct(parties, spoil))
     assert runner.go().rounds == 2

@@ -11,23 +11,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 
-ANSWER = wire.Answer(client=1, run="run", epoch=0, round=2)
+ANSWER = kinds.Answer(client=1, run="run", epoch=0, round=2)
 
 
 @pytest.mark.parametrize("dtype", list(wire.DTYPES.values()))
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (1, 0, 4)])
 def test_tensors_survive(dtype, shape):
     tensor = torch.ones(shape).to(dtype)
-    header, tensors = wire.loads(wire.dumps(ANSWER, {"a": tensor, "b": tensor}), wire.Answer)
+    header, tensors = wire.loads(wire.dumps(ANSWER, {"a": tensor, "b": tensor}), kinds.Answer)
     assert header == ANSWER
     assert all(torch.equal(tensors[name], tensor) and tensors[name].dtype == dtype for name in "ab")
 
 
 def test_float32_travels_bit_for_bit():
     bits = torch.tensor([0, 1, 0x7F800000, 0x7FC00000, -(2**31)], dtype=torch.int32)
-    _, tensors = wire.loads(wire.dumps(ANSWER, {"x": bits.view(torch.float32)}), wire.Answer)
+    _, tensors = wire.loads(wire.dumps(ANSWER, {"x": bits.view(torch.float32)}), kinds.Answer)
     assert torch.equal(tensors["x"].view(torch.int32), bits)
 
 
@@ -40,10 +40,10 @@ def test_shared_memory_is_written_once():
     tensors = {"vector": momentum[0], "state": momentum, "other": momentum.clone(), "part": momentum[0, :3]}
     block = wire.dumps(ANSWER, tensors)
     assert len(block) < len(wire.dumps(ANSWER, {name: tensor.clone() for name, tensor in tensors.items()}))
-    _, read = wire.loads(block, wire.Answer)
+    _, read = wire.loads(block, kinds.Answer)
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
     transposed = torch.arange(4.0).reshape(2, 2)
-    _, read = wire.loads(wire.dumps(ANSWER, {"a": transposed, "b": transposed.T}), wire.Answer)
+    _, read = wire.loads(wire.dumps(ANSWER, {"a": transposed, "b": transposed.T}), kinds.Answer)
     assert torch.equal(read["b"], transposed.T)
 
 
@@ -54,12 +54,12 @@ def test_types_that_do_not_travel_are_refused():
 
 @pytest.mark.parametrize("epoch", [-1, 1 << 31, 10**400])
 def test_a_number_that_no_file_holds_is_refused(epoch):
-    block = wire.dumps(wire.Hello(run="run", epoch=7, terms="t"))
+    block = wire.dumps(kinds.Hello(run="run", epoch=7, terms="t"))
     fields = json.loads(block[len(wire.MAGIC) + 8 :])
     fields["fields"]["epoch"] = epoch
     header = json.dumps(fields).encode()
     with pytest.raises(wire.WireError):
-        wire.loads(wire.MAGIC + len(header).to_bytes(8, "big") + header, wire.Hello)
+        wire.loads(wire.MAGIC + len(header).to_bytes(8, "big") + header, kinds.Hello)
 
 
 def test_a_shape_that_no_tensor_has_is_refused():
@@ -70,13 +70,13 @@ def test_a_shape_that_no_tensor_has_is_refused():
         header["tensors"] = [["x", "float32", shape]]
         text = json.dumps(header).encode()
         with pytest.raises(wire.WireError):
-            wire.loads(wire.MAGIC + len(text).to_bytes(8, "big") + text, wire.Answer)
+            wire.loads(wire.MAGIC + len(text).to_bytes(8, "big") + text, kinds.Answer)
 
 
 @given(st.binary(max_size=200))
 def test_noise_is_refused(block):
     with pytest.raises(wire.WireError):
-        wire.loads(block, wire.Answer)
+        wire.loads(block, kinds.Answer)
 
 
 @given(st.data())
@@ -85,7 +85,7 @@ def test_a_damaged_block_is_refused_or_well_typed(data):
     position = data.draw(st.integers(0, len(block) - 1))
     block[position] = data.draw(st.integers(0, 255))
     try:
-        header, tensors = wire.loads(bytes(block), wire.Answer)
+        header, tensors = wire.loads(bytes(block), kinds.Answer)
     except wire.WireError:
         return
     assert isinstance(header.round, int)
@@ -97,7 +97,7 @@ def test_a_shortened_block_is_refused(length):
     block = wire.dumps(ANSWER, {"vector": torch.arange(5.0)})
     if length < len(block):
         with pytest.raises(wire.WireError):
-            wire.loads(block[:length], wire.Answer)
+            wire.loads(block[:length], kinds.Answer)
 
 
 def forged(**changes):
@@ -130,25 +130,25 @@ def forged(**changes):
 )
 def test_forgeries_are_named(block, complaint):
     with pytest.raises(wire.WireError, match=complaint):
-        wire.loads(block, wire.Answer)
+        wire.loads(block, kinds.Answer)
 
 
 def test_the_limit_is_checked_first():
     with pytest.raises(wire.WireError, match="at most 100 are allowed"):
-        wire.loads(bytes(101), wire.Answer, limit=100)
+        wire.loads(bytes(101), kinds.Answer, limit=100)
 
 
 @pytest.mark.parametrize("seal", [wire.SEALED, wire.FORMER_SEALED])
 def test_a_sealed_file_is_read_where_it_lies_also_one_of_the_version_before(tmp_path, seal):
     """Behind another seal numbers may begin at an odd address: those are copied, the others are not."""
-    block = wire.dumps(wire.Noted(client=3, run="r"), {"x": torch.arange(5.0), "y": torch.arange(3)})
+    block = wire.dumps(kinds.Noted(client=3, run="r"), {"x": torch.arange(5.0), "y": torch.arange(3)})
     content = seal + hashlib.sha256(block).digest() + block
     (tmp_path / "file").write_bytes(content)
     with (tmp_path / "file").open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     for one in (content, mapped):
         assert bytes(wire.unsealed(one)) == block
-        _, tensors = wire.loads(wire.unsealed(one), wire.Noted)
+        _, tensors = wire.loads(wire.unsealed(one), kinds.Noted)
         assert tensors["x"].tolist() == [0, 1, 2, 3, 4]
         assert tensors["y"].tolist() == [0, 1, 2]
         assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in tensors.values())

@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from federation_liars import Liars, careless_from, protocol_message
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.node import Node
@@ -45,19 +45,19 @@ class Adaptive:
     def answer(self, asked: bytes) -> bytes:
         """Answer as the protocol says, and say something else."""
         answer = self.node.answer(asked)
-        if wire.kind_of(asked) != wire.Ask.kind:
+        if wire.kind_of(asked) != kinds.Ask.kind:
             return answer
-        ask, broadcast = wire.loads(asked, wire.Ask)
+        ask, broadcast = wire.loads(asked, kinds.Ask)
         self._note(ask)
         if (ask.epoch, ask.round) not in self.lies:
             commit = CommitLog(self.everybody[0].run_folder(ask.run)).last()
             assert commit is not None
             protocol = {client: self._wait_for(client, ask, broadcast) for client in commit.epoch.members}
             self.lies[ask.epoch, ask.round] = self.liars.lie(ask, broadcast, commit.server, protocol)
-        header, _ = wire.loads(answer, wire.Answer)
+        header, _ = wire.loads(answer, kinds.Answer)
         return wire.dumps(header, self.lies[ask.epoch, ask.round][self.node.client])
 
-    def _wait_for(self, client: int, ask: wire.Ask, broadcast: wire.Tensors):
+    def _wait_for(self, client: int, ask: kinds.Ask, broadcast: wire.Tensors):
         party, deadline = self.everybody[1 + client], time.monotonic() + PATIENCE
         while True:
             found = protocol_message(party, self.liars.task, ask.run, ask.round, broadcast)
@@ -66,7 +66,7 @@ class Adaptive:
             assert time.monotonic() < deadline, f"client {client} does not answer"
             time.sleep(0.05)
 
-    def _note(self, ask: wire.Ask) -> None:
+    def _note(self, ask: kinds.Ask) -> None:
         """Keep everybody's keys of an epoch: while one of its rounds is asked, all have them."""
         for party in self.everybody[1:]:
             known = Session(party, ask.run).secrets

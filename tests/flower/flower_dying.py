@@ -13,7 +13,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.layout import Party
 from trilemma.federation.node import Node
 from trilemma.flower import records, worker
@@ -26,8 +26,8 @@ def dying(folder: str, notes: str, dies_at: int) -> ClientApp:
     def query(message: Message, context: Context) -> Message:
         block = records.from_record(message.content)
         answer = node.answer(block)
-        if wire.kind_of(block) == wire.Piece.kind:
-            place = wire.loads(block, wire.Piece)[0].place
+        if wire.kind_of(block) == kinds.Piece.kind:
+            place = wire.loads(block, kinds.Piece)[0].place
             with Path(notes).open("a") as file:
                 file.write(f"{place}\n")
             if place == dies_at:

@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supernode.runtime import run_clientapp
 
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.layout import Party
 from trilemma.federation.node import Node
 from trilemma.flower import internals, records, worker
@@ -24,7 +24,7 @@ from trilemma.flower import internals, records, worker
 
 def lie(how: str, block: bytes, remembered: list[bytes]) -> bytes:
     """Return what this liar sends in place of an honest answer."""
-    header, tensors = wire.loads(block, wire.Answer)
+    header, tensors = wire.loads(block, kinds.Answer)
     ((name, sent),) = tensors.items()
     remembered.append(block)
     match how, header.round:
@@ -49,7 +49,7 @@ def liar(folder: str, how: str) -> ClientApp:
     def query(message: Message, context: Context) -> Message:
         asked = records.from_record(message.content)
         block = node.answer(asked)
-        if wire.kind_of(asked) == wire.Ask.kind:
+        if wire.kind_of(asked) == kinds.Ask.kind:
             block = lie(how, block, remembered)
             if how == "twice":
                 more.append(Message(records.to_record(contradiction(block)), reply_to=message))
@@ -67,7 +67,7 @@ def liar(folder: str, how: str) -> ClientApp:
 
 def contradiction(block: bytes) -> bytes:
     """Return an answer that is not the answer."""
-    header, tensors = wire.loads(block, wire.Answer)
+    header, tensors = wire.loads(block, kinds.Answer)
     return wire.dumps(header, {name: sent ^ 1 for name, sent in tensors.items()})
 
 

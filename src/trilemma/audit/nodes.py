@@ -33,7 +33,7 @@ from trilemma.audit.sensitivity import sensitivity
 from trilemma.audit.subject import Subject
 from trilemma.data import Dataset, FederatedData, Holdings
 from trilemma.errors import UserError
-from trilemma.federation import layout, wire
+from trilemma.federation import kinds, layout, wire
 from trilemma.federation.layout import Party
 from trilemma.federation.node import Node
 from trilemma.federation.reasons import Refused
@@ -198,11 +198,11 @@ class Adversary:
         for party in self.parties[1:]:
             for name in PAST:
                 shutil.rmtree(party.folder / name, ignore_errors=True)
-        hello = wire.dumps(wire.Hello(run=run, epoch=0, terms=self.parties[0].terms))
-        offers = {str(i): wire.loads(self._say(i, hello), wire.Joined)[0].key for i in self.nodes}
-        keys = wire.dumps(wire.Keys(run=run, epoch=0, keys=offers))
-        signed = {str(i): wire.loads(self._say(i, keys), wire.Ready)[0].confirmation for i in self.nodes}
-        confirm = wire.dumps(wire.Confirm(run=run, epoch=0, confirmations=signed))
+        hello = wire.dumps(kinds.Hello(run=run, epoch=0, terms=self.parties[0].terms))
+        offers = {str(i): wire.loads(self._say(i, hello), kinds.Joined)[0].key for i in self.nodes}
+        keys = wire.dumps(kinds.Keys(run=run, epoch=0, keys=offers))
+        signed = {str(i): wire.loads(self._say(i, keys), kinds.Ready)[0].confirmation for i in self.nodes}
+        confirm = wire.dumps(kinds.Confirm(run=run, epoch=0, confirmations=signed))
         for client in self.nodes:
             self._say(client, confirm)
 
@@ -210,9 +210,9 @@ class Adversary:
         """Ask a node that holds other data for a step; return its release (d,), float64."""
         node = self.nodes[client]
         node.__dict__["task"] = holding
-        ask = wire.Ask(run=run, epoch=0, round=round_, heard={}, unused=[])
+        ask = kinds.Ask(run=run, epoch=0, round=round_, heard={}, unused=[])
         answer = self._say(client, wire.dumps(ask, self.broadcast))
-        sent = wire.loads(answer, wire.Answer)[1]
+        sent = wire.loads(answer, kinds.Answer)[1]
         codec = holding.message.codec
         assert isinstance(codec, GridCodec)
         return codec.grid.decode(sent[ENCODED].numpy().tobytes()).double() * codec.grid.step

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trilemma.errors import UserError
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.reasons import heard, shortened
 from trilemma.federation.shelf import Shelf
 from trilemma.learning import MessageLayout, Messages
@@ -42,7 +42,7 @@ class Expected:
     round: int
     layout: MessageLayout
     clients: Mapping[int, int] = field(default_factory=dict)
-    answer: type[wire.Answer] = wire.Answer
+    answer: type[kinds.Answer] = kinds.Answer
     remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
     broadcast: wire.Tensors = field(default_factory=dict)
     shelf: Shelf | None = None
@@ -122,8 +122,8 @@ def admit(expected: Expected, replies: Iterable[Reply], before: Admitted | None 
     >>> from trilemma.learning import Part
     >>> layout = MessageLayout((Part("momentum", (2,)),), ("momentum",))
     >>> expected = Expected("run", epoch=0, round=4, layout=layout, clients={11: 0, 12: 1})
-    >>> good = wire.dumps(wire.Answer(client=0, run="run", epoch=0, round=4), {"vector": torch.ones(2)})
-    >>> old = wire.dumps(wire.Answer(client=1, run="run", epoch=0, round=3), {"vector": torch.ones(2)})
+    >>> good = wire.dumps(kinds.Answer(client=0, run="run", epoch=0, round=4), {"vector": torch.ones(2)})
+    >>> old = wire.dumps(kinds.Answer(client=1, run="run", epoch=0, round=3), {"vector": torch.ones(2)})
     >>> outcome = admit(expected, [Reply(11, good), Reply(12, old)])
     >>> sorted(outcome.vectors)
     [0]

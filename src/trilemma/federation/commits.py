@@ -20,7 +20,7 @@ from pydantic import Field
 
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import events, wire
+from trilemma.federation import events, kinds, wire
 from trilemma.federation.epochs import Epoch
 from trilemma.federation.expulsions import Expulsion
 from trilemma.federation.memory import Memory, Reference
@@ -29,7 +29,7 @@ KEPT = 5
 """How many commits a run keeps: a disk that breaks the newest does not end the run."""
 
 
-class _CommitHeader(wire.Header):
+class _CommitHeader(kinds.Header):
     kind = "commit"
     run: str
     terms: str

@@ -14,7 +14,7 @@ import torch
 
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import events, wire
+from trilemma.federation import events, kinds, wire
 from trilemma.federation.adoption import Agreed
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.epochs import Attendance, Epoch, Policy, check_progress, open_epoch
@@ -322,13 +322,13 @@ class Coordinator:
         exchanges = {"": heard.answers.vectors, "-detail": heard.details.vectors if heard.details else {}}
         for suffix, vectors in exchanges.items():
             for client, vector in vectors.items():
-                header = wire.Answer(client=client, run=self.run, epoch=epoch.number, round=round_)
+                header = kinds.Answer(client=client, run=self.run, epoch=epoch.number, round=round_)
                 block = wire.dumps(header, {"vector": vector})
                 files.write_atomically(folder / f"{round_}-{client}{suffix}", block)
 
     def _finish(self, commit: Commit) -> None:
         """Hand the result to everybody who is there."""
-        block = wire.dumps(wire.Finished(run=self.run), {**commit.broadcast, **commit.chosen})
+        block = wire.dumps(kinds.Finished(run=self.run), {**commit.broadcast, **commit.chosen})
         files.write_atomically(self.log.result, block)
         self._joining.tell_expelled()
         present = self.exchange.nodes()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from trilemma.federation import events, wire
+from trilemma.federation import events, kinds, wire
 from trilemma.federation.admission import Admitted, Expected, admit
 from trilemma.federation.commits import Commit
 from trilemma.federation.epochs import Epoch, Policy, decide
@@ -86,10 +86,10 @@ class Hearing:
         key = self.task.key.fold("round", commit.rounds, "server")
         with self.watch.stage("aggregate"):
             question = inquiry.question(heard.messages, commit.server, commit.rounds, key)
-        inquire = wire.Inquire(run=self.run, epoch=turn.number, round=commit.rounds)
+        inquire = kinds.Inquire(run=self.run, epoch=turn.number, round=commit.rounds)
         layout = inquiry.message(self.task.model)
         shelf = self._shelf(turn, layout)
-        expected = replace(expected, layout=layout, answer=wire.Detail, remembered={}, shelf=shelf)
+        expected = replace(expected, layout=layout, answer=kinds.Detail, remembered={}, shelf=shelf)
         those = replace(turn, members=tuple(client for client in turn.members if client in answers.vectors))
         details = self._attempts(commit, those, clients, wire.dumps(inquire, question), expected)
         second = self._heard(details, turn, expected, commit)
@@ -116,7 +116,7 @@ class Hearing:
         return Patience(limit, doubtful, limit / 10, welcome=limit * attempts)
 
     def _question(self, commit: Commit, turn: Epoch) -> bytes:
-        ask = wire.Ask(
+        ask = kinds.Ask(
             run=self.run,
             epoch=turn.number,
             round=commit.rounds,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trilemma.errors import PrivacyError
-from trilemma.federation import events, wire
+from trilemma.federation import events, kinds, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.adoption import Agreed
 from trilemma.federation.confirmation import Confirmation, MemberList, Sighting, Witness
@@ -53,7 +53,7 @@ class Joining:
         timing = self.party.federation.timing
         self.tell_expelled()
         hello = wire.dumps(
-            wire.Hello(
+            kinds.Hello(
                 run=self.run,
                 epoch=number,
                 terms=self.agreed.terms,
@@ -88,7 +88,9 @@ class Joining:
 
     def tell_expelled(self) -> None:
         """Tell those who are expelled, and there, why; nobody waits for their answer."""
-        blocks = {one.client: wire.dumps(wire.Expelled(run=self.run, expulsion=one)) for one in self.expelled}
+        blocks = {
+            one.client: wire.dumps(kinds.Expelled(run=self.run, expulsion=one)) for one in self.expelled
+        }
         present = self.exchange.nodes().items()
         told = {node: blocks[client] for node, client in present if client in blocks}
         if told:
@@ -98,7 +100,7 @@ class Joining:
     def _offer(self, reply: Reply, client: int, number: int) -> str:
         if reply.block is None:
             raise wire.WireError(reply.why)
-        header, _ = wire.loads(reply.block, wire.Joined, limit=SMALL)
+        header, _ = wire.loads(reply.block, kinds.Joined, limit=SMALL)
         if (header.run, header.epoch, header.client) != (self.run, number, client):
             raise wire.WireError(f"the node of client {client} joined as {header!r}")
         check_offer(self.agreed.roster.keys, self.run, number, client, header.key)
@@ -127,14 +129,14 @@ class Joining:
         offers = {client: keys[client] for client in epoch.members}
         members = MemberList(self.run, epoch.number, self.agreed.terms, offers, self.expelled)
         relayed = {str(client): offer for client, offer in offers.items()}
-        block = wire.dumps(wire.Keys(run=self.run, epoch=epoch.number, keys=relayed))
+        block = wire.dumps(kinds.Keys(run=self.run, epoch=epoch.number, keys=relayed))
         signed: dict[int, Confirmation] = {}
         shown: dict[int, Sighting] = {}
         for reply in self._ask(block, joined):
             try:
                 if reply.block is None:
                     raise wire.WireError(reply.why)
-                header, _ = wire.loads(reply.block, wire.Ready, limit=SMALL)
+                header, _ = wire.loads(reply.block, kinds.Ready, limit=SMALL)
                 client, confirmation = joined[reply.node], Confirmation.decode(header.confirmation)
                 shown[client] = confirmation.check(members, roster, client)
                 witness.check(client, confirmation.ledger)
@@ -149,18 +151,18 @@ class Joining:
     ) -> tuple[set[int], frozenset[int]]:
         """Pass everybody's signature to everybody; return who accepted all, and whose ledger is older."""
         texts = {str(client): one.encode() for client, one in sorted(signed.items())}
-        block = wire.dumps(wire.Confirm(run=self.run, epoch=epoch.number, confirmations=texts))
+        block = wire.dumps(kinds.Confirm(run=self.run, epoch=epoch.number, confirmations=texts))
         confirmed: set[int] = set()
         older: set[int] = set()
         for reply in self._ask(block, joined):
             try:
                 if reply.block is None:
                     raise wire.WireError(reply.why)
-                if wire.kind_of(reply.block) == wire.Doubted.kind:
-                    doubted, _ = wire.loads(reply.block, wire.Doubted, limit=SMALL)
+                if wire.kind_of(reply.block) == kinds.Doubted.kind:
+                    doubted, _ = wire.loads(reply.block, kinds.Doubted, limit=SMALL)
                     older |= self._shown_older(doubted, signed)
                     continue
-                wire.loads(reply.block, wire.Confirmed, limit=SMALL)
+                wire.loads(reply.block, kinds.Confirmed, limit=SMALL)
                 confirmed.add(joined[reply.node])
             except (wire.WireError, PrivacyError) as error:
                 self._reject(epoch.number, joined.get(reply.node), f"not confirmed: {error}")
@@ -168,7 +170,7 @@ class Joining:
             self._reject(epoch.number, client, "not confirmed: its ledger is older than one it signed before")
         return confirmed, frozenset(older)
 
-    def _shown_older(self, doubted: wire.Doubted, signed: Mapping[int, Confirmation]) -> set[int]:
+    def _shown_older(self, doubted: kinds.Doubted, signed: Mapping[int, Confirmation]) -> set[int]:
         """Return whose ledger is older than one they signed before, as somebody shows; remember that one."""
         members = {str(client): client for client in signed}
         older: set[int] = set()

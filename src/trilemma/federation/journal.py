@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trilemma.federation import sealed_files, wire
+from trilemma.federation import kinds, sealed_files, wire
 from trilemma.federation.commits import part_of
 from trilemma.federation.reasons import Reason, Refused
 
 
-class _EntryHeader(wire.Header):
+class _EntryHeader(kinds.Header):
     kind = "journal"
     run: str
     epoch: int
@@ -56,13 +56,13 @@ class Again:
     sent: wire.Tensors
 
 
-def what_to_do(entry: Entry | None, client: int, ask: wire.Ask, asked: str) -> Fresh | Again:
+def what_to_do(entry: Entry | None, client: int, ask: kinds.Ask, asked: str) -> Fresh | Again:
     """Decide how to answer a question, given the last answer.
 
     >>> import torch
     >>> sent, before, after = {"vector": torch.ones(1)}, {"m": torch.zeros(1)}, {"m": torch.ones(1)}
     >>> entry = Entry("run", 0, 4, "digest", sent, before, after)
-    >>> following = wire.Ask(run="run", epoch=0, round=5, heard={"2": 4}, unused=[])
+    >>> following = kinds.Ask(run="run", epoch=0, round=5, heard={"2": 4}, unused=[])
     >>> what_to_do(entry, 2, following, "other").state
     {'m': tensor([1.])}
     >>> what_to_do(entry, 2, following.model_copy(update={"heard": {"2": 3}}), "other").state
@@ -93,7 +93,7 @@ def what_to_do(entry: Entry | None, client: int, ask: wire.Ask, asked: str) -> F
     return Again(entry.sent)
 
 
-def what_to_tell(entry: Entry | None, inquire: wire.Inquire, asked: str) -> Entry:
+def what_to_tell(entry: Entry | None, inquire: kinds.Inquire, asked: str) -> Entry:
     """Return the entry that a second question of a round is answered from, with that question in it.
 
     Only the last answer's round can be asked about, and only one thing.
@@ -107,7 +107,7 @@ def what_to_tell(entry: Entry | None, inquire: wire.Inquire, asked: str) -> Entr
     return replace(entry, inquired=asked)
 
 
-class _ScoreHeader(wire.Header):
+class _ScoreHeader(kinds.Header):
     kind = "score"
     run: str
     epoch: int
@@ -126,13 +126,13 @@ class Score:
     told: wire.Tensors
 
 
-def told_before(score: Score | None, evaluate: wire.Evaluate, asked: str) -> wire.Tensors | None:
+def told_before(score: Score | None, evaluate: kinds.Evaluate, asked: str) -> wire.Tensors | None:
     """Return what was told to this very question; None where it is a new one. An old one is refused.
 
     >>> import torch
     >>> told = {"share": torch.ones(1)}
     >>> before = Score("run", 0, 4, "digest", told)
-    >>> again = wire.Evaluate(run="run", epoch=0, round=4)
+    >>> again = kinds.Evaluate(run="run", epoch=0, round=4)
     >>> told_before(before, again, "digest") == told
     True
     >>> told_before(before, again.model_copy(update={"round": 9}), "other")

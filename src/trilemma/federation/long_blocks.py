@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from trilemma import files
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.sizes import ROOM
 
 BYTES = "bytes"
@@ -35,7 +35,7 @@ Whole = bytes | Sequence[bytes | memoryview]
 """A block, or its parts, which need not be together in memory."""
 
 
-def described(*parts: wire.Block) -> wire.Long:
+def described(*parts: wire.Block) -> kinds.Long:
     """Return the announcement of a block, which may come in several parts.
 
     >>> block = b"ab" * wire.PIECE
@@ -55,7 +55,7 @@ def described(*parts: wire.Block) -> wire.Long:
                 checksums.append(checksum.hexdigest())
     if length % wire.PIECE:
         checksums.append(checksum.hexdigest())
-    return wire.Long(length=length, checksums=checksums)
+    return kinds.Long(length=length, checksums=checksums)
 
 
 def piece_of(block: wire.Block, digest: str, place: int) -> bytes:
@@ -64,11 +64,11 @@ def piece_of(block: wire.Block, digest: str, place: int) -> bytes:
         raise wire.WireError(f"a block of {len(block)} bytes has no piece {place}")
     piece = bytearray(memoryview(block)[place * wire.PIECE : (place + 1) * wire.PIECE])
     return wire.dumps(
-        wire.Piece(digest=digest, place=place), {BYTES: torch.frombuffer(piece, dtype=torch.uint8)}
+        kinds.Piece(digest=digest, place=place), {BYTES: torch.frombuffer(piece, dtype=torch.uint8)}
     )
 
 
-def check_announcement(long: wire.Long, limit: int) -> None:
+def check_announcement(long: kinds.Long, limit: int) -> None:
     """Refuse an announcement of a block longer than `limit`, or one that contradicts itself."""
     if not 0 < long.length <= limit:
         raise wire.WireError(f"{long.length} bytes announced where at most {limit} are allowed")
@@ -83,7 +83,7 @@ class Arriving:
     Pieces that are the same, at the same place, in the file `former` need not come.
     """
 
-    long: wire.Long
+    long: kinds.Long
     path: Path
     former: Path | None = None
 
@@ -110,7 +110,7 @@ class Arriving:
 
     def take(self, block: wire.Block) -> None:
         """Add the next piece; refuse one that is not as announced. One that is here already is not needed."""
-        header, tensors = wire.loads(block, wire.Piece, limit=wire.PIECE + ROOM)
+        header, tensors = wire.loads(block, kinds.Piece, limit=wire.PIECE + ROOM)
         have = self.have
         if header.digest != self.long.digest or header.place > have or set(tensors) != {BYTES}:
             raise wire.WireError(f"piece {header.place} of another block, or out of turn")
@@ -164,8 +164,8 @@ class LongBlocks:
 
     def answer(self, kind: str, block: bytes, handle: Callable[[wire.Block], Whole]) -> bytes:
         """Answer a block by `handle`, or a part of the carrying of one."""
-        if kind == wire.Long.kind:
-            long, _ = wire.loads(block, wire.Long, limit=wire.LARGEST_HEADER)
+        if kind == kinds.Long.kind:
+            long, _ = wire.loads(block, kinds.Long, limit=wire.LARGEST_HEADER)
             check_announcement(long, self.limit())
             arriving = self._arriving(long)
             if not arriving.complete:
@@ -177,12 +177,12 @@ class LongBlocks:
                 arriving.path.unlink()
                 return self._have(arriving)
             return self._leave(handle(whole))
-        if kind == wire.Piece.kind:
+        if kind == kinds.Piece.kind:
             arriving = self._expected()
             arriving.take(block)
             return self._have(arriving)
-        if kind == wire.Fetch.kind:
-            fetch, _ = wire.loads(block, wire.Fetch, limit=ROOM)
+        if kind == kinds.Fetch.kind:
+            fetch, _ = wire.loads(block, kinds.Fetch, limit=ROOM)
             path = self.folder / "leaving" / fetch.digest
             if fetch.digest not in {one.name for one in path.parent.glob("*")}:
                 raise wire.WireError("nothing of that name is to be had")
@@ -191,9 +191,9 @@ class LongBlocks:
         return self._leave(handle(block))
 
     def _have(self, arriving: Arriving) -> bytes:
-        return wire.dumps(wire.Have(digest=arriving.long.digest, pieces=arriving.have))
+        return wire.dumps(kinds.Have(digest=arriving.long.digest, pieces=arriving.have))
 
-    def _arriving(self, long: wire.Long) -> Arriving:
+    def _arriving(self, long: kinds.Long) -> Arriving:
         """Return the block that is announced; what is here of the one before it is kept for a while."""
         folder, own = self.folder / "arriving", {long.digest, f"{long.digest}.long"}
         for path in folder.glob("*"):
@@ -210,7 +210,7 @@ class LongBlocks:
     def _expected(self) -> Arriving:
         """Return the block that was announced last."""
         for path in (self.folder / "arriving").glob("*.long"):
-            long, _ = wire.loads(path.read_bytes(), wire.Long)
+            long, _ = wire.loads(path.read_bytes(), kinds.Long)
             return Arriving(long, path.with_suffix(""), self._former)
         raise wire.WireError("a piece of a block that nobody announced")
 

@@ -26,7 +26,7 @@ import torch
 
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import events, wire
+from trilemma.federation import events, kinds, wire
 from trilemma.federation.admission import HEADROOM, TOGETHER
 from trilemma.federation.adoption import adopt, counted_on
 from trilemma.federation.bundles import finish
@@ -58,7 +58,7 @@ from trilemma.stopwatch import Stopwatch
 ROOM_PER_CLIENT = 1024
 """Bytes a header may take for each client of the federation: a key, a signature, a round."""
 
-CARRYING = frozenset({wire.Long.kind, wire.Piece.kind, wire.Fetch.kind})
+CARRYING = frozenset({kinds.Long.kind, kinds.Piece.kind, kinds.Fetch.kind})
 """Kinds of messages that carry parts of others."""
 
 SECOND_QUESTION = 2
@@ -126,14 +126,14 @@ class Node:
     @property
     def _handlers(self) -> dict[str, Callable[[wire.Block], Whole]]:
         return {
-            wire.Hello.kind: self._hello,
-            wire.Keys.kind: self._keys,
-            wire.Confirm.kind: self._confirm,
-            wire.Ask.kind: self._ask,
-            wire.Inquire.kind: self._inquire,
-            wire.Evaluate.kind: self._evaluate,
-            wire.Finished.kind: self._finished,
-            wire.Expelled.kind: self._expelled,
+            kinds.Hello.kind: self._hello,
+            kinds.Keys.kind: self._keys,
+            kinds.Confirm.kind: self._confirm,
+            kinds.Ask.kind: self._ask,
+            kinds.Inquire.kind: self._inquire,
+            kinds.Evaluate.kind: self._evaluate,
+            kinds.Finished.kind: self._finished,
+            kinds.Expelled.kind: self._expelled,
         }
 
     def _unknown(self, block: wire.Block) -> bytes:
@@ -166,7 +166,7 @@ class Node:
         return sum(dtype.itemsize * shape.numel() for shape, dtype in self._expected.values())
 
     def _hello(self, block: wire.Block) -> bytes:
-        hello, _ = wire.loads(block, wire.Hello, HEADROOM + wire.LARGEST_HEADER)
+        hello, _ = wire.loads(block, kinds.Hello, HEADROOM + wire.LARGEST_HEADER)
         self._adopt(hello)
         if hello.terms != self.party.terms:
             raise Refused(Reason.TERMS, f"the server's are {hello.terms}, this client's {self.party.terms}")
@@ -185,7 +185,7 @@ class Node:
                 events.EXPULSION_ANNOUNCED(run=hello.run, epoch=hello.epoch, client=one.client, **one.facts)
             )
         self.say(events.EPOCH_JOINED(run=hello.run, epoch=hello.epoch))
-        return wire.dumps(wire.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
+        return wire.dumps(kinds.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
 
     def _check_expulsions(self, session: Session, announced: list[Expulsion]) -> list[Expulsion]:
         """Refuse what this client cannot have been told so far; return whose expulsion is news."""
@@ -194,7 +194,7 @@ class Node:
         check_announced(announced, before, self._clients, expels)
         return announced[len(before) :]
 
-    def _adopt(self, hello: wire.Hello) -> None:
+    def _adopt(self, hello: kinds.Hello) -> None:
         """Take the roster that a hello shows into force, where the authority signed it after this one."""
         if not hello.roster or hello.roster == self.party.roster.read_text():
             return
@@ -208,7 +208,7 @@ class Node:
         self.say(events.ROSTER_ADOPTED(serial=roster.serial, clients=list(roster.keys.members)))
 
     def _keys(self, block: wire.Block) -> bytes:
-        keys, _ = self._read(block, wire.Keys)
+        keys, _ = self._read(block, kinds.Keys)
         session = self._known(keys.run)
         offers = {int(client): key for client, key in keys.keys.items()}
         least = least_members(self.party, self.task)
@@ -217,11 +217,11 @@ class Node:
         ledger = ledger_position(self.party, self.task)
         confirmation = session.agree(keys.epoch, offers, ledger, self.task.config.privacy.neighbours)
         return wire.dumps(
-            wire.Ready(client=self.client, run=keys.run, epoch=keys.epoch, confirmation=confirmation)
+            kinds.Ready(client=self.client, run=keys.run, epoch=keys.epoch, confirmation=confirmation)
         )
 
     def _confirm(self, block: wire.Block) -> bytes:
-        confirm, _ = self._read(block, wire.Confirm)
+        confirm, _ = self._read(block, kinds.Confirm)
         confirmations = {int(client): text for client, text in confirm.confirmations.items()}
         try:
             self._known(confirm.run).confirm(confirm.epoch, confirmations)
@@ -230,25 +230,27 @@ class Node:
                 raise
             return self._doubt(confirm, error)
         self.say(events.EPOCH_CONFIRMED(run=confirm.run, epoch=confirm.epoch))
-        return wire.dumps(wire.Confirmed(client=self.client, run=confirm.run, epoch=confirm.epoch))
+        return wire.dumps(kinds.Confirmed(client=self.client, run=confirm.run, epoch=confirm.epoch))
 
-    def _doubt(self, confirm: wire.Confirm, error: WentBack) -> bytes:
+    def _doubt(self, confirm: kinds.Confirm, error: WentBack) -> bytes:
         """Refuse an epoch, and show why: a server that has forgotten what it saw can go on without them."""
         write_down(self.party.log, confirm.kind, error)
         self.say(events.REFUSED(asked=confirm.kind, reason=error.reason.code))
         shown = {str(client): one.encode() for client, one in sorted(error.shown.items())[:MOST_SHOWN]}
-        return wire.dumps(wire.Doubted(client=self.client, run=confirm.run, epoch=confirm.epoch, shown=shown))
+        return wire.dumps(
+            kinds.Doubted(client=self.client, run=confirm.run, epoch=confirm.epoch, shown=shown)
+        )
 
     def _ask(self, block: wire.Block) -> Whole:
         watch = Stopwatch()
         with watch.stage("serialise"):
-            ask, broadcast = self._read(block, wire.Ask, self._broadcast_bytes)
+            ask, broadcast = self._read(block, kinds.Ask, self._broadcast_bytes)
             asked = wire.digest(block)
         session = self._known(ask.run)
         with watch.stage("journal"):
             journal = self._journal(ask.run)
             todo = what_to_do(journal.last(), self.client, ask, asked)
-        header = wire.Answer(client=self.client, run=ask.run, epoch=ask.epoch, round=ask.round)
+        header = kinds.Answer(client=self.client, run=ask.run, epoch=ask.epoch, round=ask.round)
         if isinstance(todo, Again):
             self.say(events.ANSWER_REPEATED(run=ask.run, epoch=ask.epoch, round=ask.round))
             return wire.parts_of(header, todo.sent)
@@ -296,13 +298,13 @@ class Node:
         inquiry = self.task.resolved.algorithm.inquiry
         if inquiry is None:
             raise Refused(Reason.BLOCK, f"{self.task.resolved.algorithm.name} has no second exchange")
-        inquire, question = self._read(block, wire.Inquire, SECOND_QUESTION * self._broadcast_bytes)
+        inquire, question = self._read(block, kinds.Inquire, SECOND_QUESTION * self._broadcast_bytes)
         self._known(inquire.run)
         journal = self._journal(inquire.run)
         entry = what_to_tell(journal.last(), inquire, wire.digest(block))
         told = inquiry.message(self.task.model).encode(inquiry.answer(question, entry.after))
         journal.write(entry)
-        header = wire.Detail(client=self.client, run=inquire.run, epoch=inquire.epoch, round=inquire.round)
+        header = kinds.Detail(client=self.client, run=inquire.run, epoch=inquire.epoch, round=inquire.round)
         return wire.dumps(header, told)
 
     def _evaluate(self, block: wire.Block) -> bytes:
@@ -310,11 +312,11 @@ class Node:
         own = self.task.resolved.own_scores
         if own is None:
             raise Refused(Reason.BLOCK, "clients do not evaluate in this configuration")
-        evaluate, model = self._read(block, wire.Evaluate, self._broadcast_bytes)
+        evaluate, model = self._read(block, kinds.Evaluate, self._broadcast_bytes)
         run, epoch, round_, asked = evaluate.run, evaluate.epoch, evaluate.round, wire.digest(block)
         session = self._known(run)
         scores = Scores(self.party.run_folder(run))
-        header = wire.Scored(client=self.client, run=run, epoch=epoch, round=round_)
+        header = kinds.Scored(client=self.client, run=run, epoch=epoch, round=round_)
         if (told := told_before(scores.last(), evaluate, asked)) is not None:
             self.say(events.ANSWER_REPEATED(run=run, epoch=epoch, round=round_))
             return wire.dumps(header, told)
@@ -330,7 +332,7 @@ class Node:
         self.say(events.SCORE_TOLD(run=run, epoch=epoch, round=round_, epsilon=events.figures(epsilon)))
         return wire.dumps(header, told)
 
-    def _step(self, ask: wire.Ask, broadcast: State, state: State, noise: NoiseSource) -> ClientStep:
+    def _step(self, ask: kinds.Ask, broadcast: State, state: State, noise: NoiseSource) -> ClientStep:
         """Take a step of the algorithm, with randomness that nobody else knows and no other step had."""
         reproducible = self.party.reproducible
         seed = system.randbits(256) if reproducible is None else reproducible.batches
@@ -371,7 +373,7 @@ class Node:
 
     def _expelled(self, block: wire.Block) -> bytes:
         """Take note that this client was expelled: it takes no further part in the run."""
-        told, _ = self._read(block, wire.Expelled)
+        told, _ = self._read(block, kinds.Expelled)
         session = self._known(told.run)
         if told.expulsion.client != self.client:
             raise Refused(Reason.EXPULSIONS, f"client {told.expulsion.client} is not this one")
@@ -379,15 +381,15 @@ class Node:
         if session.expelled is None:
             session.leave(told.expulsion)
             self.say(events.EXPELLED(run=told.run, reason=Reason.EXPELLED.code, **told.expulsion.facts))
-        return wire.dumps(wire.Noted(client=self.client, run=told.run))
+        return wire.dumps(kinds.Noted(client=self.client, run=told.run))
 
     def _finished(self, block: wire.Block) -> bytes:
         # The last broadcast, and the model that is handed out where that is another.
-        finished, _ = self._read(block, wire.Finished, 2 * self._broadcast_bytes)
+        finished, _ = self._read(block, kinds.Finished, 2 * self._broadcast_bytes)
         self._known(finished.run)
         files.write_atomically(self.party.run_folder(finished.run) / "result", block)
         self.say(events.RESULT_RECEIVED(run=finished.run))
-        return wire.dumps(wire.Noted(client=self.client, run=finished.run))
+        return wire.dumps(kinds.Noted(client=self.client, run=finished.run))
 
 
 Described = dict[str, tuple[torch.Size, torch.dtype]]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.long_blocks import Arriving, check_announcement, described, only, piece_of
 from trilemma.federation.transport import Transport
@@ -29,7 +29,7 @@ class _Transfer:
     question: bytes
     expires: float
     asked: str = ""
-    announced: wire.Long | None = None
+    announced: kinds.Long | None = None
     arriving: Arriving | None = None
     exchanges: int = 0
 
@@ -90,24 +90,24 @@ class Piecewise:
             kind = wire.kind_of(reply.block)
         except wire.WireError:
             return reply  # whoever asked says what is wrong with it
-        if kind == wire.Have.kind and transfer.announced is not None:
+        if kind == kinds.Have.kind and transfer.announced is not None:
             return self._hand_over(transfer, transfer.announced, reply.block)
-        if kind == wire.Long.kind:
-            long, _ = wire.loads(reply.block, wire.Long, limit=wire.LARGEST_HEADER)
+        if kind == kinds.Long.kind:
+            long, _ = wire.loads(reply.block, kinds.Long, limit=wire.LARGEST_HEADER)
             check_announcement(long, self.longest)
             folder = self.folder / str(transfer.node)
             only(folder, {long.digest})
             transfer.arriving = Arriving(long, folder / long.digest)
             transfer.arriving.compare()
             return self._take_over(transfer, transfer.arriving)
-        if kind == wire.Piece.kind and transfer.arriving is not None:
+        if kind == kinds.Piece.kind and transfer.arriving is not None:
             transfer.arriving.take(reply.block)
             return self._take_over(transfer, transfer.arriving)
         return reply
 
-    def _hand_over(self, transfer: _Transfer, long: wire.Long, block: wire.Block) -> Reply | None:
+    def _hand_over(self, transfer: _Transfer, long: kinds.Long, block: wire.Block) -> Reply | None:
         """Send the first piece that the client does not have; when it has all, the question once more."""
-        have, _ = wire.loads(block, wire.Have, limit=wire.LARGEST_HEADER)
+        have, _ = wire.loads(block, kinds.Have, limit=wire.LARGEST_HEADER)
         if have.digest != long.digest or not 0 <= have.pieces <= len(long.checksums):
             raise wire.WireError(f"it has {have.pieces} pieces of another block")
         if have.pieces == len(long.checksums):
@@ -118,7 +118,7 @@ class Piecewise:
         """Ask for the next piece of a reply, or return it."""
         if arriving.complete:
             return Reply(transfer.node, arriving.mapped())
-        fetch = wire.Fetch(digest=arriving.long.digest, place=arriving.have)
+        fetch = kinds.Fetch(digest=arriving.long.digest, place=arriving.have)
         handed = 0 if transfer.announced is None else len(transfer.announced.checksums)
         return self._ask(transfer, wire.dumps(fetch), handed + len(arriving.long.checksums))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from trilemma.errors import UserError
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.admission import Admitted
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.expulsions import Expulsion, clients_of
@@ -81,7 +81,7 @@ def differences(server: Party, run: str) -> tuple[Replayed, list[str]]:
     found = list(_compared(f"the commit of round {last.rounds}", last.broadcast, replayed.broadcast))
     found += _compared("the model that is returned", last.chosen, replayed.chosen)
     if log.result.is_file():
-        _, result = wire.loads(log.result.read_bytes(), wire.Finished)
+        _, result = wire.loads(log.result.read_bytes(), kinds.Finished)
         found += _compared("the result", result, {**replayed.broadcast, **replayed.chosen})
     if last.expelled != replayed.expelled:
         said, follows = sorted(clients_of(last.expelled)), sorted(clients_of(replayed.expelled))
@@ -127,7 +127,7 @@ def _admitted(folder: Path, record: Record, clients: tuple[int, ...], suffix: st
     for client in clients:
         path = folder / f"{record.round - 1}-{client}{suffix}"
         if path.is_file():
-            header, tensors = wire.loads(path.read_bytes(), wire.Answer)
+            header, tensors = wire.loads(path.read_bytes(), kinds.Answer)
             if header.epoch == record.epoch:  # or else of a try that a crash cut off
                 found[client] = Messages(tensors["vector"][None])
     if not found:

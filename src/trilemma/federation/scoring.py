@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trilemma.federation import events, wire
+from trilemma.federation import events, kinds, wire
 from trilemma.federation.admission import Rejection, Reply
 from trilemma.federation.commits import Commit
 from trilemma.federation.exchange import Correspondence, Patience
@@ -41,7 +41,7 @@ class Scoring:
         if commit.epoch is None or commit.rounds not in self.own_scores.turns:
             return {}
         round_, epoch = commit.rounds - 1, commit.epoch
-        header = wire.Evaluate(run=self.run, epoch=epoch.number, round=round_)
+        header = kinds.Evaluate(run=self.run, epoch=epoch.number, round=round_)
         block = wire.dumps(header, {"params": commit.broadcast["params"]})
         asked = {node: client for node, client in clients.items() if client in epoch.members}
         told: dict[int, float] = {}
@@ -50,18 +50,18 @@ class Scoring:
             try:
                 if client is None:
                     raise wire.WireError("the node was not asked")
-                told[client] = _share(reply, wire.Scored(client=client, **header.model_dump()))
+                told[client] = _share(reply, kinds.Scored(client=client, **header.model_dump()))
             except wire.WireError as error:
                 reason = events.without_quotes(Rejection.of(reply.node, client, f"no score: {error}").reason)
                 self.say(events.REPLY_REJECTED(round=round_, client=client, reason=reason))
         return self.own_scores.combined(told.values())
 
 
-def _share(reply: Reply, expected: wire.Scored) -> float:
+def _share(reply: Reply, expected: kinds.Scored) -> float:
     """Return the share that a reply tells; refuse anything else."""
     if reply.block is None:
         raise wire.WireError(reply.why)
-    header, tensors = wire.loads(reply.block, wire.Scored, limit=SMALL)
+    header, tensors = wire.loads(reply.block, kinds.Scored, limit=SMALL)
     if header != expected:
         raise wire.WireError("it is about another client, run, epoch or round")
     share = tensors.get(SHARE)

@@ -14,11 +14,11 @@ from pathlib import Path
 from torch import Tensor
 
 from trilemma import files
-from trilemma.federation import wire
+from trilemma.federation import kinds, wire
 from trilemma.federation.wire import AnyHeader
 
 
-def write(path: Path, header: wire.Header, tensors: wire.Tensors | None = None) -> None:
+def write(path: Path, header: kinds.Header, tensors: wire.Tensors | None = None) -> None:
     """Replace a file by a block with its checksum; on disk when this returns."""
     files.write_atomically(path, *wire.sealed_parts(wire.parts_of(header, tensors)), secret=True)
 

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import Field
 
 from trilemma.errors import PrivacyError
-from trilemma.federation import sealed_files, wire
+from trilemma.federation import kinds, sealed_files, wire
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Sighting, Witness
 from trilemma.federation.expulsions import Expulsion, clients_of
 from trilemma.federation.layout import Party
@@ -92,7 +92,7 @@ class WentBack(Refused):
         self.shown = shown
 
 
-class _SessionHeader(wire.Header):
+class _SessionHeader(kinds.Header):
     kind = "session"
     epoch: int
     offer: str
@@ -104,7 +104,7 @@ class _SessionHeader(wire.Header):
     expelled: list[Expulsion] = Field(default_factory=list)
 
 
-class _ExpelledHeader(wire.Header):
+class _ExpelledHeader(kinds.Header):
     kind = "told"
     expulsion: Expulsion
 

@@ -25,16 +25,16 @@ import math
 import mmap
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.federation import sizes
-from trilemma.federation.expulsions import Expulsion
+from trilemma.federation.kinds import Header
 
 MAGIC = b"trilemma/2\n"
 FORMER = b"trilemma/1\n"
@@ -55,205 +55,8 @@ Block = bytes | memoryview | mmap.mmap
 """A block in memory, or in a file."""
 
 
-Count = Annotated[int, Field(ge=0, lt=1 << 31)]
-"""The number of an epoch, a round or a client: from 0, and within what everybody's files can hold."""
-
-
 class WireError(UserError):
     """A block that is not what it should be."""
-
-
-class Header(BaseModel):
-    """The typed fields of a block. Unknown fields and wrong types are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    kind: ClassVar[str]
-
-
-class Hello(Header):
-    """Server → client: a run's epoch begins; who are you? `terms` is what both must have agreed on.
-
-    `roster` is the one in force, as its authority signed it; `expelled` are all who were expelled so far.
-    """
-
-    kind = "hello"
-    run: str
-    epoch: Count
-    terms: str
-    roster: str = ""
-    expelled: list[Expulsion] = Field(default_factory=list)
-
-
-class Joined(Header):
-    """Client → server: this is me, and this is my signed key for the epoch."""
-
-    kind = "joined"
-    client: Count
-    run: str
-    epoch: Count
-    key: str
-
-
-class Keys(Header):
-    """Server → client: the signed keys of everybody in the epoch, relayed."""
-
-    kind = "keys"
-    run: str
-    epoch: Count
-    keys: dict[str, str]
-
-
-class Ready(Header):
-    """Client → server: every key was signed by who it should be; my signature under the list of members."""
-
-    kind = "ready"
-    client: Count
-    run: str
-    epoch: Count
-    confirmation: str
-
-
-class Confirm(Header):
-    """Server → client: the signatures of everybody in the epoch under its list, relayed."""
-
-    kind = "confirm"
-    run: str
-    epoch: Count
-    confirmations: dict[str, str]
-
-
-class Confirmed(Header):
-    """Client → server: every member signed the list I have; I will answer in this epoch."""
-
-    kind = "confirmed"
-    client: Count
-    run: str
-    epoch: Count
-
-
-class Doubted(Header):
-    """Client → server: not with these, whose ledgers went back; what they signed before shows it."""
-
-    kind = "doubted"
-    client: Count
-    run: str
-    epoch: Count
-    shown: dict[str, str]
-
-
-class Ask(Header):
-    """Server → client: take a step of round `round`; the broadcast is in the tensors.
-
-    `heard` says in which round each client's answer was last used: steps after it did not happen. `unused`
-    are the clients whose answer was not used when they were last asked.
-    """
-
-    kind = "ask"
-    run: str
-    epoch: Count
-    round: Count
-    heard: dict[str, int]
-    unused: list[int]
-
-
-class Answer(Header):
-    """Client → server: the message of a round, as its layout says: a vector, or encoded bytes."""
-
-    kind = "answer"
-    client: Count
-    run: str
-    epoch: Count
-    round: Count
-
-
-class Inquire(Header):
-    """Server → client: what the server asks once it has heard the answers of a round, in the tensors."""
-
-    kind = "inquire"
-    run: str
-    epoch: Count
-    round: Count
-
-
-class Detail(Answer):
-    """Client → server: the reply to an `Inquire`, as its layout says."""
-
-    kind = "detail"
-
-
-class Evaluate(Header):
-    """Server → client: how good is the model in the tensors, which round `round` led to, on your examples?"""
-
-    kind = "evaluate"
-    run: str
-    epoch: Count
-    round: Count
-
-
-class Scored(Answer):
-    """Client → server: its share of right answers, with its noise, in the tensors."""
-
-    kind = "scored"
-
-
-class Finished(Header):
-    """Server → client: the run is over; its result is in the tensors."""
-
-    kind = "finished"
-    run: str
-
-
-class Expelled(Header):
-    """Server → client: you were expelled from the run, and this is why."""
-
-    kind = "expelled"
-    run: str
-    expulsion: Expulsion
-
-
-class Noted(Header):
-    """Client → server: understood."""
-
-    kind = "noted"
-    client: Count
-    run: str
-
-
-class Long(Header):
-    """Either way: a block of `length` bytes, in pieces with these checksums, is to be had."""
-
-    kind = "long"
-    length: int
-    checksums: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
-
-    @property
-    def digest(self) -> str:
-        """What the block is called while its pieces travel."""
-        return hashlib.sha256(f"{self.length} {' '.join(self.checksums)}".encode()).hexdigest()
-
-
-class Have(Header):
-    """Client → server: of the block `digest` the first `pieces` pieces are here."""
-
-    kind = "have"
-    digest: str
-    pieces: int
-
-
-class Fetch(Header):
-    """Server → client: send piece `place` of your block `digest`."""
-
-    kind = "fetch"
-    digest: str
-    place: int
-
-
-class Piece(Header):
-    """Either way: piece `place` of the block `digest`, in the tensors."""
-
-    kind = "piece"
-    digest: str
-    place: int
 
 
 AnyHeader = TypeVar("AnyHeader", bound=Header)
@@ -273,6 +76,7 @@ def raw(tensor: Tensor) -> memoryview:
 def dumps(header: Header, tensors: Tensors | None = None) -> bytes:
     """Return the block of a header and tensors.
 
+    >>> from trilemma.federation.kinds import Noted
     >>> block = dumps(Noted(client=3, run="r"), {"x": torch.arange(2, dtype=torch.float32)})
     >>> header, tensors = loads(block, Noted)
     >>> header.client, tensors["x"]
@@ -314,6 +118,7 @@ def loads(
 
     The tensors of a block that is in a file stay there, and must not be written to.
 
+    >>> from trilemma.federation.kinds import Noted
     >>> loads(b"gibberish", Noted)
     Traceback (most recent call last):
     trilemma.federation.wire.WireError: not a block of this version
@@ -399,6 +204,7 @@ def _source(shapes: _Shapes, place: int, rest: list[object]) -> int:
 def kind_of(block: Block) -> str:
     """Return what a block says it is, for the choice of who reads it; nothing else is checked.
 
+    >>> from trilemma.federation.kinds import Noted
     >>> kind_of(dumps(Noted(client=3, run="r")))
     'noted'
     """

@@ -68,7 +68,7 @@ def _simulation(folder: Path, task: Task | None = None) -> Result:
 
 
 def _federation(folder: Path, name: str | None) -> Result:
-    from trilemma.federation import wire
+    from trilemma.federation import kinds, wire
     from trilemma.federation.commits import CommitLog
     from trilemma.federation.layout import parties
     from trilemma.federation.task import load_task
@@ -92,7 +92,7 @@ def _federation(folder: Path, name: str | None) -> Result:
     def model(_: int) -> Tensor:
         if not log.result.is_file():
             raise UserError(f"run {chosen!r} has no model yet: it is not finished")
-        _header, tensors = wire.loads(log.result.read_bytes(), wire.Finished)
+        _header, tensors = wire.loads(log.result.read_bytes(), kinds.Finished)
         if "params" not in tensors:
             raise UserError(f"{settings.algorithm.name} has no common model; its clients keep their own")
         return tensors["params"]
