@@ -131,6 +131,7 @@ def test_plot(tmp_path, noise):
         (f"{CAFCOR.replace('secldp', 'sec')} --sigma-cor 1", "unknown threat model"),
         ("bounds -n 7 -f 2 -d 3 --rounds 5 --rule medan", "unknown aggregation rule"),
         ("bounds -n 7 -f 4 -d 3 --rounds 5 --rule caf", "2f < n"),
+        ("bounds -n 10 -f 10 -d 3 --rounds 5 --hidden", "2f < n"),
         ("bounds -n 7 -f 2 -d 3 --rounds 5 --gradients none.npy", "no gradients"),
     ],
 )

@@ -140,6 +140,8 @@ def bounds_command(
     trilemma bounds -n 7 -f 2 -d 69 -m 2764 -b 25 --rounds 400 --convexity 0.01 --sigma-ind 0.08
     """
     plugins.load(plugin or ())
+    if not 0 <= 2 * byzantine < clients:
+        raise UserError(f"nothing is promised unless 0 ≤ 2f < n, got n = {clients}, f = {byzantine}")
     far = theory.Heterogeneity(g, g_cov) if gradients is None else theory.Heterogeneity.load(gradients)
     problem = theory.Problem(dim, far, smoothness, convexity, gap, variance, batch, examples)
     law = _law(sigma_ind, sigma_cor) or NoiseLaw()
