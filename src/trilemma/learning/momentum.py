@@ -88,11 +88,12 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
     lr, beta = settings.schedules(setup.rounds)
     release = setup.release
 
-    def follow(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
-        """Average a release into the momentum."""
+    def follow(fresh: Tensor, before: Parts, asked: Asked, spent: bool = False) -> Parts:
+        """Average a release into the momentum; where nobody needs it afterwards (`spent`), in its place."""
         if asked.round == 0 and settings.start == "first":
             return {"momentum": fresh}
-        return {"momentum": torch.lerp(fresh, before["momentum"], beta(asked.round))}
+        place = fresh if spent else None
+        return {"momentum": torch.lerp(fresh, before["momentum"], beta(asked.round), out=place)}
 
     def decayed(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
         """Add weight decay, which is no secret, to what travelled as integers without it."""
@@ -111,7 +112,7 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
         step = batch_gradients(settings, clients, broadcast, release, key, clip, decayed=grid is None)
         sent = noised(step.value, setup, clients, round_, spent=True)
         if grid is None:
-            after = follow(sent.numbers, state, Asked(round_, broadcast))
+            after = follow(sent.numbers, state, Asked(round_, broadcast), spent=True)
         else:
             after = followed(decayed, sent.numbers, state, Asked(round_, broadcast))
         report = {"loss": step.loss, "clipped": step.clipped}
