@@ -8,6 +8,8 @@ ifneq ($(TRILEMMA_DATA),)
 export TRILEMMA_DATA
 endif
 export FLWR_TELEMETRY_ENABLED = 0
+# Tests start a hundred processes, which read what the first has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 export MPLBACKEND = Agg
 
 WHOLE = -n 2 --dist worksteal -m "not nightly"

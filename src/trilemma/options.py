@@ -2,14 +2,18 @@
 
 A rule, an attack, a data set, a model, an algorithm is a frozen class; its fields are its options. What is
 allowed is declared once, on the field: validation, error messages, `trilemma list NAME` and the configuration
-reference all read that declaration.
+reference all read that declaration. What an option means is its `description`, or the text below the field.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
+import itertools
 import json
 import re
+import textwrap
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +29,7 @@ from trilemma.registry import Registry
 class Options(BaseModel):
     """Options a user may set: frozen, and nothing else is accepted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
     def parse(cls, **values: Any) -> Self:
@@ -96,8 +100,42 @@ def describe(options: type[BaseModel], prefix: str = "") -> list[Option]:
             continue
         given = None if field.is_required() or field.get_default() is None else field.get_default()
         default = None if given is None else json.dumps(given, ensure_ascii=False)
-        found.append(Option(name, allowed_values(field), default, field.is_required(), _sentence(field)))
+        meaning = description(options, key).removesuffix(".")
+        found.append(Option(name, allowed_values(field), default, field.is_required(), meaning))
     return found
+
+
+def description(options: type[BaseModel], key: str) -> str:
+    """Return what an option means: its field's `description`, else the text below the field; "" for none.
+
+    >>> from trilemma.data import partitions
+    >>> description(partitions["dirichlet"], "minimum")
+    'Examples every client must get; set it to the batch size to make every draw of a batch possible.'
+    """
+    below = (_below(one).get(key) for one in options.__mro__ if issubclass(one, BaseModel))
+    found = options.model_fields[key].description or next(filter(None, below), "")
+    return printable(" ".join(found.split()))
+
+
+@functools.cache
+def _below(options: type[BaseModel]) -> dict[str, str]:
+    """Return the texts below a class's own fields.
+
+    Its source is read when somebody asks. Pydantic would read that of every class while it is made, which
+    takes longer than all the rest of making them.
+    """
+    try:
+        (made,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
+    except (OSError, TypeError, SyntaxError):
+        return {}  # made in an interpreter, or its file is not there
+    lines = made.body if isinstance(made, ast.ClassDef) else []
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(lines)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(text.value.value, str)
+    }
 
 
 def allowed_values(field: FieldInfo) -> str:
@@ -181,7 +219,3 @@ def _figure(value: float) -> str:
 def _table(annotation: Any) -> type[BaseModel] | None:
     inside = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return annotation if inside else None
-
-
-def _sentence(field: FieldInfo) -> str:
-    return printable(" ".join((field.description or "").split())).removesuffix(".")

@@ -76,6 +76,6 @@ __all__ = [
     "stream",
 ]
 
-discover(__name__, but=("cuda", "cuda_kernels", "cuda_network"))
+discover(__name__, but=("cuda", "cuda_kernels", "cuda_network", "kernels"))
 globals().update(mixings)  # those of new files too: `agg.name` is the class registered as "name"
 globals().update(rules)

@@ -25,7 +25,7 @@ from trilemma.aggregation.source import InMemory, Source
 from trilemma.aggregation.types import Aggregate, Array, Criterion, Info, Numpy, Vectors, Weighing
 from trilemma.errors import UserError, nearest
 from trilemma.keys import Key
-from trilemma.options import Options, allowed_values
+from trilemma.options import Options, allowed_values, description
 
 FLOAT32_SQUARED = 1e74
 """Rows nearer than this (squared) can be subtracted in float32."""
@@ -91,7 +91,7 @@ class Step(Options, ABC):
             return f"{cls.label} has no option {key!r}: {nearest(key, cls.model_fields)}"
         field = cls.model_fields[key]
         got = "" if detail["type"] == "missing" else f"; got {detail['input']!r}"
-        return f"{cls.label}: {key} ({field.description}) must be a {allowed_values(field)}{got}"
+        return f"{cls.label}: {key} ({description(cls, key)}) must be a {allowed_values(field)}{got}"
 
 
 def _plain(value: Any) -> Any:

@@ -69,4 +69,4 @@ __all__ = [
     "with_features",
 ]
 
-discover(__name__)
+discover(__name__, but=("choices",))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+import scipy
 
 from trilemma.errors import PrivacyError
 from trilemma.privacy.accountants import ask, default
@@ -203,5 +203,7 @@ def _law(cor: float, ind: float) -> NoiseLaw:
 
 
 def _golden(price: Callable[[float], float], low: float, high: float) -> float:
-    found = minimize_scalar(price, bounds=(low, high), method="bounded", options={"xatol": 1e-9 * high})
+    found = scipy.optimize.minimize_scalar(
+        price, bounds=(low, high), method="bounded", options={"xatol": 1e-9 * high}
+    )
     return float(found.x)

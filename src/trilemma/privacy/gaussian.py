@@ -19,8 +19,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import erfcx, ndtr
 
 from trilemma.errors import PrivacyError
 
@@ -52,12 +52,12 @@ def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
     mu, eps = np.broadcast_arrays(np.asarray(mu, float), np.asarray(epsilon, float))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
         a, b = mu / 2 - eps / mu, -mu / 2 - eps / mu
-        second = np.exp(-(a**2) / 2) * erfcx(-b / math.sqrt(2)) / 2
+        second = np.exp(-(a**2) / 2) * scipy.special.erfcx(-b / math.sqrt(2)) / 2
         # In the far right tail both terms are equal to within rounding: take their difference before scaling.
-        gap = erfcx(-a / math.sqrt(2)) - erfcx(-b / math.sqrt(2))
+        gap = scipy.special.erfcx(-a / math.sqrt(2)) - scipy.special.erfcx(-b / math.sqrt(2))
         if (mu < 0.5).any():
             gap = np.where(mu < 0.5, _erfcx_drop(eps / mu, mu), gap)
-        delta = np.where((a < 0) | (mu < 0.5), np.exp(-(a**2) / 2) * gap / 2, ndtr(a) - second)
+        delta = np.where((a < 0) | (mu < 0.5), np.exp(-(a**2) / 2) * gap / 2, scipy.special.ndtr(a) - second)
     delta = np.where(mu <= 0, 0.0, np.where(np.isinf(mu), 1.0, delta))
     return np.clip(delta, 0.0, 1.0)
 
@@ -69,7 +69,7 @@ def _erfcx_drop(middle: Array, width: Array) -> Array:
     """
     middle, half = np.broadcast_arrays(middle / math.sqrt(2), width / math.sqrt(8))
     x = middle[..., None] + half[..., None] * _NODES
-    slope = 2 / math.sqrt(math.pi) - 2 * x * erfcx(x)
+    slope = 2 / math.sqrt(math.pi) - 2 * x * scipy.special.erfcx(x)
     return np.asarray(half * (slope @ _WEIGHTS))
 
 

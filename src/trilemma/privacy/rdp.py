@@ -34,8 +34,8 @@ from functools import lru_cache
 from typing import cast
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln, logsumexp
 
 from trilemma.errors import PrivacyError
 from trilemma.privacy.gaussian import check_delta
@@ -132,12 +132,11 @@ def theorem_c1(z: float, rate: float, rounds: int, delta: float, largest_order: 
 
 def _theorem_c1_log(z: float, rate: float, order: int) -> float:
     j = np.arange(3, order + 1)
-    binomial = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
-    higher = math.log(2) + j * math.log(rate) + binomial + (j - 1) * j / (2 * z**2)
+    higher = math.log(2) + j * math.log(rate) + _log_binomial(order, j) + (j - 1) * j / (2 * z**2)
     two = 1 / z**2  # ε(2)
     four = math.log(4) + two + math.log(-math.expm1(-two))
     second = 2 * math.log(rate) + math.log(order * (order - 1) / 2) + min(four, math.log(2) + two)
-    return float(logsumexp(np.concatenate(([0.0, second], higher))))
+    return float(scipy.special.logsumexp(np.concatenate(([0.0, second], higher))))
 
 
 @lru_cache(maxsize=256)
@@ -169,9 +168,15 @@ def _by_dp_accounting(event: str, z: float, rate: float, orders: tuple[float, ..
 def _poisson_log(z: float, rate: float, order: int) -> float:
     """Return (α−1)ρ(α) of the Poisson-sampled Gaussian at an integer order: a binomial sum."""
     k = np.arange(order + 1)
-    binomial = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
     chances = (order - k) * math.log1p(-rate) + k * math.log(rate)
-    return float(logsumexp(binomial + chances + k * (k - 1) / (2 * z**2)))
+    return float(scipy.special.logsumexp(_log_binomial(order, k) + chances + k * (k - 1) / (2 * z**2)))
+
+
+def _log_binomial(order: int, k: ArrayLike) -> Array:
+    """Return log C(α, k)."""
+    k = np.asarray(k)
+    log_factorial = scipy.special.gammaln
+    return log_factorial(order + 1) - log_factorial(k + 1) - log_factorial(order - k + 1)
 
 
 def _sampled_gaussian(z: float, rate: float, orders: tuple[float, ...]) -> Array:
@@ -198,7 +203,7 @@ def _poisson_replace(z: float, rate: float, orders: tuple[float, ...]) -> Array:
         log_p = np.logaddexp(math.log1p(-rate), math.log(rate) + up)
         log_q = np.logaddexp(math.log1p(-rate), math.log(rate) + down)
         log_integrand = order * log_p + (1 - order) * log_q - y**2 / 2
-        total = logsumexp(log_integrand) + math.log(step) - math.log(2 * math.pi) / 2
+        total = scipy.special.logsumexp(log_integrand) + math.log(step) - math.log(2 * math.pi) / 2
         rho[k] = max(total, 0.0) / (order - 1) * (1 + 1e-9)
     return rho
 

@@ -16,6 +16,7 @@ from trilemma.data.formats import Arrays
 from trilemma.data.images import ImageSet
 from trilemma.errors import ConfigError, DataUnavailable
 from trilemma.keys import Key
+from trilemma.options import description
 from trilemma.testing import chosen
 
 NAMES = chosen.names("dataset")
@@ -91,5 +92,5 @@ def test_every_data_set_refuses_unknown_options_and_has_a_summary(name: str) -> 
     with pytest.raises(ConfigError, match="unknown option 'colour'"):
         data.datasets[name].parse(colour="red")
     assert data.datasets.summary(name)
-    for field, info in data.datasets[name].model_fields.items():
-        assert info.description, f"{name}.{field} is not described"
+    for field in data.datasets[name].model_fields:
+        assert description(data.datasets[name], field), f"{name}.{field} is not described"

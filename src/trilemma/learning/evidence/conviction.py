@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 from trilemma.learning.evidence.correction import QUARTILES, Direction, visible
 from trilemma.learning.trace import Array, Law
@@ -86,7 +86,8 @@ def lengths(dim: int, alarm: float) -> tuple[float, float]:
     (6.82, 13.5)
     """
     half = dim / 2
-    return math.sqrt(2 * special.gammaincinv(half, alarm)), math.sqrt(2 * special.gammainccinv(half, alarm))
+    low, high = scipy.special.gammaincinv(half, alarm), scipy.special.gammainccinv(half, alarm)
+    return math.sqrt(2 * low), math.sqrt(2 * high)
 
 
 def convict(
@@ -190,7 +191,7 @@ def _by_direction(
     m = len(heard)
     if not liars or m < 2 * liars + 1:
         return found
-    high = float(special.ndtri(1 - alarm / (2 * m * (liars + 1))))
+    high = float(scipy.special.ndtri(1 - alarm / (2 * m * (liars + 1))))
     for direction in seen():
         along = direction.along / deviation
         low, middle, up = np.quantile(along, (0.25, 0.5, 0.75))

@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import linalg, special
 
 from trilemma.learning.trace import Array, Law
 
@@ -74,9 +74,9 @@ def visible(gram: Array, law: Law, most: int) -> list[Direction]:
     m, d, whiten = len(gram), law.dim, law.whitening
     white, least = whiten @ gram @ whiten, edge(m, d)
     # Where the edge less the matrix has a Cholesky factor, nothing is above it: a fifth of a decomposition.
-    if linalg.lapack.dpotrf(least * np.eye(m) - white, lower=1, overwrite_a=1)[1] == 0:
+    if scipy.linalg.lapack.dpotrf(least * np.eye(m) - white, lower=1, overwrite_a=1)[1] == 0:
         return []
-    top, x = linalg.eigh(white, subset_by_value=(least, np.inf), check_finite=False)
+    top, x = scipy.linalg.eigh(white, subset_by_value=(least, np.inf), check_finite=False)
     found = []
     for k in range(len(top) - 1, max(len(top) - 1 - most, -1), -1):
         mix = whiten @ x[:, k] / math.sqrt(top[k])
@@ -163,6 +163,6 @@ def _apart(seen: Sequence[Direction], law: Law, most: int) -> NDArray[np.int64]:
         low, middle, up = np.quantile(along, (0.25, 0.5, 0.75))
         apart = np.maximum(apart, np.abs(along - middle) / max(1.0, float(up - low) / QUARTILES))
     order = np.argsort(-apart)
-    tails = 2 * len(seen) * special.ndtr(-apart[order])
+    tails = 2 * len(seen) * scipy.special.ndtr(-apart[order])
     few = np.flatnonzero(tails <= FALSELY * np.arange(1, len(order) + 1) / len(order))
     return order[: min(most, int(few[-1]) + 1 if len(few) else 0)]

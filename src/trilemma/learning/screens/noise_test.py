@@ -24,8 +24,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import scipy
 import torch
-from scipy import special
 from torch import Tensor
 
 from trilemma.aggregation.noise_test import NoiseTest as Stage
@@ -77,7 +77,7 @@ class NoiseTest:
         length = torch.linalg.vector_norm(unit, dim=1, dtype=torch.float64)
         off = self.stage.deviations * math.sqrt(2 * dim)
         high, low = math.sqrt(dim + off), math.sqrt(max(0.0, dim - off))
-        far = (float(special.kolmogi(self.stage.level)) + PEAK * slack) / math.sqrt(dim)
+        far = (float(scipy.special.kolmogi(self.stage.level)) + PEAK * slack) / math.sqrt(dim)
         usual: Tensor = (length <= high + slack) & (length >= low - slack) & (distances(unit) <= far)
         return usual
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
+import scipy
 
 from trilemma.errors import PrivacyError
 
@@ -35,7 +35,8 @@ def least_multiplier(
         # Costs of zero or infinity would stop the secant steps.
         return math.log(min(max(cost(math.exp(log_z)), 1e-9), 1e12) / epsilon)
 
-    z = math.exp(brentq(excess, math.log(low), math.log(high), xtol=tolerance / 2)) * (1 + tolerance / 2)
+    root = scipy.optimize.brentq(excess, math.log(low), math.log(high), xtol=tolerance / 2)
+    z = math.exp(root) * (1 + tolerance / 2)
     while cost(z) > epsilon:
         z *= 1 + tolerance / 2
     return z
