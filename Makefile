@@ -64,8 +64,9 @@ imports: $(VENV)/.dev
 docs-reference: $(VENV)/.runtime  ## write docs/configuration.md from what the source declares
 	$(BIN)/python -m trilemma.config.reference > docs/configuration.md
 
-docs-results: $(VENV)/.runtime  ## write the tables of results in docs/ from results/
+docs-results: $(VENV)/.runtime  ## write the tables and the picture of results in docs/ from results/
 	$(BIN)/python -m trilemma.papers.pages docs/results.md docs/personal-tables.md
+	$(BIN)/python -m trilemma papers figure lp-proj-synthetic00 --to docs/images/personal-fairness.png
 
 docs: $(VENV)/.dev  ## build the documentation site into site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir site

@@ -50,6 +50,11 @@ def test_what_is_printed_is_about_a_place_of_its_study() -> None:
         places = [place.at for place in study.runs("1")]
         for printed in paper(study.paper).of(name).printed:
             assert any(printed.stands_at(*place, printed.metric) for place in places), printed
+        for claim in paper(study.paper).of(name).claims:
+            assert any(claim.about(*place) for place in places), claim
+            assert {*claim.others} <= {row for _, row, _ in places}, claim
+            assert {*claim.tables} <= {table for table, _, _ in places}, claim
+            assert {*claim.columns} <= {column for _, _, column in places}, claim
 
 
 def test_safe_dshb_crosses_noise_attacks_and_rules() -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from trilemma.cli import app
 from trilemma.errors import ConfigError, UserError
 from trilemma.papers import pages, run_studies, studies
+from trilemma.papers.claims import judged
 from trilemma.papers.measured import (
     Measured,
     Results,
@@ -20,7 +21,7 @@ from trilemma.papers.measured import (
     read_results,
     write_results,
 )
-from trilemma.papers.published import Cause, Paper, Printed, paper
+from trilemma.papers.published import Cause, Claim, Paper, Printed, paper
 from trilemma.papers.verdicts import verdicts
 from trilemma.records import Spread
 from trilemma.report import load
@@ -53,6 +54,8 @@ def test_a_difference_within_both_spreads_agrees() -> None:
 def test_bounds_and_stars() -> None:
     assert kinds([ours("a", 0.29)], [theirs("a", below=0.3)]) == ["agrees"]
     assert kinds([ours("a", 0.31)], [theirs("a", below=0.3)]) == ["differs"]
+    over = verdicts(Results("s", (ours("a", 0.31),)), Paper("a paper", (theirs("a", below=0.3),)))
+    assert [one.words for one in over] == ["differs by +1.0"]
     assert kinds([ours("a", None)], [theirs("a")]) == ["agrees"]
     assert kinds([ours("a", None)], [theirs("a", 0.5)]) == ["differs"]
     assert kinds([ours("a", 0.5)], [theirs("a")]) == ["differs"]
@@ -63,6 +66,34 @@ def test_the_order_is_that_to_all_others_the_paper_can_tell_apart() -> None:
     shifted = [ours("a", 0.60), ours("b", 0.80), ours("c", 0.79)]
     assert kinds(shifted, printed) == ["ordering agrees"] * 3
     assert kinds([ours("a", 0.60), ours("b", 0.58)], printed[:2]) == ["differs"] * 2
+
+
+@pytest.mark.parametrize(
+    ("says", "mean", "words"),
+    [
+        ("beats", 0.84, "agrees"),
+        ("beats", 0.81, "ordering agrees"),
+        ("beats", 0.79, "differs by -1.0 from b"),
+        ("matches or beats", 0.775, "agrees"),
+        ("matches or beats", 0.76, "differs by -4.0 from b"),
+        ("matches or beats", None, "differs: a diverged"),
+        ("is close to", 0.775, "differs by +7.5 from c"),
+    ],
+)
+def test_a_claim_is_held_against_the_row_that_fits_it_least(
+    says: str, mean: float | None, words: str
+) -> None:
+    claim = Claim("s", "a", says, ("b", "c", "d"), "Figure 1", within=0.01)
+    cells = (ours("a", mean), ours("b", 0.80), ours("c", 0.70))
+    found = judged(Results("s", cells), Paper("a paper", (), (), (claim,)))
+    assert [one.words for one in found] == [words]
+
+
+def test_a_claim_is_about_the_tables_and_columns_it_names() -> None:
+    claim = Claim("s", "a", "beats", ("b",), "Figure 1", columns=("another",))
+    cells = (ours("a", 0.9), ours("b", 0.8))
+    assert judged(Results("s", cells), Paper("a paper", (), (), (claim,))) == []
+    assert judged(Results("s", cells[:1]), Paper("a paper", (), (), (replace(claim, columns=()),))) == []
 
 
 def test_a_known_cause_stands_beside_a_difference_alone() -> None:

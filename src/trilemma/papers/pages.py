@@ -17,9 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from trilemma.papers import studies
+from trilemma.papers.claims import written
 from trilemma.papers.measured import Measured, Results, read_results
 from trilemma.papers.published import Paper, paper
-from trilemma.papers.verdicts import said, written
+from trilemma.papers.verdicts import said
 from trilemma.report import Table
 from trilemma.report.tables import SHARES
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from trilemma.papers.claims import Kind, judged, written
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper, Printed
 from trilemma.report import Table
-from trilemma.report.tables import SHARES, number, percent
-
-Kind = Literal["agrees", "ordering agrees", "differs"]
+from trilemma.report.tables import SHARES
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One place of which both have a number; `difference` is ours minus theirs, None against a bound."""
+    """One place of which both have a number; `difference` is ours minus theirs, or minus their bound."""
 
     cell: Measured
     printed: Printed
@@ -34,8 +32,28 @@ class Verdict:
         """The verdict, with the difference where it matters."""
         if self.kind != "differs" or self.difference is None:
             return self.kind
-        share = self.printed.metric in SHARES
-        return f"differs by {100 * self.difference:+.1f}" if share else f"differs by {self.difference:+.3g}"
+        if self.printed.metric in SHARES:
+            return f"differs by {100 * self.difference:+.1f}"
+        return _times(self.difference, self.printed.value) or f"differs by {self.difference:+.3g}"
+
+
+def _times(difference: float, value: float | None) -> str:
+    """Say how many times larger or smaller ours is, where it is several times.
+
+    >>> _times(-98.0, 100.0), _times(1.0, 100.0)
+    ('differs: 50 times smaller', '')
+    """
+    ours = difference + (value or 0.0)
+    if not value or ours / value <= 0:
+        return ""
+    factor = ours / value
+    if 1 / FAR < factor < FAR:
+        return ""
+    return f"differs: {factor:.3g} times larger" if factor > 1 else f"differs: {1 / factor:.3g} times smaller"
+
+
+FAR = 3
+"""From what factor on a quotient says more than a difference."""
 
 
 def verdicts(results: Results, paper: Paper) -> list[Verdict]:
@@ -59,8 +77,8 @@ def _verdict(
         return Verdict(cell, printed, "agrees" if same else "differs", None, "" if same else cause)
     if printed.value is None:
         assert printed.below is not None
-        below = ours.mean < printed.below
-        return Verdict(cell, printed, "agrees" if below else "differs", None, "" if below else cause)
+        over = ours.mean - printed.below
+        return Verdict(cell, printed, "agrees" if over < 0 else "differs", over, "" if over < 0 else cause)
     difference = ours.mean - printed.value
     if abs(difference) <= (ours.std or 0.0) + (printed.std or 0.0) + printed.within:
         return Verdict(cell, printed, "agrees", difference)
@@ -93,6 +111,7 @@ def verdict_table(name: str, results: Results, paper: Paper, compute: str = "") 
     `compute` is the module of a study without runs.
     """
     found = verdicts(results, paper)
+    claimed = judged(results, paper)
     lines = tuple(
         (
             one.cell.table,
@@ -105,22 +124,21 @@ def verdict_table(name: str, results: Results, paper: Paper, compute: str = "") 
             one.cause,
         )
         for one in found
-    )
+    ) + tuple(one.line for one in claimed)
     kinds = ("agrees", "ordering agrees", "differs")
-    counts = ", ".join(f"{kind}: {sum(one.kind == kind for one in found)}" for kind in kinds)
+    given: list[str] = [*(one.kind for one in found), *(one.kind for one in claimed)]
+    counts = ", ".join(f"{kind}: {given.count(kind)}" for kind in kinds) if given else NOTHING
     age = results.age(compute).words
     remarks = [counts, paper.reference, *([f"{age} ({AGAIN})"] if age else [])]
     heads = ("table", "row", "column", "there", "ours", "paper", "verdict", "known cause")
     return Table(f"{name}: ours beside the paper's", heads, lines, tuple(remarks), words=len(heads))
 
 
+NOTHING = (
+    "nothing to compare: the paper has no number for a place that was run; trilemma papers figure draws ours"
+)
+
 AGAIN = "trilemma papers run makes new results"
-
-
-def written(cell: Measured, metric: str) -> str:
-    """Write ours: in per cent where it is a share."""
-    spread = cell.metrics[metric]
-    return percent(spread) if metric in SHARES else number(spread)
 
 
 def said(printed: Printed) -> str:

@@ -24,7 +24,12 @@ def draw(results: Results, printed: Paper, path: Path) -> Path:
         if panel == "fairness":
             for cell in ends:
                 _fairness(axes, cell, printed, *looks[cell.row])
-            axes.set(xlabel="accuracy", ylabel="variance over clients", yscale="log", title="Figure 6")
+            axes.set(
+                xlabel="accuracy",
+                ylabel="variance over clients",
+                yscale="log",
+                title="Figure 6: best is lower right",
+            )
         else:
             for cell in curves:
                 _curve(axes, cell, panel, looks[cell.row][0])

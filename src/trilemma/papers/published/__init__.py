@@ -14,6 +14,15 @@ read_off = true                 # from a curve or from the prose about it, not f
 study = "cafcor-fashion"        # or a list of studies
 text = "…"
 tables = ["Table 5"]            # where, if not everywhere: tables, rows, columns, metrics
+
+[[claim]]                       # what it says in words of one row beside others, column by column
+study = "byz-clip21-figure2"
+row = "Byz-Clip21-SGD2M"
+says = "beats"                  # or "matches or beats", "is close to"
+others = ["Byz-Clip-SGD"]
+figure = "Figure 2"
+within = 0.01                   # what can be told apart on its curves
+columns = ["ε = 13"]            # where, if not everywhere: tables, columns
 """
 
 from __future__ import annotations
@@ -23,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 from trilemma.errors import nearest
 
@@ -73,17 +82,47 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """What a paper says of one row beside others, without a number: in the tables and columns named."""
+
+    study: str
+    row: str
+    says: Literal["beats", "matches or beats", "is close to"]
+    others: tuple[str, ...]
+    figure: str
+    within: float = 0.0
+    tables: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def about(self, table: str, row: str, column: str) -> bool:
+        """Whether it is about this row here."""
+        return (
+            row == self.row and table in (self.tables or (table,)) and column in (self.columns or (column,))
+        )
+
+    @property
+    def words(self) -> str:
+        """What it says."""
+        return f"{self.says} {' and '.join(self.others)}"
+
+
+@dataclass(frozen=True)
 class Paper:
     """A paper and what it printed."""
 
     reference: str
     printed: tuple[Printed, ...]
     causes: tuple[Cause, ...] = ()
+    claims: tuple[Claim, ...] = ()
 
     def of(self, study: str) -> Paper:
         """Return what is about one study."""
-        printed = tuple(one for one in self.printed if one.study == study)
-        return Paper(self.reference, printed, tuple(one for one in self.causes if one.study == study))
+        return Paper(
+            self.reference,
+            tuple(one for one in self.printed if one.study == study),
+            tuple(one for one in self.causes if one.study == study),
+            tuple(one for one in self.claims if one.study == study),
+        )
 
     def at(self, table: str, row: str, column: str, metric: str = "accuracy") -> Printed | None:
         """Return what is printed for a place."""
@@ -103,7 +142,8 @@ def paper(name: str) -> Paper:
     printed = [Printed(**one) for one in said.get("printed", [])]
     printed += [one for rows in said.get("rows", []) for one in _row(**rows)]
     causes = [cause for one in said.get("cause", []) for cause in _causes(**one)]
-    return Paper(said["reference"], tuple(printed), tuple(causes))
+    claims = [_claim(**one) for one in said.get("claim", [])]
+    return Paper(said["reference"], tuple(printed), tuple(causes), tuple(claims))
 
 
 @cache
@@ -131,6 +171,11 @@ def line(name: str, study: str, table: str, row: str) -> str:
 def _causes(study: str | Sequence[str], text: str, **where: Sequence[str]) -> list[Cause]:
     named = {name: tuple(names) for name, names in where.items()}
     return [Cause(one, text, **named) for one in ([study] if isinstance(study, str) else study)]
+
+
+def _claim(**said: Any) -> Claim:
+    plain: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in said.items()}
+    return Claim(**plain)
 
 
 def _row(
