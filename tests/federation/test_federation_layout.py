@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from trilemma.errors import UserError
-from trilemma.federation import certificates, layout, provisioning
+from trilemma.federation import certificates, layout, node_keys, provisioning
 from trilemma.federation.authority import Authority
 from trilemma.federation.layout import Federation, Party, Timing, parties
 
@@ -55,7 +55,7 @@ def test_node_keys_are_on_the_roster(made):
     assert sorted(nodes) == [0, 1, 2, 3]
     for client in parties(made)[1:]:
         private = serialization.load_ssh_private_key(client.node_key.read_bytes(), password=None)
-        assert private.public_key() == certificates.check_node_key(nodes[client.client])
+        assert private.public_key() == node_keys.check_node_key(nodes[client.client])
 
 
 def test_secrets_are_for_their_owner_only(made):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation import certificates, kinds, wire
+from trilemma.federation import kinds, node_keys, wire
 from trilemma.federation.adoption import adopt, vouch
 from trilemma.federation.authority import Authority
 from trilemma.federation.epochs import Stopped
@@ -114,7 +114,7 @@ def test_what_is_allowed_in_advance_does_not_count_on_invented_clients(parties):
         Member(
             name=f"invented-{number}",
             identity=Identity.generate().public.hex(),
-            node=certificates.new_node_key()[1].decode(),
+            node=node_keys.new_node_key()[1].decode(),
         )
         for number in range(20)
     ]

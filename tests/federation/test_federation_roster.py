@@ -11,7 +11,7 @@ import pytest
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
 from trilemma import files
-from trilemma.federation import certificates, kinds, wire
+from trilemma.federation import certificates, kinds, node_keys, wire
 from trilemma.federation.adoption import adopt, counted_on, know, known_to, strangers, vouch
 from trilemma.federation.authority import Authority
 from trilemma.federation.confirmation import Position, Witness
@@ -36,7 +36,7 @@ def authority_of(parties):
 
 
 def stranger(name="newcomer"):
-    node = certificates.new_node_key()[1].decode()
+    node = node_keys.new_node_key()[1].decode()
     return Member(name=name, identity=Identity.generate().public.hex(), node=node)
 
 

@@ -16,7 +16,7 @@ from flower_harness import FAST, free_ports, real, wait_for
 from federation_harness import PRIVATE, make, small_config
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import certificates, processes, provisioning
+from trilemma.federation import certificates, node_keys, processes, provisioning
 from trilemma.federation.processes import Command
 from trilemma.flower import deployment
 from trilemma.flower.control import connect
@@ -147,7 +147,7 @@ def test_wrong_key(federation):
 def test_unregistered_node(federation, tmp_path):
     """A node with a key the server does not know cannot connect, and the run does not notice."""
     stranger = federation.client(4)
-    private, _ = certificates.new_node_key()
+    private, _ = node_keys.new_node_key()
     files.write_atomically(tmp_path / "node.key", private, secret=True)
     supernode = commands(stranger)[0]
     argv = list(supernode.argv)

@@ -4,8 +4,6 @@ Server and clients show each other certificates of the one authority before a by
 the server authenticates clients by node keys (NIST P-384, Flower's format) and, above Flower, by Ed25519
 identities. The authority also signs the roster, which says whose keys these are.
 Its private key is needed when somebody comes, goes, or needs a new certificate, and is best kept off-line.
-
-Longer than most modules, so that everything that reads or writes X.509 stands in one place.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from trilemma.errors import UserError
+from trilemma.federation.tls_keys import new_key, new_request, private_pem, requested_key
 
 VALIDITY = dt.timedelta(days=365)
 # Machines of a federation disagree about the time; a certificate is valid a little before it was made.
@@ -72,14 +71,6 @@ class Issued:
         return signer
 
 
-def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-
-
 def read_certificate(pem: bytes) -> x509.Certificate:
     """Parse a certificate, or say that it is none."""
     try:
@@ -124,9 +115,9 @@ def new_authority(name: str, until: dt.datetime | None = None) -> Issued:
     >>> new_authority("demo").x509.subject.rfc4514_string()
     'CN=demo authority'
     """
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = new_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} authority")])
-    return Issued(_self_signed(key, subject, until), _private_pem(key))
+    return Issued(_self_signed(key, subject, until), private_pem(key))
 
 
 def renewed_authority(authority: Issued, until: dt.datetime | None = None) -> bytes:
@@ -210,13 +201,13 @@ def issue_server(authority: Issued, hosts: tuple[str, ...], until: dt.datetime |
     ['fl.example.org', 'localhost']
     """
     names = [_alternative_name(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = new_key()
     certificate = _certify(
         *(authority, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, key.public_key()),
         x509.SubjectAlternativeName(names),
         until,
     )
-    return Issued(certificate, _private_pem(key))
+    return Issued(certificate, private_pem(key))
 
 
 def issue_client(authority: Issued, name: str, until: dt.datetime | None = None) -> Issued:
@@ -312,37 +303,6 @@ def _certify(
     return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def new_request(name: str) -> tuple[bytes, bytes]:
-    """Make a TLS key and a request to certify it: (private key, signing request), both PEM.
-
-    >>> new_request("alice")[1].startswith(b"-----BEGIN CERTIFICATE REQUEST-----")
-    True
-    """
-    private = _private_pem(ec.generate_private_key(ec.SECP256R1()))
-    return private, request_for(private, name)
-
-
-def request_for(private: bytes, name: str) -> bytes:
-    """Return a request to certify the key whose private half is given."""
-    key: Any = serialization.load_pem_private_key(private, password=None)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
-    return request.public_bytes(serialization.Encoding.PEM)
-
-
-def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
-    """Return the key of a signing request that its owner signed; refuse any other kind."""
-    try:
-        found = x509.load_pem_x509_csr(request)
-        key = found.public_key()
-        sound = found.is_signature_valid
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise UserError(f"this is no request for a certificate: {error}") from None
-    if not sound or not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
-        raise UserError("a certificate is requested for a P-256 key, and signed by it")
-    return key
-
-
 def belongs(certificate: bytes, private: bytes) -> bool:
     """Tell whether a certificate is about this private key.
 
@@ -362,40 +322,3 @@ def is_for(certificate: bytes, request: bytes) -> bool:
     True
     """
     return bool(requested_key(request) == read_certificate(certificate).public_key())
-
-
-def check_node_key(public: bytes) -> ec.EllipticCurvePublicKey:
-    """Return a node's public key (OpenSSH); refuse what Flower would not register.
-
-    >>> check_node_key(new_node_key()[1]).curve.name
-    'secp384r1'
-    >>> check_node_key(b"ssh-rsa AAAA")
-    Traceback (most recent call last):
-    trilemma.errors.UserError: a node key is a P-384 key in OpenSSH's format
-    """
-    try:
-        key = serialization.load_ssh_public_key(public)
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
-        raise UserError("a node key is a P-384 key in OpenSSH's format")
-    if key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) != public:
-        raise UserError("a node key is written in one way, without a comment: two must not look like one")
-    return key
-
-
-def new_node_key() -> tuple[bytes, bytes]:
-    """Make a node key pair for Flower's authentication: (private, public), both in OpenSSH format.
-
-    >>> private, public = new_node_key()
-    >>> public.split()[0]
-    b'ecdsa-sha2-nistp384'
-    """
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return private, public

@@ -14,7 +14,7 @@ from pathlib import Path
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import authority as authorities
-from trilemma.federation import certificates
+from trilemma.federation import certificates, node_keys
 from trilemma.federation.authority import Authority
 from trilemma.federation.layout import CONFIG, PUBLIC, TASK, UNFINISHED, Federation, Party, parties
 from trilemma.federation.permission import Permission
@@ -81,7 +81,7 @@ def begin_folder(
 
 def new_member(client: Party) -> Member:
     """Make a client's identity and node key in its folder; return what a roster says about it."""
-    private, public = certificates.new_node_key()
+    private, public = node_keys.new_node_key()
     files.write_atomically(client.node_key, private, secret=True)
     identity = Identity.generate()
     identity.save(client.identity)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import adoption, bundles, certificates
+from trilemma.federation import adoption, bundles, certificates, tls_keys
 from trilemma.federation.authority import Authority
 from trilemma.federation.membership import BUNDLES, parties_beside
 
@@ -55,7 +55,7 @@ def renew(folder: Path, fresh: bool = False, own: bool = False) -> list[Renewed]
             raise UserError(f"the authority does not know {name}'s certificate, and its folder is not here")
         request = None
         if here is not None and fresh:
-            key, request = certificates.new_request(name)
+            key, request = tls_keys.new_request(name)
         after = certificates.renewed(authority.issued, before, request)
         if here is not None:
             with files.locked(here.lock):

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from trilemma import files
 from trilemma.errors import PrivacyError, UserError
-from trilemma.federation import certificates, signed_files
+from trilemma.federation import node_keys, signed_files, tls_keys
 from trilemma.federation.layout import Party
 from trilemma.federation.rosters import (
     NAME,
@@ -128,8 +128,8 @@ class Request:
         """Read a request; refuse one whose sender does not have the keys it names."""
         found = signed_files.read(text, _File)
         content = found.request
-        certificates.requested_key(content.certificate.encode())
-        node = certificates.check_node_key(content.node.encode())
+        tls_keys.requested_key(content.certificate.encode())
+        node = node_keys.check_node_key(content.node.encode())
         try:
             check_signature(bytes.fromhex(content.identity), content.message, bytes.fromhex(found.identity))
             node.verify(bytes.fromhex(found.node), content.message, ec.ECDSA(hashes.SHA256()))
@@ -182,8 +182,8 @@ def new_keys(folder: Path) -> Keys:
         shutil.rmtree(begun.folder)
     begun.folder.mkdir(mode=0o700)
     Identity.generate().save(begun.identity)
-    files.write_atomically(begun.node, certificates.new_node_key()[0], secret=True)
-    files.write_atomically(begun.tls, certificates.new_request("client")[0], secret=True)
+    files.write_atomically(begun.node, node_keys.new_node_key()[0], secret=True)
+    files.write_atomically(begun.tls, tls_keys.new_request("client")[0], secret=True)
     begun.folder.rename(folder)
     files.sync_folder(folder.parent)
     return Keys(folder)
@@ -203,7 +203,7 @@ def request_for(keys: Keys, name: str, former: Former | None = None) -> str:
         node=node.public_key()
         .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         .decode(),
-        certificate=certificates.request_for(keys.tls.read_bytes(), "client").decode(),
+        certificate=tls_keys.request_for(keys.tls.read_bytes(), "client").decode(),
         former=former,
     )
     return signed_files.text_of(

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from trilemma import files
 from trilemma.errors import PrivacyError, UserError
-from trilemma.federation import certificates, signed_files
+from trilemma.federation import certificates, node_keys, signed_files
 from trilemma.federation.signed_files import Content, Ecdsa, Strict
 from trilemma.privacy.secrets import Identity, Roster, check_signature
 
@@ -63,14 +63,14 @@ class Member(Strict):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        certificates.check_node_key(self.node.encode())
+        node_keys.check_node_key(self.node.encode())
         return self
 
     def successors(self, known: Iterable[str]) -> set[str]:
         """Return those of this client's identities that follow, signature by signature, from known ones.
 
         >>> old, new = Identity(bytes(32)), Identity(bytes([1] * 32))
-        >>> node = certificates.new_node_key()[1].decode()
+        >>> node = node_keys.new_node_key()[1].decode()
         >>> signed = Former(identity=old.public.hex(), signature=succession(old, new.public))
         >>> moved = Member(name="a", identity=new.public.hex(), node=node, former=(signed,))
         >>> moved.successors({old.public.hex()}) == {new.public.hex()}
@@ -136,7 +136,7 @@ class SignedRoster:
     """A roster and the authority's signature. Two that say the same are equal, whatever their signatures.
 
     >>> authority = certificates.new_authority("demo")
-    >>> node = certificates.new_node_key()[1].decode()
+    >>> node = node_keys.new_node_key()[1].decode()
     >>> alice = Member(name="alice", identity=Identity.generate().public.hex(), node=node)
     >>> roster = SignedRoster.sign(authority, "demo", 1, (alice,))
     >>> SignedRoster.read(roster.text, authority.certificate) == roster

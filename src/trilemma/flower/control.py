@@ -30,8 +30,8 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from trilemma.errors import UserError
-from trilemma.federation.certificates import check_node_key
 from trilemma.federation.layout import Party
+from trilemma.federation.node_keys import check_node_key
 
 
 class SuperLinkAway(UserError):
