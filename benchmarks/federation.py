@@ -39,8 +39,8 @@ from rich.table import Table
 from trilemma import config as configurations
 from trilemma.federation import layout, provisioning
 from trilemma.federation.commits import CommitLog
-from trilemma.federation.layout import Federation, Timing
 from trilemma.federation.processes import Command
+from trilemma.federation.public_facts import Federation, Timing
 from trilemma.federation.spending import write_budgets
 from trilemma.federation.task import load_task
 from trilemma.flower import deployment

@@ -48,9 +48,10 @@ from trilemma.federation.admission import Reply
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.inprocess import InProcess
-from trilemma.federation.layout import Federation, Party, Timing, parties
+from trilemma.federation.layout import Party, parties
 from trilemma.federation.long_blocks import described, piece_of
 from trilemma.federation.node import Node
+from trilemma.federation.public_facts import Federation, Timing
 from trilemma.federation.server import open_run
 from trilemma.federation.shelf import Shelf
 from trilemma.federation.spending import write_budgets

@@ -16,7 +16,8 @@ from trilemma.federation.admission import Reply
 from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.exchange import Clock
 from trilemma.federation.inprocess import FIRST_NODE, InProcess
-from trilemma.federation.layout import Federation, Party, Timing
+from trilemma.federation.layout import Party
+from trilemma.federation.public_facts import Federation, Timing
 from trilemma.federation.server import open_run
 from trilemma.federation.sessions import Session, apart
 from trilemma.federation.spending import write_budgets

@@ -43,9 +43,10 @@ from trilemma.federation import commits, confirmation, kinds, node, server, sess
 from trilemma.federation.admission import Reply
 from trilemma.federation.epochs import Epoch, Stopped
 from trilemma.federation.exchange import Clock
-from trilemma.federation.layout import Party, Timing
+from trilemma.federation.layout import Party
 from trilemma.federation.node import Node
 from trilemma.federation.permission import Permission
+from trilemma.federation.public_facts import Timing
 from trilemma.federation.reasons import Refused
 from trilemma.federation.rosters import SignedRoster
 from trilemma.federation.server import open_run

@@ -13,7 +13,7 @@ from trilemma.federation import kinds, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.epochs import Stopped
 from trilemma.federation.exchange import Correspondence, Patience
-from trilemma.federation.layout import Timing
+from trilemma.federation.public_facts import Timing
 from trilemma.federation.server import open_run
 
 

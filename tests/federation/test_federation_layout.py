@@ -12,9 +12,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from trilemma.errors import UserError
-from trilemma.federation import certificates, layout, node_keys, provisioning
+from trilemma.federation import certificates, node_keys, provisioning, public_facts
 from trilemma.federation.authority import Authority
-from trilemma.federation.layout import Federation, Party, Timing, parties
+from trilemma.federation.layout import Party, parties
+from trilemma.federation.public_facts import Federation, Timing
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,7 @@ def test_terms_notice_every_change(made, tmp_path):
         path.write_bytes(changed)
         seen.add(party.terms)
         path.write_bytes(before)
-    facts = party.folder / layout.PUBLIC
+    facts = party.folder / public_facts.PUBLIC
     before = facts.read_text()
     facts.write_text(before.replace("examples = 12", "examples = 13"))
     seen.add(party.terms)
@@ -155,7 +156,7 @@ def test_wrong_folders_are_named(tmp_path, name, complaint):
     folder = tmp_path / name
     folder.mkdir()
     if name != "nowhere":
-        (folder / layout.PUBLIC).write_text(Federation("pilot", 1).toml())
+        (folder / public_facts.PUBLIC).write_text(Federation("pilot", 1).toml())
     with pytest.raises(UserError, match=complaint):
         parties(folder)
 

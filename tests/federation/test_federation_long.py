@@ -24,8 +24,8 @@ from federation_harness import (
 from trilemma.aggregation import parse
 from trilemma.federation import kinds, shelf, wire
 from trilemma.federation.inprocess import FIRST_NODE
-from trilemma.federation.layout import Timing
 from trilemma.federation.long_blocks import Arriving, LongBlocks, described, piece_of
+from trilemma.federation.public_facts import Timing
 from trilemma.federation.reasons import Refused
 from trilemma.federation.sizes import ROOM
 

@@ -18,7 +18,7 @@ from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_c
 from trilemma.cli.export import export_command
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation import certificates, checks, layout, membership, requests
+from trilemma.federation import certificates, checks, membership, public_facts, requests
 from trilemma.federation.adoption import adopt, strangers
 from trilemma.federation.authority import Authority
 from trilemma.federation.bundles import Bundle
@@ -333,7 +333,7 @@ def test_nobody_ever_sees_all_secrets_and_the_federation_runs(tmp_path, asking):
         clients.append(client)
     assert [client.client for client in clients] == [0, 1, 2]
     everyone = [Party.open(folder / "server"), *clients]
-    quick = everyone[0].folder / layout.PUBLIC
+    quick = everyone[0].folder / public_facts.PUBLIC
     quick.write_text(quick.read_text().replace("join_limit = 60.0", "join_limit = 0.3"))
     assert coordinator(everyone, Direct(everyone))[0].go().rounds == 2
     said = command("roster", clients[0].folder)

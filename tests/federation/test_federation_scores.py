@@ -11,8 +11,8 @@ from federation_harness import Direct, coordinator, make, share_seeds, simulatio
 from trilemma.errors import UserError
 from trilemma.federation import kinds, provisioning, wire
 from trilemma.federation.commits import CommitLog
-from trilemma.federation.layout import Federation
 from trilemma.federation.node import Node
+from trilemma.federation.public_facts import Federation
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.spending import change_budget, planned_epsilon
 from trilemma.federation.task import load_task

@@ -14,7 +14,8 @@ from trilemma import config as configurations
 from trilemma.cli.federation import federation_app
 from trilemma.errors import ConfigError, UserError
 from trilemma.federation import provisioning, spending
-from trilemma.federation.layout import Federation, parties
+from trilemma.federation.layout import parties
+from trilemma.federation.public_facts import Federation
 from trilemma.federation.task import load_task
 from trilemma.task.file import TaskFile
 

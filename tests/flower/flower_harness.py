@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from federation_harness import make
-from trilemma.federation import layout, processes
+from trilemma.federation import processes, public_facts
 from trilemma.federation.commits import CommitLog
-from trilemma.federation.layout import Party, Timing
+from trilemma.federation.layout import Party
 from trilemma.federation.processes import Command
+from trilemma.federation.public_facts import Timing
 from trilemma.flower import SILENCE, deployment
 from trilemma.flower.control import connect
 
@@ -132,7 +133,7 @@ class Real:
         """Change the server's patience for the runs to come; it is no part of what parties agree on."""
         facts = self.server.federation
         changed = replace(facts, timing=replace(facts.timing, **changes))
-        (self.server.folder / layout.PUBLIC).write_text(changed.toml())
+        (self.server.folder / public_facts.PUBLIC).write_text(changed.toml())
 
 
 @contextlib.contextmanager

@@ -29,7 +29,8 @@ from flower_harness import Real, free_ports
 from federation_harness import Direct, coordinator, make, result_of, share_seeds, small_config
 from trilemma.errors import UserError
 from trilemma.federation import processes
-from trilemma.federation.layout import Timing, parties
+from trilemma.federation.layout import parties
+from trilemma.federation.public_facts import Timing
 from trilemma.federation.replay import replay
 from trilemma.federation.under_way import run_under_way
 from trilemma.flower import deployment

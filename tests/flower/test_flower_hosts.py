@@ -24,9 +24,10 @@ import torch
 from flower_harness import Real, wait_for
 
 from federation_harness import PRIVATE, make, result_of, small_config
-from trilemma.federation.layout import Party, Timing
+from trilemma.federation.layout import Party
 from trilemma.federation.peers import Door, door_file
 from trilemma.federation.permission import Permission
+from trilemma.federation.public_facts import Timing
 from trilemma.federation.replay import replay
 from trilemma.flower import deployment
 

@@ -11,7 +11,7 @@ from flower_harness import real, wait_for
 
 from federation_harness import check_against_simulation, share_seeds, small_config
 from trilemma.federation import processes, sizes, wire
-from trilemma.federation.layout import Timing
+from trilemma.federation.public_facts import Timing
 from trilemma.flower import deployment
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.nightly]

@@ -16,8 +16,8 @@ from trilemma import aggregation, config, plugins, registry, report, simulate
 from trilemma.cli import app, main
 from trilemma.config import rooms
 from trilemma.errors import ConfigError
-from trilemma.federation.layout import Federation
 from trilemma.federation.provisioning import init
+from trilemma.federation.public_facts import Federation
 
 RULE = '''
 """A rule of one's own."""

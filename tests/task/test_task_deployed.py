@@ -15,8 +15,9 @@ from trilemma import report
 from trilemma.cli import app
 from trilemma.cli.federation import _line, federation_app
 from trilemma.federation import provisioning
-from trilemma.federation.layout import Federation, parties
+from trilemma.federation.layout import parties
 from trilemma.federation.pilot import spent
+from trilemma.federation.public_facts import Federation
 from trilemma.federation.spending import read_budget, write_budgets
 from trilemma.federation.task import load_task
 from trilemma.privacy.ledger import Ledger

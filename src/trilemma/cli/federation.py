@@ -19,7 +19,8 @@ from trilemma.records import Record
 
 if TYPE_CHECKING:
     from trilemma.config import Config
-    from trilemma.federation.layout import Federation, Party
+    from trilemma.federation.layout import Party
+    from trilemma.federation.public_facts import Federation
     from trilemma.task import Task
 
 federation_app = typer.Typer(
@@ -81,7 +82,7 @@ def init_command(
     ] = False,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
-    from trilemma.federation import founding, layout, pilot, provisioning, supervision
+    from trilemma.federation import founding, pilot, provisioning, public_facts, supervision
     from trilemma.federation.requests import Request
     from trilemma.federation.spending import write_budgets
     from trilemma.federation.task import load_task
@@ -98,7 +99,7 @@ def init_command(
     looked_up = own is not None and examples is None
     if own is not None and examples is None:
         examples = pilot.poorest(own, count)
-    facts = layout.Federation(
+    facts = public_facts.Federation(
         name=name,
         clients=count,
         host=host,
@@ -107,7 +108,7 @@ def init_command(
         examples=examples,
         transcript=transcript,
         durable=durable,
-        timing=layout.Timing(round_limit=round_limit, join_limit=join_limit),
+        timing=public_facts.Timing(round_limit=round_limit, join_limit=join_limit),
     )
     if join:
         server, written = founding.found(folder, facts, settings.toml(), asked, task, settings.plugins)

@@ -116,12 +116,12 @@ def rotate_command(
     ] = False,
 ) -> None:
     """Give a client a new identity, node key and TLS key; the old identity signs the new one."""
-    from trilemma.federation import layout, membership
+    from trilemma.federation import membership, public_facts
     from trilemma.federation.layout import Party
     from trilemma.federation.requests import Request
 
     if client is None:
-        if not (folder / layout.PUBLIC).is_file():
+        if not (folder / public_facts.PUBLIC).is_file():
             raise UserError("say which client; allowed without: a client's own folder")
         party = Party.open(folder)
         if party.client is None:

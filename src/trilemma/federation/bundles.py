@@ -24,7 +24,8 @@ from trilemma.errors import UserError
 from trilemma.federation import certificates, layout, provisioning, signed_files
 from trilemma.federation.adoption import adopt
 from trilemma.federation.authority import Authority
-from trilemma.federation.layout import Federation, Party
+from trilemma.federation.layout import Party
+from trilemma.federation.public_facts import Federation
 from trilemma.federation.requests import Keys, next_keys
 from trilemma.federation.rosters import SignedRoster, check_follows
 from trilemma.federation.signed_files import Content, Ecdsa, Strict

@@ -22,7 +22,8 @@ from trilemma.federation.exchange import Clock, Correspondence
 from trilemma.federation.expulsions import Expulsion, clients_of
 from trilemma.federation.hearing import Heard, Hearing
 from trilemma.federation.joining import Joining
-from trilemma.federation.layout import Party, Timing
+from trilemma.federation.layout import Party
+from trilemma.federation.public_facts import Timing
 from trilemma.federation.scoring import Scoring
 from trilemma.federation.shelf import Shelf
 from trilemma.federation.task import PartyTask, load_task

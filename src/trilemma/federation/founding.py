@@ -1,7 +1,7 @@
 """A federation without a trusted dealer: every client made its own keys, and nobody ever has them all.
 
-`init` (in `layout`) makes everybody's keys in one place, for pilots. Here the authority gets requests and
-gives back bundles: it sees public halves only. What two clients share, they agree on directly, with signed
+`init` (in `provisioning`) makes everybody's keys in one place, for pilots. Here the authority gets requests
+and gives back bundles: it sees public halves only. What two clients share, they agree on directly, with signed
 X25519 keys that the server carries (`trilemma.privacy.secrets`).
 """
 
@@ -15,10 +15,11 @@ from pathlib import Path
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import authority as authorities
-from trilemma.federation import bundles, certificates, layout, membership, provisioning
+from trilemma.federation import bundles, certificates, layout, membership, provisioning, public_facts
 from trilemma.federation.authority import Authority
 from trilemma.federation.bundles import Bundle
-from trilemma.federation.layout import Federation, Party
+from trilemma.federation.layout import Party
+from trilemma.federation.public_facts import Federation
 from trilemma.federation.requests import Request
 from trilemma.federation.rosters import Member, check_name
 from trilemma.federation.spending import write_budgets
@@ -73,7 +74,7 @@ def _member(request: Request) -> Member:
 
 def is_new(folder: Path) -> bool:
     """Tell whether a folder is no party's yet: a request's, or one that a crash left unfinished."""
-    return not (folder / layout.PUBLIC).is_file() or (folder / layout.UNFINISHED).is_file()
+    return not (folder / public_facts.PUBLIC).is_file() or (folder / layout.UNFINISHED).is_file()
 
 
 def installed(

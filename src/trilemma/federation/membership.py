@@ -15,10 +15,11 @@ from pathlib import Path
 from trilemma import files
 from trilemma.config import load
 from trilemma.errors import UserError
-from trilemma.federation import adoption, bundles, certificates, layout, provisioning
+from trilemma.federation import adoption, bundles, certificates, layout, provisioning, public_facts
 from trilemma.federation.authority import Authority
-from trilemma.federation.layout import Federation, Party
+from trilemma.federation.layout import Party
 from trilemma.federation.permission import Permission
+from trilemma.federation.public_facts import Federation
 from trilemma.federation.requests import (
     Request,
     check_fresh,
@@ -118,7 +119,7 @@ def _check_enough(authority: Authority, clients: int) -> None:
 def parties_beside(authority: Authority) -> list[Party]:
     """Return the parties whose folders lie beside the authority's."""
     beside = authority.folder.resolve().parent
-    return layout.parties(beside) if any(beside.glob(f"*/{layout.PUBLIC}")) else []
+    return layout.parties(beside) if any(beside.glob(f"*/{public_facts.PUBLIC}")) else []
 
 
 def spread(authority: Authority, roster: SignedRoster, client: int | None = None) -> Change:

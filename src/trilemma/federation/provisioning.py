@@ -16,8 +16,9 @@ from trilemma.errors import UserError
 from trilemma.federation import authority as authorities
 from trilemma.federation import certificates, node_keys
 from trilemma.federation.authority import Authority
-from trilemma.federation.layout import CONFIG, PUBLIC, TASK, UNFINISHED, Federation, Party, parties
+from trilemma.federation.layout import CONFIG, TASK, UNFINISHED, Party, parties
 from trilemma.federation.permission import Permission
+from trilemma.federation.public_facts import PUBLIC, Federation
 from trilemma.federation.rosters import Member, SignedRoster
 from trilemma.plugins import Plugin
 from trilemma.privacy.secrets import Identity

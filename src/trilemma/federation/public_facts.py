@@ -1,0 +1,115 @@
+"""The public facts of a federation: its name, where its server is, how long anybody is waited for."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import asdict, dataclass
+
+import tomli_w
+
+from trilemma.errors import UserError
+
+PUBLIC = "federation.toml"
+"""The file they are in, in every party's folder."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long the server waits, in seconds; `repeats` is how often a failed round is asked again."""
+
+    round_limit: float = 120.0
+    join_limit: float = 60.0
+    poll: float = 0.2
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("round_limit", "join_limit", "poll"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"{name} = {getattr(self, name)}: allowed are seconds, more than 0")
+        if self.repeats < 0:
+            raise UserError(f"repeats = {self.repeats}: allowed is 0 or more")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The public facts of a federation, the same in every party's folder.
+
+    `clients` is with how many it began; how many there are is on the roster. Clients connect to `host`; the
+    server binds to `listen` where that is another address (0.0.0.0).
+    `examples` is how many training examples the poorest client holds, where clients bring their own data;
+    `transcript` makes the server keep every vector it admitted. `durable` keeps the SuperLink's own state in
+    a database: clients reconnect by themselves when it was restarted, and rounds take longer.
+
+    >>> Federation("pilot", clients=3).toml().splitlines()[0]
+    'name = "pilot"'
+    >>> Federation.parse(Federation("pilot", clients=3).toml()).clients
+    3
+    """
+
+    name: str
+    clients: int
+    host: str = "127.0.0.1"
+    port: int = 9190
+    listen: str | None = None
+    examples: int | None = None
+    transcript: bool = False
+    durable: bool = True
+    timing: Timing = Timing()
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise UserError(f"a federation needs at least one client, not {self.clients}")
+        if self.examples is not None and self.examples < 1:
+            raise UserError(f"examples = {self.examples}: the poorest client holds at least 1")
+        if not 1 <= self.port <= 65534 - self.clients:
+            raise UserError(
+                f"port = {self.port}: clients use the {self.clients} ports after it, the server one more; "
+                f"allowed: 1 to {65534 - self.clients}"
+            )
+
+    @property
+    def address(self) -> str:
+        """Where the server's guard listens, and clients connect."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether nobody outside this machine can be part of it: a pilot."""
+        here = ("127.0.0.1", "localhost", "::1")
+        return self.host in here and self.listen in (None, *here)
+
+    @property
+    def superlink_port(self) -> int:
+        """Port of the SuperLink behind the guard, on the server's machine only."""
+        return self.port + 1 + self.clients
+
+    @property
+    def superlink(self) -> str:
+        """Where the server's own processes and its operator find the SuperLink."""
+        return f"127.0.0.1:{self.superlink_port}"
+
+    def runtime_port(self, client: int) -> int:
+        """Port on which client `client`'s node talks to its own worker, on its own machine only.
+
+        Those who came later find the SuperLink's port taken, and use the ones after it.
+
+        >>> pilot = Federation("pilot", clients=3)
+        >>> pilot.runtime_port(2), pilot.superlink_port, pilot.runtime_port(3)
+        (9193, 9194, 9195)
+        """
+        return self.port + 1 + client + (client >= self.clients)
+
+    def toml(self) -> str:
+        """Return the facts as TOML."""
+        facts = {name: fact for name, fact in asdict(self).items() if fact is not None}
+        return tomli_w.dumps(facts)
+
+    @classmethod
+    def parse(cls, text: str) -> Federation:
+        """Read the facts from TOML."""
+        try:
+            facts = tomllib.loads(text)
+            return cls(**{**facts, "timing": Timing(**facts.get("timing", {}))})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"{PUBLIC} cannot be read: {error}") from None
