@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from federation_harness import PRIVATE, Direct, make, small_config
 from trilemma.federation import events, kinds, wire
+from trilemma.federation.event_fields import Sort, without_quotes
 from trilemma.federation.event_log import LARGEST_LOG, EventLog, events_file, read_events
-from trilemma.federation.events import CATALOGUE, Event, Sort, UnknownEvent
+from trilemma.federation.events import CATALOGUE, Event, UnknownEvent
 from trilemma.federation.node import Node
 from trilemma.federation.reasons import Refused
 from trilemma.federation.server import open_run
@@ -58,10 +59,10 @@ def test_what_the_catalogue_does_not_have_cannot_be_said():
 
 @given(st.text(max_size=300))
 def test_any_reason_becomes_a_sentence_without_what_others_wrote(text):
-    said = events.without_quotes(f"no message but an error: unknown: {text}")
+    said = without_quotes(f"no message but an error: unknown: {text}")
     assert events.REPLY_REJECTED(round=0, client=None, reason=said).facts["reason"] == said
     assert said == "no message but an error: unknown"
-    assert Sort.SENTENCE.holds(events.without_quotes(text))
+    assert Sort.SENTENCE.holds(without_quotes(text))
 
 
 def test_a_run_tells_its_story_and_nothing_private(tmp_path):

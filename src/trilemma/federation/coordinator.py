@@ -18,6 +18,7 @@ from trilemma.federation import events, kinds, wire
 from trilemma.federation.adoption import Agreed
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.epochs import Attendance, Epoch, Policy, check_progress, open_epoch
+from trilemma.federation.event_fields import figures
 from trilemma.federation.exchange import Clock, Correspondence
 from trilemma.federation.expulsions import Expulsion, clients_of
 from trilemma.federation.hearing import Heard, Hearing
@@ -349,6 +350,6 @@ def committed(record: Record) -> events.Event:
         rejected=[client for client, _ in record.rejected if client is not None],
         expelled=[int(one["client"]) for one in record.expelled],
         bytes=record.facts.get("up_bytes", 0),
-        seconds=events.figures(record.seconds),
-        scores=events.figures(record.metrics),
+        seconds=figures(record.seconds),
+        scores=figures(record.metrics),
     )

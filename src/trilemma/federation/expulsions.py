@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trilemma.federation import events
+from trilemma.federation.event_fields import figures
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.records import Test
 
@@ -70,7 +70,7 @@ class Expulsion(BaseModel):
     def facts(self) -> dict[str, Any]:
         """What an event says about it beside whom."""
         measured = {"statistic": self.statistic, "threshold": self.threshold}
-        return {"round": self.round, "test": self.test, "figures": events.figures(measured)}
+        return {"round": self.round, "test": self.test, "figures": figures(measured)}
 
     def __str__(self) -> str:
         from trilemma.learning.evidence import conviction

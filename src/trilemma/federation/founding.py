@@ -1,8 +1,8 @@
 """A federation without a trusted dealer: every client made its own keys, and nobody ever has them all.
 
 `init` (in `provisioning`) makes everybody's keys in one place, for pilots. Here the authority gets requests
-and gives back bundles: it sees public halves only. What two clients share, they agree on directly, with signed
-X25519 keys that the server carries (`trilemma.privacy.secrets`).
+and gives back bundles: it sees public halves only. What two clients share, they agree on directly, with
+signed X25519 keys that the server carries (`trilemma.privacy.secrets`).
 """
 
 from __future__ import annotations

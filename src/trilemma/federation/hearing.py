@@ -13,6 +13,7 @@ from trilemma.federation import events, kinds, wire
 from trilemma.federation.admission import Admitted, Expected, admit
 from trilemma.federation.commits import Commit
 from trilemma.federation.epochs import Epoch, Policy, decide
+from trilemma.federation.event_fields import without_quotes
 from trilemma.federation.exchange import Correspondence, Patience
 from trilemma.federation.shelf import Shelf
 from trilemma.federation.task import PartyTask
@@ -165,7 +166,7 @@ class Hearing:
             with self.watch.stage("admit"):
                 collected = admit(expected, replies, collected)
             for one in collected.rejected[noted:]:
-                reason = events.without_quotes(one.reason)
+                reason = without_quotes(one.reason)
                 self.say(events.REPLY_REJECTED(round=commit.rounds, client=one.client, reason=reason))
             if decide(self.policy, turn, collected.vectors, attempt) != "repeat":
                 break

@@ -19,6 +19,7 @@ from trilemma.federation.admission import Reply
 from trilemma.federation.adoption import Agreed
 from trilemma.federation.confirmation import Confirmation, MemberList, Sighting, Witness
 from trilemma.federation.epochs import Epoch, Policy, open_epoch
+from trilemma.federation.event_fields import without_quotes
 from trilemma.federation.exchange import Clock, Correspondence, Patience
 from trilemma.federation.expulsions import Expulsion
 from trilemma.federation.layout import Party
@@ -190,5 +191,5 @@ class Joining:
         return self.exchange.ask(dict.fromkeys(joined, block), patience)
 
     def _reject(self, epoch: int, client: int | None, reason: str) -> None:
-        said = events.without_quotes(reason)
+        said = without_quotes(reason)
         self.say(events.CLIENT_REFUSED(epoch=epoch, client=client, reason=said))

@@ -30,6 +30,7 @@ from trilemma.federation import events, kinds, wire
 from trilemma.federation.admission import HEADROOM, TOGETHER
 from trilemma.federation.adoption import adopt, counted_on
 from trilemma.federation.bundles import finish
+from trilemma.federation.event_fields import figures
 from trilemma.federation.expulsions import Expulsion, check_announced
 from trilemma.federation.journal import (
     Again,
@@ -286,9 +287,9 @@ class Node:
                 run=ask.run,
                 epoch=ask.epoch,
                 round=ask.round,
-                seconds=events.figures(seconds),
+                seconds=figures(seconds),
                 bytes=sum(map(len, answer)),
-                epsilon=events.figures(epsilon),
+                epsilon=figures(epsilon),
             )
         )
         return answer
@@ -329,7 +330,7 @@ class Node:
         me = OneClient(self.client, self.task, session.own_noise(), seed=0)
         told = {SHARE: own.told(me.right_answers(model["params"]), me.noise, me.ids, round_)}
         scores.write(Score(run, epoch, round_, asked, told))
-        self.say(events.SCORE_TOLD(run=run, epoch=epoch, round=round_, epsilon=events.figures(epsilon)))
+        self.say(events.SCORE_TOLD(run=run, epoch=epoch, round=round_, epsilon=figures(epsilon)))
         return wire.dumps(header, told)
 
     def _step(self, ask: kinds.Ask, broadcast: State, state: State, noise: NoiseSource) -> ClientStep:

@@ -15,6 +15,7 @@ import torch
 from trilemma.federation import events, kinds, wire
 from trilemma.federation.admission import Rejection, Reply
 from trilemma.federation.commits import Commit
+from trilemma.federation.event_fields import without_quotes
 from trilemma.federation.exchange import Correspondence, Patience
 from trilemma.learning.own_scores import OwnScores
 
@@ -52,7 +53,7 @@ class Scoring:
                     raise wire.WireError("the node was not asked")
                 told[client] = _share(reply, kinds.Scored(client=client, **header.model_dump()))
             except wire.WireError as error:
-                reason = events.without_quotes(Rejection.of(reply.node, client, f"no score: {error}").reason)
+                reason = without_quotes(Rejection.of(reply.node, client, f"no score: {error}").reason)
                 self.say(events.REPLY_REJECTED(round=round_, client=client, reason=reason))
         return self.own_scores.combined(told.values())
 

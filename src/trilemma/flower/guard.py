@@ -30,13 +30,14 @@ import h11
 
 from trilemma.errors import UserError
 from trilemma.federation import events
+from trilemma.federation.event_fields import without_quotes
 from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.facts import FACTS, Facts
 from trilemma.federation.peers import door_file
-from trilemma.flower.announcements import records_announced
 from trilemma.flower.bell import Bell
 from trilemma.flower.handshake import certified_name, server_context, why_refused
-from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, PATHS, PULLS, Limits, Settings
+from trilemma.flower.heads import CLOCK, Refusal, check_announcement, check_head
+from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, PATHS, PULLS, Settings
 from trilemma.flower.lines import CHUNK, HOP_BY_HOP, LARGEST_HEAD, Line, Upstream, UpstreamGone
 from trilemma.flower.meters import Full, Seats, Tokens
 from trilemma.flower.presence import EVERY, Presence
@@ -53,17 +54,6 @@ LINGER = 1.0
 
 Closing a connection with unread bytes in it takes the answer away that is on its way.
 """
-PUBLIC_KEY, CLOCK = b"flwr-public-key", b"flwr-timestamp"
-UNWANTED = frozenset({b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"})
-"""Heads that say that a body is not as long as it seems: no client of ours sends one."""
-
-
-class Refusal(Exception):
-    """A request that is not passed on."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class Guard:
@@ -141,7 +131,7 @@ class Guard:
 
     def _stranger(self, address: str, why: str) -> None:
         self.presence.stranger()
-        self._tell(events.STRANGER_REFUSED(address=address, error=events.without_quotes(why)))
+        self._tell(events.STRANGER_REFUSED(address=address, error=without_quotes(why)))
 
     def _tell(self, event: events.Event) -> None:
         if not self._lines.wait("log"):
@@ -219,7 +209,7 @@ class Guard:
         """Note a refusal: of what, if that is something there is."""
         self.presence.refused(name, refusal.status)
         path = request.target.decode("ascii", "replace")
-        why = events.without_quotes(str(refusal))
+        why = without_quotes(str(refusal))
         known = path if path in PATHS or path == FACTS else "other"
         self._tell(events.REQUEST_REFUSED(peer=name, path=known, status=refusal.status, reason=why))
 
@@ -241,7 +231,8 @@ class Guard:
 
     async def _one(self, line: Line, upstream: Upstream, name: str, request: h11.Request) -> None:
         """Check a request, pass it on, and pass the answer back."""
-        path, length = self._check(name, request)
+        self.look()
+        path, length = check_head(name, request, self.settings)
         waiting = self._tokens.wait(name)
         if waiting > LONGEST_WAIT:
             raise Refusal(503, "too many requests")
@@ -275,29 +266,6 @@ class Guard:
         answered = await self._answer(line, upstream, name, path)
         if path == PULLS:
             self._waiting.answered(name, heard, answered)
-
-    def _check(self, name: str, request: h11.Request) -> tuple[str, int]:
-        """Decide by the head alone; return the path and how long the body will be."""
-        self.look()
-        if name not in self.settings.peers:
-            raise Refusal(403, "no client of this federation any more")
-        path = request.target.decode("ascii", "replace")
-        largest = self.limits.largest(path)
-        heads = dict(request.headers)
-        if request.method != b"POST" or largest is None:
-            raise Refusal(404, "there is nothing here")
-        if len(heads) < len(request.headers):
-            raise Refusal(400, "a head says everything once")  # or two readers may take two different things
-        if UNWANTED & heads.keys() or not heads.get(b"content-length", b"").isdigit():
-            raise Refusal(411, "a request says how long it is")
-        length = int(heads[b"content-length"])
-        if length > largest:
-            raise Refusal(413, f"{length} bytes where at most {largest} are allowed")
-        if path == FACTS:
-            return path, length
-        if heads.get(PUBLIC_KEY, b"").decode("ascii", "replace") != self.settings.peers[name]:
-            raise Refusal(400, "the node's key is not that of its certificate")
-        return path, length
 
     async def _exchange_facts(self, line: Line, name: str, length: int) -> None:
         """Hear what a client has, and say what the server has and what time it is."""
@@ -352,16 +320,6 @@ def _version(file: Path | None) -> tuple[int, ...]:
     except OSError:
         facts = None
     return () if facts is None else (facts.st_ino, facts.st_mtime_ns, facts.st_size)
-
-
-def check_announcement(body: bytes, limits: Limits) -> None:
-    """Refuse an announcement of more records than a reply has."""
-    try:
-        records = records_announced(body)
-    except ValueError as error:
-        raise Refusal(400, str(error)) from None
-    if records > limits.records:
-        raise Refusal(413, f"{records} records where at most {limits.records} are allowed")
 
 
 def listen(settings: Settings) -> socket.socket:
