@@ -28,6 +28,7 @@ from trilemma.federation.public_facts import Timing
 from trilemma.federation.scoring import Scoring
 from trilemma.federation.shelf import Shelf
 from trilemma.federation.task import PartyTask, load_task
+from trilemma.federation.transcript import Transcript
 from trilemma.learning.evidence import conviction
 from trilemma.learning.rounds import returned_model, sampled_clients
 from trilemma.records import Record, Scores
@@ -234,7 +235,8 @@ class Coordinator:
 
     def _apply(self, commit: Commit, turn: Epoch, heard: Heard) -> Commit:
         algorithm, answered = self.task.resolved.algorithm, heard.last.vectors
-        self._record_transcript(commit.rounds, turn, heard)
+        if self.party.federation.transcript:
+            Transcript(self.log.folder).keep(self.run, turn.number, commit.rounds, heard)
         key = self.task.key.fold("round", commit.rounds, "server")
         with self.watch.stage("aggregate"):
             done = algorithm.server(heard.messages, commit.server, commit.rounds, key)
@@ -315,18 +317,6 @@ class Coordinator:
     def _scores(self, broadcast: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Score the global model on the server's test set, where there are both."""
         return self.task.score(broadcast["params"]) if "params" in broadcast else {}
-
-    def _record_transcript(self, round_: int, epoch: Epoch, heard: Heard) -> None:
-        """Write down what was admitted, where the federation agreed to that."""
-        if not self.party.federation.transcript:
-            return
-        folder = self.log.folder / "transcript"
-        exchanges = {"": heard.answers.vectors, "-detail": heard.details.vectors if heard.details else {}}
-        for suffix, vectors in exchanges.items():
-            for client, vector in vectors.items():
-                header = kinds.Answer(client=client, run=self.run, epoch=epoch.number, round=round_)
-                block = wire.dumps(header, {"vector": vector})
-                files.write_atomically(folder / f"{round_}-{client}{suffix}", block)
 
     def _finish(self, commit: Commit) -> None:
         """Hand the result to everybody who is there."""

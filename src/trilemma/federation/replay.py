@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -20,6 +19,7 @@ from trilemma.federation.commits import CommitLog
 from trilemma.federation.expulsions import Expulsion, clients_of
 from trilemma.federation.layout import Party
 from trilemma.federation.task import PartyTask, load_task
+from trilemma.federation.transcript import Transcript
 from trilemma.learning import Messages
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import returned_model
@@ -55,7 +55,7 @@ def replay(server: Party, run: str) -> Replayed:
         )
     for record in records:
         key = task.key.fold("round", record.round - 1, "server")
-        messages = _heard(task, log.folder / "transcript", record, state)
+        messages = _heard(task, Transcript(log.folder), record, state)
         done = algorithm.server(messages, state, record.round - 1, key)
         broadcast, state = done.broadcast, done.state
         expelled += [Expulsion.of(one, record.round) for one in done.report.get("expelled", ())]
@@ -103,12 +103,12 @@ def _compared(what: str, kept: wire.Tensors, follows: State) -> Iterator[str]:
             )
 
 
-def _heard(task: PartyTask, folder: Path, record: Record, state: State) -> Messages:
+def _heard(task: PartyTask, transcript: Transcript, record: Record, state: State) -> Messages:
     """Return the messages of a round as the server's step was given them."""
     algorithm, round_, rows = task.resolved.algorithm, record.round - 1, tuple(record.weights)
     present = tuple(client for client in rows if client not in record.absent)
     # Who is absent in the end may have answered the first of two exchanges.
-    answers = _admitted(folder, record, present if algorithm.inquiry is None else rows)
+    answers = _admitted(transcript, record, present if algorithm.inquiry is None else rows)
     if algorithm.members is not None:
         stack = answers.stack(present, task.message.dim)
         return Messages(stack, senders=present, sharing=int(record.facts["members"]))
@@ -117,22 +117,18 @@ def _heard(task: PartyTask, folder: Path, record: Record, state: State) -> Messa
         return messages
     key = task.key.fold("round", round_, "server")
     question = algorithm.inquiry.question(messages, state, round_, key)
-    details = _admitted(folder, record, present, "-detail")
+    details = _admitted(transcript, record, present, detail=True)
     return Messages(details.stack(rows, algorithm.inquiry.message(task.model).dim), question=question)
 
 
-def _admitted(folder: Path, record: Record, clients: tuple[int, ...], suffix: str = "") -> Admitted:
+def _admitted(
+    transcript: Transcript, record: Record, clients: tuple[int, ...], *, detail: bool = False
+) -> Admitted:
     """Read what a transcript has of these clients in a round's exchange."""
-    found: dict[int, Messages] = {}
-    for client in clients:
-        path = folder / f"{record.round - 1}-{client}{suffix}"
-        if path.is_file():
-            header, tensors = wire.loads(path.read_bytes(), kinds.Answer)
-            if header.epoch == record.epoch:  # or else of a try that a crash cut off
-                found[client] = Messages(tensors["vector"][None])
-    if not found:
+    vectors = transcript.read(record.round - 1, record.epoch, clients, detail=detail)
+    if not vectors:
         raise UserError(
-            f"there is no transcript of round {record.round} in {folder}: only a federation made with "
-            "`init --transcript` keeps one"
+            f"there is no transcript of round {record.round} in {transcript.folder}: only a federation made "
+            "with `init --transcript` keeps one"
         )
-    return Admitted(found)
+    return Admitted({client: Messages(vector[None]) for client, vector in vectors.items()})
