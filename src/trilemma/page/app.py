@@ -16,14 +16,9 @@ from trilemma import __version__
 from trilemma.errors import UserError
 from trilemma.page import federations, planner, runs, studies
 from trilemma.page.answers import (
-    Asked,
-    Choices,
     Differences,
     PartyLine,
     PartyView,
-    Plan,
-    PlanCurves,
-    PlanSeconds,
     Problem,
     RunLine,
     RunList,
@@ -34,6 +29,7 @@ from trilemma.page.answers import (
 )
 from trilemma.page.guard import Guard
 from trilemma.page.index import Found, Index
+from trilemma.page.plan_answers import Asked, Choices, Plan, PlanCurves, PlanSeconds
 from trilemma.page.trust import trust_map
 from trilemma.report.glance import BASELINE, Glance, readable, simulated_records
 

@@ -17,7 +17,8 @@ import tomli_w
 from trilemma import aggregation, config
 from trilemma.errors import UserError
 from trilemma.learning.evidence import hidden_shift
-from trilemma.page.answers import Choices, Figure, Plan, PlanCurve, PlanCurves, PlanSeconds, finite
+from trilemma.page.answers import finite
+from trilemma.page.plan_answers import Choices, Figure, Plan, PlanCurve, PlanCurves, PlanSeconds
 from trilemma.privacy import NoiseLaw, calculator, mean_noise
 from trilemma.privacy.accountants import accountants
 from trilemma.privacy.calibration import plan as least_noise
