@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from trilemma.cli import renewing
+from trilemma.cli import permitting, renewing
 from trilemma.cli.options import PluginOption
 from trilemma.cli.watching import Folder, doctor_command, replay_command, status_command
 from trilemma.errors import UserError
@@ -310,69 +310,10 @@ def _line(record: Record, spent: tuple[float, str] | None = None) -> str:
     return ", ".join(parts)
 
 
-@federation_app.command("proposals")
-def proposals_command(folder: Folder) -> None:
-    """Show what was proposed to clients and is not allowed yet: what it would cost, and who takes part."""
-    from trilemma.federation.proposals import proposed
-
-    found = [(party, one) for party in _clients(folder) for one in proposed(party)]
-    for party, one in found:
-        cost = "no guarantee" if one.epsilon is None else f"ε = {one.epsilon:.3g}"
-        who = f"{one.members} members, of whom {one.threshold} suffice"
-        digests = {"configuration": one.configuration, "task": one.task, "keys": one.keys}
-        console.print(f"{party.name}: {one.run}", markup=False, highlight=False)
-        console.print(f"    {cost}, {one.rounds} rounds, {who}", highlight=False)
-        said = ", ".join(f"{name} {digest[:12]}" for name, digest in digests.items() if digest)
-        console.print(f"    {said}", highlight=False)
-    if not found:
-        console.print("nothing was proposed that is not allowed")
-
-
-@federation_app.command("allow")
-def allow_command(
-    folder: Folder,
-    run: Annotated[str | None, typer.Argument(help="name of the run")] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="in advance: any run whose rounds cost at most this ε (inf: without a guarantee too)"
-        ),
-    ] = None,
-) -> None:
-    """Let a client take part in a run; its owner's decision, on its owner's machine."""
-    from dataclasses import replace
-
-    from trilemma.federation.permission import Permission
-    from trilemma.federation.proposals import allow
-
-    if (run is None) == (epsilon is None):
-        raise UserError("allow either a run, by its name, or in advance any run up to --epsilon")
-    for party in _clients(folder):
-        if run is not None:
-            found = allow(party, run)
-            cost = "no guarantee" if found.epsilon is None else f"ε = {found.epsilon:.3g}"
-            said = f"run {run!r} of configuration {found.configuration[:12]}, {cost}"
-        else:
-            replace(Permission.load(party.allowed), epsilon=epsilon).save(party.allowed)
-            said = f"any run up to ε = {epsilon:g}"
-        console.print(f"{party.name} allows {said}", highlight=False, soft_wrap=True)
-
-
-def _clients(folder: Path) -> list[Party]:
-    from trilemma.federation.layout import parties
-
-    found = [party for party in parties(folder) if party.client is not None]
-    if not found:
-        raise UserError(
-            f"{folder} is the server's folder; what a client takes part in is decided by its owner"
-        )
-    return found
-
-
 federation_app.command("status")(status_command)
 federation_app.command("doctor")(doctor_command)
 federation_app.command("replay")(replay_command)
-for _name, _command in renewing.COMMANDS.items():
+for _name, _command in {**permitting.COMMANDS, **renewing.COMMANDS}.items():
     federation_app.command(_name)(_command)
 
 

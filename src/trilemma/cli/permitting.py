@@ -1,0 +1,79 @@
+"""`trilemma federation`, for a client's owner: what was proposed, and what the client may take part in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from trilemma.cli.watching import Folder
+from trilemma.errors import UserError
+
+if TYPE_CHECKING:
+    from trilemma.federation.layout import Party
+
+console = Console()
+
+
+def proposals_command(folder: Folder) -> None:
+    """Show what was proposed to clients and is not allowed yet: what it would cost, and who takes part."""
+    from trilemma.federation.proposals import proposed
+
+    found = [(party, one) for party in _clients(folder) for one in proposed(party)]
+    for party, one in found:
+        cost = "no guarantee" if one.epsilon is None else f"ε = {one.epsilon:.3g}"
+        who = f"{one.members} members, of whom {one.threshold} suffice"
+        digests = {"configuration": one.configuration, "task": one.task, "keys": one.keys}
+        console.print(f"{party.name}: {one.run}", markup=False, highlight=False)
+        console.print(f"    {cost}, {one.rounds} rounds, {who}", highlight=False)
+        said = ", ".join(f"{name} {digest[:12]}" for name, digest in digests.items() if digest)
+        console.print(f"    {said}", highlight=False)
+    if not found:
+        console.print("nothing was proposed that is not allowed")
+
+
+def allow_command(
+    folder: Folder,
+    run: Annotated[str | None, typer.Argument(help="name of the run")] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="in advance: any run whose rounds cost at most this ε (inf: without a guarantee too)"
+        ),
+    ] = None,
+) -> None:
+    """Let a client take part in a run; its owner's decision, on its owner's machine."""
+    from dataclasses import replace
+
+    from trilemma.federation.permission import Permission
+    from trilemma.federation.proposals import allow
+
+    if (run is None) == (epsilon is None):
+        raise UserError("allow either a run, by its name, or in advance any run up to --epsilon")
+    for party in _clients(folder):
+        if run is not None:
+            found = allow(party, run)
+            cost = "no guarantee" if found.epsilon is None else f"ε = {found.epsilon:.3g}"
+            said = f"run {run!r} of configuration {found.configuration[:12]}, {cost}"
+        else:
+            replace(Permission.load(party.allowed), epsilon=epsilon).save(party.allowed)
+            said = f"any run up to ε = {epsilon:g}"
+        console.print(f"{party.name} allows {said}", highlight=False, soft_wrap=True)
+
+
+def _clients(folder: Path) -> list[Party]:
+    from trilemma.federation.layout import parties
+
+    found = [party for party in parties(folder) if party.client is not None]
+    if not found:
+        raise UserError(
+            f"{folder} is the server's folder; what a client takes part in is decided by its owner"
+        )
+    return found
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"proposals": proposals_command, "allow": allow_command}
+"""The commands of this module by name, for `trilemma federation`."""
