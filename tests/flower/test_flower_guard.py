@@ -26,6 +26,8 @@ from trilemma.flower.announcements import records_announced
 from trilemma.flower.bell import Bell
 from trilemma.flower.guard import Guard
 from trilemma.flower.limits import ANNOUNCES, PATHS, SMALL, UPLOADS, Limits, Settings
+from trilemma.flower.lines import Line
+from trilemma.flower.waiting import Waiting
 
 PULL = "/v1/fleet/pull-messages"
 KEY = "a-node-key"
@@ -540,8 +542,20 @@ def test_a_client_that_found_nothing_waits_for_the_bell_and_nothing_is_overlooke
     guarded(folder, scene, bell=bell)
 
 
-def test_a_client_that_went_away_while_it_waited_takes_no_message(folder, bell):
+def test_a_client_that_went_away_while_it_waited_takes_no_message(folder, bell, monkeypatch):
     """A message that is handed out to nobody is lost until its node is started anew."""
+    lines, kept, keep = [], [], Waiting.keep
+
+    def remembered(*ends):
+        lines.append(Line(*ends))
+        return lines[-1]
+
+    async def remember(self, name, limit):
+        kept.append(name)
+        await keep(self, name, limit)
+
+    monkeypatch.setattr(guard, "Line", remembered)
+    monkeypatch.setattr(Waiting, "keep", remember)
 
     async def scene(door):
         door.link.body = b""
@@ -549,9 +563,9 @@ def test_a_client_that_went_away_while_it_waited_takes_no_message(folder, bell):
         _, writer = await door.connect()
         writer.write(request(PULL))
         await writer.drain()
-        await asyncio.sleep(0.2)
+        await becomes(lambda: len(kept) == 2)
         writer.transport.abort()
-        await asyncio.sleep(0.2)
+        await becomes(lambda: lines[-1].writer.is_closing())
         bell.ring()
         await becomes(lambda: any(one.kind is CONNECTION_CLOSED for one in door.said))
         assert len(door.link.seen) == 1

@@ -27,8 +27,9 @@ import torch
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import events, kinds, wire
-from trilemma.federation.admission import HEADROOM, TOGETHER
+from trilemma.federation.admission import HEADROOM
 from trilemma.federation.adoption import adopt, counted_on
+from trilemma.federation.broadcasts import Described, check_broadcast, described, length_of
 from trilemma.federation.bundles import finish
 from trilemma.federation.event_fields import figures
 from trilemma.federation.expulsions import Expulsion, check_announced
@@ -164,7 +165,7 @@ class Node:
 
     @property
     def _broadcast_bytes(self) -> int:
-        return sum(dtype.itemsize * shape.numel() for shape, dtype in self._expected.values())
+        return length_of(self._expected)
 
     def _hello(self, block: wire.Block) -> bytes:
         hello, _ = wire.loads(block, kinds.Hello, HEADROOM + wire.LARGEST_HEADER)
@@ -257,7 +258,7 @@ class Node:
             return wire.parts_of(header, todo.sent)
         if not 0 <= ask.round < self.task.config.run.rounds:
             raise Refused(Reason.ROUND, f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
-        self._check_numbers(broadcast, self._expected)
+        check_broadcast(broadcast, self._expected, self._bound)
         # Order matters: pay, compute, remember, and only then speak.
         secrets = session.require(ask.epoch)
         with watch.stage("ledger"):
@@ -323,7 +324,7 @@ class Node:
             return wire.dumps(header, told)
         if round_ + 1 not in own.turns:
             raise Refused(Reason.ROUND, f"round {round_} is none after which clients evaluate")
-        self._check_numbers(model, {"params": self._expected["params"]})
+        check_broadcast(model, {"params": self._expected["params"]}, self._bound)
         session.require(epoch)
         # The same order: pay, compute, remember, and only then speak.
         epsilon = pay_score(self.party, self.task, run, epoch, round_)
@@ -359,18 +360,12 @@ class Node:
     @cached_property
     def _expected(self) -> Described:
         """What a broadcast looks like: as the one the algorithm starts with."""
-        return _described(self._start().broadcast)
+        return described(self._start().broadcast)
 
-    def _check_numbers(self, broadcast: State, expected: Described) -> None:
-        """A broadcast must look as expected, and be finite and bounded."""
-        if _described(broadcast) != expected:
-            raise Refused(Reason.BROADCAST, "it does not have the shape of this configuration's")
-        parts = [part for tensor in broadcast.values() for part in torch.split(tensor.reshape(-1), TOGETHER)]
-        if not all(bool(torch.isfinite(part).all()) for part in parts):
-            raise Refused(Reason.BROADCAST, "it is not finite")
-        bound = math.inf if self.task.resolved.release is None else self.task.config.privacy.broadcast_bound
-        if any(part.numel() and float(part.abs().max()) > bound for part in parts):
-            raise Refused(Reason.BROADCAST, f"it exceeds [privacy] broadcast_bound = {bound:g}")
+    @property
+    def _bound(self) -> float:
+        """How large a number of the server's may be: an accountant may count on it."""
+        return math.inf if self.task.resolved.release is None else self.task.config.privacy.broadcast_bound
 
     def _expelled(self, block: wire.Block) -> bytes:
         """Take note that this client was expelled: it takes no further part in the run."""
@@ -391,14 +386,6 @@ class Node:
         files.write_atomically(self.party.run_folder(finished.run) / "result", block)
         self.say(events.RESULT_RECEIVED(run=finished.run))
         return wire.dumps(kinds.Noted(client=self.client, run=finished.run))
-
-
-Described = dict[str, tuple[torch.Size, torch.dtype]]
-"""What tensors look like."""
-
-
-def _described(tensors: State) -> Described:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def _number(value: Any) -> float | None:

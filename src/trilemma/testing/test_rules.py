@@ -3,6 +3,8 @@
 Permutation, translation, scale, dtypes, layout, determinism, bad input, shares, streaming, and a search for
 messages that break the κ it states. What a definition does not promise (`aggregation.rule.Promise`) it says
 in `lacks`. A rule is tested alone and after `nnm`, a mixing step before four rules, a stage before one.
+
+Longer than most modules, so that the one name a user's own tests import has all that is asked of a rule.
 """
 
 from __future__ import annotations
