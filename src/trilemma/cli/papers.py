@@ -92,7 +92,8 @@ def run_command(
     }
 
     def keep(name: str, found: Sequence[Measured]) -> None:
-        write_results(before[name].merged(found, chosen[name].module), paths[name])
+        together = before[name].merged(found, chosen[name].module)
+        write_results(chosen[name].ordered(together), paths[name])
 
     for name, study in chosen.items():
         if study.compute is not None:

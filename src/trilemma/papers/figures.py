@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
 
+MANY, ACROSS = 6, 3
+"""From how many panels on several stand in a row, and how many."""
+
 ORDERS = 300.0
 """Values that are further apart than this factor are drawn on a logarithmic axis."""
 
 
 def figure(results: Results, printed: Paper, path: Path) -> Path:
-    """Draw a panel for each table, of its first metric: columns along the axis, a colour for each row."""
+    """Draw a panel for each table, of its first metric: columns along the axis, a colour for each row.
+
+    Many panels stand three in a row, as papers have them.
+    """
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
 
     titles = list(dict.fromkeys(cell.table for cell in results.cells))
-    picture = Figure(figsize=(8.5, 1.0 + 2.8 * len(titles)), dpi=120, layout="constrained")
-    panels = picture.subplots(len(titles), 1, squeeze=False)[:, 0]
+    across = ACROSS if len(titles) >= MANY else 1
+    down = math.ceil(len(titles) / across)
+    picture = Figure(figsize=(4.0 + 4.5 * across, 1.0 + 2.8 * down), dpi=120, layout="constrained")
+    panels = picture.subplots(down, across, squeeze=False).ravel()
+    for unused in panels[len(titles) :]:
+        unused.set_axis_off()
     colours = {row: f"C{i % 10}" for i, row in enumerate(dict.fromkeys(cell.row for cell in results.cells))}
-    for axes, title in zip(panels, titles, strict=True):
+    for axes, title in zip(panels, titles, strict=False):
         there = [cell for cell in results.cells if cell.table == title]
         metric = next(iter(there[0].metrics))
         cells = [cell for cell in there if metric in cell.metrics]
@@ -36,11 +47,20 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
         if low > 0 and high > ORDERS * low:
             axes.set_yscale("log")
     marks = [panels[0].plot([], [], "o", color=colour, label=row)[0] for row, colour in colours.items()]
-    marks.append(panels[0].plot([], [], "s", mfc="none", color="black", label="paper")[0])
+    for mark, label in _paper_marks(results, printed).items():
+        marks.append(panels[0].plot([], [], mark, mfc="none", color="black", label=label)[0])
     picture.legend(handles=marks, loc="outside right upper", fontsize="small", frameon=False)
     picture.suptitle(results.study)
     picture.savefig(path)
     return path
+
+
+def _paper_marks(results: Results, printed: Paper) -> dict[str, str]:
+    """Return the marks that stand for the paper's numbers, with what they mean."""
+    said = [printed.at(*cell.place, metric) for cell in results.cells for metric in cell.metrics]
+    values = any(one is not None and one.value is not None for one in said)
+    bounds = any(one is not None and one.below is not None for one in said)
+    return ({"s": "paper"} if values else {}) | ({"v": "paper: less than"} if bounds else {})
 
 
 def _draw(axes: Any, x: float, cell: Measured, metric: str, colour: str, printed: Paper) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,23 @@ class Study:
     def module(self) -> str:
         """The module that computes a study without runs."""
         return "" if self.compute is None else str(self.compute.__module__)
+
+    @cached_property
+    def order(self) -> Mapping[tuple[str, str, str], int]:
+        """The number of every place."""
+        return {at: i for i, at in enumerate(dict.fromkeys(place.at for place in self.places("1")))}
+
+    def ordered(self, results: Results) -> Results:
+        """Return results in the order of the study's places, whenever each of them was run.
+
+        >>> byz = studies["byz-clip21-figure2"]
+        >>> cells = [Measured("MLP, f = 1, LF", "SAFE-DSHB", f"ε = {one}", {}) for one in (23, 8)]
+        >>> [cell.column for cell in byz.ordered(Results("byz-clip21-figure2", tuple(cells))).cells]
+        ['ε = 8', 'ε = 23']
+        """
+        last = len(self.order)
+        cells = sorted(results.cells, key=lambda cell: self.order.get(cell.place, last))
+        return replace(results, cells=tuple(cells))
 
     def read(self, places: Sequence[Place], result: Result) -> list[Measured]:
         """Return what one finished run gave at the places it stands in."""
