@@ -2,7 +2,7 @@
 
     python benchmarks/frontier_limits.py common      how much of their length digits' features have in common
     python benchmarks/frontier_limits.py cancelled   how much of an honest mean liars can cancel unseen (CNN)
-    python benchmarks/frontier_limits.py centre      each client's own mean taken off, where clients' data differ
+    python benchmarks/frontier_limits.py centre      each client's own mean taken off, where data differ
 
 Options: --seeds 1,2; --device cuda; --out FILE keeps what `centre` measured, and --show prints that file.
 docs/frontier.md quotes them.

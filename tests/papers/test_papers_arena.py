@@ -44,6 +44,17 @@ def test_the_worst_case_is_the_least_over_adversaries_and_seeds() -> None:
     assert table.rows[1][table.headings.index("loss")] == "0.60 (2)"
 
 
+def test_every_ground_has_a_table_of_worst_cases_with_the_seeds_of_the_adversary_that_left_them() -> None:
+    rows = [ROW, row(seed=2, accuracy=0.6), row(adversary="foe", accuracy=0.5), row(rule="mean", f=2)]
+    rows += [row(ground="mnist-features", seed=seed, epsilon=None, d=330) for seed in (1, 2, 3)]
+    features, phishing = arena.worst(rows)
+    assert features.title == "mnist-features: d = 330, ε = none"
+    assert features.rows == (("caf", "0.80"),)
+    assert phishing.headings == ("rule", "LDP, f = 2", "LDP, f = 3")
+    assert phishing.rows == (("mean", "0.80 (1)", "–"), ("caf", "–", "0.50 (1)"))
+    assert "phishing-7: d = 69, ε = 1.5" in arena.markdown(rows, "worst")
+
+
 def test_all_rivals_of_the_arena_are_cells_and_smea_only_where_it_is_feasible() -> None:
     small = {bout.rule for bout in arena.bouts(["phishing-7"])}
     large = {bout.rule for bout in arena.bouts(["mnist-features"], liars=[5], adversaries=["loss"])}

@@ -25,6 +25,7 @@ def arena_command(
         "runs/arena"
     ),
     results: Annotated[Path | None, typer.Option(help="put what was measured into this file too")] = None,
+    details: Annotated[bool, typer.Option(help="what every adversary left, beside the worst case")] = False,
     show: Annotated[
         Path | None,
         typer.Option(help="run nothing: the table of such a file; --results takes its rows over"),
@@ -41,7 +42,7 @@ def arena_command(
         shown = arena.read(show)
         if results is not None:
             arena.record(results, shown)
-        print(arena.standings(shown).markdown())
+        print(arena.markdown(shown, "adversaries" if details else "worst"))
         return
     _known("nothing is trained", ground, arena.GROUNDS)
     _known("there is no threat model", threat, arena.THREATS)
@@ -62,7 +63,7 @@ def arena_command(
     found = arena.rows(wanted, out)
     if results is not None:
         arena.record(results, found)
-    print(arena.standings(found).markdown())
+    print(arena.markdown(found, "adversaries" if details else "worst"))
     for name, failure in outcome.failed.items():
         print(f"no result: {name}: {failure.reason}")
     if outcome.failed:

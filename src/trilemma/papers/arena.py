@@ -5,7 +5,8 @@ against which adversary; all seeds together. Cells that are finished are not run
 continues. What is reported is the least accuracy over adversaries and seeds, never a mean.
 
 What was measured is kept as rows in one file (`record`, results/frontier.json), a row for every seed of every
-cell; the table is made from them (`standings`).
+cell; tables are made from them: the worst case of every rule (`worst`), and what every adversary left
+(`standings`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from trilemma import files, report
@@ -218,6 +219,51 @@ def record(path: Path, found: Iterable[Row]) -> None:
     files.write_atomically(path, f"[\n{lines}\n]\n".encode())
 
 
+def worst(found: Sequence[Row]) -> list[Table]:
+    """Return a table for every ground: rules, and the least accuracy under every threat model and f.
+
+    In parentheses how many seeds met the adversary that left it, where it is fewer than three.
+    """
+    tables = []
+    for ground in (name for name in GROUNDS if any(row.ground == name for row in found)):
+        there = [row for row in found if row.ground == ground]
+        columns = [
+            (threat, liars)
+            for threat in THREATS
+            for liars in sorted({row.f for row in there if row.threat == threat})
+        ]
+        body = []
+        for rule in sorted({row.rule for row in there}, key=_rank):
+            of_rule = [row for row in there if row.rule == rule]
+            cells = ([row for row in of_rule if (row.threat, row.f) == column] for column in columns)
+            body.append((rule, *map(_worst, cells)))
+        heads = (f"{threat}, f = {liars}" for threat, liars in columns)
+        dims = ", ".join(f"{d:,}" for d in sorted({row.d for row in there}))
+        spent = sorted({f"{row.epsilon:.1f}" for row in there if row.epsilon is not None})
+        title = f"{ground}: d = {dims}, ε = {', '.join(spent) or 'none'}"
+        tables.append(Table(title, ("rule", *heads), tuple(body), words=1))
+    return tables
+
+
+def _rank(rule: str) -> tuple[int, str]:
+    order = list(RULES)
+    return order.index(rule) if rule in order else len(order), rule
+
+
+def _worst(group: Sequence[Row]) -> str:
+    if not group:
+        return "–"
+    by = min(group, key=lambda row: row.accuracy).adversary
+    return _least([row for row in group if row.adversary == by])
+
+
+def markdown(found: Sequence[Row], part: str) -> str:
+    """Return the tables for a page: `worst`, or by `adversaries`."""
+    if part == "adversaries":
+        return standings(found).markdown()
+    return "\n\n".join(f"{one.title}\n\n{replace(one, title='').markdown()}" for one in worst(found))
+
+
 def standings(found: Sequence[Row]) -> Table:
     """Return a row for every ground, threat, f and rule: the worst first, then every adversary's least.
 
@@ -226,25 +272,24 @@ def standings(found: Sequence[Row]) -> Table:
     known = [name for name in NETWORK if any(row.adversary == name for row in found)]
     header = ("trained", "threat", "ε", "d", "f", "rule", "worst", "by", *known, "honest expelled")
     groups: dict[tuple[str, str, int, str], list[Row]] = {}
-    order = list(RULES)
     for row in found:
         groups.setdefault((row.ground, row.threat, row.f, row.rule), []).append(row)
 
     def place(key: tuple[str, str, int, str]) -> tuple[int, int, int, int, str]:
         ground, threat, liars, rule = key
         ranks = (list(GROUNDS).index(ground), list(THREATS).index(threat), liars)
-        return *ranks, order.index(rule) if rule in order else len(order), rule
+        return *ranks, *_rank(rule)
 
     body = []
     for key in sorted(groups, key=place):
         ground, threat, liars, rule = key
         group = groups[key]
-        worst = min(group, key=lambda row: row.accuracy)
-        epsilon = "–" if worst.epsilon is None else f"{worst.epsilon:.1f}"
-        facts = epsilon, f"{worst.d:,}", str(liars), rule, f"{worst.accuracy:.2f}"
+        least = min(group, key=lambda row: row.accuracy)
+        epsilon = "–" if least.epsilon is None else f"{least.epsilon:.1f}"
+        facts = epsilon, f"{least.d:,}", str(liars), rule, f"{least.accuracy:.2f}"
         by = [_least([row for row in group if row.adversary == name]) for name in known]
         lost = str(sum(row.honest for row in group))
-        body.append((ground, threat, *facts, worst.adversary, *by, lost))
+        body.append((ground, threat, *facts, least.adversary, *by, lost))
     return Table("", header, tuple(body), words=2)
 
 

@@ -3,6 +3,7 @@
     <!-- results: NAME -->                        what stands between these two lines is written here,
     <!-- end of results -->                       the rest of the page by people
     <!-- results: NAME / Table 5 / accuracy -->   one table of it, one metric of that
+    <!-- results: frontier / worst -->            the arena's worst cases; or / adversaries: what each left
 
 python -m trilemma.papers.pages docs/results.md …
 """
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trilemma.papers import studies
+from trilemma.papers import arena, studies
 from trilemma.papers.claims import written
 from trilemma.papers.measured import Measured, Results, read_results
 from trilemma.papers.published import Paper, paper
@@ -32,6 +33,9 @@ def page(text: str, results: Path) -> str:
 
     def block(found: re.Match[str]) -> str:
         name, *part = found[2].split(" / ")
+        if name == "frontier":
+            inside = arena.markdown(arena.read(results / "frontier.json"), *part)
+            return f"{found[1]}\n{inside}\n\n{found[3]}"
         inside = markdown(read_results(results / f"{name}.json"), paper(studies[name].paper).of(name), *part)
         return f"{found[1]}\n{inside}\n\n{found[3]}"
 
