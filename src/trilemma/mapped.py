@@ -4,8 +4,9 @@ Such a tensor is a file mapped into memory. It is read and written like any othe
 in, and takes them out when memory is short. Who works on one looks at a few columns at a time.
 
 Memory beside the files must then be given back when it is free. The C library on Linux keeps what was freed
-in pieces of up to 32 MB for later, in a heap full of holes: a process that works on rows of a megabyte soon
-has as much of it as if it had read everything. So the first tensor in a file asks it not to.
+in pieces of up to 32 MB for later, in a heap full of holes, where small results lie between freed pieces: a
+process that works on a few columns at a time soon has as much of it as if it had read everything. So the
+first tensor in a file asks it not to.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 
-LARGE = 1 << 20
-"""Bytes from which on what is freed goes back to the system at once."""
+LARGE = 1 << 17
+"""Bytes from which on what is freed goes back to the system at once; the C library itself begins with it."""
 
 _M_MMAP_THRESHOLD = -3  # the C library's number for that setting
 
