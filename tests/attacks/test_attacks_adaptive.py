@@ -50,7 +50,8 @@ def stage(noise: str, limit: float = np.inf) -> _Stage:
     def outcome(gram: np.ndarray, changes: np.ndarray) -> SimpleNamespace:
         after = np.eye(10, len(gram)) + STEP * changes
         lengths = np.einsum("ip,pq,iq->i", after, gram, after)
-        return SimpleNamespace(expelled=int((lengths > limit).sum()), move=after.mean(0), corrected=0.0)
+        expelled = int((lengths > limit).sum())
+        return SimpleNamespace(expelled=expelled, move=after.mean(0), corrected=0.0, awaited=0)
 
     defence = SimpleNamespace(vectors=vectors, senders=np.arange(10), step=STEP, gram=gram, outcome=outcome)
     return _Stage(defence, (7, 8, 9), np.ones(3), -WAY[None], torch.ones(50, dtype=torch.float64), noise)

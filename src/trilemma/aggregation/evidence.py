@@ -14,6 +14,9 @@ from pydantic import Field
 from trilemma.aggregation.registry import mixings
 from trilemma.aggregation.stage import Stage
 
+PACE = 1.25
+"""How many times as many rounds there are at the next look at sums, unless a rule says otherwise."""
+
 
 @mixings.register("evidence")
 class Evidence(Stage):
@@ -33,3 +36,8 @@ class Evidence(Stage):
     wait: int = Field(default=0, ge=0, description="rounds in which the model stays where it is")
     undo: Literal[0, 1] = Field(default=1, description="1: take back what expelled clients did")
     correct: Literal[0, 1] = Field(default=1, description="1: set the model right along visible directions")
+    pace: float = Field(
+        default=PACE,
+        ge=1,
+        description="sums are looked at in 8 rounds, then in each that is so many times later; 1: in all",
+    )

@@ -24,8 +24,9 @@ directions and strengths that are tried, the one that does most harm to the mode
 truth would move it (for `loss`: how far it lands uphill), as the defended server would have it: its rule, its
 corrections. All candidates are combinations of sums, messages and directions, so each costs n × n work in
 their Gram matrix, measured once a round. With `greedy` off candidates must also be set right no further than
-a tenth more than without the lie: liars then stay below what can be seen. Against a server without memory
-they face its rule alone, along `gradient` or `loss`.
+a tenth more than without the lie: liars then stay below what can be seen. Where the server looks at sums in
+some rounds only, liars keep to what would pass a look in every round, for they mean to stay; `bold` ones do
+not. Against a server without memory they face its rule alone, along `gradient` or `loss`.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Adaptive(AttackSettings):
     """The first round in which they do not lie any more."""
     greedy: bool = True
     """Take the most harm now; otherwise stay below what can be seen."""
+    bold: bool = False
+    """Push between looks at sums as far as messages alone let pass, although the next look will see it."""
     points: int = Field(default=40, ge=2)
     """Strengths tried for every direction; then eight more around the best, and how far noise can turn."""
     reach: float = Field(default=100.0, gt=1)
@@ -94,7 +97,7 @@ class Adaptive(AttackSettings):
         defence = view.defence()
         directions = self._directions(view, truth, defence)
         against = -directions[0] if self.direction in ("loss", "unshown") else truth
-        stage = _Stage(defence, view.members, lying, directions, against, self.noise)
+        stage = _Stage(defence, view.members, lying, directions, against, self.noise, self.bold)
 
         def most(tried: Iterable[tuple[int, float]]) -> tuple[bool, float, int, float]:
             found = (
@@ -182,8 +185,9 @@ class _Stage:
         directions: Tensor,
         truth: Tensor,
         noise: str,
+        bold: bool = False,
     ) -> None:
-        self.defence, self.noise, self.directions = defence, noise, directions
+        self.defence, self.noise, self.directions, self.bold = defence, noise, directions, bold
         self.k = len(defence.senders)
         self.n = len(defence.vectors) - self.k - 1
         rows = {int(client): row for row, client in enumerate(defence.senders)}
@@ -251,7 +255,7 @@ class _Stage:
     def outcome(self, changes: Array) -> tuple[float, float]:
         """Return the harm, −∞ where somebody is expelled, and how far the model is set right."""
         found = self.defence.outcome(self.gram, changes)
-        if found.expelled:
+        if found.expelled or (found.awaited and not self.bold):
             return -math.inf, math.inf
         return -float(found.move @ self.gram[:, -1]), found.corrected
 

@@ -72,6 +72,10 @@ class Foreseen(Protocol):
     def corrected(self) -> float:
         """How far it is set right."""
 
+    @property
+    def awaited(self) -> int:
+        """How many are not expelled in this round, but will be by the next look at what they sent in all."""
+
 
 class Defence(Protocol):
     """A server that remembers, in a round in which everybody sent what it computed; ready for changes."""

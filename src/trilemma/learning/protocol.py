@@ -138,7 +138,7 @@ class Algorithm:
         inquiry: The second exchange of every round; None: there is none.
         trace: How releases reach the model, where that is linear; None: it is not.
         members: server state -> who still takes part; None: everybody.
-        court: What a defended server judges by (`trilemma.learning.evidence.guard.Court`); None: undefended.
+        court: What a defended server judges by (`trilemma.learning.evidence.court.Court`); None: undefended.
         screen: Which of `trilemma.learning.screens` looks at messages before the rule; empty: none.
     """
 

@@ -4,6 +4,8 @@
     conviction   whom the evidence proves to lie: lengths of sums, of pairs, and who must be among the liars
     correction   what cannot be proved but seen: the model along the directions that stand out of the noise
     file         what the server has on its clients
+    schedule     in which rounds sums are looked at, and what that leaves of the probability of a false alarm
+    court        what the server judges by: looks, convictions, what is undone and set right
     guard        an algorithm's server with all of it before its rule
 
 `rule = "evidence+mean"` (or any rule after the +) turns it on. The derivations are in docs/frontier.md.

@@ -33,7 +33,7 @@ import numpy as np
 import scipy
 
 from trilemma.learning.evidence.correction import QUARTILES, Direction, visible
-from trilemma.learning.trace import Array, Law
+from trilemma.learning.trace import Array, Law, Places
 from trilemma.records import Test
 
 SLACK = 2.0
@@ -76,6 +76,20 @@ class Expulsion:
         beside = f", with {len(self.others)} others" if len(self.others) > 1 else ""
         beside = f", with client {self.others[0]}" if len(self.others) == 1 else beside
         return f"{self.test}: {self.statistic:.4g} {'<' if self.low else '>'} {self.threshold:.4g}{beside}"
+
+
+def clients_of(found: Sequence[Expulsion]) -> Places:
+    """Return who is expelled."""
+    return np.array([one.client for one in found], dtype=np.int64)
+
+
+def proved(found: Sequence[Expulsion]) -> float:
+    """Return how many liars are proved: of two who were set aside together at least one lied.
+
+    >>> proved([Expulsion(0, "length"), Expulsion(1, "one of a pair"), Expulsion(2, "one of a pair")])
+    2.0
+    """
+    return sum(0.5 if one.test == "one of a pair" else 1.0 for one in found)
 
 
 def lengths(dim: int, alarm: float) -> tuple[float, float]:

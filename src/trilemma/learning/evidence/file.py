@@ -6,6 +6,7 @@ row is another's. Noise is known by the round: in a federation it may be another
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trilemma.learning.evidence.conviction import Expulsion, proved
+from trilemma.learning.evidence.spare import Spare
 from trilemma.learning.protocol import State
 from trilemma.learning.trace import Law, Places
 from trilemma.mapped import beside, lies_in_a_file
@@ -29,14 +32,17 @@ ORIGIN = PREFIX + "origin"
 LONG = ("sums", "origin", "moved")
 """Parts with a number for every coordinate."""
 
+PER_CLIENT = ("sums", "coefficients", "carried", "proved", "taken")
+"""Parts with a row for every client, which is zero before anything is known of it."""
+
 
 @dataclass(frozen=True)
 class File:
     """What the server has on its clients, out of its state.
 
     `sums` (n, d); `coefficients` c and `carried` p (n, T); `spreads` R_s², `shared` σ_cor² and `clips` C(s)
-    (T,); `members` (n,) who is still in; `taken` (n,) each one's weight in the model's steps; `origin` and
-    `moved` (d,).
+    (T,); `members` (n,) who is still in; `proved` (n,) how many liars each one's expulsion proves: 1, or 0.5
+    for either of a pair; `taken` (n,) each one's weight in the model's steps; `origin` and `moved` (d,).
     """
 
     sums: Tensor
@@ -46,6 +52,7 @@ class File:
     shared: Tensor
     clips: Tensor
     members: Tensor
+    proved: Tensor
     taken: Tensor
     origin: Tensor
     moved: Tensor
@@ -62,6 +69,7 @@ class File:
             steps.new_zeros(rounds),
             steps.new_zeros(rounds),
             torch.ones(clients, dtype=torch.bool),
+            steps.new_zeros(clients),
             steps.new_zeros(clients),
             model,
             torch.zeros_like(model),
@@ -95,14 +103,20 @@ class File:
         def longer(rows: Tensor, value: float = 0.0) -> Tensor:
             return torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), value)])
 
-        grown = {name: longer(getattr(self, name)) for name in ("sums", "coefficients", "carried", "taken")}
+        grown = {name: longer(getattr(self, name)) for name in PER_CLIENT}
         return replace(self, **grown, members=longer(self.members, True))
 
-    def without(self, clients: Places) -> File:
-        """Return the file when these clients are out."""
-        members = self.members.clone()
-        members[torch.from_numpy(clients)] = False
-        return replace(self, members=members)
+    def expelling(self, found: Sequence[Expulsion]) -> File:
+        """Return the file when these clients are out.
+
+        >>> pair = [Expulsion(place, "one of a pair") for place in (1, 2)]
+        >>> File.empty(3, 1, torch.zeros(5)).expelling(pair).proved.sum()  # at least one of the two lied
+        tensor(1., dtype=torch.float64)
+        """
+        members, proved_ = self.members.clone(), self.proved.clone()
+        for one in found:
+            members[one.client], proved_[one.client] = False, proved([one])
+        return replace(self, members=members, proved=proved_)
 
     def law(self, coefficients: Tensor) -> Law:
         """Return the law of combinations of releases with these coefficients (k, T)."""
@@ -111,21 +125,23 @@ class File:
         return Law.of(shared, c, spreads, clips, self.sums.shape[1])
 
 
-def added(sums: Tensor, x: Tensor, rows: Tensor, step: float) -> Tensor:
+def added(sums: Tensor, x: Tensor, rows: Tensor, step: float, spare: Spare) -> Tensor:
     """Return the sums (n, d) with step · x, of messages (k, d), added to these rows.
 
-    Where messages lie in a file there is no room in memory: the sums are in one beside it.
+    They lie in what is `spare`; where messages lie in a file there is no room in memory, and they are in one
+    beside it.
     """
     if not lies_in_a_file(x):
-        return _added(sums, x, rows, step)
+        return _added(sums, x, rows, step, spare.like(sums))
     after, width = beside(x, sums.shape), max(1, TOGETHER // len(sums))
     for start in range(0, sums.shape[1], width):
         columns = slice(start, start + width)
-        after[:, columns] = _added(sums[:, columns], x[:, columns], rows, step)
+        _added(sums[:, columns], x[:, columns], rows, step, after[:, columns])
     return after
 
 
-def _added(sums: Tensor, x: Tensor, rows: Tensor, step: float) -> Tensor:
+def _added(sums: Tensor, x: Tensor, rows: Tensor, step: float, there: Tensor) -> Tensor:
     if len(rows) == len(sums):
-        return sums.add(x, alpha=step)
-    return sums.index_add(0, rows.to(x.device), x.to(sums.dtype), alpha=step)
+        return torch.add(sums, x, alpha=step, out=there)
+    there.copy_(sums)
+    return there.index_add_(0, rows.to(x.device), x.to(sums.dtype), alpha=step)

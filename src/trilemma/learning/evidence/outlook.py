@@ -17,8 +17,8 @@ from torch import Tensor
 
 from trilemma import aggregation
 from trilemma.keys import Key
+from trilemma.learning.evidence.court import Court
 from trilemma.learning.evidence.file import File
-from trilemma.learning.evidence.guard import Court
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.learning.trace import Array, Law, Places
@@ -52,11 +52,15 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What becomes of a round: how many are expelled, the model's move (p,) in a basis, what is corrected."""
+    """What becomes of a round: how many are expelled, the model's move (p,) in a basis, what is corrected.
+
+    `awaited` are those who are not expelled now, but would be if the sums were looked at.
+    """
 
     expelled: int
     move: Array
     corrected: float
+    awaited: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,13 @@ class Outlook:
         vectors: The basis (n + k + 1, d): sums of all n, messages of the k senders, the move so far.
         senders: Whose messages they are.
         step: What the round's aggregate is multiplied by.
+        due: Whether the sums are looked at in this round.
     """
 
     vectors: Tensor
     senders: Places
     step: float
+    due: bool
     court: Court
     file: File
 
@@ -87,13 +93,16 @@ class Outlook:
         before, trace = File.read(state), court.trace
         x = trace.vectors(messages, state[trace.model])
         file = court.heard(before, x, senders, round_)
-        vectors = torch.cat([file.sums, x.to(file.sums.dtype), before.moved[None]])
-        return cls(vectors, np.array(senders, dtype=np.int64), trace.step(round_), court, file)
+        due = court.due(before, round_)  # between looks the model goes on from where it is
+        moved = before.moved if due else state[trace.model] - before.origin
+        vectors = torch.cat([file.sums, x.to(file.sums.dtype), moved[None]])
+        return cls(vectors, np.array(senders, dtype=np.int64), trace.step(round_), due, court, file)
 
     @cached_property
     def laws(self) -> tuple[Law, Law]:
-        """The laws of what is looked at: the same for every lie."""
-        return self.court.laws(self.file, self.senders)
+        """The laws of sums and messages: the same for every lie."""
+        file, sent = self.file, torch.from_numpy(self.senders)
+        return self.court.law(file).select(file.staying), file.law(file.carried[sent])
 
     def gram(self, beside: Tensor) -> Array:
         """Return the Gram matrix of the basis with the rows `beside` (q, d) after it."""
@@ -111,12 +120,14 @@ class Outlook:
         lying = np.flatnonzero(changes.any(axis=1))  # few: no product of all rows is needed
         sums = _changed(gram, slice(0, n), self.senders[lying], self.step * changes[lying])
         fresh = _changed(gram, slice(n, n + k), lying, changes[lying])
-        looks = self.court.looks(self.file, sums, fresh, self.senders, self.laws)
-        convicted = self.court.convict(looks, self.file)
+        court, file = self.court, self.file
+        whole = court.sums(file, sums, self.laws[0])
+        sent = court.messages(file, fresh, self.senders, self.laws[1])
+        convicted = court.convict(whole if self.due else None, sent, file)
         move = np.eye(1, p, n + k)[0]
         if convicted:
             return Foreseen(len(convicted), move, math.inf)
-        court, file = self.court, self.file
+        awaited = 0 if self.due else len(court.convict(whole, sent, file))
         weights = court.weights(fresh, file)
 
         def combined(y: Array) -> Array:
@@ -129,21 +140,28 @@ class Outlook:
             return found
 
         mean = combined(weights)
-        now = combined(court.corrected(looks[1], lambda: beside(mean), file.carried, file).mix)
+        now = combined(court.corrected(sent, lambda: beside(mean), file.carried, file).mix)
         move = move + self.step * (mean + now)
+        set_right = self.step * now
+        if not self.due:
+            return Foreseen(0, move, _length(gram, set_right), awaited)
         members = np.eye(n, p)
         members[self.senders] += self.step * changes
-        members = members[looks[0].rows]
+        members = members[whole.rows]
 
         def parts() -> Array:
             taken = file.taken.clone()
             taken[torch.from_numpy(self.senders)] += torch.from_numpy(weights).to(taken)
             return court.parts(replace(file, taken=taken))
 
-        right = court.corrected(looks[0], lambda: members @ (gram @ move), file.coefficients, file, parts)
+        right = court.corrected(whole, lambda: members @ (gram @ move), file.coefficients, file, parts)
         after = right.kept * move + right.mix @ members
-        length = sum(math.sqrt(max(float(y @ gram @ y), 0.0)) for y in (self.step * now, after - move))
-        return Foreseen(0, after, length)
+        return Foreseen(0, after, _length(gram, set_right) + _length(gram, after - move))
+
+
+def _length(gram: Array, vector: Array) -> float:
+    """Return the length of a combination of the basis."""
+    return math.sqrt(max(float(vector @ gram @ vector), 0.0))
 
 
 def _changed(gram: Array, rows: slice, which: Places, changes: Array) -> Array:

@@ -1,0 +1,217 @@
+"""What a defended server judges by: pure functions on the file that it keeps.
+
+The tests look at Gram matrices alone: of S, all rounds, when a look is due (`schedule`), and of x, this
+round's messages, which are windows of about 1/(1 − β) rounds where clients average with momentum β. Sums
+alone would let liars jump: who has pushed one way as far as hides in all rounds may push as far the other way
+in a single one.
+
+**Undo.** An expelled client's part in the move, q = Σ_{i out} w_i S_i, is taken back as far as it is not the
+noise that cancels other clients': of ‖q‖² about x² = dσ_cor² Σ_s c²·(pairs of one out and one in) is, so that
+1 − x²/‖q‖² of q leaves the least error in mean square. Along directions that stood out of the sums with them
+it is taken back whole: noise is short there. Gross lies so go whole, subtle ones hardly: those are the
+correction's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trilemma.aggregation import Chain
+from trilemma.aggregation.evidence import Evidence
+from trilemma.learning.evidence.conviction import Expulsion, clients_of, convict, proved
+from trilemma.learning.evidence.correction import Correction, Direction, correct, visible, worth_correcting
+from trilemma.learning.evidence.file import File, added
+from trilemma.learning.evidence.schedule import looks
+from trilemma.learning.evidence.spare import Spare
+from trilemma.learning.screens.screen import lessened
+from trilemma.learning.settings import Setup
+from trilemma.learning.trace import Array, Law, Places, Trace
+
+
+@dataclass(frozen=True)
+class Look:
+    """One vector of every client in `rows`: their Gram matrix, and what it is like if they are honest."""
+
+    rows: Places
+    gram: Array
+    law: Law
+    _seen: dict[int, list[Direction]] = field(default_factory=dict, repr=False, compare=False)
+
+    def seen(self, liars: int) -> list[Direction]:
+        """Return the directions that stand out among those who sent something; worked out once."""
+        if liars not in self._seen:
+            heard = self.law.heard
+            gram = self.gram if len(heard) == len(self.gram) else self.gram[np.ix_(heard, heard)]
+            self._seen[liars] = visible(gram, self.law.select(heard), liars + 1) if len(heard) else []
+        return self._seen[liars]
+
+    def without(self, clients: Places) -> Look:
+        """Return the look at the others."""
+        if not len(clients):
+            return self
+        kept = np.flatnonzero(~np.isin(self.rows, clients))
+        return Look(self.rows[kept], self.gram[np.ix_(kept, kept)], self.law.select(kept))
+
+
+@dataclass(frozen=True)
+class Court:
+    """The stage for one federation: pure functions on its file."""
+
+    settings: Evidence
+    setup: Setup
+    trace: Trace
+    spare: Spare = field(default_factory=Spare, repr=False, compare=False)
+
+    @cached_property
+    def schedule(self) -> tuple[int, ...]:
+        """The rounds in which sums are looked at."""
+        return looks(self.setup.rounds, self.settings.pace, self.settings.wait)
+
+    def due(self, file: File, round_: int) -> bool:
+        """Tell whether sums are looked at in a round: since the last one that was held, a look is due."""
+        held = np.flatnonzero(file.spreads[:round_].numpy())
+        last = int(held[-1]) if len(held) else -1
+        return any(last < look <= round_ for look in self.schedule)
+
+    def liars(self, file: File) -> int:
+        """How many of the members may still lie: of two that were set aside only one did for certain."""
+        return max(0, self.setup.byzantine - int(file.proved.sum()))
+
+    def heard(
+        self, file: File, x: Tensor, senders: tuple[int, ...], round_: int, sharing: int | None = None
+    ) -> File:
+        """Add a round's messages x (k, d), all finite, of `senders` to the file.
+
+        `sharing` is how many clients share secrets in the round; None: all who are in.
+        """
+        assert self.setup.release is not None
+        rows, law = torch.tensor(senders), self.setup.release.law
+        step = self.trace.step(round_)
+        sums = added(file.sums, x, rows, step, self.spare)
+        carried, coefficients = file.carried.clone(), file.coefficients.clone()
+        carried[rows] *= self.trace.keeps(round_)
+        carried[rows, round_] = self.trace.adds(round_)
+        coefficients[rows] += step * carried[rows]
+        spreads, shared, clips = file.spreads.clone(), file.shared.clone(), file.clips.clone()
+        shared[round_] = law.sigma_cor**2
+        spreads[round_] = law.sigma_ind**2 + (sharing or len(file.staying)) * law.sigma_cor**2
+        length = float(torch.linalg.vector_norm(file.origin + file.moved)) if self.trace.decay else 0.0
+        clips[round_] = self.setup.release.clip + self.trace.decay * length
+        return replace(
+            file,
+            sums=sums,
+            carried=carried,
+            coefficients=coefficients,
+            spreads=spreads,
+            shared=shared,
+            clips=clips,
+        )
+
+    def law(self, file: File) -> Law:
+        """Return the law of all clients' sums."""
+        return file.law(file.coefficients)
+
+    def sums(self, file: File, gram: Array, law: Law | None = None) -> Look:
+        """Return the look at all rounds' sums of the members; `gram` (n, n) is everybody's."""
+        rows = file.staying
+        kept = gram if len(rows) == len(gram) else gram[np.ix_(rows, rows)]
+        return Look(rows, kept, law or self.law(file).select(rows))
+
+    def messages(self, file: File, gram: Array, senders: Places, law: Law | None = None) -> Look:
+        """Return the look at this round's messages of `senders`, all members; `gram` (k, k) is theirs."""
+        return Look(senders, gram, law or file.law(file.carried[torch.from_numpy(senders)]))
+
+    def convict(self, sums: Look | None, messages: Look, file: File) -> list[Expulsion]:
+        """Return who is proved to lie, each client once: by the sums, where they are looked at, by messages.
+
+        Whoever the sums convict is no part of what is looked at next: it explains the pairs that it is in.
+        """
+        half, found = self.settings.alarm / 2, list[Expulsion]()
+        for look, times in ((sums, len(self.schedule)), (messages, self.setup.rounds)):
+            if look is None:
+                continue
+            left = look.without(clients_of(found))
+            liars = max(0, self.liars(file) - int(proved(found)))
+            for one in convict(left.gram, left.law, liars, half / times, partial(left.seen, liars)):
+                client, others = left.rows[one.client], (int(left.rows[j]) for j in one.others)
+                found.append(replace(one, client=int(client), others=tuple(others)))
+        return sorted(found, key=lambda one: one.client)
+
+    def undone(self, before: File, found: Sequence[Expulsion], sums: Look, file: File) -> Tensor:
+        """Return what to take out of the model's move (d,); `before` is the file before the round.
+
+        The round's own messages of the expelled never moved the model: there is nothing of them to take back.
+        `sums` is the look at all members' sums in `file`, those of the expelled among them.
+        """
+        total = float(before.taken.sum())
+        if not self.settings.undo or not found or total == 0:
+            return torch.zeros_like(before.moved)
+        part, expelled = np.zeros(len(before.sums)), clients_of(found)
+        part[expelled] = before.taken.cpu().numpy()[expelled] / total
+        squared = before.coefficients.cpu().numpy() ** 2 @ before.shared.cpu().numpy()
+        pairs = before.sums.shape[1] * (len(before.staying) - len(expelled))
+        noise = pairs * float(part**2 @ squared)
+        rest, seen = combined(before.sums, part), torch.zeros_like(before.moved)
+        for direction in sums.seen(self.liars(file)):
+            mix = np.zeros(len(file.sums))
+            mix[sums.rows[sums.law.heard]] = direction.mix
+            way = combined(file.sums, mix)  # of length 1
+            along = (way @ rest) * way
+            seen, rest = seen + along, rest - along
+        length = float(rest @ rest)
+        return seen + rest * (max(0.0, 1 - noise / length) if length > 0 else 0.0)
+
+    @property
+    def robust(self) -> bool:
+        """Whether the rule after this stage does without it: whether it is not the mean."""
+        return not self.setup.rule.name.endswith("mean")
+
+    def weights(self, gram: Array, file: File) -> Array:
+        """Return the rule's weights (k,) of messages with this Gram matrix; the mean's if they do not say."""
+        k, rule = len(gram), lessened(self.setup.rule, self.liars(file))
+        if not rule.geometric or not self.robust or k <= 2 * rule.f:
+            return np.full(k, 1 / k)
+        assert isinstance(rule, Chain)
+        found: Array = rule.weights_from_gram(gram)
+        return found
+
+    def corrected(
+        self,
+        look: Look,
+        moved: Callable[[], Array],
+        weights: Tensor,
+        file: File,
+        parts: Callable[[], Array] | None = None,
+    ) -> Correction:
+        """Return how a move is set right by what is looked at; `moved` and `parts` (m,) as in `correct`.
+
+        Both are asked for only where a direction stands out; elsewhere nothing is set right.
+        `weights` (n, T) say how much of every round's release is in it; clients that were not always heard
+        count as if they had been.
+        """
+        liars = self.liars(file)
+        able = self.settings.correct and worth_correcting(len(look.gram), liars, self.robust)
+        seen = look.seen(liars) if able else []
+        if not seen:
+            return Correction(1.0, np.zeros(len(look.gram)))
+        weight = np.abs(weights.cpu().numpy()[look.rows].sum(axis=1))
+        shares = weight.max(initial=0.0) / np.maximum(weight, 1e-300)
+        known = None if parts is None else parts()
+        return correct(look.gram, moved(), look.law, liars, shares, known, seen)
+
+    def parts(self, file: File) -> Array:
+        """Return the members' shares in the model's move (m,)."""
+        taken = file.taken.cpu().numpy()
+        found: Array = taken[file.staying] / max(float(taken[file.staying].sum()), 1e-300)
+        return found
+
+
+def combined(sums: Tensor, coefficients: Array) -> Tensor:
+    """Return coefficients @ sums, where the sums are."""
+    return torch.from_numpy(coefficients).to(sums.device, sums.dtype) @ sums

@@ -1,0 +1,219 @@
+"""When evidence looks at sums, what happens between looks, and the memory in which sums lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from trilemma import aggregation, privacy
+from trilemma.attacks.adaptive import _Stage
+from trilemma.keys import Key
+from trilemma.learning import Algorithm, Messages, Setup, algorithms
+from trilemma.learning.evidence import Expulsion, guarded, hidden_shift
+from trilemma.learning.evidence.file import File
+from trilemma.learning.evidence.outlook import Outlook
+from trilemma.learning.evidence.schedule import EARLY, looks
+from trilemma.learning.protocol import State
+from trilemma.models import build
+from trilemma.privacy.types import NoiseLaw, Release
+
+CLIENTS, LIARS, ROUNDS = 20, 4, 30
+EVERYBODY = tuple(range(CLIENTS))
+LAW = NoiseLaw(1.0, 0.3)
+MODEL = build("logistic", (299,), 2)
+CPU = torch.device("cpu")
+
+
+def server(rule: str = "evidence+mean", rounds: int = ROUNDS, clip: float = 0.5) -> Algorithm:
+    """Byz-Clip-SGD without momentum, steps of −1: the model is the sum of aggregates, less."""
+    setup = Setup(CLIENTS, LIARS, rounds, aggregation.parse(rule, f=LIARS), Release(clip=clip, law=LAW))
+    return guarded(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
+
+
+def start(algorithm: Algorithm) -> State:
+    return algorithm.init(MODEL, EVERYBODY, Key(1)).server
+
+
+def noise(round_: int, seed: int = 2) -> torch.Tensor:
+    """What everybody sends who contributes nothing."""
+    return privacy.SimulatedNoise(Key(seed), CLIENTS).draw(LAW, EVERYBODY, MODEL.dim, round_, CPU)
+
+
+@pytest.mark.parametrize("pace", [1.0, 1.1, 1.25, 2.0])
+@pytest.mark.parametrize("rounds", [1, 7, EARLY, 9, 30, 401])
+def test_every_early_round_and_the_last_are_looked_at_and_gaps_are_a_share_of_the_past(
+    rounds: int, pace: float
+) -> None:
+    found = looks(rounds, pace)
+    assert found[: min(rounds, EARLY)] == tuple(range(min(rounds, EARLY)))
+    assert found[-1] == rounds - 1
+    held = [round_ + 1 for round_ in found]
+    assert all(after <= max(before + 1, np.ceil(before * pace)) for before, after in pairwise(held))
+    assert (
+        len(found) == rounds
+        if pace == 1.0
+        else len(found) <= EARLY + np.log(max(rounds / EARLY, 1)) / np.log(pace) + 1
+    )
+
+
+def test_all_looks_of_a_run_together_raise_a_false_alarm_with_the_stated_probability() -> None:
+    """The levels at which a whole run's looks are taken, added up: those of sums and those of messages."""
+    algorithm, levels = server("evidence(1e-3)+mean"), []
+    state = start(algorithm)
+    for round_ in range(ROUNDS):
+        taken: list[float] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "trilemma.learning.evidence.court.convict",
+                lambda gram, law, liars, alarm, seen, taken=taken: taken.append(alarm) or [],
+            )
+            state = algorithm.server(Messages(noise(round_)), state, round_, Key(3)).state
+        assert len(taken) == (2 if round_ in looks(ROUNDS) else 1)
+        levels += taken
+    assert sum(levels) == pytest.approx(1e-3)
+
+
+def test_a_look_that_was_missed_is_made_up_for_in_the_next_round_that_is_held() -> None:
+    court = server().court
+    file = File.empty(CLIENTS, ROUNDS, torch.zeros(3))
+    assert court.schedule[7:10] == (7, 9, 12)
+    held = replace(file, spreads=torch.tensor([1.0] * 9 + [0.0] * (ROUNDS - 9)))  # rounds 0 … 8
+    assert court.due(held, 9)
+    assert court.due(held, 10)  # round 9 was not held
+    held.spreads[10] = 1.0
+    assert not court.due(held, 11)
+
+
+def test_a_drift_that_no_message_shows_is_seen_at_the_next_look_and_undone() -> None:
+    """From round 9 on a liar pushes as much as hides in one message: the look in round 13 sees the sum."""
+    algorithm, told = server("evidence(correct=0)+mean", clip=0.05), {}
+    honest, state = start(algorithm), start(algorithm)
+    for round_ in range(14):
+        sent = noise(round_)
+        honest = algorithm.server(Messages(sent), honest, round_, Key(3)).state
+        if round_ >= 8:
+            sent[19, 0] += 18.0
+        step = algorithm.server(Messages(sent), state, round_, Key(3))
+        state, told[round_] = step.state, [one.client for one in step.report["expelled"]]
+    assert {round_: who for round_, who in told.items() if who} == {12: [19]}
+    left, pushed = float((state["params"] - honest["params"])[0]), 4 * 18.0 / CLIENTS
+    assert abs(left) < pushed / 2
+
+
+def test_who_is_expelled_between_looks_is_not_taken_back_twice() -> None:
+    """Client 19 stands apart early and is left out of the model; between looks its message betrays it.
+
+    The model is then what it would have been had the sums been looked at in that round.
+    """
+    ends = []
+    for pace in (1.25, 1.0):
+        algorithm = server(f"evidence(pace={pace})+mean")
+        state = start(algorithm)
+        for round_ in range(9):
+            sent = noise(round_)
+            sent[19, 0] += 4.0 if round_ < 8 else 1e4
+            step = algorithm.server(Messages(sent), state, round_, Key(3))
+            state = step.state
+        assert [one.client for one in step.report["expelled"]] == [19]
+        ends.append(state["params"])
+    assert torch.allclose(*ends, atol=1e-6)
+
+
+def test_liars_are_told_the_truth_about_rounds_with_and_without_a_look() -> None:
+    """Where the outlook says the model goes is where it goes, and as many are expelled as it says."""
+    algorithm = server(clip=0.05)
+    state, push, awaited = start(algorithm), torch.eye(1, MODEL.dim), {}
+    for round_ in range(17):
+        sent = noise(round_)
+        sent[:, 1] += 0.05
+        outlook = Outlook.of(algorithm.court, state, sent, EVERYBODY, round_)
+        gram = outlook.gram(push)
+        changes = np.zeros((CLIENTS, len(gram)))
+        changes[-LIARS:, -1] = 3.6 if round_ < 12 else 7.2
+        foreseen = outlook.outcome(gram, changes)
+        sent[-LIARS:] += torch.from_numpy(changes[-LIARS:, -1:]).float() * push
+        origin = File.read(state).origin
+        step = algorithm.server(Messages(sent), state, round_, Key(3))
+        assert foreseen.expelled == len(step.report["expelled"])
+        if not foreseen.expelled:
+            move = torch.from_numpy(foreseen.move) @ torch.cat([outlook.vectors, push]).double()
+            assert torch.allclose(step.broadcast["params"], (origin + move).float(), atol=1e-3)
+        state, awaited[round_] = step.state, foreseen.awaited
+    assert {round_ for round_, who in awaited.items() if who} == {13, 14, 15}  # after the look in round 12
+    assert foreseen.expelled == LIARS
+
+
+def reached(bold: bool, rounds: int, seed: int) -> tuple[float, int]:
+    """How far liars move the model along their way, and how many of them are left at the end."""
+    algorithm, way = server(rounds=rounds), torch.eye(1, MODEL.dim, dtype=torch.float64)
+    source, ends, left = privacy.SimulatedNoise(Key(seed), CLIENTS), [], []
+    for lying in (True, False):
+        state = start(algorithm)
+        for round_ in range(rounds):
+            members = algorithm.members(state)
+            sent = source.among(members).draw(LAW, members, MODEL.dim, round_, CPU)
+            liars = [row for row, client in enumerate(members) if client >= CLIENTS - LIARS]
+            if lying and liars:
+                outlook = Outlook.of(algorithm.court, state, sent, members, round_)
+                names = tuple(members[row] for row in liars)
+                stage = _Stage(outlook, names, np.ones(len(liars)), way, -way[0], "protocol", bold)
+                tried = [(*stage.harm(0, strength, True), strength) for strength in range(1, 15)]
+                passes, harm, strength = max(tried)
+                if passes and harm > stage.quiet:
+                    sent[liars] += stage.lies(0, strength).to(sent)
+            state = algorithm.server(Messages(sent, senders=members), state, round_, Key(3)).state
+        ends.append(float(state["params"][0]))
+        left.append(sum(client >= CLIENTS - LIARS for client in algorithm.members(state)))
+    return abs(ends[0] - ends[1]), left[0]
+
+
+def test_liars_who_push_between_looks_gain_nothing_by_it() -> None:
+    """They are expelled for it, and what stays of their push is within what careful ones can hide."""
+    rounds = 17
+    bound = hidden_shift(LAW, 0.5, CLIENTS, LIARS, MODEL.dim, rounds).left * rounds
+    pushed, left = reached(True, rounds, 5)
+    assert left == 0
+    assert pushed < bound / 2
+
+
+def test_sums_of_earlier_rounds_stay_what_they_were_although_memory_is_used_again() -> None:
+    """Whoever keeps a state, or runs the server from it again, finds it as it was."""
+    algorithm, kept, expected = server(), [], []
+    state, total = start(algorithm), torch.zeros(CLIENTS, MODEL.dim)
+    places = []
+    for round_ in range(6):
+        sent = noise(round_)
+        total = total - sent
+        if round_ == 3:  # only some are heard, and a liar rehearses
+            sent, total = sent[:15], total + torch.cat([torch.zeros(15, MODEL.dim), sent[15:]])
+            algorithm.server(Messages(2 * sent, senders=EVERYBODY[:15]), state, round_, Key(3))
+        state = algorithm.server(
+            Messages(sent, senders=EVERYBODY[: len(sent)], sharing=CLIENTS), state, round_, Key(3)
+        ).state
+        places.append(state["evidence.sums"].data_ptr())
+        if round_ in (1, 3):
+            kept.append(state)
+            expected.append(total)
+    for one, sums in zip(kept, expected, strict=True):
+        assert torch.allclose(one["evidence.sums"], sums, atol=1e-5)
+    assert torch.allclose(state["evidence.sums"], total, atol=1e-5)
+    assert len(set(places)) < len(places)
+
+
+def test_of_two_who_are_set_aside_one_counts_as_a_liar_that_is_gone() -> None:
+    """Four may lie and one copies an honest client: both go, and three may still lie among the others."""
+    algorithm = server(rounds=2)
+    court, state, sent = algorithm.court, start(algorithm), noise(0)
+    sent[19] = sent[3]
+    step = algorithm.server(Messages(sent), state, 0, Key(3))
+    assert [(one.client, one.test) for one in step.report["expelled"]] == [
+        (3, "one of a pair"),
+        (19, "one of a pair"),
+    ]
+    file = File.read(step.state)
+    assert court.liars(file) == LIARS - 1
+    assert court.liars(file.expelling([Expulsion(18, "length")])) == LIARS - 2
