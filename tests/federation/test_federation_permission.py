@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +17,7 @@ from trilemma.federation.authority import Authority
 from trilemma.federation.epochs import Stopped
 from trilemma.federation.node import Node
 from trilemma.federation.permission import Permission
-from trilemma.federation.proposals import KEPT, proposed
+from trilemma.federation.proposals import KEPT, allow, proposed
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.rosters import Member
 from trilemma.privacy.secrets import Identity
@@ -153,3 +154,27 @@ def test_an_unreadable_permission_allows_nothing(parties):
         command("allow", parties[0].folder, "run")
     with pytest.raises(UserError, match="either a run"):
         command("allow", parties[1].folder)
+
+
+def test_two_decisions_at_once_are_both_kept(parties, monkeypatch):
+    """An owner's second command, given while the first one works, waits for it."""
+    party, honest, second = parties[1], Permission.save, []
+
+    def slow(self, path):
+        if not second:
+            second.append(threading.Thread(target=allow, args=(party, "tuesday")))
+            second[0].start()
+            second[0].join(0.5)  # as long as it would take, were it not for the lock
+        honest(self, path)
+
+    monkeypatch.setattr(Permission, "save", slow)
+    allow(party, "monday")
+    second[0].join()
+    assert set(Permission.load(party.allowed).runs) == {"monday", "tuesday"}
+
+
+@pytest.mark.parametrize("epsilon", ["nan", "-1", "0"])
+def test_no_runs_cost_is_at_most_that(parties, epsilon):
+    with pytest.raises(UserError, match="more than 0"):
+        command("allow", parties[1].folder, "--epsilon", epsilon)
+    assert not parties[1].allowed.exists()

@@ -10,6 +10,7 @@ import torch
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
 from trilemma import files
+from trilemma.errors import UserError
 from trilemma.federation import kinds, spending, wire
 from trilemma.federation.epochs import Stopped
 from trilemma.federation.node import Node
@@ -535,3 +536,25 @@ def test_a_run_without_a_guarantee_needs_no_budget(tmp_path):
     runner, said = coordinator(parties, Direct(parties))
     assert runner.go().rounds == ROUNDS, said
     assert not any(party.budget.exists() or party.ledger.exists() for party in parties[1:])
+
+
+# --- two runs at once -------------------------------------------------------------------------------------
+
+
+def test_a_second_run_is_refused_while_one_is_under_way(parties):
+    """Each would see ledgers that the other has moved on, and take honest clients for liars."""
+    refusals = []
+
+    class Busy(Direct):
+        def send(self, blocks, lifetime):
+            if wire.kind_of(next(iter(blocks.values()))) == "confirm" and not refusals:
+                with pytest.raises(UserError) as refusal:
+                    coordinator(parties, Direct(parties), "another")[0].go()
+                refusals.append(str(refusal.value))
+            return super().send(blocks, lifetime)
+
+    runner, said = coordinator(parties, Busy(parties))
+    assert runner.go().rounds == ROUNDS
+    assert refusals == [f"another run of the federation in {parties[0].folder} is under way: one at a time"]
+    assert not any("ledger" in line for line in said)
+    coordinator(parties, Direct(parties), "another")[0].go()

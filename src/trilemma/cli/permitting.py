@@ -46,9 +46,7 @@ def allow_command(
     ] = None,
 ) -> None:
     """Let a client take part in a run; its owner's decision, on its owner's machine."""
-    from dataclasses import replace
-
-    from trilemma.federation.permission import Permission
+    from trilemma.federation.permission import allow_up_to, amend
     from trilemma.federation.proposals import allow
 
     if (run is None) == (epsilon is None):
@@ -58,8 +56,8 @@ def allow_command(
             found = allow(party, run)
             cost = "no guarantee" if found.epsilon is None else f"ε = {found.epsilon:.3g}"
             said = f"run {run!r} of configuration {found.configuration[:12]}, {cost}"
-        else:
-            replace(Permission.load(party.allowed), epsilon=epsilon).save(party.allowed)
+        elif epsilon is not None:
+            amend(party.allowed, allow_up_to(epsilon))
             said = f"any run up to ε = {epsilon:g}"
         console.print(f"{party.name} allows {said}", highlight=False, soft_wrap=True)
 

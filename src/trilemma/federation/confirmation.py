@@ -256,7 +256,8 @@ class Witness:
         if before.refuses(ledger):
             raise PrivacyError(
                 f"the ledger of client {client} has {ledger.length} lines, it had {before.ledger.length} "
-                "before: it was set back to an older copy, or another one continues it"
+                "before: it was set back to an older copy, another one continues it, or two runs went on "
+                "at once"
             )
 
     def forget_ends(self, clients: Iterable[int]) -> None:

@@ -29,6 +29,7 @@ from trilemma.federation.scoring import Scoring
 from trilemma.federation.shelf import Shelf
 from trilemma.federation.task import PartyTask, load_task
 from trilemma.federation.transcript import Transcript
+from trilemma.federation.under_way import alone
 from trilemma.learning.evidence import conviction
 from trilemma.learning.rounds import returned_model, sampled_clients
 from trilemma.records import Record, Scores
@@ -88,7 +89,7 @@ class Coordinator:
 
     def go(self) -> Commit:
         """Run to the end, from wherever the run stands."""
-        with self.log.locked():
+        with alone(self.party), self.log.locked():
             commit = self.start()
             here, failed, attendance = self, 0, Attendance()
             clients: dict[int, int] | None = None

@@ -89,3 +89,28 @@ class Permission:
             )
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"{path} does not say what is allowed: {error}") from None
+
+
+def amend(path: Path, change: Callable[[Permission], Permission]) -> None:
+    """Change what a file allows; nobody else changes it between reading and writing.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "allowed.toml"
+    >>> amend(path, lambda allowed: allowed.with_plan("plan")); amend(path, allow_up_to(4.0))
+    >>> Permission.load(path)
+    Permission(epsilon=4.0, plans=('plan',), runs={})
+    """
+    with files.locked(path.with_name(f"{path.name}.lock")):
+        change(Permission.load(path)).save(path)
+
+
+def allow_up_to(epsilon: float) -> Callable[[Permission], Permission]:
+    """Return the decision to allow any run whose rounds cost at most ε, in advance; inf: whatever it costs.
+
+    >>> allow_up_to(-1.0)
+    Traceback (most recent call last):
+    trilemma.errors.UserError: epsilon = -1: allowed is what a run may cost, more than 0
+    """
+    if not epsilon > 0:  # nor is nan
+        raise UserError(f"epsilon = {epsilon:g}: allowed is what a run may cost, more than 0")
+    return lambda allowed: replace(allowed, epsilon=epsilon)

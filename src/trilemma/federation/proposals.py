@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trilemma import files
 from trilemma.federation.layout import Party
-from trilemma.federation.permission import Permission
+from trilemma.federation.permission import Permission, amend
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.spending import least_members, planned_epsilon
 from trilemma.federation.task import PartyTask, load_task
@@ -84,7 +84,7 @@ def allow(party: Party, run: str) -> Manifest:
     """Allow a run of the plan that this client's folder holds now; return what that means."""
     party.run_folder(run)
     manifest = Manifest.of(party, load_task(party), run)
-    Permission.load(party.allowed).with_run(run, manifest.plan).save(party.allowed)
+    amend(party.allowed, lambda allowed: allowed.with_run(run, manifest.plan))
     _kept(party, run).unlink(missing_ok=True)
     return manifest
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trilemma import files
+from trilemma.errors import UserError
 from trilemma.federation.layout import RUN_NAME, Party
 
 
@@ -41,6 +42,26 @@ def under_way(server: Party, run: str, broken_off: tuple[type[BaseException], ..
         _file(server).unlink(missing_ok=True)
         raise
     _file(server).unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(server: Party) -> Iterator[None]:
+    """Keep every other run of this server's out: two would take each other's ledgers for ones set back.
+
+    The lock is gone when the process is.
+
+    >>> import tempfile
+    >>> server = Party(Path(tempfile.mkdtemp()), None)
+    >>> with alone(server), alone(server):
+    ...     pass
+    Traceback (most recent call last):
+    trilemma.errors.UserError: another run of the federation in ... is under way: one at a time
+    """
+    lock = _file(server).with_name("under-way.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    refusal = UserError(f"another run of the federation in {server.folder} is under way: one at a time")
+    with files.locked(lock, refusal):
+        yield
 
 
 def _file(server: Party) -> Path:
