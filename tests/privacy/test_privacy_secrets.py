@@ -499,6 +499,17 @@ class TestSecretNoise:
         assert not node.draw(NoiseLaw(), (1,), 7, 0, CPU).any()
         assert not StackedSecretNoise.of([node]).draw(NoiseLaw(), (0, 1), 7, 0, CPU).any()
 
+    @pytest.mark.parametrize(("law", "partners"), [(NoiseLaw(1.0, 2.0**40), 2), (NoiseLaw(1.0, 2.0**35), 60)])
+    def test_what_doubles_do_not_hold_exactly_is_refused(self, law, partners):
+        """From 2⁵¹ on the ways to round differ; from 2⁵³ on sums do not hold every integer."""
+        keys = {partner: bytes(32) for partner in range(1, 1 + partners)}
+        node = SecretNoise(0, keys, bytes(32))
+        stacked = StackedSecretNoise({(0, partner): key for partner, key in keys.items()}, {0: bytes(32)})
+        for source in (node, stacked):
+            with pytest.raises(PrivacyError, match="too far apart"):
+                source.draw(law, (0,), 4, round_=3, device=CPU)
+        node.draw(NoiseLaw(1.0, 1.0), (0,), 4, round_=3, device=CPU)  # what was refused is not over
+
     def test_bad_input_says_why(self):
         node = SecretNoise(1, {})
         with pytest.raises(UserError, match="client 1 only"):

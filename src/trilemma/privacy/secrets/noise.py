@@ -9,10 +9,12 @@ it comes in pieces, so that a message may be longer than what fits into memory t
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from trilemma.errors import PrivacyError, UserError
 from trilemma.privacy.grid import in_steps, step_for
 from trilemma.privacy.secrets.streams import (
     BLOCK,
+    FURTHEST,
     ChaChaStream,
     Doubles,
     Gaussians,
@@ -55,6 +58,21 @@ def _own_stream(seed: bytes, round_: int, dim: int) -> ChaChaStream:
 
 def _integers(total: Doubles) -> Tensor:
     return torch.from_numpy(total.astype(np.int64))
+
+
+def _deviations(law: NoiseLaw, step: float, partners: int) -> tuple[float, float]:
+    """Return the standard deviations, in steps, of a pair's stream and of the client's own; 0 without one.
+
+    Refused is what doubles do not hold exactly: up to 2⁵¹ a number is rounded to an integer, up to 2⁵³ every
+    integer is one of them. Beyond, two ends of a pair would not get the same.
+    """
+    paired, own = (in_steps(sigma, step) if sigma > 0 else 0.0 for sigma in (law.sigma_cor, law.sigma_ind))
+    if FURTHEST * max(paired, own) > 2.0**51 or FURTHEST * (partners * paired + own) > 2.0**53:
+        raise PrivacyError(
+            f"the noise spans more steps than sums are exact for: sigma_ind = {law.sigma_ind:g} and "
+            f"sigma_cor = {law.sigma_cor:g} are too far apart"
+        )
+    return paired, own
 
 
 class _InNumbers:
@@ -149,16 +167,16 @@ class SecretNoise(_InNumbers):
             raise PrivacyError(
                 f"round {round_} is over (the last was {self._last_round}): its noise is given out once only"
             )
+        paired, own = _deviations(law, step, len(self.pairs))
         self._last_round = round_
         streams = []
         if law.sigma_cor > 0:
-            scale = in_steps(law.sigma_cor, step)
             for partner, key in self.pairs.items():
                 sign = 1.0 if self.index < partner else -1.0
-                streams.append(Gaussians(pair_stream(key, round_, dim).fill, scale, sign))
+                streams.append(Gaussians(pair_stream(key, round_, dim).fill, paired, sign))
         if law.sigma_ind > 0:
             fill = system_bytes if self.own is None else _own_stream(self.own, round_, dim).fill
-            streams.append(Gaussians(fill, in_steps(law.sigma_ind, step)))
+            streams.append(Gaussians(fill, own))
         return _summed(streams, dim, self.threads or torch.get_num_threads())
 
 
@@ -201,12 +219,14 @@ class StackedSecretNoise(_InNumbers):
             return torch.zeros(len(ids), dim, dtype=torch.int64, device=device)
         row = {client: place for place, client in enumerate(ids)}
         total = np.zeros((len(ids), dim))
+        most = max(Counter(chain.from_iterable(self.pairs)).values(), default=0)
+        paired, own = _deviations(law, step, most)
         if law.sigma_cor > 0:
             stream = np.empty(dim)
             for (low, high), key in self.pairs.items():
                 if low in row or high in row:
                     stream[:] = 0
-                    add_gaussians(pair_stream(key, round_, dim).fill, stream, in_steps(law.sigma_cor, step))
+                    add_gaussians(pair_stream(key, round_, dim).fill, stream, paired)
                     if low in row:
                         total[row[low]] += stream
                     if high in row:
@@ -218,5 +238,5 @@ class StackedSecretNoise(_InNumbers):
                         f"client {client}'s independent noise has no seed: it cannot be reproduced"
                     )
                 fill = _own_stream(self.own[client], round_, dim).fill
-                add_gaussians(fill, total[place], in_steps(law.sigma_ind, step))
+                add_gaussians(fill, total[place], own)
         return _integers(total).to(device)

@@ -52,6 +52,8 @@ Words = NDArray[np.uint64]
 _PAIRS = 8192  # the working set of a block stays in a core's second-level cache
 BLOCK = 2 * _PAIRS
 """Numbers of a block: a stream is read in whole blocks, but for its last."""
+FURTHEST = 13.4
+"""Standard deviations that no number exceeds: √(−2 log 2⁻¹²⁹)."""
 FEW = 4 * BLOCK
 """Up to so many numbers numpy does, and numba need not be loaded."""
 _ZEROS = bytes(8 * BLOCK)
@@ -110,7 +112,8 @@ class Gaussians:
 def add_streams(streams: Sequence[Gaussians], total: Doubles) -> None:
     """Add the next numbers of each stream to `total`, in place: whole blocks, but for a stream's last.
 
-    Doubles hold the sums exactly up to 2⁵³. The streams take turns on every block, which stays in the cache.
+    Numbers of up to 2⁵¹ are rounded to integers, and doubles hold sums exactly up to 2⁵³. The streams take
+    turns on every block, which stays in the cache.
     """
     transform = _BoxMuller()
     compiled = None if len(streams) * len(total) <= FEW else _checked_kernels()
