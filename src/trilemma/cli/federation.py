@@ -37,15 +37,6 @@ def _require_flower() -> None:
         raise UserError("bringing a federation up takes Flower: pip install 'trilemma[flower]'") from None
 
 
-def _server(folder: Path) -> Party:
-    from trilemma.federation.layout import parties
-
-    server = parties(folder)[0]
-    if server.client is not None:
-        raise UserError(f"{folder} is a client's folder; this is done where the server is")
-    return server
-
-
 @federation_app.command("init")
 def init_command(
     folder: Annotated[Path, typer.Argument(help="a new folder")],
@@ -259,14 +250,14 @@ def run_command(
     _require_flower()
     from trilemma.federation import pilot
     from trilemma.federation.commits import CommitLog
-    from trilemma.federation.layout import parties
+    from trilemma.federation.layout import parties, server_in
     from trilemma.flower.control import connect
     from trilemma.flower.following import Following
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    server, everyone = _server(folder), parties(folder)
+    server, everyone = server_in(folder), parties(folder)
     log = CommitLog(server.run_folder(name))
     with connect(server) as control:
         following = Following(server, name, control.begin(server.folder / "app", name, replace), say)

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trilemma.errors import UserError, printable
+from trilemma.errors import printable
 from trilemma.federation.peers import clock_agrees
 
 if TYPE_CHECKING:
@@ -94,13 +94,10 @@ def replay_command(
     The model must be the one that was committed and handed out, to the bit, and the same clients expelled.
     It takes a federation that keeps a transcript (`init --transcript`). Nothing is changed.
     """
-    from trilemma.federation.layout import parties
+    from trilemma.federation.layout import server_in
     from trilemma.federation.replay import differences
 
-    server = parties(folder)[0]
-    if server.client is not None:
-        raise UserError(f"{folder} is a client's folder; transcripts are where the server is")
-    replayed, found = differences(server, run)
+    replayed, found = differences(server_in(folder), run)
     for line in found:
         console.print(f"run {run}: {line}", highlight=False, markup=False, soft_wrap=True)
     if found:

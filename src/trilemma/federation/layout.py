@@ -312,3 +312,11 @@ def parties(folder: Path) -> list[Party]:
             f"there is no federation in {folder}; make one with `trilemma federation init {folder}`"
         )
     return sorted(found, key=lambda party: -1 if party.client is None else party.client)
+
+
+def server_in(folder: Path) -> Party:
+    """Return the server of the federation in `folder`, or say that this is done where the server is."""
+    first = parties(folder)[0]
+    if first.client is not None:
+        raise UserError(f"there is no server's folder in {folder}: this is done where the server is")
+    return first

@@ -7,10 +7,11 @@ where a run on disk is not what follows from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.federation import kinds, wire
@@ -78,57 +79,68 @@ def differences(server: Party, run: str) -> tuple[Replayed, list[str]]:
             f"the last commit is of round {last.rounds}, the last record of round {replayed.rounds}: "
             "where the run is under way, ask again"
         ]
-    found = list(_compared(f"the commit of round {last.rounds}", last.broadcast, replayed.broadcast))
-    found += _compared("the model that is returned", last.chosen, replayed.chosen)
+    found = list(compared(f"the commit of round {last.rounds}", last.broadcast, replayed.broadcast))
+    found += compared("the model that is returned", last.chosen, replayed.chosen)
     if log.result.is_file():
-        _, result = wire.loads(log.result.read_bytes(), kinds.Finished)
-        found += _compared("the result", result, {**replayed.broadcast, **replayed.chosen})
+        _, result = wire.read_file(log.result, kinds.Finished)
+        found += compared("the result", result, {**replayed.broadcast, **replayed.chosen})
     if last.expelled != replayed.expelled:
         said, follows = sorted(clients_of(last.expelled)), sorted(clients_of(replayed.expelled))
         found.append(f"expelled are clients {said}, from the messages follow {follows}, or other statistics")
     return replayed, found
 
 
-def _compared(what: str, kept: wire.Tensors, follows: State) -> Iterator[str]:
-    """Say which tensors of a file are not what follows from the messages."""
+def compared(what: str, kept: wire.Tensors, follows: State) -> Iterator[str]:
+    """Say which tensors of a file are not, to the bit, what follows from the messages."""
     for name in sorted({*kept, *follows}):
         one, other = kept.get(name), follows.get(name)
-        if one is None or other is None or one.shape != other.shape:
-            yield f"{what}: {name} is there on one side only, or has another shape"
-        elif not torch.equal(one, other):
-            apart = (one.double() - other.double()).abs()
+        if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+            yield f"{what}: {name} is there on one side only, or has another shape or type"
+        elif wire.raw(one) != wire.raw(other):
+            differ = (_bytes(one) != _bytes(other)).any(1)
+            apart = (one.double() - other.double()).abs().reshape(-1)[differ]
             yield (
-                f"{what}: {name} differs in {int((apart != 0).sum())} of {apart.numel()} numbers, by up to "
+                f"{what}: {name} differs in {int(differ.sum())} of {one.numel()} numbers, by up to "
                 f"{float(apart.max()):.3g}"
             )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of each number, one row each."""
+    return tensor.contiguous().reshape(-1, 1).view(torch.uint8)
 
 
 def _heard(task: PartyTask, transcript: Transcript, record: Record, state: State) -> Messages:
     """Return the messages of a round as the server's step was given them."""
     algorithm, round_, rows = task.resolved.algorithm, record.round - 1, tuple(record.weights)
-    present = tuple(client for client in rows if client not in record.absent)
-    # Who is absent in the end may have answered the first of two exchanges.
-    answers = _admitted(transcript, record, present if algorithm.inquiry is None else rows)
-    if algorithm.members is not None:
-        stack = answers.stack(present, task.message.dim)
-        return Messages(stack, senders=present, sharing=int(record.facts["members"]))
-    messages = Messages(answers.stack(rows, task.message.dim))
+    present, dim = tuple(client for client in rows if client not in record.absent), task.message.dim
     if algorithm.inquiry is None:
-        return messages
+        answers = _complete(transcript.read(round_, record.epoch, present, dim), transcript, record, present)
+        if algorithm.members is None:
+            return Messages(answers.stack(rows, dim))
+        sharing = int(record.facts["members"])
+        return Messages(answers.stack(present, dim), senders=present, sharing=sharing)
+    # Who is absent in the end may have answered the first of two exchanges.
+    answers = _complete(transcript.read(round_, record.epoch, rows, dim), transcript, record, present)
     key = task.key.fold("round", round_, "server")
-    question = algorithm.inquiry.question(messages, state, round_, key)
-    details = _admitted(transcript, record, present, detail=True)
-    return Messages(details.stack(rows, algorithm.inquiry.message(task.model).dim), question=question)
+    question = algorithm.inquiry.question(Messages(answers.stack(rows, dim)), state, round_, key)
+    dim = algorithm.inquiry.message(task.model).dim
+    told = transcript.read(round_, record.epoch, present, dim, detail=True)
+    return Messages(_complete(told, transcript, record, present).stack(rows, dim), question=question)
 
 
-def _admitted(
-    transcript: Transcript, record: Record, clients: tuple[int, ...], *, detail: bool = False
+def _complete(
+    vectors: Mapping[int, Tensor], transcript: Transcript, record: Record, clients: Sequence[int]
 ) -> Admitted:
-    """Read what a transcript has of these clients in a round's exchange."""
-    vectors = transcript.read(record.round - 1, record.epoch, clients, detail=detail)
+    """Return what a transcript has of a round's exchange; refuse it where one of `clients` is missing."""
     if not vectors:
         raise UserError(
             f"there is no transcript of round {record.round} in {transcript.folder}: only a federation made "
             "with `init --transcript` keeps one"
+        )
+    if missing := [client for client in clients if client not in vectors]:
+        raise UserError(
+            f"{transcript.folder} lacks what was heard of client {missing[0]} in round {record.round}: what "
+            "follows from the rest is no replay"
         )
     return Admitted({client: Messages(vector[None]) for client, vector in vectors.items()})

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from trilemma import files
+from trilemma.errors import UserError
 from trilemma.federation import kinds, wire
 from trilemma.federation.admission import Admitted
 from trilemma.federation.hearing import Heard
@@ -41,16 +43,19 @@ class Transcript:
             files.write_atomically(self._path(round_, client, detail), block)
 
     def read(
-        self, round_: int, epoch: int | None, clients: Iterable[int], *, detail: bool = False
+        self, round_: int, epoch: int | None, clients: Iterable[int], dim: int, *, detail: bool = False
     ) -> Mapping[int, Tensor]:
-        """Return what there is of these clients in a round's exchange, by client."""
+        """Return what there is of these clients in a round's exchange: vectors of `dim` numbers."""
         found = {}
         for client in clients:
             path = self._path(round_, client, detail)
             if path.is_file():
-                header, tensors = wire.loads(path.read_bytes(), kinds.Answer)
+                header, tensors = wire.read_file(path, kinds.Answer)
+                vector = tensors.get("vector")
+                if vector is None or (vector.shape, vector.dtype) != ((dim,), torch.float32):
+                    raise UserError(f"{path} has no vector of {dim} numbers, float32")
                 if header.epoch == epoch:  # or else of a try that a crash cut off
-                    found[client] = tensors["vector"]
+                    found[client] = vector
         return found
 
     def _path(self, round_: int, client: int, detail: bool) -> Path:

@@ -25,6 +25,7 @@ import math
 import mmap
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -144,6 +145,14 @@ def loads(
             _tensor(buffers[-1], dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
         )
     return header, tensors
+
+
+def read_file(path: Path, expected: type[AnyHeader]) -> tuple[AnyHeader, dict[str, Tensor]]:
+    """Read a file that holds a bare block of the expected kind; what is wrong with it names the file."""
+    try:
+        return loads(path.read_bytes(), expected)
+    except WireError as error:
+        raise WireError(f"{path}: {error}") from None
 
 
 def _address(view: memoryview) -> int:
