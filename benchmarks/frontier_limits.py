@@ -11,6 +11,7 @@ docs/frontier.md quotes them.
 from __future__ import annotations
 
 import argparse
+import bisect
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -81,6 +82,8 @@ def cancelled(given: argparse.Namespace) -> None:
         print(f"  {unseen(len(mean)) / length:.2f} for all {len(mean):,} coordinates together")
         print(f"  {layers:.2f} for layers apart")
         print(f"  {unseen(fewer) / length:.2f} for a server that knew how h is spread (d' = {fewer:,.0f})")
+        few = bisect.bisect_right(range(1, len(mean)), length / 3, key=unseen)
+        print(f"  1/3 where no more than {few:,} coordinates are trained and h is as long")
         for name, (size, dim) in parts.items() if f == 5 else ():
             print(f"    {name}: {dim:,} coordinates, {(size / length) ** 2:.2f} of the energy")
 

@@ -99,14 +99,14 @@ def once(lr: float, clip: float) -> tuple[str, ...]:
 
 GROUNDS: Mapping[str, Ground] = {
     "mnist-features": Ground("frontier-mnist"),
-    "mnist-subspace": Ground("few-coordinates-mnist-subspace", adversaries=NETWORK),
-    "mnist-head": Ground("cafcor-mnist", ("model.train=head", "algorithm.lr=0.3"), adversaries=NETWORK),
-    "mnist-cnn": Ground("cafcor-mnist", adversaries=NETWORK),
     "mnist-subspace-once": Ground("few-coordinates-mnist-subspace", once(10.0, 10.0)),
     "mnist-head-once": Ground("cafcor-mnist", ("model.train=head", *once(0.6, 3.0))),
     "mnist-cnn-once": Ground("cafcor-mnist", once(0.15, 3.0)),
     "phishing-7": Ground("safe-dshb-phishing", liars=(3,), threats=("LDP",), small=True),
     "phishing-30": Ground("safe-dshb-phishing", ("federation.clients=30",), (10,), ("LDP",)),
+    "mnist-subspace": Ground("few-coordinates-mnist-subspace", adversaries=NETWORK),
+    "mnist-head": Ground("cafcor-mnist", ("model.train=head", "algorithm.lr=0.3"), adversaries=NETWORK),
+    "mnist-cnn": Ground("cafcor-mnist", adversaries=NETWORK),
 }
 QUICK = ("phishing-7",)
 
