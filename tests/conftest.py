@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections import defaultdict
@@ -28,6 +29,12 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)  # two test processes share two cores: more threads get in each other's way
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what stays: thousands of tests, and all that they import."""
+    gc.collect()
+    gc.freeze()
 
 
 # --- which tests are slow -----------------------------------------------------------------------------------

@@ -177,11 +177,10 @@ def test_little_memory_beside_the_messages(name: str, dtype: torch.dtype, d: int
     X = normal(30, d).to(dtype)
     rule = agg.parse(name, f=3)
     rule(X)
-    # The peak of the whole process is read: what else happens to be allocated meanwhile counts too.
-    extra = [extra_memory(lambda: rule(X), X) for _ in range(3)]
-    if None in extra:
+    if extra_memory(lambda: None, X) is None:
         pytest.skip("the peak of memory cannot be read here")
-    assert min(extra) <= 0.12
+    # The peak of the whole process is read: what else happens to be allocated meanwhile counts too.
+    assert any(extra_memory(lambda: rule(X), X) <= 0.12 for _ in range(3))
 
 
 def test_gram_matrices_that_make_no_sense():

@@ -19,6 +19,10 @@ def test_it_is_valid(name: str) -> None:
     assert config.parse(settings.dump()).dump() == settings.dump()
 
 
+LONG = ("few-coordinates-cifar", "few-coordinates-mnist-subspace", "frontier-mnist")
+"""A round of these takes fifteen seconds: at night. Others do the same with smaller images and models."""
+
+
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that writes the first examples of an image set to a folder, once.
@@ -39,7 +43,10 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", config.ready)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name for name in config.ready],
+)
 def test_it_runs(
     name: str, few: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,10 @@ def test_a_crash_at_any_write_of_an_expulsion(whose, how):
 def test_whatever_happens(name):
     """Lists are shrunk to the shortest that still breaks a promise."""
 
-    @settings(max_examples=settings().max_examples // 5 if name == LYING else 5 * settings().max_examples)
+    many = settings().max_examples
+    times = 5 if many > 100 else 2  # at night
+
+    @settings(max_examples=many // 5 if name == LYING else times * many)
     @given(lists_of_faults(name))
     def check(faults):
         note(f"{name=}, {faults=}")
@@ -269,5 +272,5 @@ def test_a_sabotage_is_found_among_generated_lists_and_shrunk_to_the_shortest(mo
             return False
 
     looked_for = settings(max_examples=2000, deadline=None, database=None)
-    shortest = find(lists_of_faults(0), breaks, settings=looked_for, random=Random(1))
+    shortest = find(lists_of_faults(0), breaks, settings=looked_for, random=Random(3))
     assert len(shortest) == 1, shortest

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from slow_attack import SECONDS, slow_attack
 
 from trilemma import config, simulate
 from trilemma.errors import UserError
@@ -87,22 +88,27 @@ def test_interrupted_run_resumes_to_the_same_model(tmp_path: Path, stop: int) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("plugins_forgotten")
 def test_killed_run_resumes_to_the_same_model(tmp_path: Path) -> None:
     """kill -9 in the middle, a torn last line included."""
-    changes = ["run.rounds=1000", "run.checkpoint_every=50", "run.evaluate_every=500"]
-    settings = config.parse(BASE, changes)
+    changes = ["run.rounds=100", "run.checkpoint_every=7", "run.evaluate_every=50", "attack={name='slow'}"]
+    settings = config.parse({**BASE, "plugins": [slow_attack(tmp_path)]}, changes)
     simulate.run(settings, tmp_path / "whole")
-    arguments = [sys.executable, "-c", "from trilemma.cli import main; main()", "run", "--json"]
-    arguments += ["--out", str(tmp_path / "cut")]
+    arguments = [sys.executable, "-m", "trilemma", "run", "--json", "--out", str(tmp_path / "cut")]
     (tmp_path / "config.toml").write_text(settings.toml())
-    process = subprocess.Popen([*arguments, str(tmp_path / "config.toml")], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*arguments, str(tmp_path / "config.toml")],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, SECONDS: "0.2"},
+    )
     target = tmp_path / "cut/seed-1/metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (target.exists() and target.stat().st_size > 20_000):
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and not (target.exists() and len(target.read_text().splitlines()) > 9):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=120)
     assert not (tmp_path / "cut/seed-1/model.npy").exists(), "it was killed in the middle"
+    assert (tmp_path / "cut/seed-1/checkpoint.pt").exists()
     with target.open("a") as file:
         file.write('{"round": 99999, "tor')
     simulate.resume(tmp_path / "cut")
