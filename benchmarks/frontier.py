@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from trilemma import aggregation, config, files
-from trilemma.attacks.adaptive import _Stage
+from trilemma.attacks.stage import Stage
 from trilemma.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.evidence import Law, convict, guarded, hidden_shift
@@ -207,12 +207,12 @@ def _moved(n: int, f: int, dim: int, law: NoiseLaw, noise: str, seed: int) -> fl
             sent = honest + source.draw(law, everyone, model.dim, round_, torch.device("cpu"))
             if lying:
                 outlook = Outlook.of(algorithm.court, state, sent, everyone, round_)
-                stage = _Stage(outlook, everyone[-f:], np.ones(f), way, -way[0], noise)
+                stage = Stage(outlook, everyone[-f:], np.ones(f), way, -way[0], noise)
                 strengths = 0.1 * 1000 ** np.linspace(0, 1, 40) * law.sigma_cor
-                tried = [(*stage.harm(0, one, True), one) for one in (*strengths, *stage.furthest(0))]
-                passes, harm, strength = max(tried, key=lambda one: one[:2])
-                if passes and harm > stage.quiet:
-                    sent[-f:] += stage.lies(0, strength).to(sent)
+                lies = stage.lies(0, [*strengths, *stage.furthest(0)])
+                harm = stage.judged(lies).harm
+                if harm.max(initial=-np.inf) > stage.judged(stage.honest).harm[0]:
+                    sent[-f:] += stage.sent(lies, int(harm.argmax())).to(sent)
             state = algorithm.server(Messages(sent), state, round_, Key(seed)).state
         ends.append(float(state["params"] @ way[0].float()))
     return abs(ends[0] - ends[1]) / ROUNDS

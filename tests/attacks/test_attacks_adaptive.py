@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from one_by_one import rounds, strongest
 
 from trilemma import config, simulate
 from trilemma.attacks import View, attacks
-from trilemma.attacks.adaptive import _shifted, _Stage
+from trilemma.attacks.memoryless import one_by_one
+from trilemma.attacks.stage import Stage
 from trilemma.keys import Key
 from trilemma.learning.evidence.outlook import Outlook
 
@@ -37,69 +39,148 @@ def steps(*changes: str) -> list[simulate.engine.Record]:
     return records
 
 
-def stage(noise: str, limit: float = np.inf) -> _Stage:
+def stage(noise: str, limit: float = np.inf) -> Stage:
     """Ten clients' random messages, the last three liars', and a server that expels sums over `limit`."""
     rng = torch.Generator().manual_seed(1)
     sums = torch.randn(10, 50, generator=rng, dtype=torch.float64)
     vectors = torch.cat([sums, sums / STEP, torch.zeros(1, 50, dtype=torch.float64)])
 
-    def gram(beside: torch.Tensor) -> np.ndarray:
+    def gram(beside: torch.Tensor) -> torch.Tensor:
         rows = torch.cat([vectors, beside])
-        return (rows @ rows.T).numpy()
+        return rows @ rows.T
 
-    def outcome(gram: np.ndarray, changes: np.ndarray) -> SimpleNamespace:
-        after = np.eye(10, len(gram)) + STEP * changes
-        lengths = np.einsum("ip,pq,iq->i", after, gram, after)
-        expelled = int((lengths > limit).sum())
-        return SimpleNamespace(expelled=expelled, move=after.mean(0), corrected=0.0, awaited=0)
+    def outcomes(gram: torch.Tensor, rows: np.ndarray, changes: torch.Tensor) -> SimpleNamespace:
+        after = torch.eye(10, len(gram), dtype=torch.float64).repeat(len(changes), 1, 1)
+        after[:, rows] += STEP * changes
+        lengths = torch.einsum("bip,pq,biq->bi", after, gram, after)
+        return SimpleNamespace(
+            expelled=(lengths > limit).any(1),
+            move=after.mean(1),
+            corrected=torch.zeros(len(changes)),
+            awaited=torch.zeros(len(changes), dtype=torch.bool),
+        )
 
-    defence = SimpleNamespace(vectors=vectors, senders=np.arange(10), step=STEP, gram=gram, outcome=outcome)
-    return _Stage(defence, (7, 8, 9), np.ones(3), -WAY[None], torch.ones(50, dtype=torch.float64), noise)
+    defence = SimpleNamespace(vectors=vectors, senders=np.arange(10), step=STEP, gram=gram, outcomes=outcomes)
+    return Stage(defence, (7, 8, 9), np.ones(3), -WAY[None], torch.ones(50, dtype=torch.float64), noise)
+
+
+def harm(stage: Stage, strength: float) -> float:
+    """The most harm that a strength does, −∞ where it cannot be sent."""
+    return float(stage.judged(stage.lies(0, [strength])).harm.max(initial=-np.inf))
 
 
 @pytest.mark.parametrize("noise", ["protocol", "rotated"])
 def test_harm_is_what_the_messages_do_to_the_mean(noise: str) -> None:
     """The Gram matrix's answer against the messages themselves."""
     made = stage(noise)
-    passes, harm = made.harm(0, 4.0, greedy=True)
-    after = made.defence.vectors[:10].mean(0) + STEP * made.lies(0, 4.0).sum(0) / 10
-    assert passes
-    assert harm == pytest.approx(float(after @ WAY))
-    assert harm > made.quiet
+    lies = made.lies(0, [4.0])
+    for place, found in enumerate(made.judged(lies).harm):
+        after = made.defence.vectors[:10].mean(0) + STEP * made.sent(lies, place).sum(0) / 10
+        assert found == pytest.approx(float(after @ WAY))
+        assert found > made.judged(made.honest).harm[0]
 
 
 def test_rotated_noise_keeps_every_length_and_inner_product_among_liars() -> None:
     """Of messages, or of sums: here one is a multiple of the other, so of both."""
     made = stage("rotated")
-    before = made.defence.vectors[10:20]
-    after = before.clone()
-    after[7:] += made.lies(0, 4.0)
-    assert torch.allclose(after[7:] @ after[7:].T, before[7:] @ before[7:].T)
-    assert float((after[7:] @ -WAY).mean()) == pytest.approx(float((before[7:] @ -WAY).mean()) + 4.0)
-    assert made.candidates(0, 1e3) == []
+    before, lies = made.defence.vectors[10:20], made.lies(0, [4.0])
+    assert len(lies) == 2
+    for place in range(2):
+        after = before.clone()
+        after[7:] += made.sent(lies, place)
+        assert torch.allclose(after[7:] @ after[7:].T, before[7:] @ before[7:].T)
+        assert float((after[7:] @ -WAY).mean()) == pytest.approx(float((before[7:] @ -WAY).mean()) + 4.0)
+    assert len(made.lies(0, [1e3])) == 0
 
 
 def test_noise_is_turned_as_far_as_it_goes_and_no_further() -> None:
     """Between two strengths of a grid nearly a fifth of the push would be given away."""
     found = stage("rotated")
     for end in found.furthest(0):
-        assert found.harm(0, end, True)[0]
-    assert not found.harm(0, 1.001 * max(found.furthest(0)), True)[0]
+        assert np.isfinite(harm(found, end))
+    assert harm(found, 1.001 * max(found.furthest(0))) == -np.inf
 
 
 def test_liars_whose_noise_cannot_turn_any_further_send_it_as_it_is() -> None:
     """Along the direction they are as long as they can be: there is no strength left, and nothing to turn."""
     own = torch.stack([WAY, WAY]).float()
-    lies = _shifted(own, WAY, np.zeros(2), "rotated")
-    assert lies is not None
-    assert torch.equal(lies, own)
+    view = View(-own, own, 2, lambda x, key=None: SimpleNamespace(value=x.mean(0)), round=0, key=Key(0))
+    crafted = one_by_one(view, own, [WAY], np.ones(2), [1.0], "rotated")
+    assert crafted.strength == 0
+    assert torch.equal(crafted.messages, own)
 
 
 def test_a_lie_that_would_be_expelled_is_not_a_candidate() -> None:
     longest = float((stage("protocol").defence.vectors[:10] ** 2).sum(1).max())
     bold = stage("protocol", limit=longest * 1.01)
-    assert bold.harm(0, 1e-3, greedy=True)[0]
-    assert not bold.harm(0, 1e3, greedy=True)[0]
+    assert np.isfinite(harm(bold, 1e-3))
+    assert harm(bold, 1e3) == -np.inf
+
+
+CASES = [
+    ("evidence+mean", 20, 4, 300, 2, 0, 0.0),
+    ("evidence+mean", 20, 3, 60, 3, 2, 5.0),
+    ("evidence+caf", 16, 3, 200, 1, 0, 5.0),
+    ("evidence+nnm+caf", 12, 2, 100, 2, 1, 0.0),
+    ("evidence(correct=0)+mean", 12, 2, 100, 2, 1, 8.0),
+    ("evidence+mean", 12, 2, 60, 8, 0, 4.0),  # between two looks at sums
+]
+
+
+@pytest.mark.parametrize("noise", ["protocol", "rotated"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_foreseen_for_all_lies_is_what_the_server_does_with_each(case: tuple, noise: str) -> None:
+    """Expelled or not, and where the model lands: with members left out, unheard, and liars in view."""
+    made = rounds(1, *case)
+    way = -made.truth / made.truth.norm()
+    there = Stage(
+        made.outlook, made.senders[-made.liars :], np.ones(made.liars), way[None], made.truth, noise
+    )
+    lies = there.lies(0, [0.3, 1.0, 3.0, 8.0, 15.0, 30.0, 80.0])
+    found = there.defence.outcomes(there.measured, there.active, torch.from_numpy(lies.changes))
+    basis = torch.cat([there.defence.vectors.double(), way[None], made.truth[None] / made.truth.norm()])
+    for place in range(len(lies)):
+        expelled, move = made.after(there.sent(lies, place))
+        assert bool(found.expelled[place]) == expelled
+        if not expelled:
+            foreseen = found.move[place] @ basis
+            assert float((foreseen - move).norm()) < 1e-4 * float(move.norm())
+    assert bool(found.awaited.any()) <= (not there.defence.due)
+
+
+def test_bold_liars_push_between_looks_as_far_as_messages_hide() -> None:
+    """Further than those who mean to pass the next look at their sums; nobody is expelled before it."""
+    made = rounds(1, "evidence+mean", 12, 2, 60, 8, 0, 8.0)
+    way = -made.truth / made.truth.norm()
+    most = []
+    for bold in (False, True):
+        there = Stage(made.outlook, made.senders[-2:], np.ones(2), way[None], made.truth, "protocol", bold)
+        lies = there.lies(0, np.geomspace(0.1, 100.0, 40).tolist())
+        harm = there.judged(lies).harm
+        assert not made.after(there.sent(lies, int(harm.argmax())))[0]
+        most.append(harm.max())
+    assert most[1] > most[0]
+
+
+@pytest.mark.parametrize("noise", ["protocol", "rotated"])
+@pytest.mark.parametrize("case", CASES[:3])
+def test_the_search_finds_no_less_than_one_that_sends_lies_to_the_server(case: tuple, noise: str) -> None:
+    made = rounds(2, *case)
+    view = View(
+        honest=made.sent[: -made.liars],
+        own=made.sent[-made.liars :],
+        byzantine=made.liars,
+        target=lambda x, key=None: x,
+        round=made.number,
+        key=Key(0),
+        defence=lambda: made.outlook,
+        truth=lambda: made.truth,
+        members=made.senders[-made.liars :],
+    )
+    crafted = attacks["adaptive"](noise=noise, points=16).build().craft(view)
+    grid = (float(made.truth.norm()) * 0.1 * 1000 ** np.linspace(0, 1, 16)).tolist()
+    most, _ = strongest(made, -made.truth / made.truth.norm(), grid, noise)
+    assert made.harm(crafted.messages - view.own) >= most - 1e-4 * abs(most)
 
 
 def test_nobody_is_expelled_and_the_descent_suffers() -> None:
@@ -159,11 +240,9 @@ def test_on_a_gpu_the_search_finds_what_it_finds_on_a_cpu(noise: str) -> None:
     for device in ("cpu", "cuda"):
         state = {name: part.to(device) for name, part in progress.server.items()}
         outlook = Outlook.of(court, state, sent.to(device), heard, 2)
-        there = _Stage(outlook, heard[-4:], np.ones(4), way.to(device), -way[0].to(device), noise)
-        found.append([there.harm(0, strength, True) for strength in (0.1, 1.0, 3.0)])
-    for here, elsewhere in zip(*found, strict=True):
-        assert here[0] == elsewhere[0]
-        assert here[1] == pytest.approx(elsewhere[1], rel=1e-4)
+        there = Stage(outlook, heard[-4:], np.ones(4), way.to(device), -way[0].to(device), noise)
+        found.append(there.judged(there.lies(0, [0.1, 1.0, 3.0, 10.0, 100.0])).harm)
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
 def test_liars_may_push_where_public_examples_do_not_show_it() -> None:

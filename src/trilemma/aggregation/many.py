@@ -9,8 +9,10 @@ the gap has doubled.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,10 +43,16 @@ class Step:
 def top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest eigenvalues (B,) and unit eigenvectors (B, n) of positive semidefinite (B, n, n).
 
+    On a GPU it is a recording that is played: seventy small launches cost more than what they start.
+
     >>> values, vectors = top_eigenpairs(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]], dtype=torch.float64))
     >>> values.tolist(), vectors.abs().tolist()
     ([2.0], [[1.0, 0.0]])
     """
+    return _played(_top_eigenpairs, M) if M.is_cuda else _top_eigenpairs(M)
+
+
+def _top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
     power = _scaled(M)
     for _ in range(SCALED):
         for _ in range(SQUARED):
@@ -96,11 +104,8 @@ def nearest_first(squares: Tensor) -> Tensor:
 
 
 def weigh_down(inner: Tensor, c: Tensor) -> Step:
-    """Take weight from c (B, n) along the direction of largest variance of messages with inner products.
-
-    On a GPU it is a recording that is played: seventy small launches cost more than what they start.
-    """
-    return _recorded(*c.shape, inner.device)(inner, c) if inner.is_cuda else _weigh_down(inner, c)
+    """Take weight from c (B, n) along the direction of largest variance of messages with inner products."""
+    return Step(*(_played(_weigh_down, inner, c) if inner.is_cuda else _weigh_down(inner, c)))
 
 
 def filled_up(problems: Tensor) -> Tensor:
@@ -110,40 +115,51 @@ def filled_up(problems: Tensor) -> Tensor:
 
 
 class _Recording:
-    """`_weigh_down` as a CUDA graph, for problems of one size."""
+    """A function of tensors as a CUDA graph, for inputs of one size."""
 
-    def __init__(self, count: int, n: int, device: torch.device) -> None:
-        self.inner = torch.eye(n, dtype=torch.float64, device=device).repeat(count, 1, 1)
-        self.c = torch.ones(count, n, dtype=torch.float64, device=device)
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> None:
+        self.inputs = tuple(one.clone() for one in inputs)
+        device = inputs[0].device
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):  # libraries set themselves up in the first call, which is no recording
-            _weigh_down(self.inner, self.c)
+            function(*self.inputs)
         torch.cuda.current_stream(device).wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.step = _weigh_down(self.inner, self.c)
+            self.found = function(*self.inputs)
 
-    def __call__(self, inner: Tensor, c: Tensor) -> Step:
-        self.inner.copy_(inner)
-        self.c.copy_(c)
+    def __call__(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        for mine, given in zip(self.inputs, inputs, strict=True):
+            mine.copy_(given)
         self.graph.replay()
-        return Step(self.step.variance.clone(), self.step.c.clone(), self.step.varies.clone())
+        return tuple(one.clone() for one in self.found)
 
 
-@lru_cache(maxsize=8)
-def _recorded(count: int, n: int, device: torch.device) -> _Recording:
-    return _Recording(count, n, device)
+_RECORDINGS: OrderedDict[tuple[object, ...], _Recording] = OrderedDict()
+KEPT = 12
+"""Recordings that are kept: those played last."""
 
 
-def _weigh_down(inner: Tensor, c: Tensor) -> Step:
+def _played(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Any:
+    """Return what a function makes of inputs on a GPU, by a recording of it."""
+    size = (function, inputs[0].device, *((one.shape, one.dtype) for one in inputs))
+    if size not in _RECORDINGS:
+        _RECORDINGS[size] = _Recording(function, inputs)
+    _RECORDINGS.move_to_end(size)
+    if len(_RECORDINGS) > KEPT:
+        _RECORDINGS.popitem(last=False)
+    return _RECORDINGS[size](inputs)
+
+
+def _weigh_down(inner: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     p = c / c.sum(1, keepdim=True)
     to_mean = torch.bmm(inner, p[..., None])[..., 0]
     H = inner - to_mean[:, :, None] - to_mean[:, None, :] + (p * to_mean).sum(1)[:, None, None]
     root = p.sqrt()
-    variance, u = top_eigenpairs(root[:, :, None] * H * root[:, None, :])
+    variance, u = _top_eigenpairs(root[:, :, None] * H * root[:, None, :])
     along = torch.bmm(H, (root * u)[..., None])[..., 0].abs() * (c > 0.0)
     most = along.amax(1, keepdim=True)
     keep = 1.0 - (along / torch.where(most > 0.0, most, 1.0)).square()
     keep = torch.where(keep < ROUNDING, 0.0, keep)
-    return Step(variance.clamp(min=0.0), c * keep, (variance > 0.0) & (most[:, 0] > 0.0))
+    return variance.clamp(min=0.0), c * keep, (variance > 0.0) & (most[:, 0] > 0.0)

@@ -243,15 +243,24 @@ def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search, t
             return found
 
         return Together(all_achieved)
+    weigh = weigher(view, target)
+
+    def achieved(tau: float) -> float:
+        return float(line.achieved(weigh(line.gram(tau)), tau, descent))
+
+    return achieved
+
+
+def weigher(view: View, target: GramTarget) -> Callable[[Tensor], Tensor]:
+    """Return the map from a Gram matrix (n, n) on the host to weights (n,); it tosses the attackers' coin."""
     weigh = target.weights_from_gram
     if "key" in inspect.signature(weigh).parameters:
         weigh = partial(weigh, key=_coin(view))
 
-    def achieved(tau: float) -> float:
-        weights = torch.as_tensor(weigh(line.gram(tau)), dtype=torch.float64, device="cpu")
-        return float(line.achieved(weights, tau, descent))
+    def weights(gram: Tensor) -> Tensor:
+        return torch.as_tensor(weigh(gram), dtype=torch.float64, device="cpu")
 
-    return achieved
+    return weights
 
 
 @dataclass(frozen=True)

@@ -58,31 +58,34 @@ class ManyGramsTarget(GramTarget, Protocol):
 
 
 class Foreseen(Protocol):
-    """What would become of a round: who is expelled, how far the model moves."""
+    """What would become of a round for each of B lies."""
 
     @property
-    def expelled(self) -> int:
-        """How many are expelled."""
+    def expelled(self) -> Tensor:
+        """Where somebody is expelled (B,)."""
 
     @property
-    def move(self) -> Any:
-        """Where the model is moved to (p,), in the basis."""
+    def move(self) -> Tensor:
+        """Where the model is moved to (B, p), in the basis."""
 
     @property
-    def corrected(self) -> float:
-        """How far it is set right."""
+    def corrected(self) -> Tensor:
+        """How far it is set right (B,)."""
 
     @property
-    def awaited(self) -> int:
-        """How many are not expelled in this round, but will be by the next look at what they sent in all."""
+    def awaited(self) -> Tensor:
+        """Where nobody is expelled now, but somebody will be by the next look at all rounds (B,)."""
 
 
 class Defence(Protocol):
-    """A server that remembers, in a round in which everybody sent what it computed; ready for changes."""
+    """A server in a round in which everybody sent what it computed; ready for changes."""
 
     @property
     def vectors(self) -> Tensor:
-        """A basis (n + k + 1, d): how far each client alone moved the model, k messages, the move so far."""
+        """A basis (s + k + 1, d): how far each client alone moved the model, k messages, the move so far.
+
+        A server that remembers its clients has s = n of the first, one without memory none.
+        """
 
     @property
     def senders(self) -> Any:
@@ -92,11 +95,14 @@ class Defence(Protocol):
     def step(self) -> float:
         """What the round's aggregate is multiplied by."""
 
-    def gram(self, beside: Tensor) -> Any:
-        """Return the Gram matrix (p, p) of the basis with more rows after it."""
+    def gram(self, beside: Tensor) -> Tensor:
+        """Return the Gram matrix (p, p) of the basis with more rows after it, on the host."""
 
-    def outcome(self, gram: Any, changes: Any) -> Foreseen:
-        """Return what becomes of changed messages (k, p), in the basis."""
+    def outcomes(self, gram: Tensor, rows: Any, changes: Tensor) -> Foreseen:
+        """Return what becomes of the round when `changes` (B, r, p) are added to the messages in `rows`.
+
+        Changes are combinations of the basis, of Gram matrix `gram`; it is worked out where both lie.
+        """
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,14 @@ class Law:
         return more, less
 
     @cached_property
+    def alike(self) -> tuple[float, float] | None:
+        """The variance of everybody's noise and what it shares with another's, if all were heard alike."""
+        m = len(self.covariance)
+        own, shared = float(self.covariance[0, 0]), float(self.covariance[0, -1]) if m > 1 else 0.0
+        same = shared + (own - shared) * np.eye(m)
+        return (own, shared) if np.allclose(self.covariance, same, rtol=0, atol=1e-12 * own) else None
+
+    @cached_property
     def whitening(self) -> Array:
         """K^(-½) of all clients, who have all sent something.
 
@@ -107,12 +115,8 @@ class Law:
         all were heard alike, K = aI − b11ᵀ, and nothing has to be decomposed.
         """
         m = len(self.covariance)
-        own, shared = float(self.covariance[0, 0]), float(self.covariance[0, -1]) if m > 1 else 0.0
-        alike = shared + (own - shared) * np.eye(m)
-        if np.allclose(self.covariance, alike, rtol=0, atol=1e-12 * own):
-            across, along = own - shared, own + (m - 1) * shared
-            least = FLOOR * max(across, along)
-            across, along = max(across, least) ** -0.5, max(along, least) ** -0.5
+        if self.alike is not None:
+            across, along = whitened(*self.alike, m)
             return np.asarray(across * np.eye(m) + (along - across) / m)
         values, vectors = np.linalg.eigh(self.covariance)
         return np.asarray((vectors / np.sqrt(np.maximum(values, FLOOR * values[-1]))) @ vectors.T)
@@ -122,3 +126,14 @@ class Law:
         if len(rows) == len(self.bounds):
             return self
         return Law(self.covariance[np.ix_(rows, rows)], self.bounds[rows], self.dim)
+
+
+def whitened(own: float, shared: float, members: int) -> tuple[float, float]:
+    """Return the eigenvalues of K^(-½), across the mean and along it, of members who were heard alike.
+
+    >>> whitened(5.0, -1.0, 2)
+    (0.4082482904638631, 0.5)
+    """
+    across, along = own - shared, own + (members - 1) * shared
+    least = FLOOR * max(across, along)
+    return max(across, least) ** -0.5, max(along, least) ** -0.5

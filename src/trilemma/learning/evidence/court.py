@@ -127,18 +127,24 @@ class Court:
         """Return the look at this round's messages of `senders`, all members; `gram` (k, k) is theirs."""
         return Look(senders, gram, law or file.law(file.carried[torch.from_numpy(senders)]))
 
+    @property
+    def alarms(self) -> tuple[float, float]:
+        """With what probability a single look at sums, and one at messages, may expel an honest client."""
+        half = self.settings.alarm / 2
+        return half / len(self.schedule), half / self.setup.rounds
+
     def convict(self, sums: Look | None, messages: Look, file: File) -> list[Expulsion]:
         """Return who is proved to lie, each client once: by the sums, where they are looked at, by messages.
 
         Whoever the sums convict is no part of what is looked at next: it explains the pairs that it is in.
         """
-        half, found = self.settings.alarm / 2, list[Expulsion]()
-        for look, times in ((sums, len(self.schedule)), (messages, self.setup.rounds)):
+        found = list[Expulsion]()
+        for look, alarm in zip((sums, messages), self.alarms, strict=True):
             if look is None:
                 continue
             left = look.without(clients_of(found))
             liars = max(0, self.liars(file) - int(proved(found)))
-            for one in convict(left.gram, left.law, liars, half / times, partial(left.seen, liars)):
+            for one in convict(left.gram, left.law, liars, alarm, partial(left.seen, liars)):
                 client, others = left.rows[one.client], (int(left.rows[j]) for j in one.others)
                 found.append(replace(one, client=int(client), others=tuple(others)))
         return sorted(found, key=lambda one: one.client)
@@ -172,13 +178,22 @@ class Court:
         """Whether the rule after this stage does without it: whether it is not the mean."""
         return not self.setup.rule.name.endswith("mean")
 
-    def weights(self, gram: Array, file: File) -> Array:
-        """Return the rule's weights (k,) of messages with this Gram matrix; the mean's if they do not say."""
-        k, rule = len(gram), lessened(self.setup.rule, self.liars(file))
-        if not rule.geometric or not self.robust or k <= 2 * rule.f:
-            return np.full(k, 1 / k)
+    def weighing(self, count: int, file: File) -> Chain | None:
+        """Return the rule that weighs so many messages by their Gram matrix; None: they count alike."""
+        rule = lessened(self.setup.rule, self.liars(file))
+        if not rule.geometric or not self.robust or count <= 2 * rule.f:
+            return None
         assert isinstance(rule, Chain)
-        found: Array = rule.weights_from_gram(gram)
+        return rule
+
+    def able(self, members: int, file: File) -> bool:
+        """Whether the moves of so many are set right."""
+        return bool(self.settings.correct) and worth_correcting(members, self.liars(file), self.robust)
+
+    def shares(self, rows: Places, weights: Tensor) -> Array:
+        """Return what scales the sums of `rows` to a whole run's; `weights` (n, T) as in `corrected`."""
+        weight = np.abs(weights.cpu().numpy()[rows].sum(axis=1))
+        found: Array = weight.max(initial=0.0) / np.maximum(weight, 1e-300)
         return found
 
     def corrected(
@@ -196,14 +211,11 @@ class Court:
         count as if they had been.
         """
         liars = self.liars(file)
-        able = self.settings.correct and worth_correcting(len(look.gram), liars, self.robust)
-        seen = look.seen(liars) if able else []
+        seen = look.seen(liars) if self.able(len(look.gram), file) else []
         if not seen:
             return Correction(1.0, np.zeros(len(look.gram)))
-        weight = np.abs(weights.cpu().numpy()[look.rows].sum(axis=1))
-        shares = weight.max(initial=0.0) / np.maximum(weight, 1e-300)
         known = None if parts is None else parts()
-        return correct(look.gram, moved(), look.law, liars, shares, known, seen)
+        return correct(look.gram, moved(), look.law, liars, self.shares(look.rows, weights), known, seen)
 
     def parts(self, file: File) -> Array:
         """Return the members' shares in the model's move (m,)."""

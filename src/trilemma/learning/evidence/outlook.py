@@ -8,7 +8,7 @@ for searches that try many lies a round.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from trilemma import aggregation
+from trilemma.attacks.changed import Changed
 from trilemma.keys import Key
+from trilemma.learning.evidence import many
 from trilemma.learning.evidence.court import Court
 from trilemma.learning.evidence.file import File
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, State
-from trilemma.learning.trace import Array, Law, Places
+from trilemma.learning.trace import Law, Places
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,16 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What becomes of a round: how many are expelled, the model's move (p,) in a basis, what is corrected.
+    """What becomes of B lies: whether somebody is expelled (B,), the model's move (B, p), what is corrected.
 
-    `awaited` are those who are not expelled now, but would be if the sums were looked at.
+    The move is in the basis; where somebody is expelled, nothing more is worked out. `awaited` (B,) says
+    where nobody is expelled now, but somebody would be if the sums were looked at.
     """
 
-    expelled: int
-    move: Array
-    corrected: float
-    awaited: int = 0
+    expelled: Tensor
+    move: Tensor
+    corrected: Tensor
+    awaited: Tensor
 
 
 @dataclass(frozen=True)
@@ -98,77 +101,112 @@ class Outlook:
         vectors = torch.cat([file.sums, x.to(file.sums.dtype), moved[None]])
         return cls(vectors, np.array(senders, dtype=np.int64), trace.step(round_), due, court, file)
 
-    @cached_property
-    def laws(self) -> tuple[Law, Law]:
-        """The laws of sums and messages: the same for every lie."""
-        file, sent = self.file, torch.from_numpy(self.senders)
-        return self.court.law(file).select(file.staying), file.law(file.carried[sent])
+    def gram(self, beside: Tensor) -> Tensor:
+        """Return the Gram matrix (p, p) of the basis with the rows `beside` (q, d) after it, on the host."""
+        return aggregation.gram(torch.cat([self.vectors, beside.to(self.vectors)]))
 
-    def gram(self, beside: Tensor) -> Array:
-        """Return the Gram matrix of the basis with the rows `beside` (q, d) after it."""
-        found: Array = aggregation.gram(torch.cat([self.vectors, beside.to(self.vectors)])).numpy()
-        return found
+    def outcomes(self, gram: Tensor, rows: Places, changes: Tensor) -> Foreseen:
+        """Return where somebody would be expelled, and where the model would be moved.
 
-    def outcome(self, gram: Array, changes: Array) -> Foreseen:
-        """Return who would be expelled, and where the model would be moved.
-
-        `gram` (p, p) is the basis', `changes` (k, p) what is added to every sender's message, in it. Where
-        somebody is expelled, nothing more is worked out.
+        `gram` (p, p) is the basis', `changes` (B, r, p) what is added to the messages in `rows` (r,), in it.
+        All of it is worked out where these two lie.
         """
         p, k = len(gram), len(self.senders)
-        n = len(self.vectors) - k - 1
-        lying = np.flatnonzero(changes.any(axis=1))  # few: no product of all rows is needed
-        sums = _changed(gram, slice(0, n), self.senders[lying], self.step * changes[lying])
-        fresh = _changed(gram, slice(n, n + k), lying, changes[lying])
-        court, file = self.court, self.file
-        whole = court.sums(file, sums, self.laws[0])
-        sent = court.messages(file, fresh, self.senders, self.laws[1])
-        convicted = court.convict(whole if self.due else None, sent, file)
-        move = np.eye(1, p, n + k)[0]
-        if convicted:
-            return Foreseen(len(convicted), move, math.inf)
-        awaited = 0 if self.due else len(court.convict(whole, sent, file))
-        weights = court.weights(fresh, file)
+        n, (whole, fresh) = len(self.vectors) - k - 1, self._looks
+        sums = Changed(gram, 0, n, self.senders[rows], self.step * changes)
+        sent = Changed(gram, n, k, rows, changes)
+        grams = sums.grams(whole.rows), sent.grams(fresh.rows)
+        judged = _judged(grams, (whole, fresh), self.due)
+        left, over, now = judged.left, *judged.seen
+        sums, sent, grams = sums.only(left), sent.only(left), (grams[0][left], grams[1][left])
 
-        def combined(y: Array) -> Array:
-            """Return y @ messages."""
-            return np.pad(y, (n, p - n - k)) + y @ changes
+        weights = self._weights(sent.grams(np.arange(k)) if len(fresh.rows) < k else grams[1])
+        mean = sent.combined(np.arange(k), weights)
+        beside = sent.beside(fresh.rows, mean)
+        once = sent.combined(fresh.rows, many.correct(grams[1], beside, fresh, None, now).mix)
+        move = self.step * (mean + once)
+        move[:, n + k] += 1.0
+        after, corrected = move, _lengths(gram, self.step * once)
+        if self.due:
+            after = self._set_right(sums, grams[0], move, weights, over)
+            corrected = corrected + _lengths(gram, after - move)
+        return Foreseen(
+            judged.expelled,
+            gram.new_zeros(len(changes), p).index_copy(0, left, after),
+            gram.new_full((len(changes),), math.inf).index_copy(0, left, corrected),
+            judged.awaited,
+        )
 
-        def beside(vector: Array) -> Array:
-            """Return the messages' inner products with a combination of the basis."""
-            found: Array = gram[n : n + k] @ vector + changes @ (gram @ vector)
+    def _set_right(
+        self, sums: Changed, grams: Tensor, move: Tensor, weights: Tensor, seen: many.Directions
+    ) -> Tensor:
+        """Return where a look at the sums puts the model (B, p), of moves (B, p)."""
+        whole = self._looks[0]
+        taken = self.file.taken.to(move).repeat(len(move), 1)
+        taken[:, torch.from_numpy(self.senders)] += weights
+        members = taken[:, torch.from_numpy(self.file.staying)]
+        parts = taken[:, torch.from_numpy(whole.rows)] / members.sum(1, keepdim=True).clamp(min=1e-300)
+        right = many.correct(grams, sums.beside(whole.rows, move), whole, parts, seen)
+        return right.kept[:, None] * move + sums.combined(whole.rows, right.mix)
+
+    @cached_property
+    def _looks(self) -> tuple[many.Look, many.Look]:
+        """What is looked at, whatever is sent: the sums, and the messages."""
+        court, file, sent = self.court, self.file, torch.from_numpy(self.senders)
+        whole, fresh = court.law(file).select(file.staying), file.law(file.carried[sent])
+
+        def look(clients: Places, rows: Places, law: Law, weights: Tensor, alarm: float) -> many.Look:
+            heard, able = law.heard, court.able(len(clients), file)
+            shares, device = court.shares(clients, weights)[heard] if able else None, self.vectors.device
+            return many.Look(rows[heard], law.select(heard), court.liars(file), alarm, shares, device)
+
+        return (
+            look(file.staying, file.staying, whole, file.coefficients, court.alarms[0]),
+            look(self.senders, np.arange(len(sent)), fresh, file.carried, court.alarms[1]),
+        )
+
+    def _weights(self, grams: Tensor) -> Tensor:
+        """Return the rule's weights (B, k) of messages with Gram matrices (B, k, k)."""
+        rule = self.court.weighing(grams.shape[1], self.file)
+        if rule is None or not len(grams):
+            return grams.new_full(grams.shape[:2], 1 / grams.shape[1])
+        if grams.is_cuda and rule.weights_from_grams is not None:
+            found: Tensor = rule.weights_from_grams(grams)
             return found
-
-        mean = combined(weights)
-        now = combined(court.corrected(sent, lambda: beside(mean), file.carried, file).mix)
-        move = move + self.step * (mean + now)
-        set_right = self.step * now
-        if not self.due:
-            return Foreseen(0, move, _length(gram, set_right), awaited)
-        members = np.eye(n, p)
-        members[self.senders] += self.step * changes
-        members = members[whole.rows]
-
-        def parts() -> Array:
-            taken = file.taken.clone()
-            taken[torch.from_numpy(self.senders)] += torch.from_numpy(weights).to(taken)
-            return court.parts(replace(file, taken=taken))
-
-        right = court.corrected(whole, lambda: members @ (gram @ move), file.coefficients, file, parts)
-        after = right.kept * move + right.mix @ members
-        return Foreseen(0, after, _length(gram, set_right) + _length(gram, after - move))
+        return torch.stack([rule.weights_from_gram(one) for one in grams.cpu()]).to(grams)
 
 
-def _length(gram: Array, vector: Array) -> float:
-    """Return the length of a combination of the basis."""
-    return math.sqrt(max(float(vector @ gram @ vector), 0.0))
+@dataclass(frozen=True)
+class _Judged:
+    """Where somebody is expelled, now or by the next look (B,); where nobody is, and what is seen there."""
+
+    expelled: Tensor
+    awaited: Tensor
+    left: Tensor
+    seen: list[many.Directions]
 
 
-def _changed(gram: Array, rows: slice, which: Places, changes: Array) -> Array:
-    """Return the Gram matrix of some rows of the basis, of which `which` are changed by `changes` (r, p)."""
-    found = gram[rows, rows].copy()
-    across = changes @ gram
-    found[which] += across[:, rows]
-    found[:, which] += across[:, rows].T
-    found[np.ix_(which, which)] += across @ changes.T
-    return found
+def _judged(grams: tuple[Tensor, Tensor], looks: tuple[many.Look, many.Look], due: bool) -> _Judged:
+    """Look at sums and at messages; by sums somebody is expelled only where that is `due`."""
+    groups: list[tuple[Tensor, tuple[many.Look, ...]]]
+    if len(looks[0].rows) == len(looks[1].rows):  # in every round in which all are heard
+        groups = [(torch.stack(grams), looks)]
+    else:
+        groups = [(gram[None], (look,)) for gram, look in zip(grams, looks, strict=True)]
+    by_sums, expelled = torch.cat([many.improbable(some, at) for some, at in groups])
+    if due:
+        expelled = expelled | by_sums
+    left = torch.nonzero(~expelled)[:, 0]
+    seen = [one for some, at in groups for one in many.visible(some[:, left], at)]
+    by_sums, named = by_sums[left] | many.apart(seen[0], looks[0]), many.apart(seen[1], looks[1])
+    if due:
+        named = named | by_sums
+    kept = torch.nonzero(~named)[:, 0]
+    awaited = torch.zeros_like(expelled).index_copy(0, left, by_sums & ~named)
+    return _Judged(expelled.index_copy(0, left, named), awaited, left[kept], [one.only(kept) for one in seen])
+
+
+def _lengths(gram: Tensor, y: Tensor) -> Tensor:
+    """Return the lengths (B,) of combinations (B, p) of the basis."""
+    found: Tensor = torch.linalg.vecdot(y @ gram, y)
+    return found.clamp(min=0.0).sqrt()

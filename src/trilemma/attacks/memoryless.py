@@ -1,0 +1,136 @@
+"""A server without memory: its rule is all that liars face.
+
+Where the rule only needs the messages' Gram matrix it is asked like any defence, for all lies at once
+(`RuleAlone`). Other rules, and servers that look at messages themselves, aggregate the messages of one lie
+after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trilemma.attacks.changed import Changed, Places
+from trilemma.attacks.search import weigher
+from trilemma.attacks.span import BLOCK, CUDA_BLOCK
+from trilemma.attacks.turning import Array, furthest, turned
+from trilemma.attacks.types import Crafted, GramTarget, ManyGramsTarget, View
+
+TILTS = (0.0, 0.3, 1.0)
+"""How far lies lean to what the server trusts, beside a lie of length 1."""
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What becomes of lies: nobody is expelled and nothing set right."""
+
+    expelled: Tensor
+    move: Tensor
+    corrected: Tensor
+    awaited: Tensor
+
+
+@dataclass(frozen=True)
+class RuleAlone:
+    """A geometric rule in one round, for many lies at once (`types.Defence`).
+
+    `vectors` are the k messages and, for the model's move so far, zeros.
+    """
+
+    vectors: Tensor
+    view: View
+    target: GramTarget
+    step: float = 1.0
+
+    @classmethod
+    def of(cls, view: View, own: Tensor) -> RuleAlone | None:
+        """Return what the round's messages meet; None where their Gram matrix does not decide."""
+        if not (isinstance(view.target, GramTarget) and view.target.geometric):
+            return None
+        messages = view.stack(own.to(view.honest))
+        return cls(torch.cat([messages, torch.zeros_like(messages[:1])]), view, view.target)
+
+    @property
+    def senders(self) -> Places:
+        """Everybody who sent something."""
+        return np.arange(len(self.vectors) - 1)
+
+    def gram(self, beside: Tensor) -> Tensor:
+        """Return the Gram matrix of the basis with the rows `beside` after it, on the host."""
+        rows = torch.cat([self.vectors.to(torch.promote_types(self.vectors.dtype, torch.float32)), beside])
+        found = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
+        width = max(1, (CUDA_BLOCK if rows.is_cuda else BLOCK) // len(rows))
+        for start in range(0, rows.shape[1], width):
+            block = rows[:, start : start + width].double()
+            found += block @ block.T
+        return found.cpu()
+
+    def outcomes(self, gram: Tensor, rows: Places, changes: Tensor) -> Foreseen:
+        """Return where the aggregate lies for each of the lies."""
+        messages = Changed(gram, 0, len(self.senders), rows, changes)
+        weights = self._weights(messages.grams(self.senders))
+        nothing = gram.new_zeros(len(changes))
+        return Foreseen(nothing > 0, messages.combined(self.senders, weights), nothing, nothing > 0)
+
+    def _weights(self, grams: Tensor) -> Tensor:
+        target = self.target
+        if grams.is_cuda and isinstance(target, ManyGramsTarget) and target.weights_from_grams is not None:
+            return target.weights_from_grams(grams)
+        weigh = weigher(self.view, target)
+        return torch.stack([weigh(one) for one in grams.cpu()]).to(grams)
+
+
+def leaning(shift: Tensor, trusted: Tensor | None) -> list[Tensor]:
+    """Return where lies push (d,): `shift`, of length 1.
+
+    Where the server measures messages by one of its own, `trusted`, also at right angles to that, and leaning
+    towards it.
+    """
+    if trusted is None:
+        return [shift]
+    towards = trusted / torch.linalg.vector_norm(trusted).clamp(min=1e-30)
+    across = shift - (shift @ towards) * towards
+    across = across / torch.linalg.vector_norm(across).clamp(min=1e-30)
+    return [shift] + [(across + tilt * towards) / math.sqrt(1 + tilt**2) for tilt in TILTS]
+
+
+def one_by_one(
+    view: View, own: Tensor, ways: list[Tensor], lying: Array, strengths: list[float], noise: str
+) -> Crafted:
+    """Return the lie that leaves least of the descent, the first of `ways` being against it."""
+
+    def harm(messages: Tensor) -> float:
+        value = view.target(view.stack(messages), key=view.key.fold("coin")).value.double()
+        return float(value @ ways[0].to(value.device))
+
+    made = [(0.0, own)] + [one for way in ways for one in _shifted(own, way, lying, strengths, noise)]
+    strength, best = max(made, key=lambda one: harm(one[1]))
+    return Crafted(best, strength)
+
+
+def _shifted(
+    own: Tensor, way: Tensor, lying: Array, strengths: list[float], noise: str
+) -> Iterator[tuple[float, Tensor]]:
+    """Yield strengths and what liars then send (f, d): their messages with so much of the direction `way`.
+
+    Their noise stays, or is turned so that their Gram matrix stays what it was, as far as it goes.
+    """
+    active = torch.from_numpy(np.flatnonzero(lying)).to(own.device)
+    rows, shares, tried = own.double()[active], lying[lying > 0], np.array(strengths)
+    basis = torch.cat([rows, way[None].to(rows)])
+    if noise == "rotated":
+        inner: Array = (rows @ basis.T).cpu().numpy()
+        inner, before = inner[:, :-1], inner[:, -1]
+        tried = np.append(tried, furthest(inner, before, shares))
+        possible, mixes = turned(inner, before, before.mean() + tried[:, None] * shares)
+        tried = tried[possible]
+    else:
+        mixes = np.stack([np.eye(len(rows), len(rows) + 1)] * len(tried))
+        mixes[:, :, -1] = tried[:, None] * shares
+    for strength, mix in zip(tried.tolist(), mixes, strict=True):
+        yield strength, own.index_copy(0, active, (torch.from_numpy(mix).to(basis) @ basis).to(own))

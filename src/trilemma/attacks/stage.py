@@ -1,0 +1,156 @@
+"""A round on which liars try out their lies: all of them together, in the Gram matrix of the round's vectors.
+
+The basis is the defence's (everybody's sums, the messages, the model's move so far), then the directions in
+which liars push, then the way the truth would move the model. Its Gram matrix is measured once. A lie is what
+it adds to the liars' messages, in this basis: a few rows of some two hundred numbers, whatever d is. What
+becomes of it is the defence's to say, of all candidates at once and on the device where messages lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trilemma.attacks.changed import Places
+from trilemma.attacks.turning import Array, furthest, turned
+from trilemma.attacks.types import Defence
+
+TOGETHER = 1 << 25
+"""Numbers in the Gram matrices of candidates that are looked at together."""
+
+
+@dataclass(frozen=True)
+class Lies:
+    """B lies: where they push, how hard, and what they add to the messages of liars who lie (B, r, p)."""
+
+    which: Places
+    strength: Array
+    changes: Array
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    def only(self, places: Places) -> Lies:
+        """Return some of them."""
+        return Lies(self.which[places], self.strength[places], self.changes[places])
+
+    @classmethod
+    def joined(cls, some: Sequence[Lies]) -> Lies:
+        """Return all of them as one."""
+        return cls(
+            np.concatenate([one.which for one in some]),
+            np.concatenate([one.strength for one in some]),
+            np.concatenate([one.changes for one in some]),
+        )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What becomes of B lies: the harm (B,), −∞ where somebody is expelled, and what is set right (B,)."""
+
+    harm: Array
+    corrected: Array
+
+    def allowed(self, unseen: float) -> Array:
+        """Return the harm (B,), −∞ also where more than `unseen` is set right."""
+        return np.where(self.corrected <= unseen, self.harm, -math.inf)
+
+
+class Stage:
+    """A round of a server that remembers, and what becomes of it when liars change their messages.
+
+    `liars` are their places among all clients, `lying` (f,) the factor of the shift for each of them,
+    `directions` (q, d) of length 1; `noise` and `bold` as in the attack's options.
+    """
+
+    def __init__(
+        self,
+        defence: Defence,
+        liars: tuple[int, ...],
+        lying: Array,
+        directions: Tensor,
+        truth: Tensor,
+        noise: str,
+        bold: bool = False,
+    ) -> None:
+        self.defence, self.noise, self.directions, self.bold = defence, noise, directions, bold
+        senders = np.asarray(defence.senders)
+        self.k, self.n = len(senders), len(defence.vectors) - len(senders) - 1
+        rows = {int(client): row for row, client in enumerate(senders)}
+        self.places = np.array([rows[i] for i in liars])  # of all liars among the senders
+        self.active, self.lying = self.places[lying > 0], lying[lying > 0]
+        # The truth moves the model by step × truth; harm is counted against that.
+        downhill = math.copysign(1.0, defence.step) * truth
+        downhill = downhill / torch.linalg.vector_norm(downhill).clamp(min=1e-30)
+        self.measured: Tensor = defence.gram(torch.cat([directions, downhill[None]]))
+        self.gram: Array = self.measured.numpy()
+        # Where noise is turned: the messages, or the sums of them, among the basis.
+        self.turning = [(self.n + self.active, 1.0), (senders[self.active], defence.step)][
+            : 2 if self.n else 1
+        ]
+
+    def lies(self, which: int, strengths: Sequence[float]) -> Lies:
+        """Return lies of these strengths along a direction; of turned noise two kinds, where possible."""
+        tried, along = np.asarray(strengths, dtype=float), self.along(which)
+        if self.noise == "protocol":
+            changes = np.zeros((len(tried), len(self.active), len(self.gram)))
+            changes[:, :, along] = tried[:, None] * self.lying
+            return Lies(np.full(len(tried), which), tried, changes)
+        found = []
+        for rows, scale in self.turning:
+            before, inner = self.gram[rows, along], self.gram[np.ix_(rows, rows)]
+            places, mixes = turned(inner, before, before.mean() + scale * tried[:, None] * self.lying)
+            mixes[:, :, :-1] -= np.eye(len(rows))
+            changes = np.zeros((len(places), len(rows), len(self.gram)))
+            changes[:, :, [*rows, along]] = mixes / scale
+            found.append(Lies(np.full(len(places), which), tried[places], changes))
+        return Lies.joined(found)
+
+    def furthest(self, which: int) -> list[float]:
+        """Return the largest strengths that turned noise allows; none where noise is not turned."""
+        if self.noise == "protocol":
+            return []
+        along = self.along(which)
+        return [
+            furthest(self.gram[np.ix_(rows, rows)], self.gram[rows, along], scale * self.lying)
+            for rows, scale in self.turning
+        ]
+
+    def along(self, which: int) -> int:
+        """Return the place of a direction in the basis."""
+        return len(self.gram) - 1 - len(self.directions) + which
+
+    @property
+    def honest(self) -> Lies:
+        """No lie at all."""
+        return Lies(np.zeros(1, np.int64), np.zeros(1), np.zeros((1, len(self.active), len(self.gram))))
+
+    def judged(self, lies: Lies) -> Judged:
+        """Return what becomes of every one of them."""
+        there, count = (
+            self.measured.to(self.defence.vectors.device),
+            max(1, TOGETHER // (self.n + self.k) ** 2),
+        )
+        harm, corrected = [there.new_zeros(0)], [there.new_zeros(0)]
+        for start in range(0, len(lies), count):
+            some = torch.from_numpy(lies.changes[start : start + count])
+            found = self.defence.outcomes(there, self.active, some.to(there))
+            proved = found.expelled if self.bold else found.expelled | found.awaited
+            harm.append(torch.where(proved, -math.inf, -(found.move @ there[:, -1])))
+            corrected.append(found.corrected)
+        return Judged(*(torch.cat(parts).cpu().numpy() for parts in (harm, corrected)))
+
+    def sent(self, lies: Lies, place: int) -> Tensor:
+        """Return what all liars add to their messages (f, d) by one of the lies."""
+        mix = np.zeros((len(self.places), len(self.gram) - 1))
+        mix[np.isin(self.places, self.active)] = lies.changes[place, :, :-1]
+        used, basis = np.flatnonzero(mix.any(axis=0)), len(self.defence.vectors)
+        rows, ways = used[used < basis], used[used >= basis] - basis
+        vectors = self.defence.vectors[torch.from_numpy(rows).to(self.directions.device)].to(self.directions)
+        used_rows = torch.cat([vectors, self.directions[torch.from_numpy(ways).to(self.directions.device)]])
+        return torch.from_numpy(mix[:, used]).to(self.directions) @ used_rows

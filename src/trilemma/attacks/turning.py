@@ -1,0 +1,57 @@
+"""Noise that is turned: vectors that keep all lengths and inner products among them, and point somewhere.
+
+Rows of Gram matrix Γ may have any inner products g with a direction of length 1 for which Γ − g gᵀ, what is
+left of them across it, is a Gram matrix: gᵀ Γ⁻¹ g ≤ 1. They are mixed by the symmetric M that takes what was
+left before to what is left after.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trilemma.attacks.changed import Places
+
+Array = NDArray[np.float64]
+
+
+def furthest(inner: Array, before: Array, way: Array) -> float:
+    """Return the largest s for which rows of Gram matrix Γ = `inner` can have goal = mean(before) + s · way.
+
+    >>> round(furthest(np.eye(4), np.zeros(4), np.ones(4)), 4)
+    0.5
+    """
+    scale = np.abs(inner).max()
+    if not scale > 0:
+        return 0.0
+    sides = np.stack([way, np.full(len(way), before.mean())], 1)
+    solved = np.linalg.lstsq(inner / scale, sides, rcond=None)[0]
+    square, mixed = way @ solved / scale
+    rest = before.mean() * float(solved[:, 1].sum()) / scale - 1
+    inside = mixed**2 - square * rest
+    return max(0.0, float((math.sqrt(inside) - mixed) / square)) * (1 - 1e-6) if inside > 0 else 0.0
+
+
+def turned(inner: Array, before: Array, goals: Array) -> tuple[Places, Array]:
+    """Turn r rows with Gram matrix `inner` towards a direction in B ways.
+
+    `before` (r,) are their inner products with it, `goals` (B, r) those wanted. Returns which of the B are
+    possible, as places, and for these the mixes (B', r, r + 1) of the rows and the direction.
+
+    >>> places, mixes = turned(np.eye(2), np.zeros(2), np.array([[0.6, 0.0], [1.1, 0.0]]))
+    >>> places.tolist(), mixes.round(3).tolist()
+    ([0], [[[0.8, 0.0, 0.6], [0.0, 1.0, 0.0]]])
+    """
+    present = inner - np.outer(before, before)
+    wanted = inner - goals[:, :, None] * goals[:, None, :]
+    values, vectors = np.linalg.eigh(present)
+    if not values[0] > 1e-9 * values[-1]:
+        return np.zeros(0, np.int64), np.zeros((0, len(inner), len(inner) + 1))
+    places = np.flatnonzero(np.linalg.eigvalsh(wanted)[:, 0] >= 0).astype(np.int64)
+    root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
+    squares, axes = np.linalg.eigh(root @ wanted[places] @ root)
+    middle = (axes * np.sqrt(np.maximum(squares, 0.0))[:, None, :]) @ axes.transpose(0, 2, 1)
+    mixes = inverse @ middle @ inverse  # M present M = wanted
+    return places, np.concatenate([mixes, (goals[places] - mixes @ before)[:, :, None]], axis=2)
