@@ -233,3 +233,24 @@ class TestFailure:
         assert by_pld.asked == find_noise(release, threat, 10, 1.0, 1e-5, "rdp").asked
         curves = picture(release, threat, 10, 1e-5).curves
         assert curves["pld"].tolist() == curves["rdp"].tolist()
+
+
+@pytest.mark.usefixtures("nothing_remembered")
+def test_thousands_of_gaussian_rounds_are_laid_out_on_no_more_points_than_one(monkeypatch):
+    """At an ε of thousands a grid of a thousandth had millions of points: 24 s at the end of a run."""
+    from dp_accounting.pld import privacy_loss_distribution as losses
+
+    from trilemma.privacy import pld
+
+    steps = []
+
+    def noted(z, value_discretization_interval, **more):
+        steps.append(value_discretization_interval)
+        return laid_out(z, value_discretization_interval=value_discretization_interval, **more)
+
+    laid_out = losses.from_gaussian_mechanism
+    monkeypatch.setattr(losses, "from_gaussian_mechanism", noted)
+    past = ((Mechanism(0.47), 2820),)
+    exact = accountants["exact"].epsilon(past, 4e-4)
+    assert exact <= accountants["pld"].epsilon(past, 4e-4) <= exact * 1.0002
+    assert 6700 / steps[0] < pld._POINTS

@@ -94,15 +94,23 @@ def _figure(question: Callable[[], float]) -> float:
 
 
 def _composed(rounds: History, coarser: float) -> Any:
-    interval = coarser * min(_interval(m) for m, _ in rounds)
+    interval = coarser * min(_interval(m, count) for m, count in rounds)
     parts = [_distribution(mechanism, count, interval) for mechanism, count in rounds]
     return functools.reduce(lambda all_, part: all_.compose(part), parts)
 
 
-def _interval(m: Mechanism) -> float:
-    """Return a grid fine enough for the round's spread r/z of the loss, and coarse enough for its range."""
+def _interval(m: Mechanism, count: int) -> float:
+    """Return a grid fine enough for the round's spread r/z of the loss, and coarse enough for its range.
+
+    Gaussian rounds are laid out as one of their composition, whose range counts.
+
+    >>> one = Mechanism(0.5)
+    >>> _interval(one, 1), round(_interval(one, 2820), 3)
+    (0.001, 0.022)
+    """
     z = m.effective_z
-    span = 0.5 / z**2 + 10 / z
+    laid_out = z / math.sqrt(count) if m.gaussian and count else z
+    span = 0.5 / laid_out**2 + 10 / laid_out
     return max(min(1e-3, 0.01 * m.sampling.rate / z), span / _POINTS)
 
 
