@@ -54,16 +54,66 @@ def test_a_wrong_config_exits_2_with_a_message_and_no_traceback(tmp_path: Path) 
         ("run", "--device", "tpu"),
         ("run", "--set", "algorithm.batch_size=9000", "--out", "out"),
         ("run", "--set", "privacy.threat=ldp", "--set", "privacy.clip=1.0"),
+        ("run", "--seeds", "1-99999999999"),
         ("list", "rulse"),
+        ("sweep", "safe-dshb-phishing", "--engine", "ray"),
+        ("arena", "--show", "nowhere"),
+        ("arena", "--show", "."),
+        ("arena", "--quick", "--rule", "nope"),
+        ("arena", "--quick", "--liars", "99"),
+        ("bounds", "-n", "7", "-d", "5", "--rounds", "0"),
+        ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--gap", "nan"),
+        ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--g", "nan"),
+        ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--g-cov", "1e308"),
+        ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--sigma-ind", "1e308"),
+        ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--convexity", "1e-320"),
+        ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--epsilon", "1e-320"),
+        (
+            "bounds",
+            "-n",
+            "7",
+            "-f",
+            "1",
+            "-d",
+            "5",
+            "--rounds",
+            "9",
+            "--hidden",
+            "--sigma-ind",
+            "1",
+            "--clip",
+            "1e308",
+        ),
+        ("privacy", "-n", "7", "--rounds", "9", "--delta", "1e-5", "--sigma-cor", "1e308"),
+        ("privacy", "-n", "7", "--rounds", "9", "--delta", "1e-5", "--sigma-ind", "1", "--plot", "x.xyz"),
     ],
 )
 def test_bad_input_is_a_user_error(arguments: tuple[str, ...], tmp_path: Path, monkeypatch) -> None:
     from trilemma.errors import UserError
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)  # it is not installed
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, UserError)
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"{}", b"[1]", b'[{"rule": 3}]', b'{"cells": [{}]}']
+)
+def test_a_file_of_results_that_is_none_is_named(content: bytes, tmp_path: Path) -> None:
+    from trilemma.errors import UserError
+
+    file = tmp_path / "byz-clip21.json"
+    file.write_bytes(content)
+    for arguments in (
+        ["arena", "--show", str(file)],
+        ["papers", "compare", "byz-clip21", "--results", str(tmp_path)],
+        ["papers", "list", "--results", str(tmp_path)],
+    ):
+        found = CliRunner().invoke(app, arguments).exception
+        assert isinstance(found, UserError)
+        assert file.name in str(found)
 
 
 def test_what_a_new_name_leaves_behind_is_noted_on_standard_error(tmp_path: Path, monkeypatch) -> None:

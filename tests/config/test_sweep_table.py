@@ -105,3 +105,9 @@ def test_a_file_with_a_sweep_is_not_run_as_one_run(tmp_path: Path) -> None:
     assert len(config.load_sweep("cafcor-mnist").cells) == 1
     with pytest.raises(ConfigError, match="use trilemma sweep FILE"):
         config.load(path)
+
+
+def test_more_cells_than_anybody_runs_are_refused_before_they_are_made():
+    many = list(range(1, 1000))
+    with pytest.raises(ConfigError, match="997,002,999 cells"):
+        sweep({"sweep": {"run.rounds": many, "algorithm.lr": many, "algorithm.momentum": many}})

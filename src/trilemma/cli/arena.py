@@ -34,7 +34,8 @@ def arena_command(
     """Set every rule against liars who know it; the worst case of each, finished cells are skipped."""
     from rich.console import Console
 
-    from trilemma import simulate
+    from trilemma import aggregation, simulate
+    from trilemma.errors import UserError
     from trilemma.papers import arena
     from trilemma.report.progress import GridProgress
 
@@ -47,6 +48,9 @@ def arena_command(
     _known("nothing is trained", ground, arena.GROUNDS)
     _known("there is no threat model", threat, arena.THREATS)
     _known("there is no adversary", adversary, arena.NETWORK)
+    for one in rule or ():
+        if one not in arena.RULES:
+            aggregation.parse(one, f=0)  # said once, before anything is run
     wanted = list(
         arena.bouts(
             ground or (arena.QUICK if quick else tuple(arena.GROUNDS)),
@@ -58,6 +62,8 @@ def arena_command(
             liars or (),
         )
     )
+    if not wanted:
+        raise UserError(f"nothing is left to run; liars: {_liars(ground or arena.GROUNDS)}")
     with GridProgress(Console(stderr=True)) as watcher:
         outcome = simulate.run_cells([bout.cell for bout in wanted], out, jobs=jobs, watcher=watcher)
     found = arena.rows(wanted, out)
@@ -68,6 +74,13 @@ def arena_command(
         print(f"no result: {name}: {failure.reason}")
     if outcome.failed:
         raise typer.Exit(1)
+
+
+def _liars(grounds: Collection[str]) -> str:
+    """Say how many may lie where."""
+    from trilemma.papers.arena import GROUNDS
+
+    return "; ".join(f"{name} {', '.join(map(str, GROUNDS[name].liars))}" for name in grounds)
 
 
 def _known(problem: str, given: list[str] | None, names: Collection[str]) -> None:

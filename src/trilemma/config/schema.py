@@ -320,6 +320,10 @@ class RunTable(Table):
         return parse_seeds(value) if isinstance(value, str) else value
 
 
+MOST_SEEDS = 10_000
+"""Seeds that one configuration may ask for: more is a slip of the pen."""
+
+
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Read seeds as people write them.
 
@@ -331,5 +335,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
             raise ValueError(f"cannot read seeds {text!r}; allowed: numbers and ranges, as in 1-5 or 1,3,7")
+        if len(seeds) + int(last or first) - int(first) >= MOST_SEEDS:
+            raise ValueError(f"{text!r} are more seeds than the {MOST_SEEDS:,} a run may have")
         seeds.extend(range(int(first), int(last or first) + 1))
     return tuple(dict.fromkeys(seeds))

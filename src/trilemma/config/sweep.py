@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,10 @@ from trilemma.errors import ConfigError, nearest
 
 ABSENT = "–"
 """What stands for a key that a configuration does not have."""
+
+
+MOST_CELLS = 100_000
+"""Cells that one sweep may have: more is a slip of the pen."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +242,8 @@ def _combinations(
     grouped = {key: group for group in together for key in group}
     groups = dict.fromkeys(grouped.get(key, (key,)) for key in axes)
     choices = [list(zip(*(axes[key] for key in group), strict=True)) for group in groups]
+    if (count := math.prod(map(len, choices))) > MOST_CELLS:
+        raise ConfigError(f"[sweep] says {count:,} cells; allowed are at most {MOST_CELLS:,}")
     for chosen in itertools.product(*choices):
         found = {
             k: v

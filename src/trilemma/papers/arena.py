@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trilemma import files, report
 from trilemma.config import Cell, load
-from trilemma.errors import ConfigError
+from trilemma.errors import ConfigError, UserError
 from trilemma.report import Result, Table
 from trilemma.simulate.sweep.grid import finished
 
@@ -208,13 +208,18 @@ def _row(bout: Bout, result: Result, seed: int) -> Row:
 
 
 def read(path: Path) -> list[Row]:
-    """Return the rows that were recorded in a file; none where there is none."""
-    return [Row(**row) for row in json.loads(path.read_text())] if path.exists() else []
+    """Return the rows that were recorded in a file; refuse one that holds anything else."""
+    try:
+        said = json.loads(path.read_text("utf-8"))
+        return [Row(**row) for row in (said if isinstance(said, list) else [said])]
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{str(path)!r} holds no results of an arena ({type(error).__name__})") from None
 
 
 def record(path: Path, found: Iterable[Row]) -> None:
     """Put rows among those in a file, in place of earlier ones of the same cell and seed."""
-    kept = {row.place: row for row in (*read(path), *found)}
+    before = read(path) if path.exists() else []
+    kept = {row.place: row for row in (*before, *found)}
     lines = ",\n".join(json.dumps(asdict(kept[place]), ensure_ascii=False) for place in sorted(kept))
     files.write_atomically(path, f"[\n{lines}\n]\n".encode())
 

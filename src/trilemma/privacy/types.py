@@ -41,6 +41,10 @@ def choice(what: str, value: str, allowed: object) -> None:
         raise UserError(f"unknown {what} {value!r}: {nearest(value, names)}")
 
 
+SMALLEST = 1e-100
+"""The least standard deviation, and the inverse of the largest: squares of others are no numbers."""
+
+
 @dataclass(frozen=True)
 class NoiseLaw:
     """Gaussian noise of the honest clients: N(0, σ_ind² I) each, and ±N(0, σ_cor² I) per pair.
@@ -56,6 +60,8 @@ class NoiseLaw:
         for name, sigma in (("sigma_ind", self.sigma_ind), ("sigma_cor", self.sigma_cor)):
             if not (math.isfinite(sigma) and sigma >= 0):
                 raise PrivacyError(f"{name} is a standard deviation: finite and not negative, got {sigma}")
+            if sigma and not SMALLEST <= sigma <= 1 / SMALLEST:
+                raise PrivacyError(f"{name} = {sigma:g}: allowed are 0 and {SMALLEST:g} to {1 / SMALLEST:g}")
 
     @property
     def silent(self) -> bool:

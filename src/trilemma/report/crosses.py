@@ -13,6 +13,7 @@ import numpy as np
 
 from trilemma.errors import UserError
 from trilemma.records import Spread
+from trilemma.report.picture_files import picture_file
 from trilemma.report.tables import SHARES, Table, number, percent
 from trilemma.task.metrics import LOWER_IS_BETTER
 
@@ -144,7 +145,7 @@ class Cross:
         )
         axes.set(ylabel=self.rows, xlabel=self.columns or "", title=self.title)
         figure.colorbar(image, ax=axes, format=PercentFormatter(1.0) if self.metric in SHARES else None)
-        figure.savefig(path)
+        figure.savefig(picture_file(path))
         return path
 
 

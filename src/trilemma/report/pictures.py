@@ -10,6 +10,7 @@ import numpy as np
 
 from trilemma.errors import UserError, nearest
 from trilemma.report.curves import PALETTE, Curve, plot_curves
+from trilemma.report.picture_files import picture_file
 from trilemma.report.privacy import verdict_of
 from trilemma.report.result import Result, plot_results
 from trilemma.report.tables import tightest_epsilon
@@ -17,20 +18,14 @@ from trilemma.report.tables import tightest_epsilon
 Kind = Literal["curves", "suspects", "privacy", "cost"]
 """What a picture is of: a score, whom the rule trusted, ε spent, seconds per stage."""
 
-ENDINGS = (".png", ".svg")
-"""How a picture's file may end."""
-
 
 def draw(results: Sequence[Result], kind: str, path: Path) -> Path:
     """Draw a picture of runs into a file; several runs over each other, or, of a map or a cost, one run."""
     if kind not in get_args(Kind):
         raise UserError(f"no picture is called {kind!r}: {nearest(kind, get_args(Kind))}")
-    if path.suffix not in ENDINGS:
-        raise UserError(f"{path.name!r}: a picture is written to a file that ends in {' or '.join(ENDINGS)}")
     if kind in ("suspects", "cost") and len(results) > 1:
         raise UserError(f"a picture of {kind} is of one run; allowed of several: curves, privacy")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    first = results[0]
+    path, first = picture_file(path), results[0]
     if kind == "suspects":
         return first.plot(path, kind="suspects")
     if kind == "cost":

@@ -14,6 +14,7 @@ from rich.table import Table
 from trilemma.privacy import NoGuarantee, Plan, Verdict, multiplier, objections, read_verdict
 from trilemma.privacy.calculator import Calibration, Finding, Picture
 from trilemma.records import Summary
+from trilemma.report.picture_files import picture_file
 
 
 def verdict_of(summary: Summary) -> Verdict:
@@ -133,6 +134,5 @@ def plot_privacy(shown: Picture, path: Path) -> Path:
         title=f"least noise for ε = {shown.spent:.3g} after {shown.rounds} rounds",
     )
     right.grid(alpha=0.3, axis="y")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(picture_file(path))
     return path

@@ -31,7 +31,7 @@ from trilemma.errors import UserError
 from trilemma.learning.evidence.conviction import lengths
 from trilemma.learning.evidence.correction import edge
 from trilemma.learning.evidence.schedule import looks
-from trilemma.privacy.types import NoiseLaw
+from trilemma.privacy.types import SMALLEST, NoiseLaw
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,10 @@ def hidden_shift(
     (9.41, 0.941, 0.938, 3.77)
     """
     n, f, t = clients, byzantine, rounds
-    if not (f > 0 and 2 * f < n and dim >= 1 and t >= 1 and clip > 0):
+    if not (f > 0 and 2 * f < n and dim >= 1 and t >= 1):
         raise UserError(f"what liars hide needs 0 < f < n/2, d ≥ 1, T ≥ 1; got f = {f}, n = {n}, d = {dim}")
+    if not SMALLEST <= clip <= 1 / SMALLEST:
+        raise UserError(f"clip = {clip:g}: allowed are {SMALLEST:g} to {1 / SMALLEST:g}")
     if law.silent:
         raise UserError("without noise liars hide nothing from it: give sigma_ind, sigma_cor or a target ε")
     spread = math.sqrt(law.sigma_ind**2 + n * law.sigma_cor**2)

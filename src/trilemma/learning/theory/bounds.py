@@ -29,8 +29,25 @@ from trilemma.aggregation.types import Criterion
 from trilemma.errors import UserError
 from trilemma.learning.theory.schedules import A3, A4
 from trilemma.privacy import NoiseLaw, mean_noise
+from trilemma.privacy.types import SMALLEST
 
 _A1, _A2 = 240.0, 480.0
+
+
+def check_number(name: str, number: float) -> None:
+    """Refuse what is negative, no number, or so large or small that its square is none.
+
+    >>> check_number("gap", 1e300)
+    Traceback (most recent call last):
+    trilemma.errors.UserError: gap = 1e+300: allowed are 0 and 1e-100 to 1e+100
+    """
+    if not (number == 0 or SMALLEST <= number <= 1 / SMALLEST):
+        raise UserError(f"{name} = {number:g}: allowed are 0 and {SMALLEST:g} to {1 / SMALLEST:g}")
+
+
+def _check_rounds(rounds: int) -> None:
+    if rounds < 1:
+        raise UserError(f"theorems are about 1 round or more, got {rounds}")
 
 
 @dataclass(frozen=True)
@@ -42,6 +59,10 @@ class Heterogeneity:
 
     g: float
     g_cov: float
+
+    def __post_init__(self) -> None:
+        check_number("G", self.g)
+        check_number("G_cov", self.g_cov)
 
     @classmethod
     def measure(cls, gradients: ArrayLike) -> Heterogeneity:
@@ -94,8 +115,8 @@ class Problem:
             raise UserError(
                 f"0 ≤ convexity ≤ smoothness, 0 < smoothness; got {self.convexity} and {self.smoothness}"
             )
-        if self.gap < 0 or self.variance < 0:
-            raise UserError(f"gap and variance are not negative, got {self.gap} and {self.variance}")
+        for name in ("smoothness", "convexity", "gap", "variance"):
+            check_number(name, getattr(self, name))
 
     @property
     def batch_variance(self) -> float:
@@ -170,6 +191,7 @@ def strongly_convex_bound(
     0.1152
     """
     mu, big = problem.convexity, problem.smoothness
+    _check_rounds(rounds)
     if mu == 0:
         raise UserError("this bound is for strongly convex losses: give convexity > 0")
     return Upper(
@@ -191,6 +213,7 @@ def non_convex_bound(
     >>> non_convex_bound(easy, error=0.0, kappa=0.0, rounds=1000).total
     0.27
     """
+    _check_rounds(rounds)
     big, gap = problem.smoothness, problem.gap
     return Upper(
         _A2 * kappa * _divergence(problem, criterion),
@@ -237,6 +260,7 @@ def lower_bound(
     n, f, m = clients, byzantine, examples
     if not (epsilon > 0 and 0 < delta < 1 and n >= 1 and 0 <= 2 * f < n and m >= 1 and dim >= 1 and g >= 0):
         raise UserError("a lower bound needs ε > 0, 0 < δ < 1, 0 ≤ f < n/2, m ≥ 1, d ≥ 1, G ≥ 0")
+    check_number("ε", epsilon)
     privacy, coupling = dim / (epsilon**2 * n * m**2), f / n / (epsilon**2 * m**2)
     largest = 1 / (4 * math.sqrt(2 * n * math.log(m + 1)))
     assumptions = {

@@ -50,6 +50,8 @@ def run_cells(
         raise ConfigError(f"unknown engine {engine!r}: {nearest(engine, ENGINES)}")
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs = {jobs}: at least 1 is needed")
+    if engine == "ray":
+        on_ray.check_installed()
     _claim(out)
     with files.locked(out / ".lock", UserError(f"another process is sweeping in {str(out)!r}")):
         _remember(out, cells)

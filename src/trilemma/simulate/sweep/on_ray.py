@@ -82,6 +82,11 @@ def _rounds(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("seed-*/metrics.jsonl"))
 
 
+def check_installed() -> None:
+    """Refuse where there is no Ray."""
+    _ray()
+
+
 def _ray() -> Any:
     try:
         import ray

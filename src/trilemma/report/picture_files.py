@@ -1,0 +1,26 @@
+"""Where a picture may be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trilemma.errors import UserError
+
+ENDINGS = (".png", ".svg")
+"""How a picture's file may end."""
+
+
+def picture_file(path: Path) -> Path:
+    """Return a path that a picture can be written to, its folder made; refuse any other.
+
+    >>> picture_file(Path("picture.txt"))
+    Traceback (most recent call last):
+    trilemma.errors.UserError: 'picture.txt': a picture is written to a file that ends in .png or .svg
+    """
+    if path.suffix not in ENDINGS or path.is_dir():
+        raise UserError(f"{path.name!r}: a picture is written to a file that ends in {' or '.join(ENDINGS)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {str(path.parent)!r} ({error.strerror})") from None
+    return path
