@@ -17,6 +17,7 @@ and ‖Σ_s c_is a_i(s)‖ ≤ b_i = Σ_s |c_is| C(s).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,11 +65,15 @@ class Trace:
 
 @dataclass(frozen=True)
 class Law:
-    """What is known of honest clients' sums: covariance K (n, n) of a coordinate's noise, bounds b (n,)."""
+    """What is known of honest clients' sums: covariance K (n, n) of a coordinate's noise, bounds b (n,).
+
+    `alike` is the variance of everybody and the covariance of any two, where all have been heard alike.
+    """
 
     covariance: Array
     bounds: Array
     dim: int
+    alike: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, shared: Array, coefficients: Array, spreads: Array, clips: Array, dim: int) -> Law:
@@ -78,9 +83,13 @@ class Law:
         array([[ 5., -4.],
                [-4.,  5.]])
         """
-        own = np.diag((coefficients**2) @ spreads)
-        common = (coefficients * shared) @ coefficients.T
-        return cls(own - common, np.abs(coefficients) @ clips, dim)
+        n, first = len(coefficients), coefficients[:1]
+        if n and (coefficients == first).all():  # all were heard alike
+            own, common = float(first[0] ** 2 @ spreads), float(first[0] * shared @ first[0])
+            alike, bound = (own - common, -common), float(np.abs(first[0]) @ clips)
+            return cls(_alike(n, *alike), np.full(n, bound), dim, alike)
+        covariance = np.diag((coefficients**2) @ spreads) - (coefficients * shared) @ coefficients.T
+        return cls(covariance, np.abs(coefficients) @ clips, dim)
 
     @cached_property
     def heard(self) -> Places:
@@ -95,17 +104,14 @@ class Law:
     @cached_property
     def pairs(self) -> tuple[Array, Array]:
         """Deviations (n, n) of the sum and the difference of two clients' sums, both of unit noise."""
+        if self.alike is not None:
+            m, (own, shared) = len(self.covariance), self.alike
+            both = (math.sqrt(max(2 * (1 + sign * shared / own), 0.0)) for sign in (1.0, -1.0))
+            more, less = (_alike(m, there, scale) for there, scale in zip((2.0, 0.0), both, strict=True))
+            return more, less
         correlation = self.covariance / np.outer(self.deviation, self.deviation)
         more, less = (np.sqrt(np.maximum(2 * (1 + sign * correlation), 0.0)) for sign in (1.0, -1.0))
         return more, less
-
-    @cached_property
-    def alike(self) -> tuple[float, float] | None:
-        """The variance of everybody's noise and what it shares with another's, if all were heard alike."""
-        m = len(self.covariance)
-        own, shared = float(self.covariance[0, 0]), float(self.covariance[0, -1]) if m > 1 else 0.0
-        same = shared + (own - shared) * np.eye(m)
-        return (own, shared) if np.allclose(self.covariance, same, rtol=0, atol=1e-12 * own) else None
 
     @cached_property
     def whitening(self) -> Array:
@@ -121,19 +127,55 @@ class Law:
         values, vectors = np.linalg.eigh(self.covariance)
         return np.asarray((vectors / np.sqrt(np.maximum(values, FLOOR * values[-1]))) @ vectors.T)
 
+    def white(self, gram: Array) -> Array:
+        """Return K^(-½) `gram` K^(-½), the Gram matrix of white sums; no matrix product if all are alike.
+
+        >>> law = Law(_alike(2, 5.0, -4.0), np.ones(2), 3, (5.0, -4.0))
+        >>> np.allclose(law.white(law.covariance), np.eye(2))
+        True
+        """
+        if self.alike is None:
+            return np.asarray(self.whitening @ gram @ self.whitening)
+        m = len(gram)
+        across, along = whitened(*self.alike, m)
+        more = (along - across) / m
+        left = across * gram + more * gram.sum(axis=0)
+        return np.asarray(across * left + more * left.sum(axis=1)[:, None])
+
     def select(self, rows: Places) -> Law:
         """Return the law of some of the clients."""
         if len(rows) == len(self.bounds):
             return self
-        return Law(self.covariance[np.ix_(rows, rows)], self.bounds[rows], self.dim)
+        some = self.covariance[np.ix_(rows, rows)]
+        return Law(some, self.bounds[rows], self.dim, self.alike or _shape(some))
 
 
 def whitened(own: float, shared: float, members: int) -> tuple[float, float]:
     """Return the eigenvalues of K^(-½), across the mean and along it, of members who were heard alike.
 
-    >>> whitened(5.0, -1.0, 2)
-    (0.4082482904638631, 0.5)
+    >>> whitened(3.0, -1.0, 3)
+    (0.5, 1.0)
     """
     across, along = own - shared, own + (members - 1) * shared
     least = FLOOR * max(across, along)
     return max(across, least) ** -0.5, max(along, least) ** -0.5
+
+
+def _alike(members: int, own: float, shared: float) -> Array:
+    """Return the (m, m) matrix of `own` on the diagonal and `shared` beside it."""
+    found = np.full((members, members), shared)
+    np.fill_diagonal(found, own)
+    return found
+
+
+def _shape(covariance: Array) -> tuple[float, float] | None:
+    """Return what is on the diagonal of a matrix and what beside it, where that is all there is to it.
+
+    >>> _shape(np.array([[5.0, -4.0], [-4.0, 5.0]])), _shape(np.diag([1.0, 2.0]))
+    ((5.0, -4.0), None)
+    """
+    if len(covariance) < 2:
+        return None
+    own, shared = float(covariance[0, 0]), float(covariance[0, -1])
+    apart = np.abs(covariance - _alike(len(covariance), own, shared)).max()
+    return (own, shared) if apart <= 1e-12 * own else None

@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,7 @@ def proved(found: Sequence[Expulsion]) -> float:
     return sum(0.5 if one.test == "one of a pair" else 1.0 for one in found)
 
 
+@cache
 def lengths(dim: int, alarm: float) -> tuple[float, float]:
     """Return χ_low and χ_high: a standard Gaussian vector of length outside has probability `alarm` each.
 
@@ -120,21 +122,41 @@ def convict(
     inner = gram if m == len(gram) else gram[np.ix_(heard, heard)]
     low, high = lengths(law.dim, alarm / (2 * m * m))
     deviation = known.deviation
-    unit = inner / np.outer(deviation, deviation)
     bound = known.bounds / deviation
-
-    own = np.sqrt(np.maximum(unit.diagonal(), 0.0))
     found: dict[int, Expulsion] = {}
-    for i in np.flatnonzero((own > high + bound) | (own < low - bound)):
-        below = bool(own[i] < low - bound[i])
-        limit = low - bound[i] if below else high + bound[i]
-        found[int(i)] = Expulsion(int(heard[i]), "length", float(own[i]), float(limit), below)
-    found |= _by_pairs(unit, known.pairs, bound, (low, high), heard, found, liars)
+    if not _within(inner, known, low, high):
+        unit = inner / np.outer(deviation, deviation)
+        own = np.sqrt(np.maximum(unit.diagonal(), 0.0))
+        for i in np.flatnonzero((own > high + bound) | (own < low - bound)):
+            below = bool(own[i] < low - bound[i])
+            limit = low - bound[i] if below else high + bound[i]
+            found[int(i)] = Expulsion(int(heard[i]), "length", float(own[i]), float(limit), below)
+        found |= _by_pairs(unit, known.pairs, bound, (low, high), heard, found, liars)
     if not found:
         found = _by_direction(
             seen or (lambda: visible(inner, known, liars + 1)), deviation, bound, heard, liars, alarm
         )
     return [found[i] for i in sorted(found)]
+
+
+def _within(inner: Array, law: Law, low: float, high: float) -> bool:
+    """Tell whether all lengths and pairs are as they should be; False also where that takes a closer look.
+
+    Where all were heard alike it takes the longest and the shortest, and nearly every look comes to no more.
+    """
+    if law.alike is None:
+        return False
+    (own, shared), bound = law.alike, float(law.bounds.min()) / math.sqrt(law.alike[0])
+    squares, twice = inner.diagonal() / own, inner * (2 / own)
+    both = squares[:, None] + squares[None, :]
+    checked = [(squares, 1.0, bound)]
+    for pair, sign in ((both + twice, 1.0), (both - twice, -1.0)) if len(inner) > 1 else ():
+        np.fill_diagonal(pair, pair[0, 1])  # no client is a pair
+        checked.append((pair, math.sqrt(max(2 * (1 + sign * shared / own), 0.0)), 2 * bound))
+    return all(
+        square.max() <= (high * scale + slack) ** 2 and square.min() >= max(low * scale - slack, 0.0) ** 2
+        for square, scale, slack in checked
+    )
 
 
 def _by_pairs(
@@ -150,10 +172,10 @@ def _by_pairs(
     both = unit.diagonal()[:, None] + unit.diagonal()[None, :]
     slack = bound[:, None] + bound[None, :]
     pairs = []
-    for sign, scale in zip((1.0, -1.0), scales, strict=True):
-        length = np.sqrt(np.maximum(both + 2 * sign * unit, 0.0))
+    for sign, scale in zip((2.0, -2.0), scales, strict=True):
+        length = np.sqrt(np.maximum(both + sign * unit, 0.0))
         pairs.append((length, limits[0] * scale - slack, limits[1] * scale + slack))
-    if not any(bool(((length > upper) | (length < lower)).any()) for length, lower, upper in pairs):
+    if all(bool((length <= upper).all() and (length >= lower).all()) for length, lower, upper in pairs):
         return {}
     worst = np.zeros_like(unit)  # how far outside, as a share of the limit
     measured, allowed, below = (np.zeros_like(unit) for _ in range(3))

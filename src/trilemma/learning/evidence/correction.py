@@ -71,11 +71,11 @@ def visible(gram: Array, law: Law, most: int) -> list[Direction]:
 
     `gram` (m, m) is of the sums of members who have all sent something.
     """
-    m, d, whiten = len(gram), law.dim, law.whitening
-    top, x = above(whiten @ gram @ whiten, edge(m, d))
+    m, d = len(gram), law.dim
+    top, x = above(law.white(gram), edge(m, d))
     found = []
     for k in range(len(top) - 1, max(len(top) - 1 - most, -1), -1):
-        mix = whiten @ x[:, k] / math.sqrt(top[k])
+        mix = law.whitening @ x[:, k] / math.sqrt(top[k])
         shrunk = math.sqrt(max((top[k] - d - m) ** 2 - 4 * d * m, 0.0)) / top[k]
         found.append(Direction(mix, gram @ mix, shrunk))
     return found
@@ -85,7 +85,9 @@ def above(white: Array, least: float) -> tuple[Array, Array]:
     """Return the eigenvalues (k,) above `least` in rising order, and their eigenvectors (m, k)."""
     m = len(white)
     # Where the edge less the matrix has a Cholesky factor, nothing is above it: a fifth of a decomposition.
-    if scipy.linalg.lapack.dpotrf(least * np.eye(m) - white, lower=1, overwrite_a=1)[1] == 0:
+    below = -white.T
+    below.flat[:: m + 1] += least
+    if scipy.linalg.lapack.dpotrf(below, lower=1, overwrite_a=1)[1] == 0:
         return np.zeros(0), np.zeros((m, 0))
     values, vectors = scipy.linalg.eigh(white, subset_by_value=(least, np.inf), check_finite=False)
     return values, vectors

@@ -75,29 +75,27 @@ class Court:
 
     def due(self, file: File, round_: int) -> bool:
         """Tell whether sums are looked at in a round: since the last one that was held, a look is due."""
-        held = np.flatnonzero(file.spreads[:round_].numpy())
-        last = int(held[-1]) if len(held) else -1
+        last = file.last_before(round_)
         return any(last < look <= round_ for look in self.schedule)
 
     def liars(self, file: File) -> int:
         """How many of the members may still lie: of two that were set aside only one did for certain."""
         return max(0, self.setup.byzantine - int(file.proved.sum()))
 
-    def heard(
-        self, file: File, x: Tensor, senders: tuple[int, ...], round_: int, sharing: int | None = None
-    ) -> File:
+    def heard(self, file: File, x: Tensor, senders: Places, round_: int, sharing: int | None = None) -> File:
         """Add a round's messages x (k, d), all finite, of `senders` to the file.
 
         `sharing` is how many clients share secrets in the round; None: all who are in.
         """
         assert self.setup.release is not None
-        rows, law = torch.tensor(senders), self.setup.release.law
-        step = self.trace.step(round_)
+        law, step = self.setup.release.law, self.trace.step(round_)
+        everybody = np.array_equal(senders, np.arange(len(file.members)))
+        rows = slice(None) if everybody else torch.from_numpy(senders)
         sums = added(file.sums, x, rows, step, self.spare)
-        carried, coefficients = file.carried.clone(), file.coefficients.clone()
-        carried[rows] *= self.trace.keeps(round_)
+        carried, coefficients, so_far = file.carried.clone(), file.coefficients.clone(), slice(round_ + 1)
+        carried[rows, so_far] *= self.trace.keeps(round_)
         carried[rows, round_] = self.trace.adds(round_)
-        coefficients[rows] += step * carried[rows]
+        coefficients[rows, so_far] += step * carried[rows, so_far]
         spreads, shared, clips = file.spreads.clone(), file.shared.clone(), file.clips.clone()
         shared[round_] = law.sigma_cor**2
         spreads[round_] = law.sigma_ind**2 + (sharing or len(file.staying)) * law.sigma_cor**2
@@ -115,7 +113,7 @@ class Court:
 
     def law(self, file: File) -> Law:
         """Return the law of all clients' sums."""
-        return file.law(file.coefficients)
+        return file.law(file.coefficients, np.arange(len(file.members)))
 
     def sums(self, file: File, gram: Array, law: Law | None = None) -> Look:
         """Return the look at all rounds' sums of the members; `gram` (n, n) is everybody's."""
@@ -125,7 +123,7 @@ class Court:
 
     def messages(self, file: File, gram: Array, senders: Places, law: Law | None = None) -> Look:
         """Return the look at this round's messages of `senders`, all members; `gram` (k, k) is theirs."""
-        return Look(senders, gram, law or file.law(file.carried[torch.from_numpy(senders)]))
+        return Look(senders, gram, law or file.law(file.carried, senders))
 
     @property
     def alarms(self) -> tuple[float, float]:

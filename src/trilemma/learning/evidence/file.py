@@ -118,15 +118,21 @@ class File:
             members[one.client], proved_[one.client] = False, proved([one])
         return replace(self, members=members, proved=proved_)
 
-    def law(self, coefficients: Tensor) -> Law:
-        """Return the law of combinations of releases with these coefficients (k, T)."""
+    def last_before(self, round_: int) -> int:
+        """Return the last round before another in which anybody was heard; −1 where there was none."""
+        held = np.flatnonzero(self.spreads[:round_].numpy())
+        return int(held[-1]) if len(held) else -1
+
+    def law(self, coefficients: Tensor, rows: Places) -> Law:
+        """Return the law of combinations of releases with these rows of `coefficients` (n, T)."""
         parts = (self.shared, coefficients, self.spreads, self.clips)
-        shared, c, spreads, clips = (part.cpu().numpy() for part in parts)
-        return Law.of(shared, c, spreads, clips, self.sums.shape[1])
+        so_far = slice(self.last_before(len(self.spreads)) + 1)
+        shared, c, spreads, clips = (part.cpu().numpy()[..., so_far] for part in parts)
+        return Law.of(shared, c[rows], spreads, clips, self.sums.shape[1])
 
 
-def added(sums: Tensor, x: Tensor, rows: Tensor, step: float, spare: Spare) -> Tensor:
-    """Return the sums (n, d) with step · x, of messages (k, d), added to these rows.
+def added(sums: Tensor, x: Tensor, rows: Tensor | slice, step: float, spare: Spare) -> Tensor:
+    """Return the sums (n, d) with step · x, of messages (k, d), added to these rows; a slice is all of them.
 
     They lie in what is `spare`; where messages lie in a file there is no room in memory, and they are in one
     beside it.
@@ -140,8 +146,8 @@ def added(sums: Tensor, x: Tensor, rows: Tensor, step: float, spare: Spare) -> T
     return after
 
 
-def _added(sums: Tensor, x: Tensor, rows: Tensor, step: float, there: Tensor) -> Tensor:
-    if len(rows) == len(sums):
+def _added(sums: Tensor, x: Tensor, rows: Tensor | slice, step: float, there: Tensor) -> Tensor:
+    if isinstance(rows, slice):
         return torch.add(sums, x, alpha=step, out=there)
     there.copy_(sums)
     return there.index_add_(0, rows.to(x.device), x.to(sums.dtype), alpha=step)

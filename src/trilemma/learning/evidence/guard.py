@@ -26,6 +26,7 @@ from functools import cache, partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trilemma import aggregation
@@ -79,38 +80,39 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         model = state[trace.model]
         senders = messages.senders or tuple(range(setup.clients))
         file = before = File.read(state).reaching(max(senders, default=-1) + 1)
-        messages, broken = _measured(messages, trace)
-        sound = messages.rows([row for row in range(len(senders)) if row not in broken])
-        found = [Expulsion(senders[row], "not finite") for row in broken]
+        messages, finite = _measured(messages, trace)
+        found = [Expulsion(senders[row], "not finite") for row in np.flatnonzero(~finite)]
+        rows = np.flatnonzero(finite)
+        sound = messages.rows(rows.tolist()) if found else messages
         file = file.expelling(found)
-        sane = tuple(i for row, i in enumerate(senders) if row not in broken)
-        x = trace.vectors(sound.vectors, model)
-        file = court.heard(file, x, sane, round_, messages.sharing or len(before.staying))
-        places = np.array(sane, dtype=np.int64)
+        x, places = trace.vectors(sound.vectors, model), np.array(senders, dtype=np.int64)[rows]
+        file = court.heard(file, x, places, round_, messages.sharing or len(before.staying))
         fresh = court.messages(file, _gram(x, sound.geometry), places)
         sums = _looked_at(court, file) if court.due(file, round_) else None
         convicted = court.convict(sums, fresh, file)
         found, names = found + convicted, clients_of(convicted)
         if found and sums is None:  # for what is undone, and what was corrected with them in it
             sums = _looked_at(court, file)
-        undone = court.undone(before, found, sums, file) if sums is not None else torch.zeros_like(model)
+        undone = None if sums is None or not found else court.undone(before, found, sums, file)
         file, fresh = file.expelling(convicted), fresh.without(names)
         sums = None if sums is None else sums.without(names)
 
-        staying = np.flatnonzero(~np.isin(places, names))
+        staying = np.flatnonzero(~np.isin(places, names)) if len(names) else np.arange(len(places))
         weights, report, change = torch.zeros(len(senders), dtype=torch.float64), {}, torch.zeros_like(model)
         if len(staying):  # where all who were asked this time are expelled, the model stays where it is
             inner = without(min(court.liars(file), max(0, (len(staying) - 1) // 2)))
             step = inner.server(sound.rows(staying.tolist()), {trace.model: model}, round_, key)
             report, change = dict(step.report), step.broadcast[trace.model] - model
-            weights[[senders.index(int(i)) for i in fresh.rows]] = report["weights"].detach().double().cpu()
+            weights[torch.from_numpy(rows[staying])] = report["weights"].detach().double().cpu()
             everybody = len(staying) == len(x)
             heard, by = x if everybody else chosen(x, staying.tolist()), trace.step(round_)
-            beside = partial(_products, heard, change / by)
-            change = _moved(change, heard, by * court.corrected(fresh, beside, file.carried, file).mix)
+            mean = change
+            right = court.corrected(fresh, lambda: _products(heard, mean / by), file.carried, file)
+            change = _moved(change, heard, by * right.mix)
         taken = file.taken.clone()
-        taken[torch.tensor(senders)] += weights.to(taken.device)
-        file = replace(file, taken=taken, moved=file.moved + change - undone)
+        taken[torch.tensor(senders)] += weights
+        moved = file.moved + change
+        file = replace(file, taken=taken, moved=moved if undone is None else moved - undone)
         if round_ < setup.rounds - 1 and round_ + 1 < settings.wait:
             after = file.origin
         elif sums is None:
@@ -142,14 +144,14 @@ def _traceable(algorithm: Algorithm, setup: Setup) -> Trace:
     return algorithm.trace
 
 
-def _measured(messages: Messages, trace: Trace) -> tuple[Messages, list[int]]:
-    """Return the messages, with their geometry where the rule needs it too, and rows that are not finite."""
+def _measured(messages: Messages, trace: Trace) -> tuple[Messages, NDArray[np.bool_]]:
+    """Return the messages, with their geometry where the rule needs it too, and which of them are finite."""
     if len(messages.vectors) and not trace.around:
         geometry = aggregation.geometry(messages.vectors)
-        return replace(messages, geometry=geometry), np.flatnonzero(~geometry.finite).tolist()
+        return replace(messages, geometry=geometry), geometry.finite
     if all_finite(messages.vectors):
-        return messages, []
-    return messages, [row for row, vector in enumerate(messages.vectors) if not all_finite(vector)]
+        return messages, np.ones(len(messages.vectors), bool)
+    return messages, np.array([all_finite(vector) for vector in messages.vectors])
 
 
 def _looked_at(court: Court, file: File) -> Look:

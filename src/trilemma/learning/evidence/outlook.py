@@ -95,11 +95,12 @@ class Outlook:
         """Return the outlook on a round in which `senders` send `messages` (k, d)."""
         before, trace = File.read(state), court.trace
         x = trace.vectors(messages, state[trace.model])
-        file = court.heard(before, x, senders, round_)
+        places = np.array(senders, dtype=np.int64)
+        file = court.heard(before, x, places, round_)
         due = court.due(before, round_)  # between looks the model goes on from where it is
         moved = before.moved if due else state[trace.model] - before.origin
         vectors = torch.cat([file.sums, x.to(file.sums.dtype), moved[None]])
-        return cls(vectors, np.array(senders, dtype=np.int64), trace.step(round_), due, court, file)
+        return cls(vectors, places, trace.step(round_), due, court, file)
 
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix (p, p) of the basis with the rows `beside` (q, d) after it, on the host."""
@@ -152,8 +153,8 @@ class Outlook:
     @cached_property
     def _looks(self) -> tuple[many.Look, many.Look]:
         """What is looked at, whatever is sent: the sums, and the messages."""
-        court, file, sent = self.court, self.file, torch.from_numpy(self.senders)
-        whole, fresh = court.law(file).select(file.staying), file.law(file.carried[sent])
+        court, file, sent = self.court, self.file, self.senders
+        whole, fresh = court.law(file).select(file.staying), file.law(file.carried, sent)
 
         def look(clients: Places, rows: Places, law: Law, weights: Tensor, alarm: float) -> many.Look:
             heard, able = law.heard, court.able(len(clients), file)
