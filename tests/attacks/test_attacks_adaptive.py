@@ -183,6 +183,31 @@ def test_the_search_finds_no_less_than_one_that_sends_lies_to_the_server(case: t
     assert made.harm(crafted.messages - view.own) >= most - 1e-4 * abs(most)
 
 
+def test_lies_that_lean_back_along_the_gradient_land_further_uphill() -> None:
+    """They hide where those straight uphill show along the mean that they lead to."""
+    made = rounds(2, *CASES[1])
+    uphill = torch.randn(len(made.truth), generator=torch.Generator().manual_seed(3)).double()
+    landed = {}
+    for direction in ("loss", "slanted"):
+        view = View(
+            honest=made.sent[: -made.liars],
+            own=made.sent[-made.liars :],
+            byzantine=made.liars,
+            target=lambda x, key=None: x,
+            round=made.number,
+            key=Key(0),
+            defence=lambda: made.outlook,
+            truth=lambda: made.truth,
+            uphill=lambda: uphill,
+            members=made.senders[-made.liars :],
+        )
+        crafted = attacks["adaptive"](direction=direction, noise="rotated").build().craft(view)
+        expelled, move = made.after(crafted.messages - view.own)
+        assert not expelled
+        landed[direction] = float(np.sign(made.outlook.step) * (move @ uphill))
+    assert landed["slanted"] > 1.2 * landed["loss"] > 0
+
+
 def test_nobody_is_expelled_and_the_descent_suffers() -> None:
     records = steps()
     assert not any(record.expelled for record in records)
@@ -196,7 +221,7 @@ def test_sleepers_behave_until_they_strike_and_a_burst_ends() -> None:
     assert strengths[2] > 0
 
 
-@pytest.mark.parametrize("direction", ["ones", "std", "top", "across", "loss", "best"])
+@pytest.mark.parametrize("direction", ["ones", "std", "top", "across", "loss", "slanted", "best"])
 def test_every_direction_is_searched(direction: str) -> None:
     assert len(steps(f"attack.direction={direction}", "attack.role=turns", "run.rounds=2")) == 2
 

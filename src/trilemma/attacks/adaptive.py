@@ -9,8 +9,10 @@ directions and strengths that are tried, the one that does most harm to the mode
                 top        the direction in which the sums of all clients differ most
                 across     against the gradient, but at right angles to what the mean shows of it
                 loss       where the honest clients' loss rises most at the model the round would lead to
-                unshown    the same, but after the model went on on public examples (`[aggregation] tune`)
-                best       all but the last two, in every round
+                slanted    the same and, beside it, leaning back along the gradient or on along it: a lie that
+                           is at right angles to the mean it leads to does not show along it
+                unshown    as loss, but after the model went on on public examples (`[aggregation] tune`)
+                best       all but the last three, in every round
     noise       protocol   own message + shift
                 rotated    their messages, or their sums, are turned so that all their lengths and inner
                            products stay what honest ones would be, and yet their common part points in the
@@ -21,13 +23,13 @@ directions and strengths that are tried, the one that does most harm to the mode
     rounds      start, stop: sleep before, behave afterwards
 
 **Harm** is how far the model lands against the true descent, −⟨θ' − θ_0, h⟩ with h the direction in which the
-truth would move it (for `loss`: how far it lands uphill), as the defended server would have it: its rule, its
-corrections. All candidates are combinations of sums, messages and directions, so each costs n × n work in
-their Gram matrix, measured once a round, and all are looked at together (`stage`). With `greedy` off
-candidates must also be set right no further than a tenth more than without the lie: liars then stay below
-what can be seen. Where the server looks at sums in some rounds only, liars keep to what would pass a look in
-every round, for they mean to stay; `bold` ones do not. Against a server without memory they face its rule
-alone, along `gradient` or `loss`.
+truth would move it (for `loss` and its kin: how far it lands uphill), as the defended server would have it:
+its rule, its corrections. All candidates are combinations of sums, messages and directions, so each costs
+n × n work in their Gram matrix, measured once a round, and all are looked at together (`stage`). With
+`greedy` off candidates must also be set right no further than a tenth more than without the lie: liars then
+stay below what can be seen. Where the server looks at sums in some rounds only, liars keep to what would pass
+a look in every round, for they mean to stay; `bold` ones do not. Against a server without memory they face
+its rule alone, along `gradient`, `loss` or `slanted`.
 """
 
 from __future__ import annotations
@@ -49,6 +51,10 @@ from trilemma.attacks.turning import Array
 from trilemma.attacks.types import Attack, Crafted, Defence, View
 
 DIRECTIONS = ("gradient", "ones", "std", "top", "across")
+UPHILL = ("loss", "slanted", "unshown")
+
+SLANTS = (-0.5, 0.25, 0.5, 1.0, 2.0)
+"""How far slanted lies lean back along the gradient, beside a length of 1 uphill."""
 
 BEST = 3
 """Around so many of the best lies finer strengths are tried: harm has edges, and more than one peak."""
@@ -58,7 +64,9 @@ BEST = 3
 class Adaptive(AttackSettings):
     """Liars who know the defence: the most harmful lie each round that lets nobody be expelled."""
 
-    direction: Literal["gradient", "ones", "std", "top", "across", "loss", "unshown", "best"] = "gradient"
+    direction: Literal["gradient", "ones", "std", "top", "across", "loss", "slanted", "unshown", "best"] = (
+        "gradient"
+    )
     """Where the model is pushed."""
     noise: Literal["protocol", "rotated"] = "protocol"
     """What liars do with their own noise."""
@@ -94,13 +102,14 @@ class Adaptive(AttackSettings):
         lying, defence = self._lying(view), None if view.defence is None else view.defence()
         if defence is not None:
             directions = self._directions(view, truth, defence)
-            against = -directions[0] if self.direction in ("loss", "unshown") else truth
+            against = -directions[0] if self.direction in UPHILL else truth
             stage = Stage(defence, view.members, lying, directions, against, self.noise, self.bold)
             return self._strongest(stage, own, strengths)
         uphill = self._uphill(view)
         shift = -truth if uphill is None else uphill.double()
         shift = shift / torch.linalg.vector_norm(shift).clamp(min=1e-30)
         ways = leaning(shift, None if view.trusted is None else view.trusted().to(shift))
+        ways += _slanted(shift, truth) if self.direction == "slanted" else []
         alone = RuleAlone.of(view, own)
         if alone is None:
             return one_by_one(view, own, ways, lying, strengths, self.noise)
@@ -137,7 +146,7 @@ class Adaptive(AttackSettings):
 
     def _uphill(self, view: View) -> Tensor | None:
         """Return where a loss rises, if that is the direction asked for and there is a loss to ask."""
-        asked = {"loss": view.uphill, "unshown": view.unshown}.get(self.direction)
+        asked = {"loss": view.uphill, "slanted": view.uphill, "unshown": view.unshown}.get(self.direction)
         return None if asked is None else asked()
 
     def _directions(self, view: View, truth: Tensor, defence: Defence) -> Tensor:
@@ -160,7 +169,14 @@ class Adaptive(AttackSettings):
                 vector = vector if float(vector @ vector) > 0 else torch.ones_like(vector)
             vector = vector.to(truth)
             found.append(vector / torch.linalg.vector_norm(vector).clamp(min=1e-30))
-        return torch.stack(found)
+        return torch.stack(found + (_slanted(found[0], truth) if self.direction == "slanted" else []))
+
+
+def _slanted(uphill: Tensor, truth: Tensor) -> list[Tensor]:
+    """Return unit directions (d,) between the unit direction `uphill` and the way back, and beyond."""
+    back = -truth / torch.linalg.vector_norm(truth).clamp(min=1e-30)
+    found = [uphill + slant * back for slant in SLANTS]
+    return [one / torch.linalg.vector_norm(one).clamp(min=1e-30) for one in found]
 
 
 def _sums(defence: Defence) -> Tensor:

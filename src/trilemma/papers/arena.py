@@ -50,6 +50,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
 ADVERSARIES: Mapping[str, tuple[str, ...]] = {
     "loss": ("attack={name='adaptive', direction='loss'}",),
     "rotated loss": ("attack={name='adaptive', direction='loss', noise='rotated'}",),
+    "rotated slanted": ("attack={name='adaptive', direction='slanted', noise='rotated'}",),
     "gradient": ("attack={name='adaptive'}",),
     "rotated": ("attack={name='adaptive', noise='rotated'}",),
     "across": ("attack={name='adaptive', direction='across'}",),
