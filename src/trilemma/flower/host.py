@@ -42,7 +42,7 @@ PROGRAMS = {
         "trilemma.federation.node",
         "trilemma.privacy.secrets.kernels",  # and numba: compiled, or read from disk, once for all
         "trilemma.plugins:installed",  # which asks every installed package what it declares
-        "torch._dynamo",  # and sympy: torch imports them when it first sends a shape through a model
+        "torch.fx.experimental.symbolic_shapes",  # and sympy, for gradients of modules of one's own
     ),
 }
 """The programs that are forked, and what is imported before, or called where it is a function."""

@@ -58,7 +58,7 @@ def even(length: int, most: int) -> list[slice]:
 
 @lru_cache(maxsize=64)
 def footprint(model: Model, shape: tuple[int, ...]) -> int:
-    """Return the bytes one example needs on its way through the layers and back, found without computing.
+    """Return the bytes one example needs on its way through the layers and back.
 
     >>> from trilemma import models
     >>> footprint(models.build("multinomial", (60,), 10), (60,))
@@ -83,8 +83,12 @@ def require_tape(model: Model, shape: tuple[int, ...]) -> None:
 
 
 def _trace(model: Model, shape: tuple[int, ...]) -> Tape:
-    """Send one example without values through the model."""
+    """Send one example through the model, all parameters being the same zero.
+
+    Shapes alone, on torch's device without memory, would do; but the first operation there imports a
+    compiler, which takes longer than hundreds of examples.
+    """
     tape = Tape(record=True, train=True)
-    params = unflatten(model, torch.empty(model.dim, device="meta"))
-    model.forward(params, torch.empty(1, 1, *shape, device="meta"), tape)
+    params = unflatten(model, torch.zeros(1).expand(model.dim))
+    model.forward(params, torch.zeros(1, 1, *shape), tape)
     return tape
