@@ -4,13 +4,15 @@
 
 One table: seconds per round (best of several) and the ratio to X @ Xᵀ on the honest messages. Searched
 attacks are timed against every rule asked for; `rule` is the time of one aggregation by that rule itself.
+`adaptive` also faces servers that remember (`--guarded evidence+mean,evidence+caf`), in the third round of
+eight of CafCor; `server` is the time of their step, a look at the sums included.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +20,11 @@ from tables import table
 from trilemma import aggregation
 from trilemma.attacks import Target, View, attacks
 from trilemma.keys import Key
+from trilemma.learning import Messages, Setup, algorithms
+from trilemma.learning.evidence import guarded
+from trilemma.learning.evidence.outlook import Outlook
+from trilemma.models import build
+from trilemma.privacy.types import NoiseLaw, Release
 from turns import alone
 
 SEARCHED = ("alie", "foe")
@@ -58,6 +65,49 @@ def measure(view: View, rules: Iterable[str], repeats: int) -> Iterator[Row]:
             assert craft is not None
             seconds = best(lambda craft=craft, aimed=aimed: craft(aimed), repeats, device)
             yield Row(f"{name} searched against {rule}", seconds, craft(aimed).strength)
+        craft = attacks["adaptive"]().build().craft
+        assert craft is not None
+        seconds = best(lambda craft=craft, aimed=aimed: craft(aimed), repeats, device)
+        yield Row(f"adaptive against {rule}", seconds, craft(aimed).strength)
+
+
+def remembering(rule: str, view: View, repeats: int) -> Iterator[Row]:
+    """Yield what a step of a server that remembers takes, and what liars take who search against it."""
+    n, dim, device = view.clients, view.honest.shape[1], view.honest.device
+    model, law = build("multinomial", (dim // 2 - 1,), 2, start="zero"), NoiseLaw(1.0, 0.65)
+    chain, release = aggregation.parse(rule, f=view.byzantine), Release(clip=2.25, law=law)
+    setup = Setup(n, view.byzantine, 8, chain, release)
+    options = algorithms["cafcor"]()
+    algorithm, everyone = guarded(options.build, setup), tuple(range(n))
+    assert algorithm.trace is not None
+    start = algorithm.init(model, everyone, Key(1)).server
+    state = {name: part.to(device) for name, part in start.items()}
+    truth = torch.full((model.dim,), 1.5 / dim**0.5, device=device)
+    sent = torch.zeros(n, model.dim, device=device)
+    for round_ in range(3):
+        drawn = torch.randn(n, model.dim, generator=Key(2).fold(round_).torch()).to(device)
+        spread = (law.sigma_ind**2 + n * law.sigma_cor**2) ** 0.5
+        fresh = truth + spread * drawn + (law.sigma_ind - spread) * drawn.mean(0)
+        kept, taken = algorithm.trace.keeps(round_), algorithm.trace.adds(round_)
+        sent = (0.0 if round_ == 0 else kept) * sent + taken * fresh
+        if round_ < 2:
+            state = algorithm.server(Messages(sent), state, round_, Key(3)).state
+    seconds = best(lambda: algorithm.server(Messages(sent), state, 2, Key(3)), repeats, device)
+    yield Row(f"server {rule}", seconds)
+    knows = replace(
+        view,
+        honest=sent[: -view.byzantine],
+        own=sent[-view.byzantine :],
+        round=2,
+        defence=lambda: Outlook.of(algorithm.court, state, sent, everyone, 2),
+        truth=lambda: truth,
+        members=everyone[-view.byzantine :],
+    )
+    for noise in ("protocol", "rotated"):
+        craft = attacks["adaptive"](noise=noise).build().craft
+        assert craft is not None
+        seconds = best(lambda craft=craft: craft(knows), repeats, device)
+        yield Row(f"adaptive against {rule}, noise {noise}", seconds, craft(knows).strength)
 
 
 def _alie_at(view: View, strength: float, repeats: int) -> Iterator[Row]:
@@ -72,6 +122,7 @@ def main() -> None:
     parser.add_argument("--byzantine", type=int, default=10)
     parser.add_argument("--dim", type=int, default=431_080)
     parser.add_argument("--rules", default="mean,caf,krum,geomed,nnm+caf,cwmed,cwtm")
+    parser.add_argument("--guarded", default="evidence+mean,evidence+caf")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     chosen = parser.parse_args()
@@ -82,6 +133,8 @@ def main() -> None:
     own = honest[: chosen.byzantine]
     view = View(honest, own, chosen.byzantine, aggregation.parse("mean", f=0), round=0, key=Key(2))
     rows = list(measure(view, chosen.rules.split(","), chosen.repeats))
+    for rule in filter(None, chosen.guarded.split(",")):
+        rows += remembering(rule, view, chosen.repeats)
     print(f"n = {chosen.clients}, f = {chosen.byzantine}, d = {chosen.dim}, float32, {device},", end=" ")
     print(f"{torch.get_num_threads()} threads\n")
     lines = table(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trilemma import models
 from trilemma.attacks.types import View
+from trilemma.data.types import Batch, each
 from trilemma.learning import Messages
 from trilemma.learning.evidence.file import ORIGIN
 from trilemma.learning.evidence.outlook import Outlook, Rehearsal
@@ -75,21 +76,35 @@ def informed(
     if experiment.attack.reads_truth:
         if algorithm.screen and experiment.root is not None:
             view = replace(view, trusted=partial(_trusted, experiment, progress))
-        view = replace(view, truth=partial(_truth, experiment, progress, heard))
-        if algorithm.trace is not None and view.own is not None and not experiment.clients.model.buffers:
+        view = replace(view, truth=partial(_truth, experiment, progress, heard, view.honest))
+        model, trace = experiment.clients.model, algorithm.trace
+        moved = None if trace is None else progress.broadcast[trace.model]
+        if moved is not None and moved.shape == (model.dim,) and view.own is not None and not model.buffers:
             rows = [stepped.index(i) for i in heard]
             uphill = partial(_uphill, experiment, progress, sent.rows(rows), heard)
             view = replace(view, uphill=uphill, unshown=partial(uphill, unshown=True))
     return view
 
 
-def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...]) -> Tensor:
-    """Return the honest clients' mean contribution of this round without noise (d,)."""
+def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...], sent: Tensor) -> Tensor:
+    """Return the honest clients' mean contribution of this round without noise (d,).
+
+    `sent` (h, d) are their messages. Where these are known to be noise, and what is left of the last ones,
+    beside the contribution, that is taken off; otherwise clients compute once more.
+    """
     algorithm, round_ = experiment.resolved.algorithm, progress.round
     honest = tuple(i for i in heard if i not in experiment.byzantine)
     rows = [experiment.clients.ids.index(i) for i in honest]
+    trace, release = algorithm.trace, algorithm.release
+    known = trace is not None and (trace.keeps(round_) == 0 or "momentum" in progress.clients)
+    if trace is not None and known and release is not None and len(sent) == len(honest):
+        source = experiment.clients.among(experiment.members(progress.server)).noise
+        drawn = source.draw(release.law, honest, sent.shape[1], round_, sent.device).mean(0)
+        mean = trace.vectors(sent, progress.broadcast[trace.model]).mean(0)
+        if "momentum" in progress.clients:
+            mean = mean - trace.keeps(round_) * progress.clients["momentum"][rows].mean(0)
+        return mean / trace.adds(round_) - drawn
     state = {name: tensor[rows] for name, tensor in progress.clients.items()}
-    trace = algorithm.trace
     if trace is not None and "momentum" in state:
         state["momentum"] = torch.zeros_like(state["momentum"])
     quiet = replace(experiment.clients.only(*honest), noise=Noiseless())
@@ -138,6 +153,10 @@ def _uphill(
     if tuned is not None and experiment.root is not None:
         steepest = models.gradients(honest.model, tuned.params, batch, keys=keys).value.mean(0)
         return sense * unseen(experiment.root, tuned, steepest)
-    tried = [models.gradients(honest.model, start + scale * move, batch, keys=keys) for scale in LENGTHENED]
-    least = min(tried, key=lambda found: float(found.loss.mean()))
-    return sense * least.value.mean(0)
+    # The mean of clients' gradients is that of all their examples as one client's.
+    x, y = each(batch.x, lambda part: part.flatten(0, 1)), batch.y.flatten(0, 1)
+    weight = None if batch.weight is None else batch.weight.flatten() / len(batch.weight)
+    tried = torch.stack([start + scale * move for scale in LENGTHENED])
+    least = tried[models.evaluate(honest.model, tried, x, y, weight, per_client=False).loss.argmin()]
+    whole = Batch(each(x, lambda part: part[None]), y[None], None if weight is None else weight[None])
+    return sense * models.gradients(honest.model, least, whole, keys=keys[:1]).value[0]
