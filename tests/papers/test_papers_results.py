@@ -25,8 +25,6 @@ from trilemma.papers.published import Cause, Claim, Paper, Printed, paper
 from trilemma.papers.verdicts import verdicts
 from trilemma.records import Spread
 from trilemma.report import load
-from trilemma.simulate.sweep import grid as on_disk
-from trilemma.simulate.sweep.work import work
 
 ROOT = Path(__file__).parents[2]
 
@@ -195,16 +193,6 @@ def test_pages_show_what_the_files_hold(name: str, blocks: int) -> None:
     text = (ROOT / "docs" / name).read_text("utf-8")
     assert len(pages.BLOCK.findall(text)) >= blocks
     assert pages.page(text, ROOT / "results") == text
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(jobs, at_once, watcher) -> None:
-        for job in jobs:
-            watcher.started(job, 0)
-            watcher.ended(job, work(job, lambda rounds: None))
-
-    monkeypatch.setattr(on_disk, "ENGINES", {"local": run})
 
 
 @pytest.mark.slow

@@ -157,6 +157,37 @@ def _say_what_is_left_out(
         console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
+@papers_app.command("check")
+def check_command(
+    names: Annotated[list[str], typer.Argument(help="studies with runs (trilemma papers list)")],
+    cells: Annotated[int, typer.Option(help="cells of each that are run again", min=1)] = 3,
+    jobs: Annotated[int | None, typer.Option(help="runs at a time", min=1)] = None,
+    out: Annotated[Path | None, typer.Option(help="directory of the runs; default: a fresh one")] = None,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Run one seed of some cells again by today's code, and write down whether they are the same.
+
+    What `list` and `compare` say about changed sources then says whether that mattered.
+    """
+    import tempfile
+
+    from rich.console import Console
+
+    from trilemma.papers import studies
+    from trilemma.papers.again import run_again
+    from trilemma.papers.measured import read_results, write_results
+    from trilemma.report.progress import GridProgress
+
+    for name in names:
+        path = results / f"{name}.json"
+        with tempfile.TemporaryDirectory() as fresh, GridProgress(Console(stderr=True)) as watcher:
+            folder = (out or Path(fresh)) / name
+            found = run_again(name, studies[name], read_results(path), cells, folder, jobs, watcher)
+        write_results(found, path)
+        assert found.again is not None
+        print(f"{name}: {found.again.words(today=True)}")
+
+
 Quick = Annotated[bool, typer.Option("--quick", help="the results of a quick look")]
 
 

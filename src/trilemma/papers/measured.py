@@ -2,6 +2,7 @@
 
     study, version, code, date, device      which study, by which code, when, where
     sources                                 by code: the sources that made it, with a digest of each
+    again                                   cells that were run again since, and whether they are the same
     base                                    what all its configurations say, by key
     cells                                   table, row, column; what differs from the base; metrics over seeds
 
@@ -18,7 +19,7 @@ import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import torch
 from trilemma import files
 from trilemma.config.sweep import leaves
 from trilemma.errors import UserError
+from trilemma.papers.age import Again, Age, read_again
 from trilemma.papers.grid import Place
 from trilemma.papers.sources import Sources, changed, code_of, sources_of
 from trilemma.records import Spread
@@ -60,46 +62,6 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Age:
-    """How far results are behind the code: cells whose code is not known, sources that changed since.
-
-    >>> Age(40, 3, ("learning/momentum.py",)).words
-    '3 of 40 cells are by code that is not known; 1 source has changed since: learning/momentum.py'
-    """
-
-    cells: int
-    unknown: int
-    changed: tuple[str, ...]
-
-    @property
-    def words(self) -> str:
-        """Say it; nothing where today's sources made all of it."""
-        kept = (self._of_unknown_code(), self._of_changed_sources())
-        return "; ".join(one for one in kept if one)
-
-    @property
-    def brief(self) -> str:
-        """Say it in a few words."""
-        unknown = "of earlier code" if self.unknown == self.cells else "in part of earlier code"
-        changes = f"{len(self.changed)} sources changed since" if self.changed else ""
-        return "; ".join(one for one in (unknown if self.unknown else "", changes) if one)
-
-    def _of_unknown_code(self) -> str:
-        return f"{self.unknown} of {self.cells} cells are by code that is not known" if self.unknown else ""
-
-    def _of_changed_sources(self) -> str:
-        if not self.changed:
-            return ""
-        count, more = len(self.changed), len(self.changed) - MENTIONED
-        named = ", ".join(self.changed[:MENTIONED]) + (f" and {more} more" if more > 0 else "")
-        return f"{count} source{'s have' if count > 1 else ' has'} changed since: {named}"
-
-
-MENTIONED = 6
-"""Changed sources that are named."""
-
-
-@dataclass(frozen=True)
 class Results:
     """What a study gave, and by which code, when and where."""
 
@@ -111,6 +73,7 @@ class Results:
     device: str = ""
     note: str = ""
     sources: Mapping[str, Sources] = field(default_factory=dict, repr=False)
+    again: Again | None = None
 
     def age(self, compute: str = "") -> Age:
         """Say how far they are behind today's code; `compute` is the module of a study without runs."""
@@ -124,7 +87,19 @@ class Results:
             for path in changed(self.sources[code], sources_of((cell.settings for cell in cells), compute))
         }
         unknown = sum(len(cells) for code, cells in by_code.items() if code not in self.sources)
-        return Age(len(self.cells), unknown, tuple(sorted(differing)))
+        behind = bool(differing or unknown)
+        again = "" if self.again is None or not behind else self.again.words(self._by_todays_code())
+        return Age(len(self.cells), unknown, tuple(sorted(differing)), again)
+
+    def _by_todays_code(self) -> bool:
+        """Whether what was run again was run by today's sources."""
+        assert self.again is not None
+        settings = [cell.settings for cell in self.cells if cell.place in self.again.places]
+        return not changed(self.sources.get(self.again.code, {}), sources_of(settings))
+
+    def with_again(self, again: Again, sources: Sources) -> Results:
+        """Return them with what was run again since, and the sources it was run by."""
+        return replace(self, again=again, sources={**self.sources, again.code: sources})
 
     def merged(self, cells: Sequence[Measured], compute: str = "") -> Results:
         """Return these results with new ones in the place of old ones; what is kept says of when it is."""
@@ -257,7 +232,8 @@ def write_results(results: Results, path: Path) -> None:
         for cell, own in zip(results.cells, settings, strict=True)
     ]
     about = {name: getattr(results, name) for name in ("study", "version", "code", "date", "device", "note")}
-    said = {**about, "sources": results.sources, "base": base, "cells": cells}
+    again = {} if results.again is None else {"again": asdict(results.again)}
+    said = {**about, "sources": results.sources, **again, "base": base, "cells": cells}
     text = json.dumps(said, indent=1, ensure_ascii=False)
     files.write_atomically(path, (text + "\n").encode())
 
@@ -288,7 +264,7 @@ def _results(said: Mapping[str, Any]) -> Results:
         for cell in said["cells"]
     )
     about = {name: said[name] for name in ("study", "version", "code", "date", "device", "note")}
-    return Results(cells=cells, sources=said.get("sources", {}), **about)
+    return Results(cells=cells, sources=said.get("sources", {}), again=read_again(said.get("again")), **about)
 
 
 def _shared(key: str, value: Any, settings: Sequence[Mapping[str, Any]]) -> bool:
