@@ -225,6 +225,7 @@ def _moved(n: int, f: int, dim: int, law: NoiseLaw, noise: str, seed: int) -> fl
 
 def _draw(rows: list[dict[str, float]], path: str) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     picture = Figure(figsize=(8.0, 3.8), dpi=110, layout="constrained")
     for axes, bound, noise in zip(
@@ -239,7 +240,10 @@ def _draw(rows: list[dict[str, float]], path: str) -> None:
         ends = [min(row[bound] for row in rows), max(row[bound] for row in rows)]
         axes.loglog(ends, ends, "k--", lw=0.8, label="the bound")
         axes.set(xlabel="bound on the mean's shift, per round", title=f"noise: {noise}")
-        axes.xaxis.set_minor_formatter("")  # within one power of ten their labels overlap
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # powers of ten alone are one or two here
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("")
         axes.grid(alpha=0.3, which="both")
     picture.axes[0].set_ylabel("measured")
     picture.axes[0].legend(frameon=False, fontsize="small")
