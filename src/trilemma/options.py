@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import json
+import math
 import re
 import textwrap
 import types
@@ -19,17 +20,30 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from trilemma.errors import ConfigError, hint, nearest, printable
 from trilemma.registry import Registry
+
+LARGEST, LARGEST_WHOLE = 1e38, 2**63 - 1
+"""The largest numbers there are in single precision, roughly, and among whole ones; beyond is only inf."""
 
 
 class Options(BaseModel):
     """Options a user may set: frozen, and nothing else is accepted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _within_reach(cls, value: Any) -> Any:
+        """Refuse numbers that no tensor holds."""
+        if isinstance(value, float) and LARGEST < abs(value) < math.inf:
+            raise ValueError(f"numbers go up to {LARGEST:g}")
+        if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
+            raise ValueError(f"whole numbers go up to {LARGEST_WHOLE:,}")
+        return value
 
     @classmethod
     def parse(cls, **values: Any) -> Self:

@@ -197,3 +197,15 @@ def test_configurations_of_the_package_are_found_by_name(tmp_path, monkeypatch) 
     assert config.load("cafcor-mnist").algorithm.name == "cafcor"
     with pytest.raises(ConfigError, match="did you mean 'cafcor-mnist'"):
         config.load("configs/cafcor-mnits.toml")
+
+
+@pytest.mark.parametrize("assignment", ["attack.strength=1e308", f"algorithm.batch_size={10**30}"])
+def test_numbers_that_no_tensor_holds_are_refused(assignment: str) -> None:
+    with pytest.raises(ConfigError, match="numbers go up to"):
+        config.parse({"federation": {"byzantine": 1}, "attack": {"name": "alie"}}, [assignment])
+
+
+def test_a_multiple_of_an_endless_contribution_is_refused() -> None:
+    endless = config.parse({}, ["privacy.threat=ldp", "privacy.clip=inf", "privacy.noise_multiplier=1.0"])
+    with pytest.raises(ConfigError, match="finite clip"):
+        resolve(endless, 100)

@@ -6,6 +6,7 @@ noise a client adds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -226,6 +227,8 @@ def _release(
             beside=beside,
         )
     elif wanted.noise_multiplier is not None:
+        if not math.isfinite(shape.clip):
+            raise ConfigError("[privacy] noise_multiplier is of what a unit can move: give a finite clip")
         # The multiplier is linear in σ, so one evaluation at σ = 1 gives the scale under any threat model.
         unit_multiplier = privacy.multiplier(replace(shape, law=NoiseLaw(sigma_ind=1.0)), threat)
         law = NoiseLaw(sigma_ind=wanted.noise_multiplier / unit_multiplier)
