@@ -28,7 +28,7 @@ def test_a_client_comes_one_gets_new_keys_and_one_goes(tmp_path):
     """One run, never stopped: each change is a new epoch, and nobody else notices more than that."""
     config = small_config(CLIENTS, *PRIVATE, rounds=60)
     folder = tmp_path / "federation"
-    with real(folder, CLIENTS, config, budget=1e9, port=free_ports(CLIENTS + 2)) as running:
+    with real(folder, CLIENTS, config, budget=1e9, durable=False, port=free_ports(CLIENTS + 2)) as running:
 
         def rounds() -> list[dict]:
             return running.log("renewed").records()
