@@ -17,7 +17,7 @@ import gc
 import json
 import threading
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import torch
 from trilemma import aggregation, config, files
 from trilemma.attacks.stage import Stage
 from trilemma.keys import Key
-from trilemma.learning import Messages, Setup, algorithms
+from trilemma.learning import Algorithm, Messages, Setup, algorithms
 from trilemma.learning.evidence import Law, convict, guarded, hidden_shift
 from trilemma.learning.evidence.conviction import _by_direction
 from trilemma.learning.evidence.correction import visible
@@ -275,39 +275,74 @@ def cost(given: argparse.Namespace) -> None:
     in which its schedule has them. Memory is the most that was in use during a step, the state included, in
     numbers for each client and coordinate, beside the messages; bars: 1.15 of caf and 3.
     """
-    alone = 0.0
-    for rule in ("caf", "evidence+caf", "evidence(correct=0)+caf"):
-        plain, look, memory = _steps(rule, torch.device(given.device))
-        alone = alone or min(plain, look)
+    rules, device = ("caf", "evidence+caf", "evidence(correct=0)+caf"), torch.device(given.device)
+    _memory("caf", device)  # whatever is compiled or loaded by the first step
+    memory = {rule: _memory(rule, device) for rule in rules}
+    taken = _times(rules, device)
+    alone = min(min(times) for times in taken["caf"].values())
+    for rule, times in taken.items():
+        look, plain = min(times[True]), min(times[False])
         shares = [len(looks(rounds)) / rounds for rounds in LENGTHS]
         ratios = [(share * look + (1 - share) * plain) / alone for share in shares]
         said = ", ".join(f"{ratio:.2f} over {r} rounds" for ratio, r in zip(ratios, LENGTHS, strict=True))
         print(
-            f"{rule}: {1e3 * plain:.1f} ms, with a look {1e3 * look:.1f} ms; of caf {said}; {memory:.2f} n d"
+            f"{rule}: {1e3 * plain:.1f} ms, with a look {1e3 * look:.1f} ms, {memory[rule]:.2f} n d", end=""
         )
+        print("" if rule == "caf" else f"; of caf {said}")
 
 
-def _steps(rule: str, device: torch.device) -> tuple[float, float, float]:
-    """Return the seconds of a step without and with a look, and the memory in numbers times n d."""
-    n, model, release = 100, build("cnn", (1, 28, 28), 10), Release(clip=2.25, law=NoiseLaw(1.0, 0.65))
-    generator = Key(1).torch(device)
-    rounds, options = max(LENGTHS), algorithms["cafcor"]()
-    setup = Setup(n, 10, rounds, aggregation.parse(rule, f=10), release)
-    beta, algorithm = options.momentum, guarded(options.build, setup)
-    message = torch.empty(n, model.dim, device=device).fill_(0.0)
-    gc.collect()
-    memory, taken = Memory(device), {True: list[float](), False: list[float]()}
-    begun = algorithm.init(model, tuple(range(n)), Key(1)).server
-    state = {name: part.to(device) for name, part in begun.items()}
-    for round_ in range(16):
-        message = beta * message + (1 - beta) * _honest(n, model.dim, release.law, generator)
-        with memory if round_ < 4 else nullcontext():
+def _served(rule: str) -> Algorithm:
+    """Return CafCor at n = 100, f = 10, of the largest of `LENGTHS` rounds, with a rule."""
+    release = Release(clip=2.25, law=NoiseLaw(1.0, 0.65))
+    setup = Setup(100, 10, max(LENGTHS), aggregation.parse(rule, f=10), release)
+    return guarded(algorithms["cafcor"]().build, setup)
+
+
+def _messages(device: torch.device, rounds: int) -> Iterator[torch.Tensor]:
+    """Yield what 100 honest clients without contributions send, round by round; always in the same place."""
+    beta, generator = algorithms["cafcor"]().momentum, Key(1).torch(device)
+    message = torch.empty(100, NETWORK.dim, device=device).fill_(0.0)
+    for _ in range(rounds):
+        message.mul_(beta).add_(_honest(100, NETWORK.dim, NoiseLaw(1.0, 0.65), generator), alpha=1 - beta)
+        yield message
+
+
+NETWORK = build("cnn", (1, 28, 28), 10)
+
+
+def _memory(rule: str, device: torch.device) -> float:
+    """Return the memory that the server takes in four rounds beside the messages, in n d numbers."""
+    algorithm = _served(rule)
+    state, watched = {}, None
+    for round_, message in enumerate(_messages(device, 4)):
+        gc.collect()
+        watched = watched or Memory(device)
+        state = state or _begun(algorithm, device)
+        with watched:
+            state = algorithm.server(Messages(message), state, round_, Key(2)).state
+    assert watched is not None
+    return watched.most / (4 * 100 * NETWORK.dim)
+
+
+def _times(rules: Sequence[str], device: torch.device) -> dict[str, dict[bool, list[float]]]:
+    """Return the seconds of steps with and without a look, from the fifth round on; all rules in turn."""
+    served = {rule: _served(rule) for rule in rules}
+    states = {rule: _begun(algorithm, device) for rule, algorithm in served.items()}
+    taken: dict[str, dict[bool, list[float]]] = {rule: {True: [], False: []} for rule in rules}
+    for round_, message in enumerate(_messages(device, 20)):
+        for rule, algorithm in served.items():
             begin = _clock(device)
-            done = algorithm.server(Messages(message), state, round_, Key(2))
-            taken[round_ in looks(rounds)].append(_clock(device) - begin)
-        state = done.state
-        assert not done.report.get("expelled")
-    return min(taken[False]), min(taken[True][4:]), memory.most / (4 * n * model.dim)
+            done = algorithm.server(Messages(message), states[rule], round_, Key(2))
+            spent, states[rule] = _clock(device) - begin, done.state
+            assert not done.report.get("expelled")
+            if round_ >= 4:
+                taken[rule][round_ in looks(max(LENGTHS))].append(spent)
+    return taken
+
+
+def _begun(algorithm: Algorithm, device: torch.device) -> dict[str, torch.Tensor]:
+    begun = algorithm.init(NETWORK, tuple(range(100)), Key(1)).server
+    return {name: part.to(device) for name, part in begun.items()}
 
 
 class Memory:
