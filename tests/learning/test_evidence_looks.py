@@ -13,11 +13,12 @@ from trilemma import aggregation, privacy
 from trilemma.attacks.stage import Stage
 from trilemma.keys import Key
 from trilemma.learning import Algorithm, Messages, Setup, algorithms
-from trilemma.learning.evidence import Expulsion, guarded, hidden_shift
+from trilemma.learning.evidence import Expulsion, convict, guarded, hidden_shift
 from trilemma.learning.evidence.file import File
 from trilemma.learning.evidence.outlook import Outlook
 from trilemma.learning.evidence.schedule import EARLY, looks
 from trilemma.learning.protocol import State
+from trilemma.learning.trace import Law
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
 
@@ -58,6 +59,33 @@ def test_every_early_round_and_the_last_are_looked_at_and_gaps_are_a_share_of_th
         if pace == 1.0
         else len(found) <= EARLY + np.log(max(rounds / EARLY, 1)) / np.log(pace) + 1
     )
+
+
+def test_a_model_that_waited_is_set_right_in_the_round_that_moves_it() -> None:
+    assert 10 not in looks(30)
+    assert 10 in looks(30, wait=11)
+    assert looks(5, wait=9) == looks(5)
+
+
+@pytest.mark.parametrize("spoilt", [None, "length", "sum", "difference"])
+def test_a_first_look_at_the_longest_and_shortest_misses_nothing(spoilt: str | None) -> None:
+    """Against every length and pair one by one, messages changed to a little below and beyond the limits."""
+    seen = set()
+    for strength in np.linspace(0.8, 1.4, 25):
+        sums = noise(0).double().numpy()
+        if spoilt == "length":
+            sums[3] *= strength
+        elif spoilt is not None:
+            sums[3] = sums[3] + (strength - 0.8) * (1 if spoilt == "sum" else -1) * sums[7]
+            sums[3] *= np.linalg.norm(sums[7]) / np.linalg.norm(sums[3])
+        spread = np.full(1, LAW.sigma_ind**2 + CLIENTS * LAW.sigma_cor**2)
+        shared, once = np.full(1, LAW.sigma_cor**2), np.ones((CLIENTS, 1))
+        law = Law.of(shared, once, spread, np.full(1, 0.1), MODEL.dim)
+        found = convict(sums @ sums.T, law, LIARS, 1e-6)
+        assert law.alike
+        assert found == convict(sums @ sums.T, replace(law, alike=None), LIARS, 1e-6)
+        seen |= {bool(found)}
+    assert seen == ({False} if spoilt is None else {False, True})
 
 
 def test_all_looks_of_a_run_together_raise_a_false_alarm_with_the_stated_probability() -> None:
