@@ -66,7 +66,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     yield offered
     listener.shutdown()
     listener.server_close()
-    thread.join(timeout=5)
+    thread.join(timeout=60)
 
 
 def idx(array: np.ndarray) -> bytes:

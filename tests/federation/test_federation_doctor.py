@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
+from free_ports import free_ports
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
 from trilemma.federation import bundles, certificates, checks, doctor, processes, reaching
@@ -35,9 +36,7 @@ YEAR = dt.timedelta(days=365)
 def healthy(tmp_path_factory) -> Path:
     """A federation of three that has done a run; nothing of it is running."""
     folder = tmp_path_factory.mktemp("doctor") / "federation"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    made = make(folder, CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6, port=min(port, 60000))
+    made = make(folder, CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6, port=free_ports(CLIENTS))
     coordinator(made, Direct(made))[0].go()
     return folder
 
@@ -193,7 +192,7 @@ def test_a_taken_port_is_named_before_anything_is_started(folder, name):
     before = time.monotonic()
     with socket.create_server(("127.0.0.1", port)), pytest.raises(UserError, match=f"port {port} of 127"):
         doctor.check_start(party)
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 60
     assert list(checks.ports(party)) == []
 
 

@@ -186,10 +186,10 @@ def handshake(authority: bytes, issued: certificates.Issued, folder, host: str) 
     try:
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.load_verify_locations(cadata=authority.decode())
-        with socket.create_connection(listener.getsockname(), timeout=5) as raw:
+        with socket.create_connection(listener.getsockname(), timeout=60) as raw:
             client.wrap_socket(raw, server_hostname=host).close()
     finally:
-        thread.join(timeout=5)
+        thread.join(timeout=60)
         listener.close()
 
 

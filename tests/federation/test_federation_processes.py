@@ -52,7 +52,7 @@ def test_one_that_will_not_go_is_killed(tmp_path):
     before = time.monotonic()
     stop([running], tmp_path, grace=0.3)
     assert not leads(running)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 30
 
 
 def test_a_recycled_pid_is_left_alone(tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from federation_harness import make
+from free_ports import free_ports
 from trilemma.federation import processes, public_facts
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.layout import Party
@@ -23,23 +22,6 @@ from trilemma.flower.control import connect
 FAST = Timing(round_limit=30.0, join_limit=45.0, poll=0.2)
 LIAR = Path(__file__).with_name("flower_liar.py")
 DEAF = Path(__file__).with_name("flower_deaf.py")
-
-
-def free_ports(count: int) -> int:
-    """Return a port such that it, the `count` after it and the SuperLink's are free on loopback."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4
-    first = (
-        20000 + 3000 * worker
-    )  # below those that the system gives to whoever connects, each worker its own
-    for base in range(first + (time.monotonic_ns() // 1000) % 2000, first + 3000 - count - 2, count + 2):
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(base, base + count + 2):
-                    held.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-            return base
-    raise RuntimeError("no free ports")
 
 
 @dataclass

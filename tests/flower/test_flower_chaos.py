@@ -24,9 +24,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from flower_harness import Real, free_ports
+from flower_harness import Real
 
 from federation_harness import Direct, coordinator, make, result_of, share_seeds, small_config
+from free_ports import free_ports
 from trilemma.errors import UserError
 from trilemma.federation import processes
 from trilemma.federation.layout import parties

@@ -7,9 +7,9 @@ import time
 import urllib.request
 
 import pytest
-from flower_harness import free_ports
 from typer.testing import CliRunner
 
+from free_ports import free_ports
 from trilemma import config as configurations
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
@@ -28,7 +28,7 @@ def command(*arguments: str) -> str:
 
 
 def asked(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         return answer.read().decode()
 
 

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from flower_harness import FAST, free_ports, wait_for
+from flower_harness import FAST, wait_for
 
 from federation_harness import make, small_config
+from free_ports import free_ports
 from trilemma.errors import UserError
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.layout import Party

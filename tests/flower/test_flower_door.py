@@ -82,7 +82,7 @@ def pour(federation, client: int | None, path: str, size: int, heads: dict[str, 
     head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in heads.items())]) + "\r\n\r\n"
     deadline = time.monotonic() + 30
     with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-        raw = held.enter_context(socket.create_connection((facts.host, facts.port), timeout=10))
+        raw = held.enter_context(socket.create_connection((facts.host, facts.port), timeout=60))
         outside = context(federation, client).wrap_socket(raw, server_hostname=facts.host)
         door = held.enter_context(outside)
         with contextlib.suppress(OSError):

@@ -11,9 +11,10 @@ import os
 import re
 
 import pytest
-from flower_harness import FAST, free_ports, real, wait_for
+from flower_harness import FAST, real, wait_for
 
 from federation_harness import PRIVATE, make, small_config
+from free_ports import free_ports
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import certificates, node_keys, processes, provisioning
@@ -67,7 +68,7 @@ def test_silent_client(federation):
     assert all(record["weights"]["3"] == 0 for record in records)
     waited = [record["seconds"]["exchange"] for record in records]
     assert waited[0] >= 10.0
-    assert max(waited[1:]) < 10.0  # who was not heard last time is not waited for as long
+    assert max(waited[1:]) < waited[0]  # who was not heard last time is not waited for as long
 
 
 @pytest.mark.nightly

@@ -93,7 +93,7 @@ class Door:
         return (await self.say(request(PULL))).startswith(b"HTTP/1.1 200")
 
 
-async def hear(reader, seconds: float = 3.0) -> bytes:
+async def hear(reader, seconds: float = 30.0) -> bytes:
     heard = b""
     with contextlib.suppress(TimeoutError, ConnectionError, ssl.SSLError):
         async with asyncio.timeout(seconds):
@@ -366,9 +366,9 @@ def test_who_is_slow_is_sent_away(folder, start):
         reader, writer = await door.connect()
         writer.write(start)
         since = time.monotonic()
-        while not reader.at_eof() and time.monotonic() - since < 5:
+        while not reader.at_eof() and time.monotonic() - since < 60:
             await reader.read(1000)
-        assert time.monotonic() - since < 3
+        assert reader.at_eof()
         assert door.link.seen == []
         assert await door.works()
 
@@ -396,11 +396,11 @@ def test_a_peer_has_so_many_connections_and_no_more(folder):
 
     async def scene(door):
         held = [await door.connect() for _ in range(3)]
-        await asyncio.sleep(0.1)
-        assert await door.say(request(PULL)) == b""
+        while await door.say(request(PULL)):  # until the guard has counted the third
+            pass
         held[0][1].transport.abort()
-        await asyncio.sleep(0.1)
-        assert await door.works()
+        while not await door.works():  # until it has noticed that one is gone
+            pass
         for _, writer in held:
             writer.transport.abort()
 
@@ -446,7 +446,7 @@ def test_bytes_of_any_kind_do_no_harm(folder, pieces):
     """Whatever an authenticated client sends: the door stands, and only whole requests get through."""
 
     async def scene(door):
-        await asyncio.wait_for(door.say(b"".join(pieces)), 10)
+        await asyncio.wait_for(door.say(b"".join(pieces)), 60)
         assert all(path in PATHS for path, _ in door.link.seen)
         # On a busy machine a tenth of a second may be over before a good request is read.
         assert await door.works() or await door.works() or await door.works()
@@ -468,7 +468,7 @@ def test_the_guard_sees_who_asks_how_its_clock_goes_and_what_was_refused(folder,
         await door.say(request(PULL, b"", content_length="999999"))
         with contextlib.suppress(ssl.SSLError, ConnectionError):
             await door.say(request(PULL), who="foreigner")
-        await asyncio.sleep(1.2)
+        await becomes(lambda: (told := peers.Door.load(seen)) is not None and told.strangers == 1)
         return peers.Door.load(seen), [(one.code, one.facts) for one in door.said]
 
     door, said = guarded(folder, scene, seen=seen)
@@ -490,7 +490,7 @@ def test_who_is_let_in_may_compare_what_both_sides_have(folder, tmp_path):
         wrong = [b"no json", b"[]", b'{"config": "x"}', json.dumps({**mine.plain(), "more": "x"}).encode()]
         wrong += [json.dumps({**mine.plain(), "config": "x" * 99}).encode(), b"[" * 5000]
         answers = [await door.say(request(FACTS, body)) for body in wrong]
-        await asyncio.sleep(1.2)
+        await becomes(lambda: (door := peers.Door.load(seen)) is not None and door.peers[0].facts == mine)
         return told, answers, peers.Door.load(seen), door.link.seen
 
     told, answers, door, behind = guarded(folder, scene, seen=seen)

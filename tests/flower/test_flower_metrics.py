@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from federation_harness import PRIVATE, Direct, asks, make, small_config
+from free_ports import free_ports
 from trilemma.errors import UserError
 from trilemma.federation import events
 from trilemma.federation.event_log import EventLog, events_file
@@ -50,13 +51,8 @@ def federation(tmp_path_factory):
 
 
 def text(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         return answer.read().decode()
-
-
-def free() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def test_counted_as_they_came_or_read_from_the_log_metrics_are_the_same(federation):
@@ -98,7 +94,7 @@ def test_the_server_tells_rounds_stages_clients_bytes_and_what_the_guard_refused
 
 def test_what_was_spent_is_told_by_its_owner_alone_and_on_loopback_alone(federation):
     parties, _ = federation
-    base = free()
+    base = free_ports(1)
     served = metrics.serve(parties[1], str(base - 1))
     assert served is not None
     told = text(base)
@@ -109,7 +105,7 @@ def test_what_was_spent_is_told_by_its_owner_alone_and_on_loopback_alone(federat
     assert "epsilon" not in server
     assert metrics.serve(parties[1], str(base - 1)) is None, "a taken port keeps nobody from working"
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.2", base), timeout=2)  # this machine too, at another address
+        socket.create_connection(("127.0.0.2", base), timeout=60)  # this machine too, at another address
 
 
 def test_expelled_clients_are_counted():

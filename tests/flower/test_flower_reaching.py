@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from federation_harness import make, small_config
+from free_ports import free_ports
 from trilemma.errors import UserError
 from trilemma.federation import certificates, doctor, reaching
 from trilemma.federation.layout import Party
@@ -29,9 +30,8 @@ CLIENTS = 2
 
 @pytest.fixture
 def parties(tmp_path) -> list[Party]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = min(free.getsockname()[1], 60000)
-    return make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, tolerate=0), port=port)
+    config = small_config(CLIENTS, tolerate=0)
+    return make(tmp_path / "federation", CLIENTS, config, port=free_ports(CLIENTS))
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def authority(folder: Path) -> certificates.Issued:
 def found(client: Party) -> list[tuple[str, str, bool]]:
     before = time.monotonic()
     told = [(one.check, one.what, one.stops) for one in reaching.findings(client)]
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 60
     return told
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from flower_harness import free_ports, real, wait_for
+from flower_harness import real, wait_for
 from typer.testing import CliRunner
 
 from federation_harness import PRIVATE, small_config
+from free_ports import free_ports
 from trilemma.cli.federation import federation_app
 from trilemma.federation.layout import parties
 from trilemma.flower import deployment

@@ -66,7 +66,7 @@ def address(watched: Path, growing: simulate.RunDirectory) -> Iterator[str]:
 def visitor(browser) -> Iterator[object]:
     """A browser that keeps cookies, and what it has loaded."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(60_000)
     yield context
     context.close()
 
