@@ -620,3 +620,32 @@ def test_a_witness_remembers(tmp_path):
     for older in (Position(3, "c"), Position(4, "x")):
         with pytest.raises(UserError, match="set back"):
             Witness(tmp_path / "seen").see({0: older})
+
+
+# --- results, and what a client writes down ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        {"params": torch.zeros(DIM - 1)},
+        {"params": torch.zeros(DIM).double()},
+        {"weights": torch.zeros(DIM)},
+    ],
+)
+def test_a_result_that_is_no_model_of_the_run_is_not_kept(parties, tensors):
+    """An owner finds in the folder what can be loaded, whatever the server sends at the end."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    block = wire.dumps(kinds.Finished(run="run"), tensors)
+    refusal(Reason.BROADCAST, server.nodes[0].answer, block)
+    assert not (parties[1].run_folder("run") / "result").exists()
+
+
+def test_the_log_gives_the_reason_that_travels(parties):
+    """A block that cannot be read is the sender's failure, and needs no traceback."""
+    refusal(Reason.BLOCK, Node(parties[1]).answer, wire.MAGIC + b"gibberish")
+    written = parties[1].log.read_text()
+    assert Reason.BLOCK.told in written
+    assert "Traceback" not in written

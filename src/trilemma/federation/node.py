@@ -103,7 +103,7 @@ class Node:
             with files.locked(self.party.lock):
                 return self._long_blocks.answer(kind, block, self._handle)
         except wire.WireError as error:
-            failure, reason = error, Reason.BLOCK
+            failure, reason = Refused(Reason.BLOCK, str(error)), Reason.BLOCK
         except Refused as error:
             failure, reason = error, error.reason
         except (Exception, SystemExit) as error:  # a task.py may call sys.exit, with a text
@@ -380,9 +380,11 @@ class Node:
         return wire.dumps(kinds.Noted(client=self.client, run=told.run))
 
     def _finished(self, block: wire.Block) -> bytes:
-        # The last broadcast, and the model that is handed out where that is another.
-        finished, _ = self._read(block, kinds.Finished, 2 * self._broadcast_bytes)
+        """Keep the result: the last broadcast or, in its place, the model that is handed out."""
+        finished, result = self._read(block, kinds.Finished, self._broadcast_bytes)
         self._known(finished.run)
+        if described(result) != self._expected:
+            raise Refused(Reason.BROADCAST, "the result does not have the shape of this configuration's")
         files.write_atomically(self.party.run_folder(finished.run) / "result", block)
         self.say(events.RESULT_RECEIVED(run=finished.run))
         return wire.dumps(kinds.Noted(client=self.client, run=finished.run))
