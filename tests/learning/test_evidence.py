@@ -12,7 +12,16 @@ from trilemma import aggregation, config, privacy, simulate
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.evidence import Expulsion, convict, correct, edge, guarded, hidden_shift, lengths
+from trilemma.learning.evidence import (
+    Expulsion,
+    convict,
+    correct,
+    court,
+    edge,
+    guarded,
+    hidden_shift,
+    lengths,
+)
 from trilemma.learning.evidence.file import File
 from trilemma.learning.evidence.guard import evidence_of
 from trilemma.learning.evidence.hidden import smallest_spike
@@ -20,6 +29,8 @@ from trilemma.learning.trace import Law
 from trilemma.models import build
 from trilemma.privacy.covariance import SecretGraph, covariance
 from trilemma.privacy.types import NoiseLaw, Release
+from trilemma.simulate import engine
+from trilemma.simulate.experiment import assemble
 
 LAW = NoiseLaw(sigma_ind=0.7, sigma_cor=0.5)
 RUN = {
@@ -466,3 +477,20 @@ def test_in_a_single_release_nobody_can_have_been_expelled_before_it() -> None:
     assert once.release is not None
     assert without.release is not None
     assert once.release.law == without.release.law
+
+
+def test_who_was_never_heard_is_no_company_for_liars(monkeypatch):
+    """Of twelve who spoke five may lie, however many have not: too many for their middle to count."""
+    asked = []
+    monkeypatch.setattr(court, "worth_correcting", lambda members, *_: asked.append(members) or False)
+    sampled = config.parse(
+        {},
+        [
+            *("federation.clients=24", "federation.sampled=12", "federation.tolerate=5"),
+            *("aggregation.rule=evidence+caf", "run.rounds=1"),
+            *("privacy.threat=ldp", "privacy.clip=1.0", "privacy.sigma_ind=0.5"),
+        ],
+    )
+    experiment = assemble(sampled, seed=1)
+    engine.step(experiment, engine.start(experiment))
+    assert set(asked) == {12}

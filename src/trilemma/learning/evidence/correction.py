@@ -12,7 +12,7 @@ move it along v by what hides within the honest spread, however long their messa
 the direction could be seen is taken back as well, because sums are looked at, not rounds. A direction found
 in noise is not the true one, and what they do across it stays: `hidden` says how much.
 
-Where more than a quarter may lie, the middle is the liars' as much as the others'. It is better than a plain
+Where a quarter or more may lie, the middle is the liars' as much as the others'. It is better than a plain
 mean all the same, but a robust rule knows better, and what it says is left alone there.
 
 Projections on a direction that was found in the same data are too long by a known factor; √λ is shrunk to
@@ -103,7 +103,7 @@ class Correction:
 
 
 def worth_correcting(members: int, liars: int, robust: bool) -> bool:
-    """Tell whether the middle of the members' moves is better than what a rule makes of them.
+    """Tell whether the middle of the moves of members who were heard is better than what a rule says.
 
     >>> worth_correcting(100, 20, robust=True), worth_correcting(30, 10, robust=True)
     (True, False)

@@ -209,7 +209,7 @@ class Court:
         count as if they had been.
         """
         liars = self.liars(file)
-        seen = look.seen(liars) if self.able(len(look.gram), file) else []
+        seen = look.seen(liars) if self.able(len(look.law.heard), file) else []
         if not seen:
             return Correction(1.0, np.zeros(len(look.gram)))
         known = None if parts is None else parts()

@@ -157,7 +157,8 @@ class Outlook:
         whole, fresh = court.law(file).select(file.staying), file.law(file.carried, sent)
 
         def look(clients: Places, rows: Places, law: Law, weights: Tensor, alarm: float) -> many.Look:
-            heard, able = law.heard, court.able(len(clients), file)
+            heard = law.heard
+            able = court.able(len(heard), file)
             shares, device = court.shares(clients, weights)[heard] if able else None, self.vectors.device
             return many.Look(rows[heard], law.select(heard), court.liars(file), alarm, shares, device)
 
