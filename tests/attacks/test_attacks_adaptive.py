@@ -93,6 +93,24 @@ def test_rotated_noise_keeps_every_length_and_inner_product_among_liars() -> Non
     assert len(made.lies(0, [1e3])) == 0
 
 
+def test_stretched_noise_is_turned_as_far_as_it_goes_and_then_made_longer_along_the_direction() -> None:
+    """Across it liars stay as they are when they have turned as far as they can."""
+    made = stage("stretched")
+    before, ends = made.defence.vectors[10:20], stage("rotated").furthest(0)
+    lies = made.lies(0, [0.5 * min(ends), max(ends), 3 * max(ends)])
+    rotated = stage("rotated").lies(0, [0.5 * min(ends)])
+    assert lies.changes[[0, 3]] == pytest.approx(rotated.changes, abs=1e-9)
+    across = []
+    for place, strength in enumerate(lies.strength):
+        after = before[7:] + made.sent(lies, place)
+        assert float((after @ -WAY).mean()) == pytest.approx(float((before[7:] @ -WAY).mean()) + strength)
+        rest = after - (after @ WAY)[:, None] * WAY
+        across.append(rest @ rest.T)
+    assert torch.allclose(across[1], across[2], atol=1e-3)
+    assert torch.allclose(across[4], across[5], atol=1e-3)
+    assert harm(made, 3 * max(ends)) > harm(made, max(ends))
+
+
 def test_noise_is_turned_as_far_as_it_goes_and_no_further() -> None:
     """Between two strengths of a grid nearly a fifth of the push would be given away."""
     found = stage("rotated")
@@ -105,8 +123,8 @@ def test_liars_whose_noise_cannot_turn_any_further_send_it_as_it_is() -> None:
     """Along the direction they are as long as they can be: there is no strength left, and nothing to turn."""
     own = torch.stack([WAY, WAY]).float()
     view = View(-own, own, 2, lambda x, key=None: SimpleNamespace(value=x.mean(0)), round=0, key=Key(0))
-    crafted = one_by_one(view, own, [WAY], np.ones(2), [1.0], "rotated")
-    assert crafted.strength == 0
+    crafted, further = one_by_one(view, own, [WAY], np.ones(2), [1.0], "rotated")
+    assert crafted.strength == further == 0
     assert torch.equal(crafted.messages, own)
 
 
@@ -208,8 +226,9 @@ def test_lies_that_lean_back_along_the_gradient_land_further_uphill() -> None:
     assert landed["slanted"] > 1.2 * landed["loss"] > 0
 
 
-def test_nobody_is_expelled_and_the_descent_suffers() -> None:
-    records = steps()
+@pytest.mark.parametrize("said", ["", ", direction='errors', noise='stretched'"])
+def test_nobody_is_expelled_and_the_descent_suffers(said: str) -> None:
+    records = steps(f"attack={{name='adaptive'{said}}}")
     assert not any(record.expelled for record in records)
     assert any(record.attack_strength > 0 for record in records)
 
@@ -221,7 +240,7 @@ def test_sleepers_behave_until_they_strike_and_a_burst_ends() -> None:
     assert strengths[2] > 0
 
 
-@pytest.mark.parametrize("direction", ["ones", "std", "top", "across", "loss", "slanted", "best"])
+@pytest.mark.parametrize("direction", ["ones", "std", "top", "across", "loss", "slanted", "errors", "best"])
 def test_every_direction_is_searched(direction: str) -> None:
     assert len(steps(f"attack.direction={direction}", "attack.role=turns", "run.rounds=2")) == 2
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from trilemma import config, models, privacy, simulate
-from trilemma.simulate import engine, liars
+from trilemma.simulate import ahead, engine, liars
+from trilemma.simulate.ahead import Ahead
 
 RUN = {
     "federation": {"clients": 10, "byzantine": 2},
@@ -49,20 +50,37 @@ def test_the_truth_is_what_honest_clients_would_send_without_noise(algorithm: st
     assert float((found - expected).norm()) < 1e-4 * float(expected.norm())
 
 
-def test_the_loss_rises_most_where_the_mean_of_the_clients_gradients_points(monkeypatch) -> None:
+def looking_ahead(*changes: str) -> Ahead:
+    """Where the third round of a run leads if nobody lies."""
+    experiment, progress = third_round(ALGORITHMS[0], *changes)
+    client, key = experiment.resolved.algorithm.client, experiment.key.fold("round", 2)
+    sent = client(progress.broadcast, progress.clients, experiment.clients, 2, key).messages
+    return Ahead(experiment, progress, sent, tuple(range(10)))
+
+
+def test_the_loss_rises_most_where_the_mean_of_the_clients_gradients_points() -> None:
     """All their examples as one client's, against every client's gradient."""
-    experiment, progress = third_round(ALGORITHMS[0])
-    everyone, key = tuple(range(10)), experiment.key.fold("round", 2)
-    algorithm, honest = experiment.resolved.algorithm, experiment.clients.only(*range(8))
-    sent = algorithm.client(progress.broadcast, progress.clients, experiment.clients, 2, key).messages
-    monkeypatch.setattr(liars, "LENGTHENED", (4.0,))
-    after = algorithm.server(sent, progress.server, 2, key).broadcast["params"]
-    start = progress.server["evidence.origin"]
-    size = min(liars.LOOKED_AT, int(honest.data.sizes[:8].min()))
-    batch = honest.sample(size, key.fold("uphill"))
-    expected = -models.gradients(honest.model, start + 4 * (after - start), batch).value.mean(0)
-    found = liars._uphill(experiment, progress, sent, everyone)
-    assert float((found - expected).norm()) < 1e-4 * float(expected.norm())
+    seen = looking_ahead()
+    honest, params = seen.honest, seen.start + seen.lengthened * (seen.after - seen.start)
+    size = min(ahead.LOOKED_AT, int(honest.data.sizes[:8].min()))
+    batch = honest.sample(size, seen.experiment.key.fold("round", 2, "uphill"))
+    expected = -models.gradients(honest.model, params, batch).value.mean(0)
+    assert float((seen.uphill() - expected).norm()) < 1e-4 * float(expected.norm())
+
+
+def test_a_push_towards_errors_makes_more_of_them_than_one_uphill() -> None:
+    """Of the same length, by the probability that the model gives the truth."""
+    seen = looking_ahead()
+    model, batch, step = seen.honest.model, seen.batch, seen.trace.step(2)
+
+    def mistaken(way: torch.Tensor, far: float) -> float:
+        pushed = seen.after + step * far * way / way.norm()
+        outputs = models.outputs(model, seen.start + seen.lengthened * (pushed - seen.start), batch.x[0])
+        return float((1 - torch.exp(-model.loss(outputs[None], batch.y))).mean())
+
+    far = 0.7 * float((seen.after - seen.start).norm()) / abs(step)
+    none = mistaken(seen.uphill(), 0.0)
+    assert mistaken(seen.errors(far), far) > mistaken(seen.uphill(), far) > none
 
 
 def test_where_the_model_that_moves_is_another_liars_do_without_its_loss() -> None:

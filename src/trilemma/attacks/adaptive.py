@@ -12,11 +12,15 @@ directions and strengths that are tried, the one that does most harm to the mode
                 slanted    the same and, beside it, leaning back along the gradient or on along it: a lie that
                            is at right angles to the mean it leads to does not show along it
                 unshown    as loss, but after the model went on on public examples (`[aggregation] tune`)
-                best       all but the last three, in every round
+                errors     where most of the honest clients' examples are taken for something else once the
+                           model is pushed as far as can be: as far as a lie along `loss` gets
+                best       all but the last four, in every round
     noise       protocol   own message + shift
                 rotated    their messages, or their sums, are turned so that all their lengths and inner
                            products stay what honest ones would be, and yet their common part points in the
                            direction
+                stretched  turned as far as that goes, and their common part then made longer: tests of
+                           lengths and pairs leave room for it, and a spectrum up to its edge
     role        all        everybody shifts alike
                 half       the first half shifts, the others stay honest in reserve
                 turns      in even rounds one half, in odd rounds the other
@@ -29,7 +33,7 @@ n × n work in their Gram matrix, measured once a round, and all are looked at t
 `greedy` off candidates must also be set right no further than a tenth more than without the lie: liars then
 stay below what can be seen. Where the server looks at sums in some rounds only, liars keep to what would pass
 a look in every round, for they mean to stay; `bold` ones do not. Against a server without memory they face
-its rule alone, along `gradient`, `loss` or `slanted`.
+its rule alone, along `gradient`, `loss`, `slanted` or `errors`.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ from trilemma.attacks.turning import Array
 from trilemma.attacks.types import Attack, Crafted, Defence, View
 
 DIRECTIONS = ("gradient", "ones", "std", "top", "across")
-UPHILL = ("loss", "slanted", "unshown")
+UPHILL = ("loss", "slanted", "unshown", "errors")
 
 SLANTS = (-0.5, 0.25, 0.5, 1.0, 2.0)
 """How far slanted lies lean back along the gradient, beside a length of 1 uphill."""
@@ -64,11 +68,11 @@ BEST = 3
 class Adaptive(AttackSettings):
     """Liars who know the defence: the most harmful lie each round that lets nobody be expelled."""
 
-    direction: Literal["gradient", "ones", "std", "top", "across", "loss", "slanted", "unshown", "best"] = (
-        "gradient"
-    )
+    direction: Literal[
+        "gradient", "ones", "std", "top", "across", "loss", "slanted", "unshown", "errors", "best"
+    ] = "gradient"
     """Where the model is pushed."""
-    noise: Literal["protocol", "rotated"] = "protocol"
+    noise: Literal["protocol", "rotated", "stretched"] = "protocol"
     """What liars do with their own noise."""
     role: Literal["all", "half", "turns"] = "all"
     """Who of them lies in a round."""
@@ -99,34 +103,54 @@ class Adaptive(AttackSettings):
         truth = (honest.mean(0) if view.truth is None else view.truth()).double()
         length = float(torch.linalg.vector_norm(truth)) or 1.0
         strengths = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
-        lying, defence = self._lying(view), None if view.defence is None else view.defence()
-        if defence is not None:
-            directions = self._directions(view, truth, defence)
+        defence = RuleAlone.of(view, own) if view.defence is None else view.defence()
+        crafted, far = self._lie(view, own, truth, self._uphill(view), strengths, defence)
+        if self.direction == "errors" and view.errors is not None and far > 0:
+            crafted, _ = self._lie(view, own, truth, view.errors(far), strengths, defence)
+        return crafted
+
+    def _lie(
+        self,
+        view: View,
+        own: Tensor,
+        truth: Tensor,
+        uphill: Tensor | None,
+        strengths: list[float],
+        defence: Defence | None,
+    ) -> tuple[Crafted, float]:
+        """Return what is sent, and how much further it gets the aggregate where it is meant to go.
+
+        `uphill` is where a loss rises, None where that is not asked for. `defence` is None where every lie
+        has to be sent to the server.
+        """
+        lying = self._lying(view)
+        if view.defence is not None and defence is not None:
+            directions = self._directions(view, truth, uphill, defence)
             against = -directions[0] if self.direction in UPHILL else truth
             stage = Stage(defence, view.members, lying, directions, against, self.noise, self.bold)
             return self._strongest(stage, own, strengths)
-        uphill = self._uphill(view)
         shift = -truth if uphill is None else uphill.double()
         shift = shift / torch.linalg.vector_norm(shift).clamp(min=1e-30)
         ways = leaning(shift, None if view.trusted is None else view.trusted().to(shift))
         ways += _slanted(shift, truth) if self.direction == "slanted" else []
-        alone = RuleAlone.of(view, own)
-        if alone is None:
+        if defence is None:
             return one_by_one(view, own, ways, lying, strengths, self.noise)
         liars = tuple(np.flatnonzero(view.order.numpy() >= len(view.honest)).tolist())
-        return self._strongest(
-            Stage(alone, liars, lying, torch.stack(ways), -shift, self.noise), own, strengths
-        )
+        stage = Stage(defence, liars, lying, torch.stack(ways), -shift, self.noise)
+        return self._strongest(stage, own, strengths)
 
-    def _strongest(self, stage: Stage, own: Tensor, strengths: list[float]) -> Crafted:
-        """Return the most harmful lie that may be sent: of all strengths, then of those around the best."""
+    def _strongest(self, stage: Stage, own: Tensor, strengths: list[float]) -> tuple[Crafted, float]:
+        """Return the most harmful lie that may be sent, of all strengths, then of those around the best.
+
+        Also how much further it gets the aggregate than no lie does.
+        """
         ways = range(len(stage.directions))
         lies = [stage.lies(way, [*strengths, *stage.furthest(way)]) for way in ways]
         tried = Lies.joined([stage.honest, *lies])
         found = stage.judged(tried)
         quiet, unseen = found.harm[0], math.inf if self.greedy else 1.1 * found.corrected[0] + 1e-9
         if len(tried) == 1:
-            return Crafted(own, 0.0)
+            return Crafted(own, 0.0), 0.0
         best = 1 + np.argsort(-found.allowed(unseen)[1:], kind="stable")[:BEST]
         finer = (10 * self.reach) ** (np.arange(-4, 5) / 5 / (self.points - 1))
         around = [stage.lies(int(tried.which[one]), tried.strength[one] * finer) for one in best]
@@ -134,8 +158,9 @@ class Adaptive(AttackSettings):
         harm = stage.judged(tried).allowed(unseen)
         most = int(harm.argmax())
         if not harm[most] > quiet:
-            return Crafted(own, 0.0)
-        return Crafted(own + stage.sent(tried, most).to(own), float(tried.strength[most]))
+            return Crafted(own, 0.0), 0.0
+        far = float(harm[most] - quiet) / abs(stage.defence.step) if math.isfinite(quiet) else 0.0
+        return Crafted(own + stage.sent(tried, most).to(own), float(tried.strength[most])), far
 
     def _lying(self, view: View) -> Array:
         """Return who lies this round (f,), as factors of the shift."""
@@ -146,10 +171,12 @@ class Adaptive(AttackSettings):
 
     def _uphill(self, view: View) -> Tensor | None:
         """Return where a loss rises, if that is the direction asked for and there is a loss to ask."""
-        asked = {"loss": view.uphill, "slanted": view.uphill, "unshown": view.unshown}.get(self.direction)
+        if self.direction not in UPHILL:
+            return None
+        asked = view.unshown if self.direction == "unshown" else view.uphill
         return None if asked is None else asked()
 
-    def _directions(self, view: View, truth: Tensor, defence: Defence) -> Tensor:
+    def _directions(self, view: View, truth: Tensor, uphill: Tensor | None, defence: Defence) -> Tensor:
         """Return the unit directions tried (q, d), each on the side that leads away from the truth."""
         wanted = DIRECTIONS if self.direction == "best" else (self.direction,)
         found = []
@@ -160,7 +187,7 @@ class Adaptive(AttackSettings):
                 vector = view.honest.double().std(0, correction=0)
             elif name == "top":
                 vector = _top(defence)
-            elif (uphill := self._uphill(view)) is not None:
+            elif uphill is not None:
                 vector = uphill
             else:
                 vector = -truth

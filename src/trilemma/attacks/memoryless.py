@@ -101,16 +101,20 @@ def leaning(shift: Tensor, trusted: Tensor | None) -> list[Tensor]:
 
 def one_by_one(
     view: View, own: Tensor, ways: list[Tensor], lying: Array, strengths: list[float], noise: str
-) -> Crafted:
-    """Return the lie that leaves least of the descent, the first of `ways` being against it."""
+) -> tuple[Crafted, float]:
+    """Return the lie that leaves least of the descent, the first of `ways` being against it, and how much.
+
+    How much is how far the aggregate lands along that way, beside where it lands without a lie.
+    """
 
     def harm(messages: Tensor) -> float:
         value = view.target(view.stack(messages), key=view.key.fold("coin")).value.double()
         return float(value @ ways[0].to(value.device))
 
     made = [(0.0, own)] + [one for way in ways for one in _shifted(own, way, lying, strengths, noise)]
-    strength, best = max(made, key=lambda one: harm(one[1]))
-    return Crafted(best, strength)
+    done = [harm(messages) for _, messages in made]
+    most = int(np.argmax(done))
+    return Crafted(made[most][1], made[most][0]), done[most] - done[0]
 
 
 def _shifted(
@@ -123,11 +127,12 @@ def _shifted(
     active = torch.from_numpy(np.flatnonzero(lying)).to(own.device)
     rows, shares, tried = own.double()[active], lying[lying > 0], np.array(strengths)
     basis = torch.cat([rows, way[None].to(rows)])
-    if noise == "rotated":
+    if noise != "protocol":
         inner: Array = (rows @ basis.T).cpu().numpy()
         inner, before = inner[:, :-1], inner[:, -1]
         tried = np.append(tried, furthest(inner, before, shares))
-        possible, mixes = turned(inner, before, before.mean() + tried[:, None] * shares)
+        goals = before.mean() + tried[:, None] * shares
+        possible, mixes = turned(inner, before, goals, noise == "stretched")
         tried = tried[possible]
     else:
         mixes = np.stack([np.eye(len(rows), len(rows) + 1)] * len(tried))

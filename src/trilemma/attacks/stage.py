@@ -104,7 +104,8 @@ class Stage:
         found = []
         for rows, scale in self.turning:
             before, inner = self.gram[rows, along], self.gram[np.ix_(rows, rows)]
-            places, mixes = turned(inner, before, before.mean() + scale * tried[:, None] * self.lying)
+            goals = before.mean() + scale * tried[:, None] * self.lying
+            places, mixes = turned(inner, before, goals, self.noise == "stretched")
             mixes[:, :, :-1] -= np.eye(len(rows))
             changes = np.zeros((len(places), len(rows), len(self.gram)))
             changes[:, :, [*rows, along]] = mixes / scale

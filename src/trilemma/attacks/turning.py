@@ -34,22 +34,29 @@ def furthest(inner: Array, before: Array, way: Array) -> float:
     return max(0.0, float((math.sqrt(inside) - mixed) / square)) * (1 - 1e-6) if inside > 0 else 0.0
 
 
-def turned(inner: Array, before: Array, goals: Array) -> tuple[Places, Array]:
+def turned(inner: Array, before: Array, goals: Array, further: bool = False) -> tuple[Places, Array]:
     """Turn r rows with Gram matrix `inner` towards a direction in B ways.
 
     `before` (r,) are their inner products with it, `goals` (B, r) those wanted. Returns which of the B are
-    possible, as places, and for these the mixes (B', r, r + 1) of the rows and the direction.
+    possible, as places, and for these the mixes (B', r, r + 1) of the rows and the direction. With `further`
+    all are: rows that cannot turn as far are turned as far as they can, and stretched along the direction.
 
     >>> places, mixes = turned(np.eye(2), np.zeros(2), np.array([[0.6, 0.0], [1.1, 0.0]]))
     >>> places.tolist(), mixes.round(3).tolist()
     ([0], [[[0.8, 0.0, 0.6], [0.0, 1.0, 0.0]]])
+    >>> turned(np.eye(2), np.zeros(2), np.array([[1.1, 0.0]]), further=True)[1].round(3).tolist()
+    [[[0.0, 0.0, 1.1], [0.0, 1.0, 0.0]]]
     """
-    present = inner - np.outer(before, before)
-    wanted = inner - goals[:, :, None] * goals[:, None, :]
+    present, taken = inner - np.outer(before, before), np.ones(len(goals))
+    if further:
+        needed = np.einsum("bi,ib->b", goals, np.linalg.pinv(inner, hermitian=True) @ goals.T)
+        taken = np.minimum(1.0, (1 - 1e-12) / np.maximum(needed, 1e-300))
+    wanted = inner - taken[:, None, None] * goals[:, :, None] * goals[:, None, :]
     values, vectors = np.linalg.eigh(present)
     if not values[0] > 1e-9 * values[-1]:
         return np.zeros(0, np.int64), np.zeros((0, len(inner), len(inner) + 1))
-    places = np.flatnonzero(np.linalg.eigvalsh(wanted)[:, 0] >= 0).astype(np.int64)
+    least = -1e-9 * values[-1] if further else 0.0
+    places = np.flatnonzero(np.linalg.eigvalsh(wanted)[:, 0] >= least).astype(np.int64)
     root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
     squares, axes = np.linalg.eigh(root @ wanted[places] @ root)
     middle = (axes * np.sqrt(np.maximum(squares, 0.0))[:, None, :]) @ axes.transpose(0, 2, 1)

@@ -129,9 +129,10 @@ class View:
     Attackers that know everything but honest secrets also have `defence`, the server's state as a way to ask
     what would become of a lie (None: it has no memory), `truth` (d,), the honest clients' mean contribution
     without noise, `uphill` (d,), what to add to messages for the honest clients' loss to rise most at the
-    model the round leads to, `unshown`, the same where the server's own examples do not show it, `trusted`
-    (d,), the server's own message on public examples, where it measures others by one, and `members`, the
-    liars' places among all clients.
+    model the round leads to, `unshown`, the same where the server's own examples do not show it, `errors`,
+    what to add for most examples to be taken for something else when the aggregate is pushed so far,
+    `trusted` (d,), the server's own message on public examples, where it measures others by one, and
+    `members`, the liars' places among all clients.
 
     >>> view = View(
     ...     honest=torch.zeros(2, 3), own=None, byzantine=1,
@@ -152,6 +153,7 @@ class View:
     truth: Callable[[], Tensor] | None = None
     uphill: Callable[[], Tensor] | None = None
     unshown: Callable[[], Tensor] | None = None
+    errors: Callable[[float], Tensor] | None = None
     trusted: Callable[[], Tensor] | None = None
     members: tuple[int, ...] = ()
 

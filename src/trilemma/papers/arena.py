@@ -51,6 +51,8 @@ ADVERSARIES: Mapping[str, tuple[str, ...]] = {
     "loss": ("attack={name='adaptive', direction='loss'}",),
     "rotated loss": ("attack={name='adaptive', direction='loss', noise='rotated'}",),
     "rotated slanted": ("attack={name='adaptive', direction='slanted', noise='rotated'}",),
+    "errors": ("attack={name='adaptive', direction='errors'}",),
+    "stretched errors": ("attack={name='adaptive', direction='errors', noise='stretched'}",),
     "gradient": ("attack={name='adaptive'}",),
     "rotated": ("attack={name='adaptive', noise='rotated'}",),
     "across": ("attack={name='adaptive', direction='across'}",),

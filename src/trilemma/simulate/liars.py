@@ -6,51 +6,18 @@ they ask it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from trilemma import models
 from trilemma.attacks.types import View
-from trilemma.data.types import Batch, each
 from trilemma.learning import Messages
-from trilemma.learning.evidence.file import ORIGIN
 from trilemma.learning.evidence.outlook import Outlook, Rehearsal
-from trilemma.learning.privatise import client_keys
-from trilemma.learning.protocol import State
-from trilemma.learning.root import unseen
 from trilemma.privacy import Noiseless
+from trilemma.simulate.ahead import Ahead, Progress
 from trilemma.simulate.experiment import Experiment
-
-LOOKED_AT = 50
-"""Examples of every honest client that liars look at when they ask what harms most."""
-
-LENGTHENED = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Multiples of the model's move that are tried for the least loss."""
-
-
-class Progress(Protocol):
-    """Where a run stands, as far as liars look (`engine.Progress`)."""
-
-    @property
-    def round(self) -> int:
-        """Rounds that are finished."""
-
-    @property
-    def broadcast(self) -> State:
-        """What was sent to clients."""
-
-    @property
-    def clients(self) -> State:
-        """What clients keep."""
-
-    @property
-    def server(self) -> State:
-        """What the server keeps."""
 
 
 def informed(
@@ -81,8 +48,8 @@ def informed(
         moved = None if trace is None else progress.broadcast[trace.model]
         if moved is not None and moved.shape == (model.dim,) and view.own is not None and not model.buffers:
             rows = [stepped.index(i) for i in heard]
-            uphill = partial(_uphill, experiment, progress, sent.rows(rows), heard)
-            view = replace(view, uphill=uphill, unshown=partial(uphill, unshown=True))
+            ahead = Ahead(experiment, progress, sent.rows(rows), heard)
+            view = replace(view, uphill=ahead.uphill, unshown=ahead.unshown, errors=ahead.errors)
     return view
 
 
@@ -125,38 +92,3 @@ def _trusted(experiment: Experiment, progress: Progress) -> Tensor:
     state = {name: part.to(experiment.device) for name, part in start.items()}
     sent = algorithm.client(progress.broadcast, state, root, round_, key).messages.vectors
     return algorithm.trace.vectors(sent, progress.broadcast[algorithm.trace.model])[0]
-
-
-def _uphill(
-    experiment: Experiment, progress: Progress, sent: Messages, heard: tuple[int, ...], unshown: bool = False
-) -> Tensor:
-    """Return what to add to messages (d,) for the honest loss to rise most at the model the round leads to.
-
-    A model that was moved by clipped steps may be far shorter than its best multiple, and its loss then says
-    little about its errors; so the round's move is lengthened to where the loss is least. With
-    `unshown`, where the model goes on on public examples afterwards: what raises the loss after that.
-    """
-    algorithm, round_, key = experiment.resolved.algorithm, progress.round, experiment.key
-    trace = algorithm.trace
-    assert trace is not None
-    honest = experiment.clients.only(*(i for i in heard if i not in experiment.byzantine))
-    size = min(LOOKED_AT, int(honest.data.sizes[list(honest.ids)].min()))
-    batch = honest.sample(size, key.fold("round", round_, "uphill"))
-    keys = client_keys(honest, key.fold("round", round_, "uphill"))
-    before = progress.broadcast[trace.model]
-    messages = replace(sent, senders=heard)
-    after = algorithm.server(messages, progress.server, round_, key.fold("round", round_, "rehearsal"))
-    start = before if algorithm.court is None else progress.server[ORIGIN]
-    move = after.broadcast[trace.model] - start
-    sense = math.copysign(1.0, trace.step(round_))
-    tuned = experiment.tuned(after.broadcast[trace.model], round_ + 1) if unshown else None
-    if tuned is not None and experiment.root is not None:
-        steepest = models.gradients(honest.model, tuned.params, batch, keys=keys).value.mean(0)
-        return sense * unseen(experiment.root, tuned, steepest)
-    # The mean of clients' gradients is that of all their examples as one client's.
-    x, y = each(batch.x, lambda part: part.flatten(0, 1)), batch.y.flatten(0, 1)
-    weight = None if batch.weight is None else batch.weight.flatten() / len(batch.weight)
-    tried = torch.stack([start + scale * move for scale in LENGTHENED])
-    least = tried[models.evaluate(honest.model, tried, x, y, weight, per_client=False).loss.argmin()]
-    whole = Batch(each(x, lambda part: part[None]), y[None], None if weight is None else weight[None])
-    return sense * models.gradients(honest.model, least, whole, keys=keys[:1]).value[0]

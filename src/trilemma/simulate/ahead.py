@@ -1,0 +1,162 @@
+"""Where a round leads, as liars see it who know the honest clients' data: what to send for the model to err.
+
+What is asked is computed when it is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trilemma import models
+from trilemma.data.types import Batch, each
+from trilemma.keys import Key
+from trilemma.learning import Messages
+from trilemma.learning.evidence.file import ORIGIN
+from trilemma.learning.privatise import client_keys
+from trilemma.learning.protocol import State
+from trilemma.learning.root import unseen
+from trilemma.learning.trace import Trace
+from trilemma.simulate.experiment import Experiment, SimulatedClients
+
+LOOKED_AT = 50
+"""Examples of every honest client that liars look at when they ask what harms most."""
+
+LENGTHENED = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Multiples of the model's move that are tried for the least loss."""
+
+CLIMBED = 12
+"""Steps that liars take towards most errors."""
+
+
+class Progress(Protocol):
+    """Where a run stands, as far as liars look (`engine.Progress`)."""
+
+    @property
+    def round(self) -> int:
+        """Rounds that are finished."""
+
+    @property
+    def broadcast(self) -> State:
+        """What was sent to clients."""
+
+    @property
+    def clients(self) -> State:
+        """What clients keep."""
+
+    @property
+    def server(self) -> State:
+        """What the server keeps."""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Where the round would lead, and the honest clients' examples by which liars judge that.
+
+    A model that was moved by clipped steps may be far shorter than its best multiple, and its loss then says
+    little about its errors; so the round's move is lengthened to where the loss is least.
+    """
+
+    experiment: Experiment
+    progress: Progress
+    sent: Messages
+    heard: tuple[int, ...]
+
+    @cached_property
+    def trace(self) -> Trace:
+        """How messages reach the model."""
+        trace = self.experiment.resolved.algorithm.trace
+        assert trace is not None
+        return trace
+
+    @cached_property
+    def key(self) -> Key:
+        """The liars' own."""
+        return self.experiment.key.fold("round", self.progress.round, "uphill")
+
+    @cached_property
+    def honest(self) -> SimulatedClients:
+        """The honest clients."""
+        return self.experiment.clients.only(*(i for i in self.heard if i not in self.experiment.byzantine))
+
+    @cached_property
+    def after(self) -> Tensor:
+        """The model to which the round would lead (d,)."""
+        algorithm, round_ = self.experiment.resolved.algorithm, self.progress.round
+        key = self.experiment.key.fold("round", round_, "rehearsal")
+        messages = replace(self.sent, senders=self.heard)
+        return algorithm.server(messages, self.progress.server, round_, key).broadcast[self.trace.model]
+
+    @cached_property
+    def start(self) -> Tensor:
+        """The model from which the move is counted (d,)."""
+        undefended = self.experiment.resolved.algorithm.court is None
+        return self.progress.broadcast[self.trace.model] if undefended else self.progress.server[ORIGIN]
+
+    @cached_property
+    def batch(self) -> Batch:
+        """Some examples of every honest client, as one client's: the mean of gradients is theirs."""
+        size = min(LOOKED_AT, int(self.honest.data.sizes[list(self.honest.ids)].min()))
+        drawn = self.honest.sample(size, self.key)
+        weight = None if drawn.weight is None else drawn.weight.flatten()[None] / len(drawn.weight)
+        x = each(drawn.x, lambda part: part.flatten(0, 1)[None])
+        return Batch(x, drawn.y.flatten(0, 1)[None], weight)
+
+    @cached_property
+    def lengthened(self) -> float:
+        """The multiple of the move that has the least loss."""
+        tried = torch.stack([self.start + scale * (self.after - self.start) for scale in LENGTHENED])
+        x, weight = each(self.batch.x, lambda part: part[0]), self.batch.weight
+        shares = None if weight is None else weight[0]
+        model = self.honest.model
+        return LENGTHENED[
+            int(models.evaluate(model, tried, x, self.batch.y[0], shares, per_client=False).loss.argmin())
+        ]
+
+    def steepest(self, params: Tensor, weight: Tensor | None) -> Tensor:
+        """Return the gradient of the examples' loss (d,), weighted."""
+        batch = replace(self.batch, weight=weight)
+        keys = client_keys(self.honest, self.key)[:1]
+        return models.gradients(self.honest.model, params, batch, keys=keys).value[0]
+
+    @property
+    def sense(self) -> float:
+        """In which sense messages move the model."""
+        return math.copysign(1.0, self.trace.step(self.progress.round))
+
+    def uphill(self) -> Tensor:
+        """Return what to add to messages (d,) for the honest loss to rise most."""
+        params = self.start + self.lengthened * (self.after - self.start)
+        return self.sense * self.steepest(params, self.batch.weight)
+
+    def unshown(self) -> Tensor:
+        """Return the same, where the model goes on on public examples afterwards: after that."""
+        experiment = self.experiment
+        tuned = experiment.tuned(self.after, self.progress.round + 1)
+        if tuned is None or experiment.root is None:
+            return self.uphill()
+        return self.sense * unseen(experiment.root, tuned, self.steepest(tuned.params, self.batch.weight))
+
+    def errors(self, far: float) -> Tensor:
+        """Return where to push the aggregate so `far` (d,) that most examples are taken for something else.
+
+        What rises is the mean of 1 − p, p the probability that the model gives the truth: exp(−loss). A loss
+        alone would be raised most by examples that are lost anyway. The gradient of 1 − p is that of the
+        loss, p times, and it is followed on the sphere of that radius.
+        """
+        move, radius = self.after - self.start, far * abs(self.trace.step(self.progress.round))
+        way, model, batch = torch.zeros_like(move), self.honest.model, self.batch
+        x = each(batch.x, lambda part: part[0])
+        for _ in range(CLIMBED):
+            params = self.start + self.lengthened * (move + radius * way)
+            loss = model.loss(models.outputs(model, params, x)[None], batch.y)
+            likely = torch.exp(-loss) * (1.0 if batch.weight is None else batch.weight)
+            steepest = self.steepest(params, likely / likely.sum().clamp(min=1e-30))
+            way = way + steepest / torch.linalg.vector_norm(steepest).clamp(min=1e-30)
+            way = way / torch.linalg.vector_norm(way).clamp(min=1e-30)
+        return self.sense * way
