@@ -243,3 +243,11 @@ def test_demo_shows_that_robust_rules_survive(tmp_path: Path, monkeypatch: pytes
     assert by_setting["mean", "ipm"] < by_setting["caf", "ipm"] - 0.3
     assert by_setting["caf", "sf"] > by_setting["mean", "none"] - 0.03
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
+
+
+def test_a_folder_with_brackets_in_its_name_is_told_as_it_is(tmp_path: Path, monkeypatch) -> None:
+    """Brackets are how rich marks up text; what a user named is no markup."""
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["federation", "init", "[bold]hospitals", "--clients", "2"])
+    assert result.exit_code == 0, result.output
+    assert "[bold]hospitals/server" in result.output

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trilemma.cli.options import PluginOption
+from trilemma.cli.saying import note, say
 
 
 def export_command(
@@ -19,8 +20,6 @@ def export_command(
     plugin: PluginOption = None,
 ) -> None:
     """Write the trained model under its own names: a module's state_dict, as safetensors or .pt."""
-    from rich.console import Console
-
     from trilemma import plugins, report
     from trilemma.report.export import export
 
@@ -29,6 +28,6 @@ def export_command(
     state, caveat = result.state_dict(seed, client), result.caveat
     export(state, target)
     count = sum(tensor.numel() for tensor in state.values())
-    Console().print(f"{target}: {len(state)} tensors, {count:,} numbers", highlight=False, soft_wrap=True)
+    say(f"{target}: {len(state)} tensors, {count:,} numbers")
     if caveat:
-        Console(stderr=True).print(f"note: {caveat}", highlight=False, markup=False, soft_wrap=True)
+        note(f"note: {caveat}")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from trilemma.cli import permitting, renewing
 from trilemma.cli.options import PluginOption
+from trilemma.cli.saying import say
 from trilemma.cli.watching import Folder, doctor_command, replay_command, status_command
 from trilemma.errors import UserError
 from trilemma.records import Record
@@ -27,7 +27,6 @@ federation_app = typer.Typer(
     help="A real federation on Flower: TLS, node authentication, keys, crashes and liars.",
     no_args_is_help=True,
 )
-console = Console()
 
 
 def _require_flower() -> None:
@@ -114,32 +113,20 @@ def init_command(
         raise
     supervision.write(folder, made)
     for party in made:
-        console.print(f"{party.folder}", highlight=False, soft_wrap=True)
+        say(f"{party.folder}")
     if own is not None:
         _say_public(own, facts, linked)
     if limit is not None:
-        console.print(
-            f"\nEvery client will spend at most ε = {limit:.3g} (budget.toml)",
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"\nEvery client will spend at most ε = {limit:.3g} (budget.toml)")
     if not facts.on_one_machine:
-        console.print(
-            "\nClients take part in nothing yet; each owner decides: trilemma federation allow client-i RUN",
-            highlight=False,
-            soft_wrap=True,
-        )
-    console.print(
+        say("\nClients take part in nothing yet; each owner decides: trilemma federation allow client-i RUN")
+    say(
         "\nWhoever ran this saw everybody's keys: for pilots. Without such a dealer: trilemma federation "
-        "request on every client's machine, then init --join.",
-        highlight=False,
-        soft_wrap=True,
+        "request on every client's machine, then init --join."
     )
-    console.print(
+    say(
         f"\nKeep {folder / 'authority'} off-line. Each other folder goes to its party and to nobody else.\n"
-        f"On this machine: trilemma federation up {folder}; trilemma federation run {folder}",
-        highlight=False,
-        soft_wrap=True,
+        f"On this machine: trilemma federation up {folder}; trilemma federation run {folder}"
     )
 
 
@@ -157,7 +144,7 @@ def _say_founded(folder: Path, server: Party, written: list[Path]) -> None:
         "trilemma federation install FOLDER BUNDLE",
     ]
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)
 
 
 def _settings(config: str | None, clients: int | None, task: Task | None, plugins: list[str]) -> Config:
@@ -175,12 +162,7 @@ def _settings(config: str | None, clients: int | None, task: Task | None, plugin
             settings = settings.with_("federation.clients=5")
     real = pilot.deployed(settings)
     if real is not settings:
-        console.print(
-            f"[attack] is for simulations and is left out; f = {real.federation.f} liars are tolerated",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        say(f"[attack] is for simulations and is left out; f = {real.federation.f} liars are tolerated")
     return real
 
 
@@ -197,7 +179,7 @@ def _say_public(task: Task, facts: Federation, linked: list[str]) -> None:
             "in earnest each party puts its own there"
         )
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)
 
 
 @federation_app.command("up")
@@ -217,11 +199,8 @@ def up_command(
     if metrics is not None:
         os.environ[METRICS] = str(metrics)  # processes inherit it, those that are started anew too
 
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
     started = deployment.up(folder, say)
-    console.print(f"{len(started)} processes started" if started else "everything was running")
+    say(f"{len(started)} processes started" if started else "everything was running")
     if attach:
         attending.attend(folder, say=say)
 
@@ -233,7 +212,7 @@ def units_command(folder: Folder) -> None:
     from trilemma.federation.layout import parties
 
     for path in supervision.write(folder, parties(folder)):
-        console.print(f"{path}", highlight=False, soft_wrap=True)
+        say(f"{path}")
 
 
 @federation_app.command("run")
@@ -254,9 +233,6 @@ def run_command(
     from trilemma.flower.control import connect
     from trilemma.flower.following import Following
 
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
     server, everyone = server_in(folder), parties(folder)
     log = CommitLog(server.run_folder(name))
     with connect(server) as control:
@@ -269,7 +245,7 @@ def run_command(
         for record in records[shown:]:
             done = Record.read(record)
             line = _line(done, pilot.spent(everyone, name, done.round))
-            console.print(line, highlight=False, soft_wrap=True)
+            say(line)
         shown = len(records)
         if state.startswith("finished") or time.monotonic() > deadline:
             break
@@ -283,7 +259,7 @@ def run_command(
         logs = server.running / "worker.log"
         reason = following.reason or "no reason given"
         raise UserError(f"run {name!r} is {state!r}: {reason} (more in {logs})")
-    console.print(f"finished; the model is in {log.folder / 'result'}", highlight=False, soft_wrap=True)
+    say(f"finished; the model is in {log.folder / 'result'}")
 
 
 def _line(record: Record, spent: tuple[float, str] | None = None) -> str:
@@ -313,4 +289,4 @@ def down_command(folder: Folder) -> None:
     """Stop every process that `up` started."""
     from trilemma.flower import deployment
 
-    console.print(f"{deployment.down(folder)} processes stopped")
+    say(f"{deployment.down(folder)} processes stopped")

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from trilemma.cli.saying import say
 from trilemma.cli.watching import Folder
 from trilemma.errors import UserError
 
 if TYPE_CHECKING:
     from trilemma.federation.layout import Party
-
-console = Console()
 
 
 def proposals_command(folder: Folder) -> None:
@@ -27,12 +25,12 @@ def proposals_command(folder: Folder) -> None:
         cost = "no guarantee" if one.epsilon is None else f"ε = {one.epsilon:.3g}"
         who = f"{one.members} members, of whom {one.threshold} suffice"
         digests = {"configuration": one.configuration, "task": one.task, "keys": one.keys}
-        console.print(f"{party.name}: {one.run}", markup=False, highlight=False)
-        console.print(f"    {cost}, {one.rounds} rounds, {who}", highlight=False)
+        say(f"{party.name}: {one.run}")
+        say(f"    {cost}, {one.rounds} rounds, {who}")
         said = ", ".join(f"{name} {digest[:12]}" for name, digest in digests.items() if digest)
-        console.print(f"    {said}", highlight=False)
+        say(f"    {said}")
     if not found:
-        console.print("nothing was proposed that is not allowed")
+        say("nothing was proposed that is not allowed")
 
 
 def allow_command(
@@ -59,7 +57,7 @@ def allow_command(
         elif epsilon is not None:
             amend(party.allowed, allow_up_to(epsilon))
             said = f"any run up to ε = {epsilon:g}"
-        console.print(f"{party.name} allows {said}", highlight=False, soft_wrap=True)
+        say(f"{party.name} allows {said}")
 
 
 def _clients(folder: Path) -> list[Party]:

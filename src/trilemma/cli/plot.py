@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from trilemma.cli.saying import say
+
 
 def plot_command(
     runs: Annotated[list[Path], typer.Argument(help="run directories, or a federation's folder")],
@@ -14,10 +16,8 @@ def plot_command(
     out: Annotated[Path | None, typer.Option(help="a .png or .svg file; default: KIND.png here")] = None,
 ) -> None:
     """Draw runs: scores over rounds, whom the rule trusted, ε spent, or seconds per stage; PNG or SVG."""
-    from rich.console import Console
-
     from trilemma.report import load
     from trilemma.report.pictures import draw
 
     drawn = draw([load(run) for run in runs], kind, out or Path(f"{kind}.png"))
-    Console().print(str(drawn), highlight=False, markup=False, soft_wrap=True)
+    say(str(drawn))

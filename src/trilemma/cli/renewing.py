@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from trilemma.cli.saying import say
 from trilemma.cli.watching import Folder
-from trilemma.errors import UserError, printable
+from trilemma.errors import UserError
 
 if TYPE_CHECKING:
     from trilemma.federation.layout import Party
     from trilemma.federation.membership import Change
-
-console = Console()
 
 Whole = Annotated[Path, typer.Argument(help="a federation's folder, with its authority/ in it")]
 Own = Annotated[Path, typer.Argument(help="a client's own folder")]
@@ -28,10 +26,6 @@ RequestFile = Annotated[
 ]
 
 
-def _say(text: str) -> None:
-    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-
-
 def request_command(
     folder: Annotated[Path, typer.Argument(help="a new folder: the new client's own, on its own machine")],
     name: Annotated[str, typer.Option(help="what the client is called on the roster")],
@@ -40,9 +34,9 @@ def request_command(
     from trilemma.federation.requests import Request, make_request
 
     path = make_request(folder, name)
-    _say(f"{path}: send this file to the authority. The keys stay in {folder / 'secrets'}.")
-    _say(f"Read out to the authority, over the telephone: {_fingerprint(Request.load(path).identity)}")
-    _say(f"With the bundle that comes back: trilemma federation install {folder} BUNDLE")
+    say(f"{path}: send this file to the authority. The keys stay in {folder / 'secrets'}.")
+    say(f"Read out to the authority, over the telephone: {_fingerprint(Request.load(path).identity)}")
+    say(f"With the bundle that comes back: trilemma federation install {folder} BUNDLE")
 
 
 def install_command(
@@ -70,13 +64,13 @@ def install_command(
         raise UserError("--task, --plugin and --budget are for a new client; its folder is there already")
     party, limit = founding.installed(folder, found, task, budget, plugin or [])
     until = valid_until(party.certificate.read_bytes())
-    _say(f"{party.name}: certificate until {until:%Y-%m-%d}, roster {found.roster.serial}")
+    say(f"{party.name}: certificate until {until:%Y-%m-%d}, roster {found.roster.serial}")
     if first:
-        _say(f"The authority's fingerprint, to be compared with what it says: {fingerprint(found.authority)}")
-        _say(f"Every client on the roster is counted on; look at them: trilemma federation roster {folder}")
+        say(f"The authority's fingerprint, to be compared with what it says: {fingerprint(found.authority)}")
+        say(f"Every client on the roster is counted on; look at them: trilemma federation roster {folder}")
         if limit is not None:
-            _say(f"It will spend at most ε = {limit:.3g} (budget.toml)")
-        _say(f"It takes part in nothing yet: trilemma federation allow {folder} RUN")
+            say(f"It will spend at most ε = {limit:.3g} (budget.toml)")
+        say(f"It takes part in nothing yet: trilemma federation allow {folder} RUN")
     _into_force([party])
 
 
@@ -95,7 +89,7 @@ def add_command(
     member = change.roster.clients[change.client or 0]
     _report(change, f"client {change.client} ({member.name}) is on it, {_fingerprint(member.identity)}")
     if wanted is None:
-        _say(f"Whoever runs this saw its keys. To start it: trilemma federation up {folder}")
+        say(f"Whoever runs this saw its keys. To start it: trilemma federation up {folder}")
 
 
 def remove_command(folder: Whole, client: Client) -> None:
@@ -104,7 +98,7 @@ def remove_command(folder: Whole, client: Client) -> None:
 
     change = membership.leave(folder, client)
     _report(change, f"client {change.client} is removed; nobody else's number changes")
-    _say("What it released stays in its own ledger. Its processes: trilemma federation down on its folder")
+    say("What it released stays in its own ledger. Its processes: trilemma federation down on its folder")
 
 
 def rotate_command(
@@ -127,7 +121,7 @@ def rotate_command(
         if party.client is None:
             raise UserError("the server has no identity; for its certificate: trilemma federation renew")
         asked = membership.ask_for_keys(party)
-        _say(f"{asked}: send this file to the authority; the present keys serve until then")
+        say(f"{asked}: send this file to the authority; the present keys serve until then")
         return
     wanted = None if request is None else Request.load(request)
     change = membership.rotate(folder, client, wanted, lost)
@@ -152,16 +146,16 @@ def renew_command(
 
     done = renewal.renew(folder, fresh, authority)
     root = Authority.open(folder).certificate
-    _say(f"authority: certificate until {valid_until(root):%Y-%m-%d}")
+    say(f"authority: certificate until {valid_until(root):%Y-%m-%d}")
     if authority:
-        _say(f"Its fingerprint from now on: {fingerprint(root)}")
-        _say("Its key is the same: parties that have the former certificate lose nothing until that one ends")
+        say(f"Its fingerprint from now on: {fingerprint(root)}")
+        say("Its key is the same: parties that have the former certificate lose nothing until that one ends")
     for one in done:
         where = "" if one.bundle is None else f"; send {one.bundle} to it"
-        _say(f"{one.party}: certificate until {one.until:%Y-%m-%d}{where}")
+        say(f"{one.party}: certificate until {one.until:%Y-%m-%d}{where}")
     if any(one.here for one in done):
         _into_force([party for party in parties(folder) if party.client is None])
-        _say(f"Processes read them when they start: trilemma federation down {folder}, then up")
+        say(f"Processes read them when they start: trilemma federation down {folder}, then up")
 
 
 def budget_command(
@@ -174,10 +168,10 @@ def budget_command(
 
     party = _one_client(folder, client)
     if epsilon is None:
-        _say(f"{party.name} spends at most ε = {read_budget(party).epsilon:g}")
+        say(f"{party.name} spends at most ε = {read_budget(party).epsilon:g}")
         return
     before, spent = change_budget(party, epsilon)
-    _say(f"{party.name} spends at most ε = {epsilon:g} (before: {before:g}; spent: {spent:.3g})")
+    say(f"{party.name} spends at most ε = {epsilon:g} (before: {before:g}; spent: {spent:.3g})")
 
 
 def roster_command(folder: Folder) -> None:
@@ -188,10 +182,10 @@ def roster_command(folder: Folder) -> None:
     party = parties(folder)[0]
     roster = party.signed_roster
     unknown = [] if party.client is None else strangers(party)
-    _say(f"roster {roster.serial} of {roster.federation}, as {party.name} has it")
+    say(f"roster {roster.serial} of {roster.federation}, as {party.name} has it")
     for place, one in enumerate(roster.clients):
         note = ", removed" if one.removed else ", not vouched for" if place in unknown else ""
-        _say(f"  client {place} ({one.name}{note}): {_fingerprint(one.identity)}")
+        say(f"  client {place} ({one.name}{note}): {_fingerprint(one.identity)}")
 
 
 def vouch_command(
@@ -204,7 +198,7 @@ def vouch_command(
     party = _one_client(folder, None)
     places = [party.signed_roster.place(name) for name in clients]
     vouch(party, places)
-    _say(f"{party.name} counts on clients {places}, as they are on roster {party.signed_roster.serial}")
+    say(f"{party.name} counts on clients {places}, as they are on roster {party.signed_roster.serial}")
 
 
 def _one_client(folder: Path, client: str | None) -> Party:
@@ -226,9 +220,9 @@ def _fingerprint(identity: str) -> str:
 
 
 def _report(change: Change, what: str) -> None:
-    _say(f"roster {change.roster.serial}: {what}")
+    say(f"roster {change.roster.serial}: {what}")
     for path in change.bundles:
-        _say(f"{path}: to be installed there: trilemma federation install FOLDER {path.name}")
+        say(f"{path}: to be installed there: trilemma federation install FOLDER {path.name}")
     _into_force(list(change.here))
 
 
@@ -240,9 +234,9 @@ def _into_force(here: list[Party]) -> None:
         return  # nothing runs without Flower
     for party in here:
         if party.client is None:
-            deployment.refresh(party, _say)
+            deployment.refresh(party, say)
         elif deployment.restart(party):
-            _say(f"{party.name} was started anew")
+            say(f"{party.name} was started anew")
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

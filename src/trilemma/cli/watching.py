@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from trilemma.cli.saying import say
 from trilemma.errors import printable
 from trilemma.federation.peers import clock_agrees
 
@@ -80,7 +81,7 @@ def doctor_command(
         for one in found:
             said = [printable(finding.text) for finding in one.findings] or ["all is well"]
             for line in said:
-                console.print(f"{one.party}: {line}", highlight=False, markup=False, soft_wrap=True)
+                say(f"{one.party}: {line}")
     if any(one.findings for one in found):
         raise typer.Exit(1)
 
@@ -99,16 +100,13 @@ def replay_command(
 
     replayed, found = differences(server_in(folder), run)
     for line in found:
-        console.print(f"run {run}: {line}", highlight=False, markup=False, soft_wrap=True)
+        say(f"run {run}: {line}")
     if found:
         raise typer.Exit(1)
     gone = [f"client {one.client} in round {one.round}" for one in replayed.expelled]
-    console.print(
+    say(
         f"run {run}: {replayed.rounds} rounds again, the same model to the bit; "
-        f"expelled: {', '.join(gone) or 'nobody'}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+        f"expelled: {', '.join(gone) or 'nobody'}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -13,7 +14,22 @@ from trilemma.records import Record
 from trilemma.simulate.sweep import Failure, Job
 
 
-class ProgressBar:
+class _Shown:
+    """Something with a bar that is shown while it is entered."""
+
+    _bar: Progress
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+
+class ProgressBar(_Shown):
     """An observer (`simulate.Observer`) that draws one bar per seed on standard error."""
 
     def __init__(self, console: Console, label: str = "") -> None:
@@ -28,15 +44,6 @@ class ProgressBar:
             console=console,
         )
         self._task: TaskID | None = None
-
-    def __enter__(self) -> ProgressBar:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
         """Start a new bar."""
@@ -56,7 +63,7 @@ class ProgressBar:
         self._bar.update(self._task, completed=record.round, facts=facts)
 
 
-class GridProgress:
+class GridProgress(_Shown):
     """A watcher (`simulate.Watcher`) of a sweep: a bar for the grid, one for each cell that is running.
 
     The bar of the grid counts rounds, so that the time left is right where cells differ in length; cells that
@@ -77,15 +84,6 @@ class GridProgress:
         self._running: dict[str, TaskID] = {}
         self._ended, self._failed = 0, 0
         self._grid: TaskID | None = None
-
-    def __enter__(self) -> GridProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def waits(self, jobs: Sequence[Job]) -> None:
         """These are the cells that have to be run."""

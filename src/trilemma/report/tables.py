@@ -6,7 +6,7 @@ Accuracy never stands alone: ε, f, the attack and the run without liars are bes
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -139,11 +139,7 @@ def number(spread: Spread) -> str:
     >>> number(Spread.of({1: 0.80, 2: 0.82}))
     '0.81 ± 0.0141'
     """
-    if spread.mean is None:
-        return "*"
-    if len(spread.per_seed) == 1:
-        return f"{spread.mean:.3g}"
-    return f"{spread.mean:.3g} ± {spread.std or 0:.3g}"
+    return _written(spread, lambda value: f"{value:.3g}")
 
 
 def percent(spread: Spread) -> str:
@@ -152,11 +148,15 @@ def percent(spread: Spread) -> str:
     >>> percent(Spread.of({1: 0.80, 2: 0.82}))
     '81.0 ± 1.4'
     """
+    return _written(spread, lambda value: f"{100 * value:.1f}")
+
+
+def _written(spread: Spread, write: Callable[[float], str]) -> str:
     if spread.mean is None:
         return "*"
     if len(spread.per_seed) == 1:
-        return f"{100 * spread.mean:.1f}"
-    return f"{100 * spread.mean:.1f} ± {100 * (spread.std or 0):.1f}"
+        return write(spread.mean)
+    return f"{write(spread.mean)} ± {write(spread.std or 0.0)}"
 
 
 def tightest_epsilon(summary: Summary) -> tuple[str, str]:
