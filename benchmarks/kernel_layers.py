@@ -21,6 +21,7 @@ from torch.nn.utils import vector_to_parameters
 from kernel_cases import Case
 from trilemma.keys import Key
 from trilemma.models import convolution, normalisation
+from trilemma.models.compiled import STEP
 from trilemma.models.convolution import Stencil
 from trilemma.models.layers import CROSS_ENTROPY, Linear
 from trilemma.models.tape import Tape
@@ -66,12 +67,13 @@ class Given:
     """A layer's input, personal weights and biases, and the gradient at its output, for k clients.
 
     Plain torch gets them as they are; `inner` are input and gradient with the channels innermost, as layers
-    on a CPU hand them on.
+    hand them on: on a CPU all, on a GPU those whose windows are read where they lie.
     """
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, stencil: Stencil) -> None:
         self.x, self.weight, self.bias, self.grad, self.stencil = x, weight, bias, grad, stencil
-        self.inner = (x, grad) if x.is_cuda else (innermost(x), innermost(grad))
+        self.windows = x.is_cuda and all(channels % STEP == 0 for channels in weight.shape[1:3])
+        self.inner = (x, grad) if x.is_cuda and not self.windows else (innermost(x), innermost(grad))
 
     def run(self, way: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor, tf32: bool = False) -> Any:
         """Go forth and back; the input of a model's first layer needs no gradient."""
@@ -163,19 +165,14 @@ def weight_cases(given: Given, work: str) -> Iterator[Case]:
     ours = partial(convolution.client_gradients, *given.inner, stencil)
     plain = {"unfold": lambda: unfolded().sum(1), "loop": looped, "vmap": mapped}
     yield Case("weight gradients of clients", work, ours, plain, 1e-4)
-    if grouping(given):
+    if given.windows:
         allowed = {"loop": partial(looped, True), "vmap": partial(mapped, True)}
         allowed["columns"] = under_tf32(convolution.client_gradients_batched, x, grad, stencil)
-        faster = under_tf32(convolution.client_gradients, x, grad, stencil)
+        faster = under_tf32(convolution.client_gradients, *given.inner, stencil)
         yield Case("weight gradients of clients, TF32", work, faster, allowed, 1e-2)
     if "resnet" not in work:  # batch normalisation: no example has a gradient of its own
         plain = {"unfold": partial(by_example, unfolded), "vmap": partial(by_example, mapped_by_example)}
         yield Case("weight gradients of examples", work, ours_by_example, plain, 1e-4)
-
-
-def grouping(given: Given) -> bool:
-    """Whether the library convolves by groups of channels where TF32 is allowed."""
-    return given.x.is_cuda and min(given.weight.shape[1:3]) >= 32 and given.stencil.stride == 1
 
 
 def under_tf32(run: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
@@ -210,23 +207,21 @@ def personal_cases(given: Given, work: str) -> Iterator[Case]:
     ways = {"loop": looped, "groups": by_groups}
     plain = {name: partial(given.run, way, given.x, given.grad) for name, way in ways.items()}
     yield Case("personal convolution", work, partial(given.run, ours, *given.inner), plain, 1e-4)
-    if grouping(given):
+    if given.windows:
 
         def columns(x: Tensor) -> Tensor:
             return convolution.forward_batched(x, weight, bias, stencil)
 
-        # Groups are what the library chooses here, and plain torch: against what it would else do.
-        plain = {"loop": partial(given.run, looped, given.x, given.grad, True)}
-        plain["columns"] = under_tf32(given.run, columns, given.x, given.grad, True)
-        fast = under_tf32(given.run, ours, given.x, given.grad, True)
-        yield Case("personal convolution by groups, TF32", work, fast, plain, 1e-2)
+        allowed = {name: partial(given.run, way, given.x, given.grad, True) for name, way in ways.items()}
+        allowed["columns"] = under_tf32(given.run, columns, given.x, given.grad, True)
+        fast = under_tf32(given.run, ours, *given.inner, True)
+        yield Case("personal convolution, TF32", work, fast, allowed, 1e-2)
 
 
 def normalisation_cases(x: Tensor, scale: Tensor, work: str) -> Iterator[Case]:
     """Batch normalisation forth and back, without and with padding, and the gradients of γ and β."""
-    # As the convolution before leaves it: clients, channels, examples on a GPU; channels innermost on a CPU.
-    x = x.transpose(1, 2).contiguous().transpose(1, 2) if x.is_cuda else innermost(x)
-    grad, present = draw(x.device.type, *x.shape, seed=1), torch.ones(x.shape[:2], device=x.device)
+    x, grad = innermost(x), innermost(draw(x.device.type, *x.shape, seed=1))  # as the layers around leave it
+    present = torch.ones(x.shape[:2], device=x.device)
     present[:, -5:] = 0.0
 
     def formula(x: Tensor, real: Tensor | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from trilemma import models
 from trilemma.keys import Key
 from trilemma.learning import algorithms
 from trilemma.learning.personal.per_fedavg import hessian_product
+from trilemma.models import stacked
 from trilemma.models.types import Model
 
 SOLVES = {"local_rounds": 2, "inner_steps": 2, "batch_size": 16}
@@ -67,6 +68,7 @@ def test_every_round_client_and_step_drops_anew(name: str, monkeypatch: pytest.M
         return plain(*given, keys=keys, **named)
 
     monkeypatch.setattr(models, "gradients", watched)
+    monkeypatch.setattr(stacked, "gradients", watched)  # what local steps replay
     brief = {field: value for field, value in BRIEF[name].items() if field != "order"}
     rounds(algorithms[name](**brief), classification(_model()), 2)
     assert len(seen) == len(set(seen)) >= 12

@@ -12,7 +12,7 @@ from torch.backends import cudnn
 
 from trilemma import models
 from trilemma.keys import Key
-from trilemma.models import convolution
+from trilemma.models import convolution, normalisation, pooling
 from trilemma.models.convolution import Stencil
 
 GEOMETRIES = [
@@ -68,7 +68,7 @@ def test_all_ways_agree(stencil, size, channels, innermost, device):
     exact = [autograd(*parts, stencil) for parts in zip(x, weight, bias, grad, strict=True)]
     values, inputs, weights = (torch.stack(part) for part in zip(*exact, strict=True))
 
-    for way in (convolution.forward, convolution.forward_batched, convolution.forward_grouped):
+    for way in (convolution.forward, convolution.forward_batched):
         leaf = x.clone().requires_grad_()
         z = way(leaf, weight, bias, stencil)
         torch.testing.assert_close(z.detach(), values, **close)
@@ -85,11 +85,7 @@ def test_all_ways_agree(stencil, size, channels, innermost, device):
     for part, expected in zip(found, (inputs[0], weights[0], grad[0].sum((0, 2, 3))), strict=True):
         torch.testing.assert_close(part, expected, **close)
 
-    for find in (
-        convolution.client_gradients,
-        convolution.client_gradients_batched,
-        convolution.client_gradients_grouped,
-    ):
+    for find in (convolution.client_gradients, convolution.client_gradients_batched):
         torch.testing.assert_close(find(x, grad, stencil), weights, **close)
 
     kept = convolution._columns(x, stencil)
@@ -108,18 +104,25 @@ def test_all_ways_agree(stencil, size, channels, innermost, device):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_tensor_cores_are_used_only_where_asked_for_and_round_by_ten_bits():
+@pytest.mark.parametrize("innermost", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize("stencil", [Stencil(3, 1, 1), Stencil(3, 2, 1), Stencil(1, 2), Stencil(5)], ids=str)
+def test_windows_are_read_where_they_lie_and_rounded_by_ten_bits_only_where_asked_for(stencil, innermost):
     generator = Key(3).torch()
-    stencil = Stencil(3, 1, 1)
-    x, weight = (torch.randn(3, 4, 64, 7, 7, generator=generator).cuda() for _ in range(2))
-    weight, bias = weight[:, :, :, :3, :3].repeat(1, 16, 1, 1, 1), torch.zeros(3, 64).cuda()
-    grad = torch.randn(3, 4, 64, 7, 7, generator=generator).cuda()
+    high, wide = stencil.output(7), stencil.output(9)
+    x = torch.randn(3, 5, 64, 7, 9, generator=generator).cuda()
+    weight = torch.randn(3, 96, 64, stencil.kernel, stencil.kernel, generator=generator).cuda()
+    bias = torch.randn(3, 96, generator=generator).cuda()
+    grad = torch.randn(3, 5, 96, high, wide, generator=generator).cuda()
+    if innermost:
+        x, grad = (part.movedim(2, -1).contiguous().movedim(-1, 2) for part in (x, grad))
 
     def found() -> list[torch.Tensor]:
-        leaf = x.clone().requires_grad_()
+        leaf = x.detach().requires_grad_()
         with convolution.reproducible():
-            z = convolution.forward(leaf, weight, bias, stencil)
+            z, columns = convolution.forward_kept(leaf, weight, bias, stencil)
             slope = torch.autograd.grad(z, leaf, grad)[0]
+        assert columns is None
+        assert z.stride(2) == slope.stride(2) == 1
         parts = z.detach(), slope, convolution.client_gradients(x, grad, stencil)
         return [part.cpu() for part in parts]
 
@@ -136,6 +139,65 @@ def test_tensor_cores_are_used_only_where_asked_for_and_round_by_ten_bits():
         assert (fine - expected).abs().max() < 1e-5 * size
         assert 1e-5 * size < (coarse - expected).abs().max() < 1e-2 * size
         assert torch.equal(coarse, repeated)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("cut", [False, True], ids=["plain", "rectified"])
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_normalisation_of_innermost_channels_is_the_formula(padded, cut):
+    generator = Key(4).torch()
+    x, grad = (torch.randn(3, 20, 96, 5, 7, generator=generator) for _ in range(2))
+    x = 3.0 + 2.0 * x
+    scale, shift = torch.randn(2, 3, 96, generator=generator)
+    present = torch.ones(3, 20)
+    if padded:
+        present[0, 13:] = 0.0
+        present[2] = 0.0
+        grad = grad * present[:, :, None, None, None]
+    leaf = x.double().requires_grad_()
+    expected, statistics = normalisation.train(leaf, scale.double(), shift.double(), present.double(), cut)
+    assert not statistics.cut
+    z_grad = grad.double() * (expected > 0) if cut else grad.double()
+    slope = torch.autograd.grad(expected, leaf, z_grad)[0]
+    own = normalisation.parameter_gradients(leaf.detach(), z_grad, statistics)
+
+    there = x.movedim(2, -1).contiguous().movedim(-1, 2).cuda().requires_grad_()
+    given = present.cuda() if padded else None
+    z, found = normalisation.train(there, scale.cuda(), shift.cuda(), given, cut)
+    assert found.cut == cut
+    back = torch.autograd.grad(z, there, grad.cuda())[0]
+    assert z.stride(2) == back.stride(2) == 1
+    pairs = [
+        (z, expected.clamp(min=0) if cut else expected),
+        (back, slope),
+        (found.mean, statistics.mean),
+        (found.unbiased, statistics.unbiased),
+        *zip(normalisation.parameter_gradients(there.detach(), grad.cuda(), found), own, strict=True),
+    ]
+    real = [0, 1] if padded else [0, 1, 2]  # the third client has no example then
+    for actual, wanted in pairs:
+        wanted, actual = wanted[real].detach(), actual[real].detach().cpu().double()
+        assert (actual - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("window", [Stencil(3, 2, 1), Stencil(2, 2), Stencil(3, 1, 1)], ids=str)
+def test_pooling_of_innermost_channels_is_the_library_s(window):
+    generator = Key(6).torch()
+    x = torch.randint(4, (3, 5, 32, 14, 13), generator=generator).float().cuda()  # with many equal values
+    x[0, 0, 0, 2, 2] = torch.nan
+    found = []
+    for lies in (x, x.movedim(2, -1).contiguous().movedim(-1, 2)):
+        leaf = lies.detach().requires_grad_()
+        z = pooling.largest(leaf, window)
+        grad = torch.randn(z.shape, generator=generator.manual_seed(1)).cuda()
+        found.append((z.detach(), torch.autograd.grad(z, leaf, grad)[0]))
+    (library, slope), (ours, back) = found
+    assert ours.stride(2) == back.stride(2) == 1
+    torch.testing.assert_close(ours, library, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(back, slope)
 
 
 def test_gradients_ask_for_reproducible_sums_on_the_way_back_too():

@@ -48,7 +48,8 @@ class _Held:
         return _Held(x, rows, y[rows], sizes, np.concatenate([[0], np.cumsum(sizes)[:-1]]))
 
     def gather(self, slots: np.ndarray) -> tuple[Features, Tensor]:
-        where = torch.from_numpy(slots).to(self.rows.device)
+        # What is already under way on a GPU need not end first.
+        where = torch.from_numpy(slots).to(self.rows.device, non_blocking=True)
         rows = self.rows[where]
 
         def chosen(column: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ class FederatedData:
                 f"batch size {size} exceeds the {held.sizes[short]} training examples of client {short}; "
                 f"allowed: 1 to {held.sizes.min()}, the size of the smallest client"
             )
-        chosen = drawn_each([key.fold("client", self.first + i) for i in ids], sizes, size)
+        chosen = drawn_each(key.integers("client", (self.first + i for i in ids)), sizes, size)
         x, y = held.gather(held.offsets[list(ids), None] + chosen)
         return Batch(self._augmented(x, ids, key), y)
 
@@ -243,7 +244,7 @@ class FederatedData:
         return augment(x, [key.fold("client", self.first + i, "augment") for i in ids]) if augment else x
 
     def _tensor(self, weight: np.ndarray) -> Tensor:
-        return torch.from_numpy(weight.astype(np.float32)).to(self.dataset.y_train.device)
+        return torch.from_numpy(weight.astype(np.float32)).to(self.dataset.y_train.device, non_blocking=True)
 
 
 class EpochBatches(Sequence[Batch]):

@@ -25,28 +25,32 @@ def each_stream(keys: Iterable[Key]) -> Iterator[np.random.Generator]:
     >>> [stream.random() for stream in each_stream([Key(2)])] == [b], a == b
     (True, False)
     """
+    return _each(key.integer() for key in keys)
+
+
+def _each(seeds: Iterable[int]) -> Iterator[np.random.Generator]:
     bits = np.random.Philox(key=0)
     generator = np.random.Generator(bits)
     beginning = bits.state
-    for key in keys:
-        beginning["state"]["key"][:] = (key.integer(), 0)
+    for seed in seeds:
+        beginning["state"]["key"][:] = (seed, 0)
         bits.state = beginning
         yield generator
 
 
-def drawn_each(keys: Sequence[Key], sizes: Sequence[int], size: int) -> np.ndarray:
-    """Draw `size` of `sizes[k]` numbers without replacement from each key's stream, (k, size).
+def drawn_each(seeds: Sequence[int], sizes: Sequence[int], size: int) -> np.ndarray:
+    """Draw `size` of `sizes[k]` numbers without replacement from the stream of each key's integer, (k, size).
 
-    >>> keys = [Key(1).fold("client", i) for i in range(9)]
-    >>> together = drawn_each(keys, [20] * 9, 5)
-    >>> bool((together[:2] == drawn_each(keys[:2], [20, 20], 5)).all())
+    >>> seeds = Key(1).integers("client", range(9))
+    >>> together = drawn_each(seeds, [20] * 9, 5)
+    >>> bool((together[:2] == drawn_each(seeds[:2], [20, 20], 5)).all())
     True
     """
-    compiled = None if len(keys) < FEW else _compiled()
+    compiled = None if len(seeds) < FEW else _compiled()
     if compiled is None:
-        pairs = zip(sizes, each_stream(keys), strict=True)
+        pairs = zip(sizes, _each(seeds), strict=True)
         return np.stack([stream.choice(many, size, replace=False) for many, stream in pairs])
-    found: np.ndarray = compiled.choices([key.integer() for key in keys], sizes, size)
+    found: np.ndarray = compiled.choices(seeds, sizes, size)
     return found
 
 

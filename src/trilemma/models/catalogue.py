@@ -172,8 +172,7 @@ class FashionResnet(ModelOptions):
         layers = [
             Reshape(len(shape), (channels, height, width)),
             Conv("conv", channels, 64, Stencil(7, 2, 3)),
-            BatchNorm("norm", 64),
-            Relu(),
+            BatchNorm("norm", 64, rectified=True),
             MaxPool(Stencil(3, 2, 1)),
             _unit("unit1", 64, 64),
             _unit("unit2", 64, 64),
@@ -192,7 +191,7 @@ def _unit(name: str, inputs: int, outputs: int, stride: int = 1) -> Residual:
         Conv(f"{name}.conv1", inputs, outputs, Stencil(3, stride, 1)),
         Conv(f"{name}.conv2", outputs, outputs, Stencil(3, 1, 1)),
         Conv(f"{name}.shortcut", inputs, outputs, Stencil(1, stride)) if changes else None,
-        BatchNorm(f"{name}.norm1", outputs),
+        BatchNorm(f"{name}.norm1", outputs, rectified=True),
         BatchNorm(f"{name}.norm2", outputs),
     )
 

@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trilemma.models.compiled import kernels
+
 
 @dataclass(frozen=True)
 class Stencil:
@@ -42,8 +44,7 @@ class Stencil:
 def forward(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
     """Convolve (…, b, c, h, w) with shared weights (out, c, ·, ·) or personal ones (k, out, c, ·, ·)."""
     if weight.dim() == 5 and x.is_cuda:
-        grouped = _grouping_pays(weight.shape[1], weight.shape[2], stencil)
-        return (forward_grouped if grouped else forward_batched)(x, weight, bias, stencil)
+        return forward_kept(x, weight, bias, stencil)[0]
     if weight.dim() == 5:
         # One call per client: on a CPU each is large enough to fill it.
         each = zip(x, weight, bias, strict=True)
@@ -78,28 +79,38 @@ def _tf32() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
-def _grouping_pays(outputs: int, inputs: int, stencil: Stencil) -> bool:
-    """Whether one grouped convolution beats batched products: only on tensor cores, with many channels.
+def forward_windows(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
+    """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·), reading windows where they lie.
 
-    cuDNN has no fast grouped kernel for full float32, few channels or strides.
+    The result lies in memory with channels innermost, as the next such convolution wants its input.
     """
-    return _tf32() and min(outputs, inputs) >= 32 and stencil.stride == 1
+    z: Tensor = _Windows.apply(x, weight, bias, stencil)  # type: ignore[no-untyped-call]
+    return z
 
 
-def forward_grouped(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
-    """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·) as k groups of channels.
+class _Windows(torch.autograd.Function):
+    """The formulas of `trilemma.models.cuda_windows`."""
 
-    The result lies in memory as (b, k, out, h, w), as the next such convolution wants its input. It is plain
-    torch: 3.5 (64 channels) and 2.0 times (128) as fast as columns on an H200 with TF32.
-    """
-    given = _side_by_side(x), weight.flatten(0, 1), bias.flatten()
-    z = F.conv2d(*given, stencil.stride, stencil.padding, groups=len(x))
-    return z.view(x.shape[1], len(x), -1, *z.shape[2:]).transpose(0, 1)
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
+        windows = _windows_kernels(x, *weight.shape[1:3])
+        ctx.windows, ctx.stencil, ctx.size = windows, stencil, x.shape[3:]
+        ctx.save_for_backward(weight, x if ctx.needs_input_grad[1] else None)
+        z: Tensor = windows.convolve(windows.innermost(x), weight, bias.contiguous(), stencil)
+        return z.movedim(-1, 2)
 
-
-def _side_by_side(x: Tensor) -> Tensor:
-    """(k, b, c, h, w) → (b, k·c, h, w), without a copy where memory lies so."""
-    return x.transpose(0, 1).flatten(1, 2).contiguous()
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        weight, x = ctx.saved_tensors
+        grad = ctx.windows.innermost(grads[0])
+        needs = ctx.needs_input_grad
+        return (
+            ctx.windows.back(grad, weight, *ctx.size, ctx.stencil).movedim(-1, 2) if needs[0] else None,
+            # The tape finds these two itself; they are for plain autograd through a model.
+            client_gradients(x, grads[0], ctx.stencil) if needs[1] else None,
+            grad.sum((1, 2, 3)) if needs[2] else None,
+            None,
+        )
 
 
 def forward_batched(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
@@ -113,10 +124,17 @@ def forward_batched(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -
 
 def forward_kept(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> tuple[Tensor, Tensor | None]:
     """Convolve as `forward` does; also return the columns, where there are any, for `client_gradients`."""
-    if weight.dim() == 5 and x.is_cuda and not _grouping_pays(weight.shape[1], weight.shape[2], stencil):
-        columns = _columns(x, stencil)
-        return _multiplied(columns, x, weight, bias, stencil), columns.detach()
-    return forward(x, weight, bias, stencil), None
+    if weight.dim() == 4 or not x.is_cuda:
+        return forward(x, weight, bias, stencil), None
+    if _windows_kernels(x, *weight.shape[1:3]):
+        return forward_windows(x, weight, bias, stencil), None
+    columns = _columns(x, stencil)
+    return _multiplied(columns, x, weight, bias, stencil), columns.detach()
+
+
+def _windows_kernels(x: Tensor, *channels: int) -> Any:
+    """Return the kernels that read windows where they lie, or None where columns have to be made."""
+    return kernels("cuda_windows", x, *channels)
 
 
 def _columns(x: Tensor, stencil: Stencil) -> Tensor:
@@ -128,6 +146,10 @@ def _multiplied(columns: Tensor, x: Tensor, weight: Tensor, bias: Tensor, stenci
     """Return the convolution of x from its columns."""
     clients, size, _, height, width = x.shape
     high, wide = stencil.output(height), stencil.output(width)
+    if _windows_kernels(x, weight.shape[1]):
+        # Channels innermost, as the next convolution wants them.
+        z = torch.baddbmm(bias[:, None], columns.mT, weight.flatten(2).mT)
+        return z.view(clients, size, high, wide, -1).movedim(-1, 2)
     z = torch.baddbmm(bias[..., None], weight.flatten(2), columns)
     return z.view(clients, -1, size, high, wide).transpose(1, 2)
 
@@ -209,8 +231,8 @@ def client_gradients(x: Tensor, grad: Tensor, stencil: Stencil, columns: Tensor 
     if columns is not None:
         return client_gradients_batched(x, grad, stencil, columns)
     if x.is_cuda:
-        grouped = _grouping_pays(grad.shape[2], x.shape[2], stencil)
-        return (client_gradients_grouped if grouped else client_gradients_batched)(x, grad, stencil)
+        windows = x.stride(2) == 1 and _windows_kernels(x, x.shape[2], grad.shape[2])
+        return (client_gradients_windows if windows else client_gradients_batched)(x, grad, stencil)
     if x.shape[2] == 1:
         return example_gradients(x, grad, stencil).combine(x.new_ones(x.shape[:2]))
     return torch.stack([_weight_gradient(a, g, stencil) for a, g in zip(x, grad, strict=True)])
@@ -225,26 +247,25 @@ def client_gradients_batched(
     """
     if columns is None:
         columns = _columns(x, stencil)
-    each = grad.transpose(1, 2).flatten(2)  # (k, out, b·positions)
-    products = torch.bmm(each, columns.transpose(1, 2))
+    innermost = grad.movedim(2, -1).is_contiguous()
+    each = grad.movedim(2, -1).flatten(1, 3).mT if innermost else grad.transpose(1, 2).flatten(2)
+    products = torch.bmm(each, columns.mT)  # (k, out, b·positions) times its columns
     return products.view(*each.shape[:2], x.shape[2], stencil.kernel, stencil.kernel)
 
 
-def client_gradients_grouped(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
-    """Return each client's weight gradient (k, out, c, ·, ·) by one grouped convolution.
-
-    Gain on an H200 with TF32: 1.6 (64 channels) and 1.3 (128).
-    """
-    flat = _weight_gradient(_side_by_side(x), _side_by_side(grad), stencil, len(x))
-    return flat.view(len(x), -1, *flat.shape[1:])
+def client_gradients_windows(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
+    """Return each client's weight gradient (k, out, c, ·, ·), reading windows where they lie."""
+    windows = _windows_kernels(x, x.shape[2], grad.shape[2])
+    found: Tensor = windows.weights(windows.innermost(x), windows.innermost(grad), stencil)
+    return found
 
 
-def _weight_gradient(x: Tensor, grad: Tensor, stencil: Stencil, groups: int = 1) -> Tensor:
-    """Return the weight gradient (out, c/groups, ·, ·) of one client's examples (b, …), or of k groups."""
-    shape = grad.shape[1], x.shape[1] // groups, stencil.kernel, stencil.kernel
+def _weight_gradient(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
+    """Return the weight gradient (out, c, ·, ·) of one client's examples (b, …)."""
+    shape = grad.shape[1], x.shape[1], stencil.kernel, stencil.kernel
     weight = x.new_empty(()).expand(shape)  # only its shape is read
     move = [stencil.stride] * 2, [stencil.padding] * 2, [1, 1]
     backward: Any = torch.ops.aten.convolution_backward
     with reproducible():
-        _, result, _ = backward(grad, x, weight, None, *move, False, [0, 0], groups, [False, True, False])
+        _, result, _ = backward(grad, x, weight, None, *move, False, [0, 0], 1, [False, True, False])
     return result  # type: ignore[no-any-return]

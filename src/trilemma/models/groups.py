@@ -18,10 +18,24 @@ from trilemma.models.tape import Tape
 from trilemma.models.types import Examples, Model
 
 MEMORY = 4 << 30
-"""Default bound, in bytes, on what one group of clients keeps besides the result."""
+"""Least default bound, in bytes, on what one group of clients keeps besides the result."""
+
+SHARE = 8
+"""On a GPU the default bound is one part in so many of its memory: each further group is launched anew."""
 
 CACHE = 64 << 20
 """On a CPU, groups that need about this many bytes run fastest (docs/gradients.md)."""
+
+
+def allowed(device: torch.device) -> int:
+    """Return the default bound, in bytes, on what one group of clients keeps besides the result.
+
+    >>> allowed(torch.device("cpu")) == MEMORY
+    True
+    """
+    if device.type != "cuda":
+        return MEMORY
+    return max(MEMORY, torch.cuda.get_device_properties(device).total_memory // SHARE)
 
 
 def groups(model: Model, batch: Examples, memory: int) -> Iterator[tuple[slice, slice]]:

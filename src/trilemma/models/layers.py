@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trilemma.keys import Key
-from trilemma.models import convolution, normalisation
+from trilemma.models import convolution, normalisation, pooling
 from trilemma.models.convolution import Stencil
 from trilemma.models.normalisation import EPSILON
 from trilemma.models.tape import ConvTap, LinearTap, NormTap, Tape
@@ -132,11 +132,12 @@ class BatchNorm(Layer):
     """z = γ (x − μ)/√(σ² + ε) + β per channel; μ, σ² of the client's batch when training, else running ones.
 
     Padding does not count in the statistics. Running statistics are the client's own: they come in and go out
-    with the tape.
+    with the tape. `rectified`: what comes out is max(z, 0).
     """
 
     name: str
     channels: int
+    rectified: bool = False
 
     @property
     def shapes(self) -> Shapes:
@@ -159,15 +160,18 @@ class BatchNorm(Layer):
             names = f"{self.name}.mean", f"{self.name}.variance"
             # One model without a client axis has one set of statistics.
             mean, variance = (tape.buffers[name][0] if x.dim() == 4 else tape.buffers[name] for name in names)
-            return normalisation.apply(x, weight, bias, mean, torch.rsqrt(variance + EPSILON))
-        z, batch = normalisation.train(x, weight, bias, tape.present)
+            z = normalisation.apply(x, weight, bias, mean, torch.rsqrt(variance + EPSILON))
+            return F.relu(z) if self.rectified else z
+        z, batch = normalisation.train(x, weight, bias, tape.present, self.rectified)
         if tape.buffers:
             # A client without examples keeps what it had.
             momentum = MOMENTUM * (batch.count > 0).to(x.dtype)
             for part, fresh in (("mean", batch.mean), ("variance", batch.unbiased)):
                 old = tape.buffers[f"{self.name}.{part}"]
                 tape.updated[f"{self.name}.{part}"] = torch.lerp(old, fresh, momentum)
-        return tape.add(NormTap(self.name, x.detach(), batch, z)) if tape.record else z
+        if tape.record:
+            z = tape.add(NormTap(self.name, x.detach(), batch, z))
+        return F.relu(z) if self.rectified and not batch.cut else z
 
 
 @dataclass(frozen=True)
@@ -187,9 +191,7 @@ class MaxPool(Layer):
 
     def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
         """Pool the last two axes."""
-        flat = x.flatten(0, -4)
-        z = F.max_pool2d(flat, self.window.kernel, self.window.stride, self.window.padding)
-        return z.view(*x.shape[:-3], *z.shape[1:])
+        return pooling.largest(x, self.window)
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,10 @@ class Reshape(Layer):
 
 @dataclass(frozen=True)
 class Residual(Layer):
-    """relu(norm2(conv2(relu(norm1(conv1 x)))) + shortcut x); the shortcut is a 1×1 convolution or nothing."""
+    """relu(norm2(conv2(norm1(conv1 x))) + shortcut x), with a rectified norm1.
+
+    The shortcut is a 1×1 convolution or nothing.
+    """
 
     conv1: Conv
     conv2: Conv
@@ -245,7 +250,7 @@ class Residual(Layer):
 
     def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
         """Apply the unit."""
-        inner = F.relu(self.norm1(params, self.conv1(params, x, tape), tape))
+        inner = self.norm1(params, self.conv1(params, x, tape), tape)
         inner = self.norm2(params, self.conv2(params, inner, tape), tape)
         return F.relu(inner + (self.shortcut(params, x, tape) if self.shortcut else x))
 

@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from trilemma.models.compiled import kernels
 
 EPSILON = 1e-5
 """Added to variances."""
@@ -28,6 +30,10 @@ class Statistics:
     inverse: Tensor
     """1/√(σ² + ε)"""
     count: Tensor
+    cut: bool = False
+    """Whether what came out is max(z, 0) already."""
+    found: list[tuple[Tensor, Tensor]] = field(default_factory=list, compare=False)
+    """The gradients of γ and β, where the way back has come across them."""
 
     @property
     def unbiased(self) -> Tensor:
@@ -47,8 +53,15 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor
     return torch.addcmul(per_channel(bias - mean * scale), x, per_channel(scale))
 
 
-def train(x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None) -> tuple[Tensor, Statistics]:
-    """Normalise (k, b, c, h, w) by each client's own statistics; `present` (k, b) is 0 at padding."""
+def train(
+    x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None, cut: bool = False
+) -> tuple[Tensor, Statistics]:
+    """Normalise (k, b, c, h, w) by each client's own statistics; `present` (k, b) is 0 at padding.
+
+    Who wants max(z, 0) asks to `cut`, and looks into the statistics whether that was done on the way.
+    """
+    if _innermost_kernels(x):
+        return _innermost(x, weight, bias, present, cut)
     if x.is_cuda and present is None:
         return _fused(x, weight, bias)
     with torch.no_grad():
@@ -65,6 +78,69 @@ def train(x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None) -> tu
         statistics = Statistics(mean, torch.rsqrt(variance + EPSILON), count)
     z: Tensor = _Normalise.apply(x, weight, bias, centred, real, statistics)  # type: ignore[no-untyped-call]
     return z, statistics
+
+
+def _innermost_kernels(x: Tensor) -> Any:
+    """Return the kernels for channels that are innermost in memory, or None where they are not."""
+    return kernels("cuda_normalisation", x, x.shape[2]) if x.stride(2) == 1 else None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(k, b, c, h, w) → (k, b·h·w, c), a view where memory lies so."""
+    return x.movedim(2, -1).flatten(1, 3).contiguous()
+
+
+def _innermost(
+    x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None, cut: bool
+) -> tuple[Tensor, Statistics]:
+    """The same with channels innermost, padded or not (`trilemma.models.cuda_normalisation`)."""
+    area = x.shape[3] * x.shape[4]
+    with torch.no_grad():
+        seen = x.new_full((len(x), 1), x.shape[1]) if present is None else present.sum(1, keepdim=True)
+        mean, squares = _innermost_kernels(x).moments(_rows(x), present, area)
+        inverse = torch.rsqrt(squares / (seen * area).clamp(min=1.0) + EPSILON)
+        # Cut here, γ and β have their gradients from the way back alone, which stops where nobody asks on.
+        statistics = Statistics(mean, inverse, seen * area, cut and x.requires_grad)
+    z: Tensor = _NormaliseInnermost.apply(x, weight, bias, present, statistics)  # type: ignore[no-untyped-call]
+    return z, statistics
+
+
+class _NormaliseInnermost(torch.autograd.Function):
+    """As `_Normalise`, by kernels; what they find of γ and β is kept for the tape."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None, statistics: Statistics
+    ) -> Tensor:
+        own = _innermost_kernels(x)
+        scale = (weight * statistics.inverse).contiguous()
+        shift = bias.expand(scale.shape).contiguous()
+        ctx.save_for_backward(x, present)
+        ctx.map = own.Map(statistics.mean, scale, shift, statistics.cut)
+        ctx.statistics, ctx.shape = statistics, weight.shape
+        return _images(own.mapped(_rows(x), ctx.map), x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x, present), statistics = ctx.saved_tensors, ctx.statistics
+        rows, grad, own = _rows(x), _rows(grads[0]), _innermost_kernels(x)
+        weight, bias = own.slopes(rows, grad, statistics.inverse, ctx.map)
+        statistics.found.append((weight, bias))
+        share = ctx.map.scale / statistics.count.clamp(min=1.0)
+        line = -share * statistics.inverse * weight, -share * bias
+        slope = own.slope(rows, grad, present, x.shape[3] * x.shape[4], ctx.map, line)
+        # Of these two, the tape takes what was kept; they are for plain autograd through a model.
+        both = [
+            part.sum_to_size(ctx.shape) if need else None
+            for part, need in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
+        ]
+        return _images(slope, x), *both, None, None
+
+
+def _images(rows: Tensor, like: Tensor) -> Tensor:
+    """(k, b·h·w, c) → (k, b, c, h, w)."""
+    clients, size, channels, height, width = like.shape
+    return rows.view(clients, size, height, width, channels).movedim(-1, 2)
 
 
 def _fused(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Statistics]:
@@ -90,6 +166,8 @@ def parameter_gradients(x: Tensor, grad: Tensor, statistics: Statistics) -> tupl
     if not x.is_cuda:
         scaled = (grad * (x - per_channel(statistics.mean))).sum(AXES) * statistics.inverse
         return scaled, grad.sum(AXES)
+    if statistics.found:
+        return statistics.found[-1]
     order, flat = _merged(x)
     ones, mean, inverse = x.new_ones(flat.shape[1]), statistics.mean.flatten(), statistics.inverse.flatten()
     backward: Any = torch.ops.aten.native_batch_norm_backward

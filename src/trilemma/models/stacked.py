@@ -33,7 +33,7 @@ from trilemma.models.clipping import NO_CLIP, Clip
 from trilemma.models.convolution import reproducible
 from trilemma.models.engine import Pass, Request
 from trilemma.models.flat import unflatten
-from trilemma.models.groups import MEMORY
+from trilemma.models.groups import allowed
 from trilemma.models.taped import TAPE
 from trilemma.models.types import Buffers, Examples, Model, each_column
 
@@ -65,7 +65,7 @@ def gradients(
     weight_decay_inside: bool = False,
     buffers: Buffers | None = None,
     keys: Sequence[Key] | None = None,
-    memory: int = MEMORY,
+    memory: int | None = None,
 ) -> Gradients:
     """Return the gradients of k clients at parameters (d,) shared by all, or (k, d), one model each.
 
@@ -74,6 +74,7 @@ def gradients(
     The result depends on nothing but the arguments: how the work is cut up follows from the shapes, the
     device and `memory`, not from timing. `buffers` (k, …) are the running statistics of a model that has
     them; without them none are returned. `keys`, one per client, are what a model with dropout draws from.
+    `memory` bounds, in bytes, what is kept at a time; by default 4 GiB or an eighth of a GPU's memory.
 
     >>> from types import SimpleNamespace
     >>> from trilemma import models
@@ -90,7 +91,8 @@ def gradients(
     # An infinite threshold clips nothing, so inside is outside, and the plain gradient stays bit for bit.
     inside = weight_decay if weight_decay_inside and not math.isinf(clip.threshold) else 0.0
     outside = weight_decay - inside
-    sums = sums_of(model, theta, batch, weight, Work(clip, inside, buffers or {}, keys, memory))
+    bound = allowed(theta.device) if memory is None else memory
+    sums = sums_of(model, theta, batch, weight, Work(clip, inside, buffers or {}, keys, bound))
     value, norms, clipped = sums.value, sums.norms, torch.zeros_like(sums.loss)
     if clip.unit == "example":
         present = weight > 0

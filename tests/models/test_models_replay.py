@@ -1,0 +1,86 @@
+"""Gradients that are replayed on a GPU are those that are computed, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trilemma import models
+from trilemma.keys import Key
+from trilemma.models import Clip, replay
+from trilemma.models.precision import products
+from trilemma.testing.examples import Stack
+
+on_a_gpu = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=on_a_gpu)]
+
+
+def asked(name: str, device: str, turn: int, padded: bool):
+    """Return a model, parameters of 3 clients, their batch and running statistics, others every turn."""
+    shape = (1, 28, 28)
+    model = models.build(name, shape, 10)
+    generator = Key(5).fold(name, turn).torch()
+    params = torch.stack([model.init(Key(turn).fold(i)) for i in range(3)])
+    weight = torch.rand(3, 4, generator=generator) + 0.1
+    weight[1, 2:] = 0.0
+    weight /= weight.sum(1, keepdim=True)
+    x, y = torch.randn(3, 4, *shape, generator=generator), torch.randint(10, (3, 4), generator=generator)
+    batch = Stack(x.to(device), y.to(device), weight.to(device) if padded else None)
+    buffers = {key: part + turn for key, part in model.initial_buffers(3, device).items()}
+    return model, params.to(device), batch, buffers
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """Forget what others recorded; return what there is."""
+    fresh = replay._Recordings()
+    monkeypatch.setattr(replay, "_recordings", fresh)
+    return fresh._kept
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", ["mnist-mlp", "cnn", "fashion-resnet"])
+def test_replayed_is_computed(name, padded, device, recordings):
+    model, *_ = asked(name, device, 0, padded)
+    kept = []
+    for turn in range(4):
+        _, params, batch, buffers = asked(name, device, turn, padded)
+        own = {"clip": Clip.client(0.5), "weight_decay": 0.1, "buffers": buffers or None}
+        found = replay.gradients(model, params, batch, **own)
+        expected = models.gradients(model, params, batch, **own)
+        kept.append((found, expected))
+    for found, expected in kept:  # nothing that was returned is overwritten by what came later
+        for part in ("value", "loss", "clipped", "norms"):
+            assert torch.equal(getattr(found, part), getattr(expected, part))
+        assert found.buffers.keys() == expected.buffers.keys()
+        assert all(torch.equal(found.buffers[key], expected.buffers[key]) for key in found.buffers)
+    assert len(recordings) == (device == "cuda")
+    assert None not in recordings.values()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_other_shapes_precisions_and_settings_are_recorded_apart_and_the_oldest_are_forgotten(recordings):
+    model, params, batch, _ = asked("mnist-mlp", "cuda", 1, False)
+    for _ in range(2):
+        fine = replay.gradients(model, params, batch)
+        with products(tf32=True):
+            rough = replay.gradients(model, params, batch)
+        clipped = replay.gradients(model, params, batch, clip=Clip.client(0.01))
+        fewer = replay.gradients(model, params[:2], Stack(batch.x[:2], batch.y[:2], None))
+    assert len(recordings) == replay.KEPT
+    assert not torch.equal(fine.value, rough.value)
+    torch.testing.assert_close(fewer.value, fine.value[:2])
+    assert clipped.value.norm(dim=1).max() < 0.011
+    replay.gradients(model, params, batch, weight_decay=1.0)
+    assert len(recordings) == replay.KEPT
+    assert torch.equal(replay.gradients(model, params, batch).value, fine.value)
+
+
+def test_what_draws_or_is_clipped_by_example_is_computed(recordings):
+    model, params, batch, _ = asked("cnn", "cpu", 1, False)
+    for clip in (Clip.none(), Clip.example(1.0)):
+        found = replay.gradients(model, params, batch, clip=clip)
+        assert torch.equal(found.value, models.gradients(model, params, batch, clip=clip).value)
+    assert not recordings
