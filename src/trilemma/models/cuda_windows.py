@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 jit = cast(Callable[[Callable[..., None]], Any], triton.jit)
 
-ROWS = 128
-"""Positions (forth, back), or taps and channels (weights), of a tile."""
-
 INNER = 32
 """What is multiplied at a time: channels, or positions for the weights."""
 
@@ -172,9 +169,8 @@ def _launch(x: Tensor, taps: Tensor, bias: Tensor, z: Tensor, stencil: Stencil, 
     """Fill z (k, b, high, wide, out) from x (k, b, h, w, c) and taps (k, kernel, kernel, out, c)."""
     clients, size, height, width, channels = x.shape
     high, wide, outputs = z.shape[2:]
-    # Products in three parts need the registers of the wider tile.
-    columns = tile(outputs, 128 if _precision() == "tf32" else 64)
-    _convolve[triton.cdiv(size * high * wide, ROWS), outputs // columns, clients](
+    rows, columns = 128, tile(outputs, 128 if _precision() == "tf32" else 64)
+    _convolve[triton.cdiv(size * high * wide, rows), outputs // columns, clients](
         x,
         taps.contiguous(),
         bias,
@@ -193,7 +189,7 @@ def _launch(x: Tensor, taps: Tensor, bias: Tensor, z: Tensor, stencil: Stencil, 
         OFFSET=stencil.padding if back else -stencil.padding,
         DIVISOR=stencil.stride if back else 1,
         BIASED=not back,
-        ROWS=ROWS,
+        ROWS=rows,
         COLUMNS=columns,
         INNER=INNER,
         PRECISION=_precision(),
@@ -206,9 +202,11 @@ def weights(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
     """Return ∂W (k, out, c, kernel, kernel) of x and ∂z, channels innermost; in memory by tap."""
     clients, size, height, width, channels = x.shape
     high, wide, outputs = grad.shape[2:]
-    kernel, columns = stencil.kernel, tile(outputs, 64)
+    kernel, plain = stencil.kernel, _precision() == "tf32"
+    # Two warps get instructions that read positions as they lie; with four they would have to be innermost.
+    rows, columns, warps = (64, tile(outputs, 128), 2) if plain else (128, tile(outputs, 64), 4)
     out = x.new_empty(clients, kernel, kernel, channels, outputs)
-    _correlate[triton.cdiv(kernel**2 * channels, ROWS), outputs // columns, clients](
+    _correlate[triton.cdiv(kernel**2 * channels, rows), outputs // columns, clients](
         x,
         grad,
         out,
@@ -223,11 +221,11 @@ def weights(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
         KERNEL=kernel,
         STEP=stencil.stride,
         OFFSET=-stencil.padding,
-        ROWS=ROWS,
+        ROWS=rows,
         COLUMNS=columns,
         INNER=INNER,
         PRECISION=_precision(),
-        num_warps=2,  # with four, Triton takes instructions that want positions innermost
+        num_warps=warps,
         num_stages=3,
     )
     return out.permute(0, 4, 3, 1, 2)
