@@ -11,6 +11,7 @@ import torch
 
 from trilemma import aggregation as agg
 from trilemma.aggregation.columns import Window, plain_window_means
+from trilemma.aggregation.cuda import CHUNK, plain_gram
 from trilemma.aggregation.cuda_network import window_program
 
 cuda = pytest.mark.cuda
@@ -57,6 +58,13 @@ def run_ptx(text: str, values: np.ndarray) -> list[np.ndarray]:
         }[".".join(operation.split(".")[: 2 if operation.startswith("setp") else 1])](x)
         registers[target] = np.where(registers[guard], result, registers[target]) if guard else result
     return [registers[f"${i}"] for i in range(4)]
+
+
+@pytest.mark.parametrize("columns", [0, 1, CHUNK - 1, CHUNK, 3 * CHUNK + 17])
+def test_a_plain_gram_matrix_is_that_of_float64_up_to_the_rounding_of_float32(columns: int):
+    X = torch.randn(7, columns, generator=torch.Generator().manual_seed(1))
+    exact = (X.double() @ X.double().T).numpy()
+    np.testing.assert_allclose(plain_gram(X), exact, atol=1e-6 * max(columns, 1))
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -73,6 +73,15 @@ def shifted_gram(X: Tensor, k: int, precise: bool) -> Array:
     return clean(G[:height, :height])
 
 
+def plain_gram(X: Tensor) -> Array:
+    """Return X Xᵀ (n, n) of float32 rows around the origin: products of `CHUNK` columns, added in float64."""
+    whole = X.shape[1] // CHUNK * CHUNK
+    pieces = X[:, :whole].view(len(X), whole // CHUNK, CHUNK).transpose(0, 1)
+    found = _float32_product(pieces, pieces.mT).sum(0, dtype=torch.float64)
+    rest = X[:, whole:]
+    return (found + _float32_product(rest, rest.T)).cpu().numpy()
+
+
 def weighted_sum(X: Tensor, rows: Numpy, used: Array) -> Tensor:
     """Return Σ used_q X[rows_q] (d,)."""
     compiled = kernels()

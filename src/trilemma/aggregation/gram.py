@@ -35,7 +35,7 @@ from trilemma.errors import UserError
 WIDE = 1 << 20
 """From so many columns on, products within a block of columns are float32."""
 
-TOGETHER, PIECE = 1 << 26, 1 << 11
+TOGETHER, PIECE = 1 << 24, 1 << 11
 """On a GPU a plain pass takes so many numbers at once, and multiplies so many columns of them."""
 
 DIRECT = 1 << 15
@@ -167,8 +167,12 @@ def gram(X: Vectors, *, single: bool = False) -> Tensor:
     tensor([[ 5., 11.],
             [11., 25.]], dtype=torch.float64)
     """
-    geometry_ = measure(inputs.messages(X).X, 0 if single else WIDE)
-    return geometry_.gram
+    checked = inputs.messages(X).X
+    if single and checked.is_cuda and checked.dtype == torch.float32:
+        from trilemma.aggregation import cuda
+
+        return torch.from_numpy(clean(cuda.plain_gram(checked)))
+    return measure(checked, 0 if single else WIDE).gram
 
 
 def geometry(X: Vectors) -> Geometry:

@@ -66,7 +66,9 @@ class Court:
     settings: Evidence
     setup: Setup
     trace: Trace
-    spare: Spare = field(default_factory=Spare, repr=False, compare=False)
+    spare: tuple[Spare, Spare, Spare] = field(
+        default_factory=lambda: (Spare(), Spare(), Spare()), repr=False, compare=False
+    )
 
     @cached_property
     def schedule(self) -> tuple[int, ...]:
@@ -88,14 +90,22 @@ class Court:
         `sharing` is how many clients share secrets in the round; None: all who are in.
         """
         assert self.setup.release is not None
-        law, step = self.setup.release.law, self.trace.step(round_)
-        everybody = np.array_equal(senders, np.arange(len(file.members)))
+        law, step, so_far = self.setup.release.law, self.trace.step(round_), slice(round_ + 1)
+        everybody = len(senders) == len(file.members) and bool((np.diff(senders) == 1).all())
         rows = slice(None) if everybody else torch.from_numpy(senders)
-        sums = added(file.sums, x, rows, step, self.spare)
-        carried, coefficients, so_far = file.carried.clone(), file.coefficients.clone(), slice(round_ + 1)
-        carried[rows, so_far] *= self.trace.keeps(round_)
-        carried[rows, round_] = self.trace.adds(round_)
-        coefficients[rows, so_far] += step * carried[rows, so_far]
+        sums = added(file.sums, x, rows, step, self.spare[0])
+        carried, coefficients = (
+            spare.like(one).copy_(one)
+            for spare, one in zip(self.spare[1:], (file.carried, file.coefficients), strict=True)
+        )
+        held = carried[:, so_far] if everybody else carried[rows, so_far]
+        held = held.mul_(self.trace.keeps(round_))
+        held[:, round_] = self.trace.adds(round_)
+        if everybody:
+            coefficients[:, so_far].add_(held, alpha=step)
+        else:
+            carried[rows, so_far] = held
+            coefficients[rows, so_far] += step * held
         spreads, shared, clips = file.spreads.clone(), file.shared.clone(), file.clips.clone()
         shared[round_] = law.sigma_cor**2
         spreads[round_] = law.sigma_ind**2 + (sharing or len(file.staying)) * law.sigma_cor**2

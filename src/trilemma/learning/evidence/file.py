@@ -113,6 +113,8 @@ class File:
         >>> File.empty(3, 1, torch.zeros(5)).expelling(pair).proved.sum()  # at least one of the two lied
         tensor(1., dtype=torch.float64)
         """
+        if not found:
+            return self
         members, proved_ = self.members.clone(), self.proved.clone()
         for one in found:
             members[one.client], proved_[one.client] = False, proved([one])

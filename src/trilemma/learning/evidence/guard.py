@@ -98,8 +98,10 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         sums = None if sums is None else sums.without(names)
 
         staying = np.flatnonzero(~np.isin(places, names)) if len(names) else np.arange(len(places))
-        weights, report, change = torch.zeros(len(senders), dtype=torch.float64), {}, torch.zeros_like(model)
-        if len(staying):  # where all who were asked this time are expelled, the model stays where it is
+        weights, report = torch.zeros(len(senders), dtype=torch.float64), {}
+        if not len(staying):  # where all who were asked this time are expelled, the model stays where it is
+            change = torch.zeros_like(model)
+        else:
             inner = without(min(court.liars(file), max(0, (len(staying) - 1) // 2)))
             step = inner.server(sound.rows(staying.tolist()), {trace.model: model}, round_, key)
             report, change = dict(step.report), step.broadcast[trace.model] - model
@@ -109,8 +111,7 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
             mean = change
             right = court.corrected(fresh, lambda: _products(heard, mean / by), file.carried, file)
             change = _moved(change, heard, by * right.mix)
-        taken = file.taken.clone()
-        taken[torch.tensor(senders)] += weights
+        taken = file.taken.index_add(0, torch.tensor(senders), weights)
         moved = file.moved + change
         file = replace(file, taken=taken, moved=moved if undone is None else moved - undone)
         if round_ < setup.rounds - 1 and round_ + 1 < settings.wait:
