@@ -24,7 +24,7 @@ SCALED, SQUARED = 5, 5
 method tell eigenvalues apart that differ by a millionth; those of noise differ by thousandths."""
 
 TOGETHER = 32
-"""On a GPU problems are filled up to a multiple of so many, so that few sizes have to be recorded."""
+"""On a GPU problems are filled up to so many or a double of it, so that few sizes have to be recorded."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,9 @@ def weigh_down(inner: Tensor, c: Tensor) -> Step:
 
 
 def filled_up(problems: Tensor) -> Tensor:
-    """Return problems (B, …) and, on a GPU, copies of the first up to a multiple of `TOGETHER`."""
-    missing = -len(problems) % TOGETHER if problems.is_cuda else 0
+    """Return problems (B, …) and, on a GPU, copies of the first up to `TOGETHER` or a double of it."""
+    size = max(TOGETHER, 1 << max(len(problems) - 1, 0).bit_length())
+    missing = size - len(problems) if problems.is_cuda else 0
     return torch.cat([problems, problems[:1].expand(missing, *problems.shape[1:])]) if missing else problems
 
 

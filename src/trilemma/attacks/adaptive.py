@@ -153,7 +153,10 @@ class Adaptive(AttackSettings):
             return Crafted(own, 0.0), 0.0
         best = 1 + np.argsort(-found.allowed(unseen)[1:], kind="stable")[:BEST]
         finer = (10 * self.reach) ** (np.arange(-4, 5) / 5 / (self.points - 1))
-        around = [stage.lies(int(tried.which[one]), tried.strength[one] * finer) for one in best]
+        around = [
+            stage.lies(way, np.outer(tried.strength[best[tried.which[best] == way]], finer).ravel())
+            for way in sorted(set(tried.which[best].tolist()))
+        ]
         tried = Lies.joined([tried.only(best), *around])
         harm = stage.judged(tried).allowed(unseen)
         most = int(harm.argmax())

@@ -16,9 +16,10 @@ Places = NDArray[np.int64]
 class Changed:
     """`count` rows of a basis with Gram matrix `gram` (p, p), from `start` on, changed in B ways.
 
-    `changes` (B, r, p), combinations of the basis, are added to the rows `which` (r,) of them.
+    `changes` (B, r, p), combinations of the basis, are added to the rows `which` (r,) of them; all of it lies
+    on one device.
 
-    >>> one = Changed(torch.eye(3), 0, 2, np.array([1]), torch.tensor([[[0.0, 0.0, 5.0]]]))
+    >>> one = Changed(torch.eye(3), 0, 2, torch.tensor([1]), torch.tensor([[[0.0, 0.0, 5.0]]]))
     >>> one.grams(np.arange(2)).tolist()
     [[[1.0, 0.0], [0.0, 26.0]]]
     >>> one.combined(np.arange(2), torch.tensor([[1.0, 2.0]])).tolist()
@@ -28,7 +29,7 @@ class Changed:
     gram: Tensor
     start: int
     count: int
-    which: Places
+    which: Tensor
     changes: Tensor
 
     def only(self, some: Tensor) -> Changed:
@@ -37,7 +38,7 @@ class Changed:
 
     def grams(self, rows: Places) -> Tensor:
         """Return Gram matrices (B, m, m) of some of the rows."""
-        here, which = slice(self.start, self.start + self.count), self._which
+        here, which = slice(self.start, self.start + self.count), self.which
         across = self.changes @ self.gram
         found = self.gram[here, here].repeat(len(across), 1, 1)
         found[:, which] += across[..., here]
@@ -45,24 +46,24 @@ class Changed:
         found[:, which[:, None], which] += across @ self.changes.mT
         if len(rows) == self.count:
             return found
-        kept = torch.from_numpy(rows).to(found.device)
+        kept = self._there(rows)
         return found[:, kept[:, None], kept]
 
     def combined(self, rows: Places, y: Tensor) -> Tensor:
         """Return y @ some of the rows, y (B, m), in the basis (B, p)."""
         found = y.new_zeros(len(y), len(self.gram))
-        found[:, self._place(rows)] = y
-        return found + (found[:, None, self.start + self._which] @ self.changes)[:, 0]
+        if len(rows) == self.count:
+            found[:, self.start : self.start + self.count] = y
+        else:
+            found[:, self.start + self._there(rows)] = y
+        return found + (found[:, None, self.start + self.which] @ self.changes)[:, 0]
 
     def beside(self, rows: Places, vectors: Tensor) -> Tensor:
         """Return inner products (B, m) of some of the rows with combinations (B, p) of the basis."""
-        found = vectors @ self.gram
-        found[:, self.start + self._which] += (self.changes @ found[..., None])[..., 0]
-        return found[:, self._place(rows)]
+        products = vectors @ self.gram
+        found = products[:, self.start : self.start + self.count]
+        found[:, self.which] += (self.changes @ products[..., None])[..., 0]
+        return found if len(rows) == self.count else found[:, self._there(rows)]
 
-    def _place(self, rows: Places) -> Tensor:
-        return torch.from_numpy(rows).to(self.gram.device) + self.start
-
-    @property
-    def _which(self) -> Tensor:
-        return torch.from_numpy(self.which).to(self.gram.device)
+    def _there(self, rows: Places) -> Tensor:
+        return torch.from_numpy(rows).to(self.gram.device)

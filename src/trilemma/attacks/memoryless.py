@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trilemma.attacks.changed import Changed, Places
 from trilemma.attacks.search import weigher
-from trilemma.attacks.span import BLOCK, CUDA_BLOCK
+from trilemma.attacks.span import inner_products
 from trilemma.attacks.turning import Array, furthest, turned
 from trilemma.attacks.types import Crafted, GramTarget, ManyGramsTarget, View
 
@@ -62,17 +62,13 @@ class RuleAlone:
 
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix of the basis with the rows `beside` after it, on the host."""
-        rows = torch.cat([self.vectors.to(torch.promote_types(self.vectors.dtype, torch.float32)), beside])
-        found = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
-        width = max(1, (CUDA_BLOCK if rows.is_cuda else BLOCK) // len(rows))
-        for start in range(0, rows.shape[1], width):
-            block = rows[:, start : start + width].double()
-            found += block @ block.T
-        return found.cpu()
+        wide = torch.promote_types(self.vectors.dtype, torch.float32)
+        return inner_products(torch.cat([self.vectors.to(wide), beside.to(wide)]))
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor) -> Foreseen:
         """Return where the aggregate lies for each of the lies."""
-        messages = Changed(gram, 0, len(self.senders), rows, changes)
+        which = torch.from_numpy(rows).to(gram.device)
+        messages = Changed(gram, 0, len(self.senders), which, changes)
         weights = self._weights(messages.grams(self.senders))
         nothing = gram.new_zeros(len(changes))
         return Foreseen(nothing > 0, messages.combined(self.senders, weights), nothing, nothing > 0)

@@ -100,6 +100,20 @@ class Span:
         return float(torch.sqrt(self.gram[-2, -2]))
 
 
+def inner_products(rows: Tensor) -> Tensor:
+    """Return the Gram matrix of rows (k, d) in float64, products and sums, on the host.
+
+    >>> inner_products(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [[5.0, 11.0], [11.0, 25.0]]
+    """
+    found = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
+    width = max(1, (CUDA_BLOCK if rows.is_cuda else BLOCK) // max(len(rows), 1))
+    for start in range(0, rows.shape[1], width):
+        block = rows[:, start : start + width].double()
+        found += block @ block.T
+    return found.cpu()
+
+
 def finite_rows(messages: Tensor) -> Tensor:
     """Return the messages without NaN and ±inf; the server drops the others, and so do the attackers.
 

@@ -94,7 +94,7 @@ class Stage:
             : 2 if self.n else 1
         ]
 
-    def lies(self, which: int, strengths: Sequence[float]) -> Lies:
+    def lies(self, which: int, strengths: Sequence[float] | Array) -> Lies:
         """Return lies of these strengths along a direction; of turned noise two kinds, where possible."""
         tried, along = np.asarray(strengths, dtype=float), self.along(which)
         if self.noise == "protocol":

@@ -48,6 +48,10 @@ class Look:
         """Whether directions are looked at."""
         return 0 < 2 * self.liars < len(self.rows)
 
+    def corrects(self, seen: Directions) -> bool:
+        """Whether moves are set right along what is seen."""
+        return self.shares is not None and seen.there.shape[1] > 0
+
     def there(self, numbers: Array) -> Tensor:
         """Return numbers where Gram matrices lie."""
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.device)
@@ -185,8 +189,8 @@ def correct(grams: Tensor, moved: Tensor, look: Look, parts: Tensor | None, seen
     `moved` and `parts` are (B, m); `seen` is what is visible.
     """
     m, liars = grams.shape[1], look.liars
-    kept, mix = torch.ones_like(moved[:, 0]), torch.zeros_like(moved)
-    if look.shares is None or not seen.there.shape[1]:
+    kept, mix = moved.new_ones(len(moved)), torch.zeros_like(moved)
+    if look.shares is None or not look.corrects(seen):
         return Corrections(kept, mix)
     counted = None
     if parts is not None:

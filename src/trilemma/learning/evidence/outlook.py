@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trilemma import aggregation
 from trilemma.attacks.changed import Changed
+from trilemma.attacks.span import inner_products
 from trilemma.keys import Key
 from trilemma.learning.evidence import many
 from trilemma.learning.evidence.court import Court
@@ -104,7 +105,9 @@ class Outlook:
 
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix (p, p) of the basis with the rows `beside` (q, d) after it, on the host."""
-        return aggregation.gram(torch.cat([self.vectors, beside.to(self.vectors)]))
+        rows = torch.cat([self.vectors, beside.to(self.vectors)])
+        # All of it is noise around nothing: a GPU need not look for a row to measure from.
+        return inner_products(rows) if rows.is_cuda else aggregation.gram(rows)
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor) -> Foreseen:
         """Return where somebody would be expelled, and where the model would be moved.
@@ -114,22 +117,25 @@ class Outlook:
         """
         p, k = len(gram), len(self.senders)
         n, (whole, fresh) = len(self.vectors) - k - 1, self._looks
-        sums = Changed(gram, 0, n, self.senders[rows], self.step * changes)
-        sent = Changed(gram, n, k, rows, changes)
+        which, whose = (torch.from_numpy(places).to(gram.device) for places in (rows, self.senders[rows]))
+        sums, sent = Changed(gram, 0, n, whose, self.step * changes), Changed(gram, n, k, which, changes)
         grams = sums.grams(whole.rows), sent.grams(fresh.rows)
         judged = _judged(grams, (whole, fresh), self.due)
         left, over, now = judged.left, *judged.seen
         sums, sent, grams = sums.only(left), sent.only(left), (grams[0][left], grams[1][left])
 
         weights = self._weights(sent.grams(np.arange(k)) if len(fresh.rows) < k else grams[1])
-        mean = sent.combined(np.arange(k), weights)
-        beside = sent.beside(fresh.rows, mean)
-        once = sent.combined(fresh.rows, many.correct(grams[1], beside, fresh, None, now).mix)
-        move = self.step * (mean + once)
+        mean, corrected = sent.combined(np.arange(k), weights), gram.new_zeros(len(left))
+        move = self.step * mean
         move[:, n + k] += 1.0
-        after, corrected = move, _lengths(gram, self.step * once)
-        if self.due:
-            after = self._set_right(sums, grams[0], move, weights, over)
+        if fresh.corrects(now):
+            right = many.correct(grams[1], sent.beside(fresh.rows, mean), fresh, None, now)
+            once = self.step * sent.combined(fresh.rows, right.mix)
+            move, corrected = move + once, _lengths(gram, once)
+        after = move
+        if self.due and whole.corrects(over):
+            right = many.correct(grams[0], sums.beside(whole.rows, move), whole, self._parts(weights), over)
+            after = right.kept[:, None] * move + sums.combined(whole.rows, right.mix)
             corrected = corrected + _lengths(gram, after - move)
         return Foreseen(
             judged.expelled,
@@ -138,17 +144,14 @@ class Outlook:
             judged.awaited,
         )
 
-    def _set_right(
-        self, sums: Changed, grams: Tensor, move: Tensor, weights: Tensor, seen: many.Directions
-    ) -> Tensor:
-        """Return where a look at the sums puts the model (B, p), of moves (B, p)."""
-        whole = self._looks[0]
-        taken = self.file.taken.to(move).repeat(len(move), 1)
+    def _parts(self, weights: Tensor) -> Tensor:
+        """Return the shares (B, m) that those looked at have in the model's move, this round's included."""
+        rows, file = self._looks[0].rows, self.file
+        taken = file.taken.to(weights).repeat(len(weights), 1)
         taken[:, torch.from_numpy(self.senders)] += weights
-        members = taken[:, torch.from_numpy(self.file.staying)]
-        parts = taken[:, torch.from_numpy(whole.rows)] / members.sum(1, keepdim=True).clamp(min=1e-300)
-        right = many.correct(grams, sums.beside(whole.rows, move), whole, parts, seen)
-        return right.kept[:, None] * move + sums.combined(whole.rows, right.mix)
+        members = taken if len(file.staying) == taken.shape[1] else taken[:, torch.from_numpy(file.staying)]
+        own = members if len(rows) == members.shape[1] else taken[:, torch.from_numpy(rows)]
+        return own / members.sum(1, keepdim=True).clamp(min=1e-300)
 
     @cached_property
     def _looks(self) -> tuple[many.Look, many.Look]:
