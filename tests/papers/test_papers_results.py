@@ -49,6 +49,14 @@ def test_a_difference_within_both_spreads_agrees() -> None:
     assert kinds([ours("a", 0.829, std=0.0)], printed) == ["differs"]
 
 
+def test_what_agrees_by_a_wide_spread_alone_says_so() -> None:
+    printed = Paper("a paper", (theirs("a", 0.98),))
+    wide, narrow = ours("a", 0.69, std=0.36), ours("a", 0.97, std=0.02)
+    assert [one.words for one in verdicts(Results("s", (narrow,)), printed)] == ["agrees"]
+    (one,) = verdicts(Results("s", (wide,)), printed)
+    assert (one.kind, one.words) == ("agrees", "agrees, but only by a wide spread (-29.0)")
+
+
 def test_bounds_and_stars() -> None:
     assert kinds([ours("a", 0.29)], [theirs("a", below=0.3)]) == ["agrees"]
     assert kinds([ours("a", 0.31)], [theirs("a", below=0.3)]) == ["differs"]

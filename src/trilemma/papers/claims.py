@@ -59,7 +59,7 @@ class Judged:
         """As a line of the table of verdicts."""
         here = self.cell
         ours = written(here, METRIC)
-        return (*here.place, self.claim.figure, ours, self.claim.words, self.words, self.cause)
+        return (*here.place, self.claim.figure, METRIC, ours, self.claim.words, self.words, self.cause)
 
 
 def judged(results: Results, paper: Paper) -> list[Judged]:

@@ -30,9 +30,12 @@ class Verdict:
     @property
     def words(self) -> str:
         """The verdict, with the difference where it matters."""
+        share, apart = self.printed.metric in SHARES, self.difference or 0.0
+        if self.kind == "agrees" and share and self.printed.below is None and abs(apart) > WIDE:
+            return f"agrees, but only by a wide spread ({100 * apart:+.1f})"
         if self.kind != "differs" or self.difference is None:
             return self.kind
-        if self.printed.metric in SHARES:
+        if share:
             return f"differs by {100 * self.difference:+.1f}"
         return _times(self.difference, self.printed.value) or f"differs by {self.difference:+.3g}"
 
@@ -51,6 +54,9 @@ def _times(difference: float, value: float | None) -> str:
         return ""
     return f"differs: {factor:.3g} times larger" if factor > 1 else f"differs: {1 / factor:.3g} times smaller"
 
+
+WIDE = 0.1
+"""A difference of shares that is remarkable though it is within both spreads."""
 
 FAR = 3
 """From what factor on a quotient says more than a difference."""
@@ -118,6 +124,7 @@ def verdict_table(name: str, results: Results, paper: Paper, compute: str = "") 
             one.cell.row,
             one.cell.column,
             one.printed.figure,
+            one.printed.metric.replace("_", " "),
             written(one.cell, one.printed.metric),
             said(one.printed),
             one.words,
@@ -130,7 +137,7 @@ def verdict_table(name: str, results: Results, paper: Paper, compute: str = "") 
     counts = ", ".join(f"{kind}: {given.count(kind)}" for kind in kinds) if given else NOTHING
     age = results.age(compute).words
     remarks = [counts, paper.reference, *([f"{age} ({AGAIN})"] if age else [])]
-    heads = ("table", "row", "column", "there", "ours", "paper", "verdict", "known cause")
+    heads = ("table", "row", "column", "there", "what", "ours", "paper", "verdict", "known cause")
     return Table(f"{name}: ours beside the paper's", heads, lines, tuple(remarks), words=len(heads))
 
 
