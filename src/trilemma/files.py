@@ -9,6 +9,7 @@ import errno
 import hashlib
 import mmap
 import os
+import pickle
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -17,11 +18,19 @@ from types import TracebackType
 
 from filelock import FileLock, Timeout
 
+from trilemma.errors import UserError
+
 Content = bytes | memoryview | mmap.mmap
 
 OWNER_ONLY = 0o600
 BINARY = getattr(os, "O_BINARY", 0)
 """On Windows a descriptor translates line ends unless told not to."""
+
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError),
+    pickle.UnpicklingError,
+)
+"""What readers of JSON, of arrays and of checkpoints raise at a file that is not what it should be."""
 
 DISK_ERRORS = frozenset(
     getattr(errno, name) for name in ("EIO", "EUCLEAN", "EBADMSG", "EREMOTEIO") if hasattr(errno, name)
@@ -72,6 +81,26 @@ def replaced(path: Path) -> Iterator[Path]:
         os.fsync(file.fileno())
     temporary.replace(path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def readable(path: Path, what: str = "a run") -> Iterator[None]:
+    """Turn whatever is wrong with a file, or a folder of files, into one kind of error that says so.
+
+    >>> with readable(Path("runs/a")):
+    ...     json.loads("{")
+    Traceback (most recent call last):
+    trilemma.errors.UserError: 'a' cannot be read as a run: JSONDecodeError: Expecting property name ...
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except UNREADABLE as error:
+        first = (str(error).strip() or "it ends too soon").split("\n")[0]
+        raise UserError(
+            f"{path.name!r} cannot be read as {what}: {type(error).__name__}: {first[:200]}"
+        ) from None
 
 
 class NamedByContent:

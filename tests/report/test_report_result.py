@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -197,3 +199,17 @@ def test_the_picture_of_privacy_has_the_target(tmp_path: Path) -> None:
     assert "asked for: 3" in text
     assert "ε = 3 by pld under ldp" in text
     assert "f = 2, attack: ipm" in text
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]\n", b"3\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n"])
+@pytest.mark.parametrize("name", ["summary.json", "model.json", "seed-1/metrics.jsonl", "seed-1/model.npy"])
+def test_a_file_of_a_run_that_is_damaged_is_named(
+    run: Path, name: str, content: bytes, tmp_path: Path
+) -> None:
+    """Whoever reads runs is told which file to bring back, and gets no traceback."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / name).write_bytes(content)
+    torn = name.endswith("jsonl") and b"\n" not in content  # a last line that is still being written
+    with nullcontext() if torn else pytest.raises(UserError, match=Path(name).name):
+        report.load(copy).state_dict(1)

@@ -126,3 +126,10 @@ def test_a_folder_of_runs_will_do(out: Path, tmp_path: Path) -> None:
         found.cross("aggregation.rule", metric="acuracy")
     with pytest.raises(UserError, match="has no finished runs"):
         report.load_sweep(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000])
+def test_a_damaged_list_of_cells_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"sweep\.json"):
+        report.load_sweep(tmp_path)

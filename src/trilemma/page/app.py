@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from trilemma import __version__
 from trilemma.errors import UserError
+from trilemma.files import readable
 from trilemma.page import federations, planner, runs, studies
 from trilemma.page.answers import (
     Differences,
@@ -31,7 +32,7 @@ from trilemma.page.guard import Guard
 from trilemma.page.index import Found, Index
 from trilemma.page.plan_answers import Asked, Choices, Plan, PlanCurves, PlanSeconds
 from trilemma.page.trust import trust_map
-from trilemma.report.glance import BASELINE, Glance, readable, simulated_records
+from trilemma.report.glance import BASELINE, Glance, simulated_records
 
 STATIC = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 """What the page is made of."""

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from trilemma.errors import UserError
 from trilemma.federation.layout import Party
+from trilemma.files import readable
 from trilemma.page.answers import Account, Member, PartyLine, PartyView, Role, ServerRun, Spent
 from trilemma.page.index import Found, Index, shown
 from trilemma.page.runs import flat
 from trilemma.report import federations
-from trilemma.report.glance import Glance, plain_config, readable
+from trilemma.report.glance import Glance, plain_config
 from trilemma.report.tables import shown as shown_score
 
 LATEST = 300

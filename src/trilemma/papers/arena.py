@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trilemma import files, report
 from trilemma.config import Cell, load
-from trilemma.errors import ConfigError, UserError
+from trilemma.errors import ConfigError
 from trilemma.report import Result, Table
 from trilemma.simulate.sweep.grid import finished
 
@@ -212,11 +212,9 @@ def _row(bout: Bout, result: Result, seed: int) -> Row:
 
 def read(path: Path) -> list[Row]:
     """Return the rows that were recorded in a file; refuse one that holds anything else."""
-    try:
+    with files.readable(path, "results of an arena"):
         said = json.loads(path.read_text("utf-8"))
         return [Row(**row) for row in (said if isinstance(said, list) else [said])]
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"{str(path)!r} holds no results of an arena ({type(error).__name__})") from None
 
 
 def record(path: Path, found: Iterable[Row]) -> None:

@@ -242,10 +242,8 @@ def read_results(path: Path) -> Results:
     """Read results from a file."""
     if not path.is_file():
         raise UserError(f"there are no results in {str(path)!r}; trilemma papers run NAME writes them")
-    try:
+    with files.readable(path, "results of a study"):
         return _results(json.loads(path.read_text("utf-8")))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{str(path)!r} holds no results of a study ({type(error).__name__})") from None
 
 
 def _results(said: Mapping[str, Any]) -> Results:

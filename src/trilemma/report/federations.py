@@ -20,11 +20,12 @@ from trilemma.federation.event_log import events_file, read_events
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.peers import Door, door_file
 from trilemma.federation.spending import read_budget
+from trilemma.files import readable
 from trilemma.privacy.ledger_lines import Budget
 from trilemma.privacy.statement import Statement, read_statement
 from trilemma.records import Record
 from trilemma.report.doings import Doings, doings, moment
-from trilemma.report.glance import deployed_records, glance_deployed, readable
+from trilemma.report.glance import deployed_records, glance_deployed
 from trilemma.report.trust import places, trusted
 
 Now = Literal["heard", "absent", "rejected", "not asked", "nothing yet"]

@@ -11,14 +11,13 @@ import json
 import math
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from trilemma.config.schema import FederationTable, RunTable
-from trilemma.errors import UserError
+from trilemma.files import readable
 from trilemma.privacy import NoGuarantee
 from trilemma.records import OWN_SCORE, Record, Spread, Summary
 from trilemma.simulate.directory import SeedDirectory
@@ -129,26 +128,6 @@ def plain_config(path: Path) -> dict[str, Any]:
     if not isinstance(config["privacy"]["threat"], str):
         raise ValueError("[privacy] threat is no name")
     return config
-
-
-@contextmanager
-def readable(folder: Path) -> Iterator[None]:
-    """Turn whatever is wrong with a folder's files into one kind of error that says so.
-
-    >>> with readable(Path("runs/a")):
-    ...     json.loads("{")
-    Traceback (most recent call last):
-    trilemma.errors.UserError: 'a' cannot be read as a run: JSONDecodeError: Expecting property name ...
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        first = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"{folder.name!r} cannot be read as a run: {type(error).__name__}: {first[:200]}"
-        ) from None
 
 
 def so_far(

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from trilemma import config as configuration
-from trilemma import models
+from trilemma import files, models
 from trilemma.config import OWN
 from trilemma.config.assembly import learner_of
 from trilemma.errors import UserError, nearest
@@ -47,7 +47,8 @@ def _simulation(folder: Path, task: Task | None = None) -> Result:
     seeds = {seed: directory.seed(seed).records() for seed in settings.run.seeds}
     written = folder / "summary.json"
     if written.exists():
-        summary = Summary.read(json.loads(written.read_text()))
+        with files.readable(written, "the summary of a run"):
+            summary = Summary.read(json.loads(written.read_text("utf-8")))
     else:
         summary = so_far(settings.dump(), seeds, folder)
     baseline = _simulation(folder / BASELINE, task) if (folder / BASELINE / "config.toml").exists() else None
@@ -92,7 +93,7 @@ def _federation(folder: Path, name: str | None) -> Result:
     def model(_: int) -> Tensor:
         if not log.result.is_file():
             raise UserError(f"run {chosen!r} has no model yet: it is not finished")
-        _header, tensors = wire.loads(log.result.read_bytes(), kinds.Finished)
+        _header, tensors = wire.read_file(log.result, kinds.Finished)
         if "params" not in tensors:
             raise UserError(f"{settings.algorithm.name} has no common model; its clients keep their own")
         return tensors["params"]

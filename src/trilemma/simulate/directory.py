@@ -86,8 +86,9 @@ class SeedDirectory:
         """Read all complete records back; a torn last line is ignored."""
         if not self.metrics_path.exists():
             return []
-        lines = self.metrics_path.read_text().split("\n")
-        return [Record.read(json.loads(line)) for line in lines[:-1]]
+        with files.readable(self.metrics_path, "records of a seed"):
+            lines = self.metrics_path.read_text("utf-8").split("\n")
+            return [Record.read(json.loads(line)) for line in lines[:-1]]
 
     def newest(self, wanted: Callable[[Record], bool] = lambda _: True) -> Record | None:
         """Return the newest complete record that is wanted, from the end of the file: it may be long."""
@@ -129,14 +130,16 @@ class SeedDirectory:
         """Return the progress of the latest checkpoint and change nothing."""
         if not self.checkpoint_path.exists():
             return None
-        found = torch.load(self.checkpoint_path, map_location=device, weights_only=True, mmap=mapped)
-        return Progress(**found)
+        with files.readable(self.checkpoint_path, "a checkpoint"):
+            found = torch.load(self.checkpoint_path, map_location=device, weights_only=True, mmap=mapped)
+            return Progress(**found)
 
     def model(self) -> Tensor:
         """Return the returned model: (d,), or (k, d) where clients keep models of their own."""
         if not self.finished:
             raise UserError(f"{str(self.path)!r} has no model yet: this seed is not finished, or it diverged")
-        return torch.from_numpy(np.load(self.model_path))
+        with files.readable(self.model_path, "a model"):
+            return torch.from_numpy(np.load(self.model_path))
 
     def statistics(self) -> dict[str, Tensor] | None:
         """Return the running statistics of the returned model, where it has any."""
@@ -209,10 +212,11 @@ class RunDirectory:
             raise UserError(f"{str(self.path)!r} was run before tensors had names there; run --resume on it")
         found: dict[str, Tensor] = {}
         start = 0
-        for name, shape in json.loads(path.read_text())["tensors"]:
-            stop = start + math.prod(shape)
-            found[name] = flat[start:stop].reshape(shape).clone()
-            start = stop
+        with files.readable(path, "names of tensors"):
+            for name, shape in json.loads(path.read_text("utf-8"))["tensors"]:
+                stop = start + math.prod(shape)
+                found[name] = flat[start:stop].reshape(shape).clone()
+                start = stop
         return found
 
     def task(self) -> Task | None:

@@ -74,14 +74,19 @@ def known_cells(out: Path) -> dict[str, dict[str, Any]]:
     path = out / SWEEP
     if not path.exists():
         raise UserError(f"{str(out)!r} is not the directory of a sweep: it has no {SWEEP}")
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))["cells"]
-    return found
+    with files.readable(path, "a sweep's list of cells"):
+        found: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))["cells"]
+        return dict(found)
 
 
 def failures(out: Path) -> dict[str, Failure]:
     """Return why cells of `out` have no result, by name."""
-    found = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted((out / FAILED).glob("*.json"))}
-    return {name: Failure(said["reason"], said["trace"]) for name, said in found.items()}
+    found = {}
+    for path in sorted((out / FAILED).glob("*.json")):
+        with files.readable(path, "a cell's failure"):
+            said = json.loads(path.read_text("utf-8"))
+            found[path.stem] = Failure(said["reason"], said["trace"])
+    return found
 
 
 class _Keeper(Telling):
