@@ -145,7 +145,7 @@ NOTHING = (
     "nothing to compare: the paper has no number for a place that was run; trilemma papers figure draws ours"
 )
 
-AGAIN = "trilemma papers run makes new results"
+AGAIN = "trilemma papers check tells whether that matters, run makes new results"
 
 
 def said(printed: Printed) -> str:
