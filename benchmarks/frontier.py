@@ -13,27 +13,22 @@ keeps what laws, rates and hidden measured.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import threading
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
+from frontier_cost import cost, honest_noise
 from trilemma import aggregation, config, files
 from trilemma.attacks.stage import Stage
 from trilemma.keys import Key
-from trilemma.learning import Algorithm, Messages, Setup, algorithms
+from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.evidence import Law, convict, guarded, hidden_shift
 from trilemma.learning.evidence.conviction import _by_direction
 from trilemma.learning.evidence.correction import visible
 from trilemma.learning.evidence.outlook import Outlook
-from trilemma.learning.evidence.schedule import looks
 from trilemma.models import Model, build
 from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, Release
@@ -149,7 +144,7 @@ def rates(given: argparse.Namespace) -> None:
     alarms = dict.fromkeys(("length", "pairs", "direction"), 0)
     for attempt in range(tries):
         generator = Key(int(given.seeds.split(",")[0])).fold("rates", attempt).torch()
-        noise = _honest(clients, dim, NoiseLaw(0.7, 0.5), generator).double().numpy()
+        noise = honest_noise(clients, dim, NoiseLaw(0.7, 0.5), generator).double().numpy()
         gram = noise @ noise.T
         # The level is shared by all 2n² bounds, of which 2n are lengths': alone they get n times as much.
         alarms["length"] += any(one.test == "length" for one in convict(gram, law, 3, level * clients))
@@ -257,133 +252,6 @@ def keep(path: str | None, rows: list[dict[str, Any]]) -> None:
         files.write_atomically(Path(path), f"[\n{lines}\n]\n".encode())
 
 
-def _honest(clients: int, dim: int, law: NoiseLaw, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Return honest noise (n, d): own, and shared by all pairs, which cancels in the sum."""
-    device = None if generator is None else generator.device
-    shared, own = (torch.randn(clients, dim, generator=generator, device=device) for _ in range(2))
-    return law.sigma_ind * own + law.sigma_cor * clients**0.5 * (shared - shared.mean(0))
-
-
-LENGTHS = (30, 400)
-"""Rounds of runs over which the price of looks at sums is shared."""
-
-
-def cost(given: argparse.Namespace) -> None:
-    """Time a server step at n = 100, d = 431,080 with and without evidence: processor time, or a GPU's.
-
-    Rounds in which sums are looked at and others are timed apart; what a run costs is both in the proportion
-    in which its schedule has them. Memory is the most that was in use during a step, the state included, in
-    numbers for each client and coordinate, beside the messages; bars: 1.15 of caf and 3.
-    """
-    rules, device = ("caf", "evidence+caf", "evidence(correct=0)+caf"), torch.device(given.device)
-    _memory("caf", device)  # whatever is compiled or loaded by the first step
-    memory = {rule: _memory(rule, device) for rule in rules}
-    taken = _times(rules, device)
-    alone = min(min(times) for times in taken["caf"].values())
-    for rule, times in taken.items():
-        look, plain = min(times[True]), min(times[False])
-        shares = [len(looks(rounds)) / rounds for rounds in LENGTHS]
-        ratios = [(share * look + (1 - share) * plain) / alone for share in shares]
-        said = ", ".join(f"{ratio:.2f} over {r} rounds" for ratio, r in zip(ratios, LENGTHS, strict=True))
-        print(
-            f"{rule}: {1e3 * plain:.1f} ms, with a look {1e3 * look:.1f} ms, {memory[rule]:.2f} n d", end=""
-        )
-        print("" if rule == "caf" else f"; of caf {said}")
-
-
-def _served(rule: str) -> Algorithm:
-    """Return CafCor at n = 100, f = 10, of the largest of `LENGTHS` rounds, with a rule."""
-    release = Release(clip=2.25, law=NoiseLaw(1.0, 0.65))
-    setup = Setup(100, 10, max(LENGTHS), aggregation.parse(rule, f=10), release)
-    return guarded(algorithms["cafcor"]().build, setup)
-
-
-def _messages(device: torch.device, rounds: int) -> Iterator[torch.Tensor]:
-    """Yield what 100 honest clients without contributions send, round by round; always in the same place."""
-    beta, generator = algorithms["cafcor"]().momentum, Key(1).torch(device)
-    message = torch.empty(100, NETWORK.dim, device=device).fill_(0.0)
-    for _ in range(rounds):
-        message.mul_(beta).add_(_honest(100, NETWORK.dim, NoiseLaw(1.0, 0.65), generator), alpha=1 - beta)
-        yield message
-
-
-NETWORK = build("cnn", (1, 28, 28), 10)
-
-
-def _memory(rule: str, device: torch.device) -> float:
-    """Return the memory that the server takes in four rounds beside the messages, in n d numbers."""
-    algorithm = _served(rule)
-    state, watched = {}, None
-    for round_, message in enumerate(_messages(device, 4)):
-        gc.collect()
-        watched = watched or Memory(device)
-        state = state or _begun(algorithm, device)
-        with watched:
-            state = algorithm.server(Messages(message), state, round_, Key(2)).state
-    assert watched is not None
-    return watched.most / (4 * 100 * NETWORK.dim)
-
-
-def _times(rules: Sequence[str], device: torch.device) -> dict[str, dict[bool, list[float]]]:
-    """Return the seconds of steps with and without a look, from the fifth round on; all rules in turn."""
-    served = {rule: _served(rule) for rule in rules}
-    states = {rule: _begun(algorithm, device) for rule, algorithm in served.items()}
-    taken: dict[str, dict[bool, list[float]]] = {rule: {True: [], False: []} for rule in rules}
-    for round_, message in enumerate(_messages(device, 20)):
-        for rule, algorithm in served.items():
-            begin = _clock(device)
-            done = algorithm.server(Messages(message), states[rule], round_, Key(2))
-            spent, states[rule] = _clock(device) - begin, done.state
-            assert not done.report.get("expelled")
-            if round_ >= 4:
-                taken[rule][round_ in looks(max(LENGTHS))].append(spent)
-    return taken
-
-
-def _begun(algorithm: Algorithm, device: torch.device) -> dict[str, torch.Tensor]:
-    begun = algorithm.init(NETWORK, tuple(range(100)), Key(1)).server
-    return {name: part.to(device) for name, part in begun.items()}
-
-
-class Memory:
-    """The most bytes in use within its blocks, beside those that were when it was made."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.before, self.most = device, self._now(device), 0
-
-    @staticmethod
-    def _now(device: torch.device) -> int:
-        on_gpu = device.type == "cuda"
-        return torch.cuda.memory_allocated(device) if on_gpu else psutil.Process().memory_info().rss
-
-    def __enter__(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        else:
-            self.over = threading.Event()
-            self.watch = threading.Thread(target=self._watch)
-            self.watch.start()
-
-    def _watch(self) -> None:
-        while not self.over.wait(0.002):
-            self.most = max(self.most, self._now(self.device) - self.before)
-
-    def __exit__(self, *error: object) -> None:
-        if self.device.type == "cuda":
-            self.most = max(self.most, torch.cuda.max_memory_allocated(self.device) - self.before)
-        else:
-            self.over.set()
-            self.watch.join()
-
-
-def _clock(device: torch.device) -> float:
-    """Return the processor time so far, or the time at which a GPU has done what it was given."""
-    if device.type == "cpu":
-        return time.process_time()
-    torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -396,4 +264,10 @@ if __name__ == "__main__":
     parser.add_argument("--picture")
     parser.add_argument("--set", action="append", default=[])
     chosen = parser.parse_args()
-    {"laws": laws, "rates": rates, "hidden": hidden, "honest": honest, "cost": cost}[chosen.what](chosen)
+    {
+        "laws": laws,
+        "rates": rates,
+        "hidden": hidden,
+        "honest": honest,
+        "cost": lambda given: cost(given.device),
+    }[chosen.what](chosen)
