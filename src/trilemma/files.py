@@ -87,6 +87,7 @@ def replaced(path: Path) -> Iterator[Path]:
 def readable(path: Path, what: str = "a run") -> Iterator[None]:
     """Turn whatever is wrong with a file, or a folder of files, into one kind of error that says so.
 
+    >>> import json
     >>> with readable(Path("runs/a")):
     ...     json.loads("{")
     Traceback (most recent call last):
