@@ -49,12 +49,6 @@ def command(*arguments: object) -> str:
 # --- crashes ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def only_processes_die(monkeypatch):
-    """What is written is written: no machine goes down here, and nobody waits for its disk."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 class Dies(BaseException):
     """The process is no more."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -34,12 +32,6 @@ EXAMPLE = (  # every client's batch is all it has: what sampling saves is for ot
     *("evaluation.noise_multiplier=2", f"algorithm.batch_size={HELD}"),
 )
 KINDS = {"plain": (), "user": USER, "example": EXAMPLE}
-
-
-@pytest.fixture(autouse=True)
-def nobody_waits_for_a_disk(monkeypatch):
-    """No machine goes down here."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def federation(tmp_path, kind="user", rounds=ROUNDS):
