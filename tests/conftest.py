@@ -31,7 +31,7 @@ collect_ignore_glob = ["*/conftest.py"]
 def pytest_configure() -> None:
     """One thread per process; a run that is told to stop takes down what its tests started, as on Ctrl-C.
 
-    Disks are not waited for: no test pulls the plug, and those that ask whether a file was synced see it still.
+    Disks are not waited for: no test pulls the plug, and those that ask whether a file was synced see it.
     """
     torch.set_num_threads(1)  # two test processes share two cores: more threads get in each other's way
     os.fsync = lambda descriptor: None
