@@ -29,9 +29,11 @@ MODEL = build("logistic", (299,), 2)
 CPU = torch.device("cpu")
 
 
-def server(rule: str = "evidence+mean", rounds: int = ROUNDS, clip: float = 0.5) -> Algorithm:
+def server(
+    rule: str = "evidence+mean", rounds: int = ROUNDS, clip: float = 0.5, law: NoiseLaw = LAW
+) -> Algorithm:
     """Byz-Clip-SGD without momentum, steps of −1: the model is the sum of aggregates, less."""
-    setup = Setup(CLIENTS, LIARS, rounds, aggregation.parse(rule, f=LIARS), Release(clip=clip, law=LAW))
+    setup = Setup(CLIENTS, LIARS, rounds, aggregation.parse(rule, f=LIARS), Release(clip=clip, law=law))
     return guarded(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
 
 
@@ -175,15 +177,15 @@ def test_liars_are_told_the_truth_about_rounds_with_and_without_a_look() -> None
     assert len(step.report["expelled"]) == LIARS
 
 
-def reached(bold: bool, rounds: int, seed: int) -> tuple[float, int]:
+def reached(bold: bool, rounds: int, seed: int, law: NoiseLaw = LAW) -> tuple[float, int]:
     """How far liars move the model along their way, and how many of them are left at the end."""
-    algorithm, way = server(rounds=rounds), torch.eye(1, MODEL.dim, dtype=torch.float64)
+    algorithm, way = server(rounds=rounds, law=law), torch.eye(1, MODEL.dim, dtype=torch.float64)
     source, ends, left = privacy.SimulatedNoise(Key(seed), CLIENTS), [], []
     for lying in (True, False):
         state = start(algorithm)
         for round_ in range(rounds):
             members = algorithm.members(state)
-            sent = source.among(members).draw(LAW, members, MODEL.dim, round_, CPU)
+            sent = source.among(members).draw(law, members, MODEL.dim, round_, CPU)
             liars = [row for row, client in enumerate(members) if client >= CLIENTS - LIARS]
             if lying and liars:
                 outlook = Outlook.of(algorithm.court, state, sent, members, round_)
@@ -206,6 +208,13 @@ def test_liars_who_push_between_looks_gain_nothing_by_it() -> None:
     pushed, left = reached(True, rounds, 5)
     assert left == 0
     assert pushed < bound / 2
+
+
+def test_whatever_set_rounds_right_is_undone_with_those_who_made_it_necessary() -> None:
+    """Without common noise nothing is left of bold liars, on either side: not what corrected their rounds."""
+    pushed, left = reached(True, 17, 5, NoiseLaw(1.0, 0.0))
+    assert left == 0
+    assert pushed < 0.3
 
 
 def test_sums_of_earlier_rounds_stay_what_they_were_although_memory_is_used_again() -> None:

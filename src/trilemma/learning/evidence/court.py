@@ -7,9 +7,9 @@ in a single one.
 
 **Undo.** An expelled client's part in the move, q = Σ_{i out} w_i S_i, is taken back as far as it is not the
 noise that cancels other clients': of ‖q‖² about x² = dσ_cor² Σ_s c²·(pairs of one out and one in) is, so that
-1 − x²/‖q‖² of q leaves the least error in mean square. Along directions that stood out of the sums with them
-it is taken back whole: noise is short there. Gross lies so go whole, subtle ones hardly: those are the
-correction's.
+1 − x²/‖q‖² of q leaves the least error in mean square. Along directions that stood out of the sums with them,
+where noise is short, the move becomes that of those who stay: q goes whole, and whatever set its rounds right
+goes with it. Gross lies so go whole, subtle ones hardly: those are the correction's.
 """
 
 from __future__ import annotations
@@ -166,18 +166,19 @@ class Court:
         total = float(before.taken.sum())
         if not self.settings.undo or not found or total == 0:
             return torch.zeros_like(before.moved)
-        part, expelled = np.zeros(len(before.sums)), clients_of(found)
-        part[expelled] = before.taken.cpu().numpy()[expelled] / total
+        shares, expelled = before.taken.cpu().numpy() / total, clients_of(found)
+        part = np.zeros(len(before.sums))
+        part[expelled] = shares[expelled]
         squared = before.coefficients.cpu().numpy() ** 2 @ before.shared.cpu().numpy()
         pairs = before.sums.shape[1] * (len(before.staying) - len(expelled))
         noise = pairs * float(part**2 @ squared)
         rest, seen = combined(before.sums, part), torch.zeros_like(before.moved)
+        others = before.moved - combined(before.sums, np.where(before.members.numpy(), shares - part, 0.0))
         for direction in sums.seen(self.liars(file)):
             mix = np.zeros(len(file.sums))
             mix[sums.rows[sums.law.heard]] = direction.mix
             way = combined(file.sums, mix)  # of length 1
-            along = (way @ rest) * way
-            seen, rest = seen + along, rest - along
+            seen, rest = seen + (way @ others) * way, rest - (way @ rest) * way
         length = float(rest @ rest)
         return seen + rest * (max(0.0, 1 - noise / length) if length > 0 else 0.0)
 
