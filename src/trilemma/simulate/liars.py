@@ -64,6 +64,7 @@ def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...], s
     rows = [experiment.clients.ids.index(i) for i in honest]
     trace, release = algorithm.trace, algorithm.release
     known = trace is not None and (trace.keeps(round_) == 0 or "momentum" in progress.clients)
+    known = known and algorithm.message(experiment.clients.model).codec is None  # on a grid noise is another
     if trace is not None and known and release is not None and len(sent) == len(honest):
         source = experiment.clients.among(experiment.members(progress.server)).noise
         drawn = source.draw(release.law, honest, sent.shape[1], round_, sent.device).mean(0)
