@@ -6,7 +6,7 @@ Byz-Clip-SGD without momentum, n = 24, f = 4, d = 400, T = 30, honest contributi
 of 1; liars push at right angles to them and send, every round, the strongest lie that passes. Four ways:
 
     every     the server looks at sums in every round (evidence(pace=1))
-    careful   it looks as scheduled; liars keep to what would pass a look in every round
+    careful   it looks as scheduled; liars reckon as if it looked in every round
     bold      they keep to what messages let pass, and are expelled at the next look
     late      likewise, but behave until only the last look is left
 
@@ -58,6 +58,7 @@ def reached(rule: str, law: NoiseLaw, noise: str, bold: bool, start: int, seed: 
             sent, rows = given + drawn, [row for row, i in enumerate(members) if i >= CLIENTS - LIARS]
             if lying and rows and round_ >= start:
                 outlook = Outlook.of(algorithm.court, state, sent, members, round_)
+                outlook = outlook if bold else outlook.looked()
                 names = tuple(members[row] for row in rows)
                 stage = Stage(outlook, names, np.ones(len(rows)), way, -way[0], noise, bold)
                 lies = stage.lies(0, [*(CLIP * np.geomspace(0.1, 100, 40)), *stage.furthest(0)])

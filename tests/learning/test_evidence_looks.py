@@ -169,6 +169,10 @@ def test_liars_are_told_the_truth_about_rounds_with_and_without_a_look() -> None
         origin = File.read(state).origin
         step = algorithm.server(Messages(sent), state, round_, Key(3))
         assert bool(foreseen.expelled) == bool(step.report["expelled"])
+        expected = bool(foreseen.expelled) or bool(foreseen.awaited)
+        reckoned = outlook.looked()
+        looked = reckoned.outcomes(reckoned.gram(push), np.arange(CLIENTS - LIARS, CLIENTS), changes)
+        assert bool(looked.expelled) == expected
         if not foreseen.expelled:
             move = foreseen.move[0] @ torch.cat([outlook.vectors, push]).double()
             assert torch.allclose(step.broadcast["params"], (origin + move).float(), atol=1e-3)

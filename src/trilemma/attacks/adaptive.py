@@ -31,9 +31,9 @@ truth would move it (for `loss` and its kin: how far it lands uphill), as the de
 its rule, its corrections. All candidates are combinations of sums, messages and directions, so each costs
 n × n work in their Gram matrix, measured once a round, and all are looked at together (`stage`). With
 `greedy` off candidates must also be set right no further than a tenth more than without the lie: liars then
-stay below what can be seen. Where the server looks at sums in some rounds only, liars keep to what would pass
-a look in every round, for they mean to stay; `bold` ones do not. Against a server without memory they face
-its rule alone, along `gradient`, `loss`, `slanted` or `errors`.
+stay below what can be seen. Where the server looks at sums in some rounds only, liars reckon as if it did in
+every one, for they mean to stay and the next look counts; `bold` ones do not. Against a server without memory
+they face its rule alone, along `gradient`, `loss`, `slanted` or `errors`.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ class Adaptive(AttackSettings):
         length = float(torch.linalg.vector_norm(truth)) or 1.0
         strengths = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
         defence = RuleAlone.of(view, own) if view.defence is None else view.defence()
+        if defence is not None and not self.bold:
+            defence = defence.looked()
         crafted, far = self._lie(view, own, truth, self._uphill(view), strengths, defence)
         if self.direction == "errors" and view.errors is not None and far > 0:
             crafted, _ = self._lie(view, own, truth, view.errors(far), strengths, defence)

@@ -95,6 +95,9 @@ class Defence(Protocol):
     def step(self) -> float:
         """What the round's aggregate is multiplied by."""
 
+    def looked(self) -> Defence:
+        """Return the same round as if the server looked at all that clients have sent so far in it."""
+
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix (p, p) of the basis with more rows after it, on the host."""
 

@@ -8,7 +8,7 @@ for searches that try many lies a round.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -102,6 +102,12 @@ class Outlook:
         moved = before.moved if due else state[trace.model] - before.origin
         vectors = torch.cat([file.sums, x.to(file.sums.dtype), moved[None]])
         return cls(vectors, places, trace.step(round_), due, court, file)
+
+    def looked(self) -> Outlook:
+        """Return the same round as if sums were looked at in it: what the next look will make of it."""
+        if self.due:
+            return self
+        return replace(self, vectors=torch.cat([self.vectors[:-1], self.file.moved[None]]), due=True)
 
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix (p, p) of the basis with the rows `beside` (q, d) after it, on the host."""
