@@ -27,6 +27,7 @@ from trilemma.flower.bell import Bell
 from trilemma.flower.guard import Guard
 from trilemma.flower.limits import ANNOUNCES, PATHS, SMALL, UPLOADS, Limits, Settings
 from trilemma.flower.lines import Line
+from trilemma.flower.lost_answers import LostAnswers
 from trilemma.flower.waiting import Waiting
 
 PULL = "/v1/fleet/pull-messages"
@@ -530,14 +531,16 @@ def test_a_client_that_found_nothing_waits_for_the_bell_and_nothing_is_overlooke
         door.link.body = b"a message"
         bell.ring()
         assert await door.works()
+        await door.say(request("/v1/fleet/pull-object"))
         assert await door.works(), "who got something asks again at once: there may be more"
+        await door.say(request("/v1/fleet/pull-object"))
         door.link.body = b""
         assert await door.works()
         bell.ring()  # between two questions
         assert await door.works()
         other = await door.say(request(PULL, flwr_public_key="another"), "client-1")
         assert other.startswith(b"HTTP/1.1 200"), "another client's luck is its own"
-        assert len(door.link.seen) == 7
+        assert [path for path, _ in door.link.seen].count(PULL) == 7
 
     guarded(folder, scene, bell=bell)
 
@@ -583,3 +586,42 @@ def test_a_client_is_not_kept_for_ever(folder, bell, monkeypatch):
         assert len(door.link.seen) == 2
 
     guarded(folder, scene, bell=bell)
+
+
+# --- answers that are lost --------------------------------------------------------------------------------
+
+
+def test_work_that_was_lost_on_the_way_is_handed_out_again(folder):
+    """The SuperLink hands a message out once; a client that asks again without fetching it has not got it."""
+
+    async def scene(door):
+        door.link.body = b"a message"
+        _, writer = await door.connect()
+        writer.write(request(PULL))
+        await writer.drain()
+        await becomes(lambda: len(door.link.seen) == 1)
+        writer.transport.abort()
+        door.link.body = b""
+        await door.say(request("/v1/fleet/send-node-heartbeat"))
+        again = await door.say(request(PULL))
+        assert again.endswith(b"a message")
+        assert [path for path, _ in door.link.seen].count(PULL) == 1
+        await door.say(request("/v1/fleet/pull-object"))
+        assert (await door.say(request(PULL))).startswith(b"HTTP/1.1 200"), "it has it now"
+        assert [path for path, _ in door.link.seen].count(PULL) == 2
+
+    guarded(folder, scene)
+
+
+def test_work_is_lost_more_than_once_and_is_not_kept_for_ever():
+    now = [0.0]
+    lost = LostAnswers(lambda: now[0])
+    for _ in range(3):
+        lost.answered("client-0", [], b"a message")
+        assert lost.asked("client-0", PULL).body == b"a message"
+        assert lost.asked("client-0", PULL) is None, "who was answered has it, until told otherwise"
+    lost.answered("client-0", [], b"a message")
+    now[0] += 91.0
+    assert lost.asked("client-0", PULL) is None
+    lost.answered("client-0", [], b"x" * 70_000)
+    assert lost.asked("client-0", PULL) is None, "nobody's answer is so long"

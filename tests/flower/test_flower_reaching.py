@@ -23,6 +23,7 @@ from trilemma.federation.layout import Party
 from trilemma.federation.provisioning import install_certificate
 from trilemma.flower import guard
 from trilemma.flower.guard import Guard
+from trilemma.flower.handshake import listen
 from trilemma.flower.limits import Limits, Settings
 
 CLIENTS = 2
@@ -46,7 +47,7 @@ def guarded(server: Party) -> Iterator[None]:
         folder=str(server.folder),
     )
     loop = asyncio.new_event_loop()
-    with guard.listen(settings) as listener:
+    with listen(settings) as listener:
         task = loop.create_task(Guard(settings).serve(listener))
         serving = asyncio.wait([task])
         thread = threading.Thread(target=loop.run_until_complete, args=(serving,))

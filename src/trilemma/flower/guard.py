@@ -35,10 +35,11 @@ from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.facts import FACTS, Facts
 from trilemma.federation.peers import door_file
 from trilemma.flower.bell import Bell
-from trilemma.flower.handshake import certified_name, server_context, why_refused
+from trilemma.flower.handshake import certified_name, listen, server_context, why_refused
 from trilemma.flower.heads import CLOCK, Refusal, check_announcement, check_head
-from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, PATHS, PULLS, Settings
+from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, PATHS, PULLS, Settings, version_of
 from trilemma.flower.lines import CHUNK, HOP_BY_HOP, LARGEST_HEAD, Line, Upstream, UpstreamGone
+from trilemma.flower.lost_answers import Heads, LostAnswers
 from trilemma.flower.meters import Full, Seats, Tokens
 from trilemma.flower.presence import EVERY, Presence
 from trilemma.flower.waiting import Waiting
@@ -50,10 +51,7 @@ PAUSE = 0.1
 LONGEST_WAIT = 5.0
 """Seconds for which a peer that asks too often is kept waiting, before it is sent away."""
 LINGER = 1.0
-"""Seconds in which somebody who was refused in the middle of a body is still listened to.
-
-Closing a connection with unread bytes in it takes the answer away that is on its way.
-"""
+"""Seconds in which who was refused amid a body is listened to: closing at once takes the answer away."""
 
 
 class Guard:
@@ -72,7 +70,7 @@ class Guard:
         bell: Bell | None = None,
     ) -> None:
         self.settings, self.limits = settings, settings.limits
-        self._file, self._version = file, _version(file)
+        self._file, self._version = file, version_of(file)
         self._strangers = Seats(self.limits.strangers, 8 * self.limits.strangers)
         self._peers = Seats(self.limits.connections, self.limits.connections * len(settings.peers))
         self._tokens = Tokens(self.limits.rate, self.limits.burst)
@@ -81,13 +79,13 @@ class Guard:
         self._upstream_tls = ssl.create_default_context(cafile=settings.authority)
         self._running: set[asyncio.Task[None]] = set()
         self._say, self._seen, self.presence = say, seen, Presence(settings.peers)
-        self._waiting = Waiting(bell)
+        self._waiting, self._lost = Waiting(bell), LostAnswers()
 
     def look(self) -> None:
         """Take other settings where the file has some: clients come and go, certificates are renewed."""
-        if self._file is None or _version(self._file) == self._version:
+        if self._file is None or version_of(self._file) == self._version:
             return
-        self._version = _version(self._file)
+        self._version = version_of(self._file)
         try:
             settings = Settings.load(self._file)
             self._tls = server_context(settings)
@@ -242,6 +240,10 @@ class Guard:
             return
         clock = dict(request.headers).get(CLOCK, b"").decode("ascii", "replace")
         self.presence.asked(name, path, clock, length)
+        if (lost := self._lost.asked(name, path)) is not None:
+            await self._read(line, length)
+            await self._give(line, name, lost.heads, lost.body)
+            return
         if path == PULLS:
             await self._waiting.keep(name, self.limits.keeps_waiting(len(self.settings.peers)))
             if line.writer.is_closing():
@@ -270,20 +272,32 @@ class Guard:
     async def _exchange_facts(self, line: Line, name: str, length: int) -> None:
         """Hear what a client has, and say what the server has and what time it is."""
         try:
-            async with asyncio.timeout(self.limits.body_seconds(length)):
-                body = b"".join([piece async for piece in line.body()])
-            self.presence.told(name, Facts.read(json.loads(body)))
-        except TimeoutError:
-            raise Refusal(408, "too slow") from None
+            self.presence.told(name, Facts.read(json.loads(await self._read(line, length))))
         except (ValueError, RecursionError, UserError):
             raise Refusal(400, "these are no facts") from None
         told = json.dumps(
             {"time": time.time(), "facts": Facts.in_folder(Path(self.settings.folder)).plain()}
         ).encode()
-        head = [("content-length", str(len(told))), ("content-type", "application/json")]
-        await self._deliver(line, h11.Response(status_code=200, headers=head))
-        await self._deliver(line, h11.Data(data=told))
-        await self._deliver(line, h11.EndOfMessage())
+        heads = [(b"content-length", str(len(told)).encode()), (b"content-type", b"application/json")]
+        await self._whole(line, heads, told)
+
+    async def _read(self, line: Line, length: int) -> bytes:
+        """Return the whole body of a request that is answered here."""
+        try:
+            async with asyncio.timeout(self.limits.body_seconds(length)):
+                return b"".join([piece async for piece in line.body()])
+        except TimeoutError:
+            raise Refusal(408, "too slow") from None
+
+    async def _give(self, line: Line, name: str, heads: Heads, body: bytes) -> None:
+        """Answer a client that asked for work; should that be lost, it gets it when it asks again."""
+        self._lost.answered(name, heads, body)
+        self.presence.answered(name, len(body))
+        await self._whole(line, heads, body)
+
+    async def _whole(self, line: Line, heads: Heads, body: bytes) -> None:
+        for event in (h11.Response(status_code=200, headers=heads), h11.Data(data=body), h11.EndOfMessage()):
+            await self._deliver(line, event)
 
     async def _answer(self, line: Line, upstream: Upstream, name: str, path: str) -> int:
         """Pass the answer back; return how long it was."""
@@ -298,6 +312,10 @@ class Guard:
         if response.status_code in (401, 403):
             self.presence.refused(name, response.status_code)
         heads = [(head, value) for head, value in response.headers if head not in HOP_BY_HOP]
+        if path == PULLS and response.status_code == 200:
+            body = b"".join([piece async for piece in upstream.body()])
+            await self._give(line, name, heads, body)
+            return len(body)
         await self._deliver(line, h11.Response(status_code=response.status_code, headers=heads))
         length = 0
         async for piece in upstream.body():
@@ -311,21 +329,6 @@ class Guard:
         """Send a piece of an answer; a peer that does not take it has gone."""
         async with asyncio.timeout(self.limits.head_seconds):
             await line.send(event)
-
-
-def _version(file: Path | None) -> tuple[int, ...]:
-    """Return what tells one version of a file from another: each is a new file."""
-    try:
-        facts = None if file is None else file.stat()
-    except OSError:
-        facts = None
-    return () if facts is None else (facts.st_ino, facts.st_mtime_ns, facts.st_size)
-
-
-def listen(settings: Settings) -> socket.socket:
-    """Bind to where clients connect."""
-    family = socket.AF_INET6 if ":" in settings.listen else socket.AF_INET
-    return socket.create_server((settings.listen, settings.port), family=family, backlog=128)
 
 
 def main(path: str) -> None:

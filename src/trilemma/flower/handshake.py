@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 
 from trilemma.flower.limits import Settings
@@ -28,3 +29,9 @@ def certified_name(writer: asyncio.StreamWriter) -> str:
     certificate = writer.get_extra_info("peercert") or {}
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 else ""
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Bind to where clients connect."""
+    family = socket.AF_INET6 if ":" in settings.listen else socket.AF_INET
+    return socket.create_server((settings.listen, settings.port), family=family, backlog=128)

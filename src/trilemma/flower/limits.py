@@ -135,3 +135,12 @@ class Settings:
         """Read what `save` wrote."""
         facts: dict[str, Any] = json.loads(path.read_text())
         return cls(**{**facts, "limits": Limits(**facts["limits"])})
+
+
+def version_of(file: Path | None) -> tuple[int, ...]:
+    """Return what tells one version of a file from another: each is a new file."""
+    try:
+        facts = None if file is None else file.stat()
+    except OSError:
+        facts = None
+    return () if facts is None else (facts.st_ino, facts.st_mtime_ns, facts.st_size)
