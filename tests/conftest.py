@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 # `make check` tries a property on a few examples and `make test` on a hundred, always the same: whether a
@@ -29,18 +28,23 @@ collect_ignore_glob = ["*/conftest.py"]
 
 
 def pytest_configure() -> None:
-    """One thread per process; a run that is told to stop takes down what its tests started, as on Ctrl-C.
+    """Let a run that is told to stop take down what its tests started, as on Ctrl-C.
 
     Disks are not waited for: no test pulls the plug, and those that ask whether a file was synced see it.
     """
-    torch.set_num_threads(1)  # two test processes share two cores: more threads get in each other's way
     os.fsync = lambda descriptor: None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over what stays: thousands of tests, and all that they import."""
+    """One thread per process: two test processes share two cores, and more would get in each other's way.
+
+    And the garbage collector passes over what stays: thousands of tests, and all that they import.
+    """
+    import torch  # not where a process hands out tests to others
+
+    torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
 

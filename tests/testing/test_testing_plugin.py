@@ -113,7 +113,7 @@ def suite(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
 
 

@@ -1,11 +1,15 @@
-"""What is under test: everything that is registered, or what pytest's options name."""
+"""What is under test: everything that is registered, or what pytest's options name.
+
+The registries are imported when somebody asks for names: a pytest that only hands out tests to others does
+without torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trilemma.config.rooms import rooms
+from trilemma import plugins
 from trilemma.errors import ConfigError
 from trilemma.plugins import Plugin
 from trilemma.registry import Registry
@@ -36,26 +40,41 @@ _shapes: list[tuple[tuple[int, ...], int]] = []
 """The shape and the number of classes that a model under test is built for, where they were said."""
 
 
+def load(references: Sequence[str]) -> tuple[Plugin, ...]:
+    """Load plugins, after all that comes with the package: what is registered meanwhile is theirs."""
+    if references:
+        _registry("rule")
+    return plugins.load(references)
+
+
 def choose(named: Mapping[str, Sequence[str]], loaded: Iterable[Plugin]) -> None:
     """Settle what is under test: the names, or else what the plugins registered, or else everything."""
     _named.clear()
-    plugins = tuple(loaded)
-    registries = {kind: rooms()[word] for kind, word in KINDS.items()}
+    brought = tuple(loaded)
+    if not brought and not any(named.values()):
+        return
+    registries = {kind: _registry(kind) for kind in KINDS}
     if any(named.values()):
         for kind, names in named.items():
             for name in names:
                 _check(registries[kind], name)
             _named[kind] = list(names)
-    elif plugins:
-        entries = set().union(*(plugin.entries for plugin in plugins))
+    else:
+        entries = set().union(*(plugin.entries for plugin in brought))
         for kind, registry in registries.items():
             _named[kind] = [name for name in registry if (registry.kind, name) in entries]
         if not any(_named.values()):
             _named.clear()
             raise ConfigError(
-                f"{', '.join(plugin.name for plugin in plugins)} registers nothing that has a suite: "
+                f"{', '.join(plugin.name for plugin in brought)} registers nothing that has a suite: "
                 f"{', '.join(KINDS.values())}"
             )
+
+
+def _registry(kind: str) -> Registry[Any]:
+    from trilemma.config.rooms import rooms
+
+    return rooms()[KINDS[kind]]
 
 
 def _check(registry: Registry[Any], name: str) -> None:
@@ -70,7 +89,7 @@ def everything() -> bool:
 
 def names(kind: str) -> list[str]:
     """Return the names under test of one kind."""
-    return list(_named.get(kind, ())) if _named else list(rooms()[KINDS[kind]])
+    return list(_named.get(kind, ())) if _named else list(_registry(kind))
 
 
 def unneeded() -> set[str]:

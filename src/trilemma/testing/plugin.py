@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from trilemma import plugins
 from trilemma.errors import UserError
 from trilemma.testing import chosen
 
@@ -40,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than a few seconds")
     config.addinivalue_line("markers", "cuda: needs a CUDA device")
     try:
-        loaded = plugins.load(config.getoption("--plugin"))
-        chosen.choose({kind: config.getoption(f"--{kind}") for kind in chosen.KINDS}, loaded)
+        named = {kind: config.getoption(f"--{kind}") for kind in chosen.KINDS}
+        chosen.choose(named, chosen.load(config.getoption("--plugin")))
         chosen.shape(config.getoption("--shape"), config.getoption("--classes"))
     except UserError as error:
         raise pytest.UsageError(str(error)) from None
