@@ -170,7 +170,7 @@ def visible(grams: Tensor, looks: Sequence[Look]) -> list[Directions]:
     members = edges.new_full(edges.shape, m)
     most = members.new_full(edges.shape, looks[0].liars + 1)
     flat, whitening = grams.flatten(0, 1), whiten.expand_as(grams).flatten(0, 1)
-    found = _visible(flat, whitening, edges, looks[0].law.dim, members, most)
+    found = _visible(flat, whitening, edges, looks[0].law.dim, members, most, looks[0].liars + 1)
     return [found.only(slice(count * place, count * (place + 1))) for place in range(len(looks))]
 
 
@@ -236,20 +236,20 @@ def _left_out(grams: Tensor, look: Look, seen: Directions) -> tuple[Directions, 
         counted = counted.index_copy(0, going, among)
         inside, members = grams[going], among.sum(1)
         whiten, most = _whitening(look, among), liars - m + members + 1
-        again = _visible(inside, whiten, look.sizes[members, 0], look.law.dim, members, most)
+        again = _visible(inside, whiten, look.sizes[members, 0], look.law.dim, members, most, liars)
         seen = seen.replaced(going, again)
         going = going[seen.there[going].any(1) & (m - members < liars)]
     return seen, counted if anybody else None
 
 
 def _visible(
-    grams: Tensor, whiten: Tensor, edges: Tensor, dim: int, members: Tensor, most: Tensor
+    grams: Tensor, whiten: Tensor, edges: Tensor, dim: int, members: Tensor, most: Tensor, limit: int
 ) -> Directions:
-    """Return the directions that stand out, at most `most` (B,), the clearest first.
+    """Return the directions that stand out, at most `most` (B,), and `limit` of any, the clearest first.
 
     `whiten` (B, m, m) is zero beside those who are counted, `members` (B,) how many they are.
     """
-    values, vectors = _above(whiten @ grams @ whiten, edges, int(most.max()) if len(most) else 0)
+    values, vectors = _above(whiten @ grams @ whiten, edges, limit)
     first = torch.arange(values.shape[1], device=grams.device)
     there = (values > edges[:, None]) & (first < most[:, None])
     top, size = torch.where(there, values, 1.0), members[:, None]
