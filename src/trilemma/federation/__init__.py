@@ -5,13 +5,17 @@ carrier, `inprocess` another. A client runs `algorithm.client` on its own data, 
 `algorithm.server` on what it admitted, and everything else here is about getting the numbers from one to the
 other without losing, repeating, leaking or believing anything:
 
-* `certificates`, `layout`: who holds which secret; one folder per party.
-* `wire`, `admission`: typed blocks; a reply is admitted or rejected with a reason.
-* `epochs`, `commits`, `exchange`, `coordinator`: who takes part, what is committed, the server's side.
+* `tls_keys`, `node_keys`, `certificates`, `public_facts`, `layout`: who holds which secret; one folder per
+  party.
+* `kinds`, `wire`, `admission`, `broadcasts`: typed blocks; a reply is admitted or rejected with a reason, and
+  so is what a server sends.
+* `epochs`, `commits`, `exchange`, `coordinator`: who takes part, what is committed, the server's side;
+  `transcript`, `replay`: what a run follows from, and whether it does.
 * `sessions`, `spending`, `journal`, `node`: a client's keys, budget and memory, and its side of a run.
 * `task`: the model and this party's data, perhaps by its own code.
 * `transport`, `inprocess`, `server`: what a carrier has to do, the smallest one, and a server on top of one.
 * `processes`: real processes, started and stopped by process group.
-* `events`, `event_log`: what may be said about all this, once and for all, and where it is written.
+* `events`, `event_fields`, `event_log`: what may be said about all this, once and for all, and where it is
+  written.
 * `doctor`, `checks`, `reaching`, `facts`, `peers`: what is wrong with a party, and what it sees of others.
 """
