@@ -98,7 +98,6 @@ class _Recordings:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, _Recording | None] = OrderedDict()
-        self._pools: dict[int | None, Any] = {}
         self._one_at_a_time = threading.Lock()
 
     def run(
@@ -114,10 +113,14 @@ class _Recordings:
             self._kept.move_to_end(signature)
             recording = self._kept[signature]
             if recording is None:
-                device = arguments["params"].device.index
-                pool = self._pools.setdefault(device, torch.cuda.graph_pool_handle())
+                pool = self._pool(arguments["params"].device)
                 recording = self._kept[signature] = _Recording(compute, arguments, pool)
             return recording.replay(arguments)
+
+    def _pool(self, device: torch.device) -> Any:
+        """Return the memory of recordings that are kept; None where there are none: it went with the last."""
+        kept = (one for one in self._kept.values() if isinstance(one, _Recording))
+        return next((one.graph.pool() for one in kept if one.arguments["params"].device == device), None)
 
 
 _recordings = _Recordings()
