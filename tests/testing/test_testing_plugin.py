@@ -98,19 +98,9 @@ def suite(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         "trilemma.testing.plugin",
     ]
     return subprocess.run(
-        [
-            *command,
-            "-p",
-            "trilemma.testing.plugin",
-            "-p",
-            "no:cacheprovider",
-            "-q",
-            "-m",
-            "not slow",
-            *options,
-        ],
+        [*command, "-p", "no:cacheprovider", "-q", "-m", "not slow", *options],
         cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         timeout=280,
