@@ -18,6 +18,7 @@ from trilemma.learning import theory
 from trilemma.learning.evidence import hidden_shift
 from trilemma.privacy import NoiseLaw, calculator, mean_noise
 from trilemma.report.bounds import bounds_tables, lower_record, promise_record
+from trilemma.report.picture_files import check_picture
 from trilemma.report.plain import plain_json
 from trilemma.report.privacy import plot_privacy, privacy_tables
 from trilemma.report.question import Question
@@ -93,13 +94,15 @@ def privacy_command(
         objective=objective,
         dim=dim,
     )
+    if plot is not None:
+        if delta is None:
+            raise UserError("--plot draws epsilon over the rounds: give --delta")
+        check_picture(plot)  # said before anything is computed
     found, record = question.finding, question.record()
     remarks = [f"note: {note}" for note in found.notes]
     if "no_guarantee" in record:
         remarks.insert(0, f"no guarantee: {record['no_guarantee']}")
-    if plot is not None:
-        if delta is None:
-            raise UserError("--plot draws epsilon over the rounds: give --delta")
+    if plot is not None and delta is not None:
         drawn = plot_privacy(calculator.picture(found.release, found.threat, rounds, delta), plot)
         record["plot"] = str(drawn)
         remarks.append(f"picture: {drawn}")
