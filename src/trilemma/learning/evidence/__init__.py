@@ -7,6 +7,8 @@
     schedule     in which rounds sums are looked at, and what that leaves of the probability of a false alarm
     court        what the server judges by: looks, convictions, what is undone and set right
     guard        an algorithm's server with all of it before its rule
+    many         conviction and correction for many rounds at once, where their Gram matrices lie
+    outlook      what becomes of lies before they are sent, for liars who know the server's state
 
 `rule = "evidence+mean"` (or any rule after the +) turns it on. The derivations are in docs/frontier.md.
 """
