@@ -20,7 +20,7 @@ from torch.nn.utils import vector_to_parameters
 
 from kernel_cases import Case
 from trilemma.keys import Key
-from trilemma.models import convolution, normalisation
+from trilemma.models import convolution, normalisation, pooling
 from trilemma.models.compiled import STEP
 from trilemma.models.convolution import Stencil
 from trilemma.models.layers import CROSS_ENTROPY, Linear
@@ -54,6 +54,10 @@ def cases(device: str, clients: int, size: int) -> Iterator[Case]:
             yield from shared_cases(given, work)
         yield from weight_cases(given, work)
         yield from personal_cases(given, work)
+        if layer == "resnet, first" and device == "cuda":
+            yield from pooling_cases(
+                given.grad, Stencil(3, 2, 1), f"{layer}: {outputs} channels of {reached}²"
+            )
         if layer.startswith("resnet"):
             yield from normalisation_cases(
                 given.grad, given.bias, f"{layer}: {outputs} channels of {reached}²"
@@ -218,6 +222,24 @@ def personal_cases(given: Given, work: str) -> Iterator[Case]:
         yield Case("personal convolution, TF32", work, fast, allowed, 1e-2)
 
 
+def pooling_cases(x: Tensor, window: Stencil, work: str) -> Iterator[Case]:
+    """Maximum pooling of innermost channels, forth and back, against the library in either layout."""
+    grad = F.max_pool2d(x.flatten(0, 1), window.kernel, window.stride, window.padding).unflatten(
+        0, x.shape[:2]
+    )
+
+    def plain(x: Tensor) -> Tensor:
+        z = F.max_pool2d(x.flatten(0, 1), window.kernel, window.stride, window.padding)
+        return z.unflatten(0, x.shape[:2])
+
+    def ours(x: Tensor) -> Tensor:
+        return pooling.largest(x, window)
+
+    last = partial(forth_and_back, plain, innermost(x), innermost(grad))
+    ways = {"channels first": partial(forth_and_back, plain, x, grad), "channels last": last}
+    yield Case("pooling", work, partial(forth_and_back, ours, innermost(x), innermost(grad)), ways)
+
+
 def normalisation_cases(x: Tensor, scale: Tensor, work: str) -> Iterator[Case]:
     """Batch normalisation forth and back, without and with padding, and the gradients of γ and β."""
     x, grad = innermost(x), innermost(draw(x.device.type, *x.shape, seed=1))  # as the layers around leave it
@@ -254,6 +276,8 @@ def normalisation_cases(x: Tensor, scale: Tensor, work: str) -> Iterator[Case]:
     yield Case(
         "batch normalisation, padded", work, partial(back, partial(ours, present=present)), plain, 1e-4
     )
+    # With channels innermost on a GPU the way back has found these two already.
+    x, grad = x.contiguous(), grad.contiguous()
     statistics = normalisation.train(x, scale, scale, None)[1]
     found = partial(normalisation.parameter_gradients, x, grad, statistics)
     yield Case("normalisation, parameters", work, found, {"formula": gradients_by_formula}, 1e-4)

@@ -95,18 +95,19 @@ class _Windows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
         windows = _windows_kernels(x, *weight.shape[1:3])
+        forth, back = windows.by_tap(weight)
         ctx.windows, ctx.stencil, ctx.size = windows, stencil, x.shape[3:]
-        ctx.save_for_backward(weight, x if ctx.needs_input_grad[1] else None)
-        z: Tensor = windows.convolve(windows.innermost(x), weight, bias.contiguous(), stencil)
+        ctx.save_for_backward(back, x if ctx.needs_input_grad[1] else None)
+        z: Tensor = windows.convolve(windows.innermost(x), forth, bias.contiguous(), stencil)
         return z.movedim(-1, 2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        weight, x = ctx.saved_tensors
+        taps, x = ctx.saved_tensors
         grad = ctx.windows.innermost(grads[0])
         needs = ctx.needs_input_grad
         return (
-            ctx.windows.back(grad, weight, *ctx.size, ctx.stencil).movedim(-1, 2) if needs[0] else None,
+            ctx.windows.back(grad, taps, *ctx.size, ctx.stencil).movedim(-1, 2) if needs[0] else None,
             # The tape finds these two itself; they are for plain autograd through a model.
             client_gradients(x, grads[0], ctx.stencil) if needs[1] else None,
             grad.sum((1, 2, 3)) if needs[2] else None,

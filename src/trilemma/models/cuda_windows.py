@@ -35,6 +35,9 @@ jit = cast(Callable[[Callable[..., None]], Any], triton.jit)
 INNER = 32
 """What is multiplied at a time: channels, or positions for the weights."""
 
+SIDE = 32
+"""Outputs and channels of the squares in which weights are put in order."""
+
 
 @jit
 def _convolve(
@@ -145,34 +148,68 @@ def _correlate(
     tl.store(out + to[:, None] + columns[None, :], total, mask=known[:, None])
 
 
+@jit
+def _by_tap(
+    weight: tl.tensor,
+    forth: tl.tensor,
+    back: tl.tensor,
+    apart: tl.tensor,
+    CHANNELS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    TAPS: tl.constexpr,
+    SIDE: tl.constexpr,
+) -> None:
+    """Copy W (out, c, taps) to (taps, out, c) and (taps, c, out), a square of outputs and channels."""
+    client = tl.program_id(2).to(tl.int64)
+    o = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
+    c = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
+    for tap in tl.static_range(TAPS):
+        w = tl.load(weight + client * apart + (o[:, None] * CHANNELS + c[None, :]) * TAPS + tap)
+        to = client * (TAPS * OUTPUTS * CHANNELS) + tap * (OUTPUTS * CHANNELS)
+        tl.store(forth + to + o[:, None] * CHANNELS + c[None, :], w)
+        tl.store(back + to + c[None, :] * OUTPUTS + o[:, None], w)
+
+
+def by_tap(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights (k, out, c, kernel, kernel) as (k, kernel², out, c) and (k, kernel², c, out)."""
+    clients, outputs, channels, kernel = weight.shape[:4]
+    own = weight if weight[0].is_contiguous() else weight.contiguous()
+    forth = weight.new_empty(clients, kernel**2, outputs, channels)
+    back = weight.new_empty(clients, kernel**2, channels, outputs)
+    _by_tap[outputs // SIDE, channels // SIDE, clients](
+        own, forth, back, own.stride(0), channels, outputs, kernel**2, SIDE, num_warps=4
+    )
+    return forth, back
+
+
 def innermost(x: Tensor) -> Tensor:
     """(k, b, c, h, w) → (k, b, h, w, c), a view where memory lies so."""
     return x.movedim(2, -1).contiguous()
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
-    """Return z (k, b, high, wide, out) of x (k, b, h, w, c) and weights (k, out, c, kernel, kernel)."""
+def convolve(x: Tensor, taps: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
+    """Return z (k, b, high, wide, out) of x (k, b, h, w, c) and taps (k, kernel², out, c)."""
     clients, size, height, width = x.shape[:4]
-    z = x.new_empty(clients, size, stencil.output(height), stencil.output(width), weight.shape[1])
-    _launch(x, weight.permute(0, 3, 4, 1, 2), bias, z, stencil, back=False)
+    z = x.new_empty(clients, size, stencil.output(height), stencil.output(width), taps.shape[2])
+    _launch(x, taps, bias, z, stencil, back=False)
     return z
 
 
-def back(grad: Tensor, weight: Tensor, height: int, width: int, stencil: Stencil) -> Tensor:
-    """Return ∂x (k, b, height, width, c) of ∂z (k, b, high, wide, out)."""
-    x = grad.new_empty(*grad.shape[:2], height, width, weight.shape[2])
-    _launch(grad, weight.permute(0, 3, 4, 2, 1), grad, x, stencil, back=True)
+def back(grad: Tensor, taps: Tensor, height: int, width: int, stencil: Stencil) -> Tensor:
+    """Return ∂x (k, b, height, width, c) of ∂z (k, b, high, wide, out) and taps (k, kernel², c, out)."""
+    x = grad.new_empty(*grad.shape[:2], height, width, taps.shape[2])
+    _launch(grad, taps, grad, x, stencil, back=True)
     return x
 
 
 def _launch(x: Tensor, taps: Tensor, bias: Tensor, z: Tensor, stencil: Stencil, *, back: bool) -> None:
-    """Fill z (k, b, high, wide, out) from x (k, b, h, w, c) and taps (k, kernel, kernel, out, c)."""
+    """Fill z (k, b, high, wide, out) from x (k, b, h, w, c) and taps (k, kernel², out, c)."""
     clients, size, height, width, channels = x.shape
     high, wide, outputs = z.shape[2:]
     rows, columns = 128, tile(outputs, 128 if _precision() == "tf32" else 64)
     _convolve[triton.cdiv(size * high * wide, rows), outputs // columns, clients](
         x,
-        taps.contiguous(),
+        taps,
         bias,
         z,
         size * high * wide,
