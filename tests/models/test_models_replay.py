@@ -8,6 +8,7 @@ import torch
 from trilemma import models
 from trilemma.keys import Key
 from trilemma.models import Clip, replay
+from trilemma.models.layers import Layer, Linear, sequential
 from trilemma.models.precision import products
 from trilemma.testing.examples import Stack
 
@@ -76,6 +77,23 @@ def test_other_shapes_precisions_and_settings_are_recorded_apart_and_the_oldest_
     replay.gradients(model, params, batch, weight_decay=1.0)
     assert len(recordings) == replay.KEPT
     assert torch.equal(replay.gradients(model, params, batch).value, fine.value)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_model_that_asks_the_gpu_something_on_the_way_is_computed(recordings):
+    class Asking(Layer):
+        def __call__(self, params, x, tape):
+            return x * 2.0 if float(x.sum()) > 0 else x
+
+    model = sequential("asking", [Asking(), Linear("fc", 6, 3)])
+    params = torch.stack([model.init(Key(i)) for i in range(2)]).cuda()
+    for turn in range(4):
+        x = torch.randn(2, 5, 6, generator=Key(turn).torch()).cuda()
+        batch = Stack(x, torch.zeros(2, 5, dtype=torch.long, device="cuda"), None)
+        found = replay.gradients(model, params, batch)
+        assert torch.equal(found.value, models.gradients(model, params, batch).value)
+    assert list(recordings.values()) == [False]
 
 
 def test_what_draws_or_is_clipped_by_example_is_computed(recordings):

@@ -15,7 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -94,10 +94,13 @@ class _Recording:
 
 
 class _Recordings:
-    """The latest recordings; None stands for what was computed once and is to be recorded next time."""
+    """The latest recordings; None stands for what was computed once and is to be recorded next time.
+
+    False stands for what cannot be recorded because it asks the GPU something on the way.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, _Recording | None] = OrderedDict()
+        self._kept: OrderedDict[Hashable, _Recording | Literal[False] | None] = OrderedDict()
         self._one_at_a_time = threading.Lock()
 
     def run(
@@ -114,8 +117,14 @@ class _Recordings:
             recording = self._kept[signature]
             if recording is None:
                 pool = self._pool(arguments["params"].device)
-                recording = self._kept[signature] = _Recording(compute, arguments, pool)
-            return recording.replay(arguments)
+                stream = torch.cuda.current_stream(arguments["params"].device)
+                try:
+                    recording = _Recording(compute, arguments, pool)
+                except RuntimeError:
+                    torch.cuda.set_stream(stream)  # a recording that fails leaves us on its own
+                    recording = False
+                self._kept[signature] = recording
+            return recording.replay(arguments) if recording else compute(arguments)
 
     def _pool(self, device: torch.device) -> Any:
         """Return the memory of recordings that are kept; None where there are none: it went with the last."""
