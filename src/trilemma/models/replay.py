@@ -109,10 +109,11 @@ class _Recordings:
         """Compute, or replay what was recorded under the same signature."""
         with self._one_at_a_time:
             if signature not in self._kept:
+                found = compute(arguments)
                 self._kept[signature] = None
                 while len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
-                return compute(arguments)
+                return found
             self._kept.move_to_end(signature)
             recording = self._kept[signature]
             if recording is None:
