@@ -2,6 +2,7 @@
 
     python benchmarks/personal.py round           one lp-proj round on Synthetic(0, 0), stacked and as a loop
     python benchmarks/personal.py projection      P of 600 × 678,794: stored and redrawn, time and memory
+    python benchmarks/personal.py fashion         one lp-proj round of 100 ResNets on a GPU, float32 and TF32
 
 The loop is what the methods' reference implementations do: per client and step a batch, `backward`, a
 gradient clip and the two products with P, in plain PyTorch on the same data. Both run in the same process, in
@@ -23,7 +24,8 @@ from torch import Tensor, nn
 from trilemma import config, simulate
 from trilemma.keys import Key
 from trilemma.models import projection
-from trilemma.simulate import Experiment
+from trilemma.papers import studies
+from trilemma.simulate import Experiment, engine
 from turns import alone, timed
 
 STEPS, ROUNDS, BATCH, DIM = 20, 5, 64, 21
@@ -114,19 +116,38 @@ def time_projection(rows: int, columns: int, clients: tuple[int, ...], memory: i
     print(f"  peak memory above the start: {(peak - before) / 2**20:.2f} GiB (vectors included)")
 
 
+def time_fashion(repeats: int, extra: list[str]) -> None:
+    """Print the seconds of rounds of lp-proj-1 as Table 3 has it; kernels and recordings are made before."""
+    places = studies["lp-proj-fashion"].runs("1")
+    asked = next(p for p in places if (p.table, p.row, p.column) == ("Table 3", "lp-proj-1", "clean"))
+    for precision in ("float32", "tf32"):
+        experiment = simulate.assemble(asked.config.with_(f"run.precision={precision}", *extra), 1)
+        progress, taken = engine.start(experiment), []
+        for _ in range(2 + repeats):
+            started = time.perf_counter()
+            progress, _ = engine.step(experiment, progress)
+            if experiment.device.type == "cuda":
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - started)
+        print(f"{precision}: {', '.join(f'{seconds:.3f}' for seconds in taken[2:])} s a round", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["round", "projection"])
+    parser.add_argument("what", choices=["round", "projection", "fashion"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, default=600)
     parser.add_argument("--columns", type=int, default=678_794)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 10, 100])
     parser.add_argument("--form", choices=["stored", "redrawn"], default="redrawn")
+    parser.add_argument("--set", action="append", default=[], help="configuration, for fashion")
     given = parser.parse_args()
     if given.what == "round":
         time_round(given.repeats)
+    elif given.what == "fashion":
+        time_fashion(given.repeats, given.set)
     else:
         memory = 0 if given.form == "redrawn" else 1 << 40
         time_projection(given.rows, given.columns, tuple(given.clients), memory)

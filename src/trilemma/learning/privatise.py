@@ -173,10 +173,8 @@ def noised(vectors: Tensor, setup: Setup, clients: Clients, round_: int, spent: 
     dim, device = vectors.shape[1], vectors.device
     grid = setup.grid(dim)
     if grid is None:
-        # Drawn before anyone looks at the vectors: a GPU still at work on them goes on with the noise.
-        noise = clients.noise.draw(release.law, clients.ids, dim, round_, device)
         kept = _finite(vectors)
-        return Noised(kept + noise, kept)
+        return Noised(kept + clients.noise.draw(release.law, clients.ids, dim, round_, device), kept)
     if dim > LONG and len(vectors) == 1 and isinstance(clients.noise, PiecewiseNoise):
         pieces = clients.noise.pieces(release.law, grid.step, clients.ids, dim, round_)
         return _in_pieces(vectors, pieces, grid, spent)

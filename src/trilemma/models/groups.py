@@ -20,7 +20,7 @@ from trilemma.models.types import Examples, Model
 MEMORY = 4 << 30
 """Least default bound, in bytes, on what one group of clients keeps besides the result."""
 
-SHARE = 16
+SHARE = 8
 """On a GPU the default bound is one part in so many of its memory: each further group is launched anew."""
 
 CACHE = 64 << 20

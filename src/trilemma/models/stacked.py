@@ -74,7 +74,7 @@ def gradients(
     The result depends on nothing but the arguments: how the work is cut up follows from the shapes, the
     device and `memory`, not from timing. `buffers` (k, …) are the running statistics of a model that has
     them; without them none are returned. `keys`, one per client, are what a model with dropout draws from.
-    `memory` bounds, in bytes, what is kept at a time; by default 4 GiB or a sixteenth of a GPU's memory.
+    `memory` bounds, in bytes, what is kept at a time; by default 4 GiB or an eighth of a GPU's memory.
 
     >>> from types import SimpleNamespace
     >>> from trilemma import models
