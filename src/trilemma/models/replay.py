@@ -75,8 +75,13 @@ class _Recording:
     def __init__(self, compute: Callable[[Arguments], Gradients], arguments: Arguments, pool: Any) -> None:
         self.graph = torch.cuda.CUDAGraph()
         self.arguments = {name: part.clone() for name, part in arguments.items()}
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.found = compute(self.arguments)
+        stream = torch.cuda.current_stream(arguments["params"].device)
+        try:
+            with torch.cuda.graph(self.graph, pool=pool):
+                self.found = compute(self.arguments)
+        except RuntimeError:
+            torch.cuda.set_stream(stream)  # a recording that fails leaves us on its own
+            raise
 
     def replay(self, arguments: Arguments) -> Gradients:
         """Compute on these arguments."""
@@ -117,12 +122,9 @@ class _Recordings:
             self._kept.move_to_end(signature)
             recording = self._kept[signature]
             if recording is None:
-                pool = self._pool(arguments["params"].device)
-                stream = torch.cuda.current_stream(arguments["params"].device)
                 try:
-                    recording = _Recording(compute, arguments, pool)
+                    recording = _Recording(compute, arguments, self._pool(arguments["params"].device))
                 except RuntimeError:
-                    torch.cuda.set_stream(stream)  # a recording that fails leaves us on its own
                     recording = False
                 self._kept[signature] = recording
             return recording.replay(arguments) if recording else compute(arguments)
