@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from trilemma import aggregation
 from trilemma.attacks.alie import zmax
-from trilemma.attacks.search import Search, Together, maximise, searched
+from trilemma.attacks.golden import Together, maximise
+from trilemma.attacks.search import Search, searched
 from trilemma.attacks.span import deviation, measure, minus_mean
 
 DIRECTIONS = {"alie": deviation, "foe": minus_mean}

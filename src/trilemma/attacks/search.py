@@ -32,28 +32,20 @@ trilemma in distributed learning", ICML 2023, appendix on experiments.
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
+from trilemma.attacks.golden import Objective, Together, maximise
 from trilemma.attacks.span import Direction, Line, Span, draw_line, finite_rows, measure
 from trilemma.attacks.types import Crafted, GramTarget, ManyGramsTarget, View
 from trilemma.keys import Key
 from trilemma.options import Options
-
-Objective = Callable[[float], float]
-"""τ -> how much the attack achieves; larger is worse for the server."""
-
-GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
-
-AHEAD = 5
-"""Where many strengths are looked at together, so many steps of golden section are: 2 + 4 + … + 32 points."""
 
 MANY = 32
 """On a GPU, from so many clients on strengths are looked at together; fewer are done sooner one by one."""
@@ -61,31 +53,6 @@ MANY = 32
 MARGIN = 1e-3
 """In Gram space a refined strength must hold up when it is changed by this share: the harm typically grows
 with τ up to where the rule drops the attackers, and messages rounded on their way may fall over that edge."""
-
-
-@dataclass(frozen=True)
-class Together:
-    """An objective that looks at many strengths at once, and remembers them.
-
-    >>> objective = Together(lambda strengths: [tau**2 for tau in strengths])
-    >>> objective.expect([1.0, 2.0])
-    >>> objective(2.0), objective(3.0), sorted(objective.known)
-    (4.0, 9.0, [1.0, 2.0, 3.0])
-    """
-
-    many: Callable[[list[float]], list[float]]
-    known: dict[float, float] = field(default_factory=dict)
-
-    def expect(self, strengths: Iterable[float]) -> None:
-        """Look at strengths that will be asked for, those not yet known."""
-        missing = [tau for tau in dict.fromkeys(strengths) if tau not in self.known]
-        if missing:
-            self.known.update(zip(missing, self.many(missing), strict=True))
-
-    def __call__(self, tau: float) -> float:
-        """Return what one strength achieves."""
-        self.expect([tau])
-        return self.known[tau]
 
 
 class Search(Options):
@@ -156,78 +123,6 @@ def searched(
     per_side = (search.passes - refinements) // (2 if search.sides == "both" else 1)
     grid = search.grid(_unit(span), max(2, per_side - len(anchors)), anchors)
     return send(view, span.line, maximise(objective, grid, refinements))
-
-
-def maximise(objective: Objective, grid: list[float], refinements: int, margin: float = 0.0) -> float:
-    """Return the best point of `grid`, or a better one between its neighbours.
-
-    A point off the grid must be better than the grid's best still when it is changed by the share `margin`.
-
-    >>> round(maximise(lambda tau: -((tau - 1.3) ** 2), [0.0, 1.0, 2.0], refinements=20), 3)
-    1.3
-    """
-    if isinstance(objective, Together):
-        objective.expect(grid)
-    values = [_number(objective(tau)) for tau in grid]
-    best = max(range(len(grid)), key=values.__getitem__)
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    refined = _golden_section(objective, low, high, refinements)
-    changes = (margin, -margin) if margin else ()
-    for value, tau in sorted(refined, reverse=True):
-        if value <= values[best]:
-            break
-        if isinstance(objective, Together):
-            objective.expect(tau * (1.0 + change) for change in changes)
-        if all(objective(tau * (1.0 + change)) > values[best] for change in changes):
-            return tau
-    return grid[best]
-
-
-def _golden_section(objective: Objective, low: float, high: float, steps: int) -> list[tuple[float, float]]:
-    """Return (value, τ) of every point that `steps` evaluations of golden section look at."""
-    seen: list[tuple[float, float]] = []
-    if steps < 2 or high <= low:
-        return seen
-    bracket = _Bracket(low, high - GOLDEN * (high - low), low + GOLDEN * (high - low), high)
-
-    def look(tau: float) -> float:
-        if isinstance(objective, Together) and tau not in objective.known:
-            objective.expect(bracket.coming(min(AHEAD, steps - max(len(seen), 2))))
-        seen.append((_number(objective(tau)), tau))
-        return seen[-1][0]
-
-    at_left, at_right = look(bracket.left), look(bracket.right)
-    while len(seen) < steps:
-        leftwards = at_left >= at_right
-        bracket = bracket.narrowed(leftwards)
-        if leftwards:
-            at_left, at_right = look(bracket.left), at_left
-        else:
-            at_left, at_right = at_right, look(bracket.right)
-    return seen
-
-
-class _Bracket(NamedTuple):
-    """Two points of golden section between two ends."""
-
-    low: float
-    left: float
-    right: float
-    high: float
-
-    def narrowed(self, leftwards: bool) -> _Bracket:
-        """Return the next bracket, where the left point is the better one, or else the right one."""
-        if leftwards:
-            return _Bracket(self.low, self.right - GOLDEN * (self.right - self.low), self.left, self.right)
-        return _Bracket(self.left, self.right, self.left + GOLDEN * (self.high - self.left), self.high)
-
-    def coming(self, steps: int) -> list[float]:
-        """Return the points of this bracket, and of all that may follow in so many steps."""
-        points = [self.left, self.right]
-        if steps > 0:
-            for leftwards in (True, False):
-                points += self.narrowed(leftwards).coming(steps - 1)
-        return points
 
 
 def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search, together: bool) -> Objective:
@@ -344,8 +239,3 @@ def _unit(span: Span) -> float:
     if span.radius > 0.0 and span.reach > 0.0:
         return span.radius / span.reach
     return 1.0
-
-
-def _number(value: float) -> float:
-    """Rank what is not a number last."""
-    return value if value == value else -math.inf
