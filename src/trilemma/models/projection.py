@@ -40,9 +40,6 @@ COLUMNS = 4096
 MEMORY = 2 << 30
 """Default bound, in bytes, on a stored P."""
 
-ROW = {"cuda": 4}
-"""Rows of a stored P are as long as a multiple of so many numbers: tensor cores read 16 bytes at a time."""
-
 
 class Projection(Protocol):
     """A linear map P from R^D to R^d, for k stacked vectors."""
@@ -98,7 +95,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Seeded:
-    """P = M G with G drawn in blocks from `key`; `stored` is P itself where it is kept, zeros at its end.
+    """P = M G with G drawn in blocks from `key`; `stored` is P itself where it is kept.
 
     `mixing` is M: (d,) for a diagonal one, (d, d) otherwise.
 
@@ -121,7 +118,7 @@ class Seeded:
         """Return P x: (k, D) to (k, d)."""
         self._check(x, self.columns)
         if self.stored is not None:
-            return x @ self.stored[:, : self.columns].T
+            return x @ self.stored.T
         total = x.new_zeros(x.shape[0], self.rows)
         for part, block in self._blocks(x.device):
             total.addmm_(x[:, part], block.T)
@@ -131,7 +128,7 @@ class Seeded:
         """Return Pᵀ c: (k, d) to (k, D)."""
         self._check(c, self.rows)
         if self.stored is not None:
-            return c @ self.stored[:, : self.columns]
+            return c @ self.stored
         weights = self._unmixed(c)
         lifted = c.new_empty(len(c), self.columns)
         for part, block in self._blocks(c.device):
@@ -142,14 +139,10 @@ class Seeded:
         """Return x' = x − descent + Pᵀ pull and P x', in one pass over P."""
         self._check(x, self.columns)
         self._check(pull, self.rows)
-        if self.stored is not None:
-            wide = x.new_empty(len(x), self.stored.shape[1])
-            moved, rest = wide[:, : self.columns], wide[:, self.columns :]
-            torch.sub(x, descent, out=moved)
-            rest.zero_()
-            wide.addmm_(pull, self.stored)
-            return moved, wide @ self.stored.T
         moved = x - descent
+        if self.stored is not None:
+            moved.addmm_(pull, self.stored)
+            return moved, moved @ self.stored.T
         weights = self._unmixed(pull)
         total = x.new_zeros(x.shape[0], self.rows)
         for part, block in self._blocks(x.device):
@@ -270,11 +263,7 @@ def _seeded(
         for start in range(0, columns, COLUMNS):
             block = kept.matrix[:, start : start + COLUMNS]
             block.copy_(mixing[:, None] * block if mixing.dim() == 1 else mixing @ block)
-    stored = None
-    if kept.matrix is not None:
-        stored = kept.matrix.to(device)
-        missing = -columns % ROW.get(stored.device.type, 1)
-        stored = torch.nn.functional.pad(stored, (0, missing)) if missing else stored
+    stored = None if kept.matrix is None else kept.matrix.to(device)
     return Seeded(rows, columns, key, mixing.to(device), stored)
 
 

@@ -205,7 +205,7 @@ def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, 
             "unregularised": (~torch.isfinite(w)).float().mean(1),
             **private,
         }
-        return ClientStep(messages, {"x": x.contiguous(), "seed": state["seed"], **statistics}, report)
+        return ClientStep(messages, {"x": x, "seed": state["seed"], **statistics}, report)
 
     return Algorithm(
         name,
