@@ -38,8 +38,9 @@ def test_a_pilot_from_its_making_to_its_end(tmp_path, monkeypatch):
     options = ["algorithm.name=cafcor", "aggregation.rule=caf", "federation.tolerate=1", "run.rounds=3"]
     private = ["privacy.threat=secldp", "privacy.clip=1.0", "privacy.epsilon=30.0"]
     config.write_text(configurations.parse({}, ["federation.clients=3", *options, *private]).toml())
-    port, metrics = str(free_ports(3)), free_ports(3)
-    command("init", folder, "--clients", "3", "--config", str(config), "--port", port)
+    port = free_ports(8)
+    metrics = port + 5  # after the guard's, the clients' and the SuperLink's
+    command("init", folder, "--clients", "3", "--config", str(config), "--port", str(port))
     try:
         assert "9 processes started" in command("up", folder, "--metrics", str(metrics))
         assert "everything was running" in command("up", folder)
