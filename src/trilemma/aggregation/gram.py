@@ -35,7 +35,7 @@ from trilemma.errors import UserError
 WIDE = 1 << 20
 """From so many columns on, products within a block of columns are float32."""
 
-TOGETHER, PIECE = 1 << 24, 1 << 11
+TOGETHER, PIECE = 1 << 23, 1 << 11
 """On a GPU a plain pass takes so many numbers at once, and multiplies so many columns of them."""
 
 DIRECT = 1 << 15
