@@ -297,7 +297,7 @@ class TestThreats:
     def test_monotone_in_noise_rounds_and_colluders(self, n, data):
         f = data.draw(st.integers(0, n - 1))
         q = data.draw(st.integers(0, f))
-        ind, cor = data.draw(st.floats(0.05, 3)), data.draw(st.floats(0, 3))
+        ind, cor = data.draw(st.floats(0.05, 3)), data.draw(st.just(0.0) | st.floats(1e-100, 3))
         rounds = data.draw(st.integers(1, 50))
 
         def cost(ind, cor, q, rounds):

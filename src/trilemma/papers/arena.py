@@ -139,8 +139,8 @@ def bouts(
 
     `rules` are names of `RULES` or any rule's. Without `adversaries` and `liars`: all of a ground's.
 
-    >>> len(list(bouts(["phishing-7"], ["mean", "caf"])))
-    20
+    >>> [bout.rule for bout in bouts(["phishing-7"], ["mean", "caf"], adversaries=["loss"])]
+    ['mean', 'caf']
     """
     for name in grounds:
         ground = GROUNDS[name]
