@@ -22,11 +22,11 @@ import torch
 
 from frontier_cost import cost, honest_noise
 from trilemma import aggregation, config, files
-from trilemma.attacks.stage import Stage
+from trilemma.attacks.tryout import Tryout
 from trilemma.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.evidence import Law, convict, guarded, hidden_shift
-from trilemma.learning.evidence.conviction import _by_direction
+from trilemma.learning.evidence.conviction import by_direction
 from trilemma.learning.evidence.correction import visible
 from trilemma.learning.evidence.outlook import Outlook
 from trilemma.models import Model, build
@@ -153,7 +153,7 @@ def rates(given: argparse.Namespace) -> None:
         planted = noise + 3.0 * np.eye(1, dim)
         seen = visible(planted @ planted.T, law, 4)
         deviation, nobody = np.sqrt(law.covariance.diagonal()), np.zeros(clients)
-        along = _by_direction(lambda seen=seen: seen, deviation, nobody, np.arange(clients), 3, level)
+        along = by_direction(lambda seen=seen: seen, deviation, nobody, np.arange(clients), 3, level)
         alarms["direction"] += bool(along)
     kept = [{"test": test, "level": level, "looks": tries, "alarms": count} for test, count in alarms.items()]
     for row in kept:
@@ -207,12 +207,12 @@ def _moved(n: int, f: int, dim: int, law: NoiseLaw, noise: str, seed: int) -> fl
             sent = honest + source.draw(law, everyone, model.dim, round_, torch.device("cpu"))
             if lying:
                 outlook = Outlook.of(algorithm.court, state, sent, everyone, round_)
-                stage = Stage(outlook, everyone[-f:], np.ones(f), way, -way[0], noise)
+                tryout = Tryout(outlook, everyone[-f:], np.ones(f), way, -way[0], noise)
                 strengths = 0.1 * 1000 ** np.linspace(0, 1, 40) * law.sigma_cor
-                lies = stage.lies(0, [*strengths, *stage.furthest(0)])
-                harm = stage.judged(lies).harm
-                if harm.max(initial=-np.inf) > stage.judged(stage.honest).harm[0]:
-                    sent[-f:] += stage.sent(lies, int(harm.argmax())).to(sent)
+                lies = tryout.lies(0, [*strengths, *tryout.furthest(0)])
+                harm = tryout.judged(lies).harm
+                if harm.max(initial=-np.inf) > tryout.judged(tryout.honest).harm[0]:
+                    sent[-f:] += tryout.sent(lies, int(harm.argmax())).to(sent)
             state = algorithm.server(Messages(sent), state, round_, Key(seed)).state
         ends.append(float(state["params"] @ way[0].float()))
     return abs(ends[0] - ends[1]) / ROUNDS

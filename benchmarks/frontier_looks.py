@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from trilemma import aggregation
-from trilemma.attacks.stage import Stage
+from trilemma.attacks.tryout import Tryout
 from trilemma.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.evidence import guarded, hidden_shift
@@ -60,11 +60,11 @@ def reached(rule: str, law: NoiseLaw, noise: str, bold: bool, start: int, seed: 
                 outlook = Outlook.of(algorithm.court, state, sent, members, round_)
                 outlook = outlook if bold else outlook.looked()
                 names = tuple(members[row] for row in rows)
-                stage = Stage(outlook, names, np.ones(len(rows)), way, -way[0], noise, bold)
-                lies = stage.lies(0, [*(CLIP * np.geomspace(0.1, 100, 40)), *stage.furthest(0)])
-                harm = stage.judged(lies).harm
-                if harm.max(initial=-np.inf) > stage.judged(stage.honest).harm[0]:
-                    sent[rows] += stage.sent(lies, int(harm.argmax())).to(sent)
+                tryout = Tryout(outlook, names, np.ones(len(rows)), way, -way[0], noise)
+                lies = tryout.lies(0, [*(CLIP * np.geomspace(0.1, 100, 40)), *tryout.furthest(0)])
+                harm = tryout.judged(lies).harm
+                if harm.max(initial=-np.inf) > tryout.judged(tryout.honest).harm[0]:
+                    sent[rows] += tryout.sent(lies, int(harm.argmax())).to(sent)
             state = algorithm.server(Messages(sent, senders=members), state, round_, Key(seed)).state
         ends.append(float(state["params"][0]))
         left.append(sum(i >= CLIENTS - LIARS for i in algorithm.members(state)))

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from one_by_one import rounds, strongest
+from one_by_one import Round, rounds, strongest
 
 from trilemma import config, simulate
 from trilemma.attacks import View, attacks
 from trilemma.attacks.memoryless import one_by_one
-from trilemma.attacks.stage import Stage
+from trilemma.attacks.tryout import Tryout
+from trilemma.attacks.types import Foreseen
 from trilemma.keys import Key
 from trilemma.learning.evidence.outlook import Outlook
 
@@ -39,7 +40,7 @@ def steps(*changes: str) -> list[simulate.engine.Record]:
     return records
 
 
-def stage(noise: str, limit: float = np.inf) -> Stage:
+def tryout(noise: str, limit: float = np.inf) -> Tryout:
     """Ten clients' random messages, the last three liars', and a server that expels sums over `limit`."""
     rng = torch.Generator().manual_seed(1)
     sums = torch.randn(10, 50, generator=rng, dtype=torch.float64)
@@ -49,30 +50,25 @@ def stage(noise: str, limit: float = np.inf) -> Stage:
         rows = torch.cat([vectors, beside])
         return rows @ rows.T
 
-    def outcomes(gram: torch.Tensor, rows: np.ndarray, changes: torch.Tensor) -> SimpleNamespace:
+    def outcomes(gram: torch.Tensor, rows: np.ndarray, changes: torch.Tensor) -> Foreseen:
         after = torch.eye(10, len(gram), dtype=torch.float64).repeat(len(changes), 1, 1)
         after[:, rows] += STEP * changes
         lengths = torch.einsum("bip,pq,biq->bi", after, gram, after)
-        return SimpleNamespace(
-            expelled=(lengths > limit).any(1),
-            move=after.mean(1),
-            corrected=torch.zeros(len(changes)),
-            awaited=torch.zeros(len(changes), dtype=torch.bool),
-        )
+        return Foreseen((lengths > limit).any(1), after.mean(1), torch.zeros(len(changes)))
 
     defence = SimpleNamespace(vectors=vectors, senders=np.arange(10), step=STEP, gram=gram, outcomes=outcomes)
-    return Stage(defence, (7, 8, 9), np.ones(3), -WAY[None], torch.ones(50, dtype=torch.float64), noise)
+    return Tryout(defence, (7, 8, 9), np.ones(3), -WAY[None], torch.ones(50, dtype=torch.float64), noise)
 
 
-def harm(stage: Stage, strength: float) -> float:
+def harm(tryout: Tryout, strength: float) -> float:
     """The most harm that a strength does, −∞ where it cannot be sent."""
-    return float(stage.judged(stage.lies(0, [strength])).harm.max(initial=-np.inf))
+    return float(tryout.judged(tryout.lies(0, [strength])).harm.max(initial=-np.inf))
 
 
 @pytest.mark.parametrize("noise", ["protocol", "rotated"])
 def test_harm_is_what_the_messages_do_to_the_mean(noise: str) -> None:
     """The Gram matrix's answer against the messages themselves."""
-    made = stage(noise)
+    made = tryout(noise)
     lies = made.lies(0, [4.0])
     for place, found in enumerate(made.judged(lies).harm):
         after = made.defence.vectors[:10].mean(0) + STEP * made.sent(lies, place).sum(0) / 10
@@ -82,7 +78,7 @@ def test_harm_is_what_the_messages_do_to_the_mean(noise: str) -> None:
 
 def test_rotated_noise_keeps_every_length_and_inner_product_among_liars() -> None:
     """Of messages, or of sums: here one is a multiple of the other, so of both."""
-    made = stage("rotated")
+    made = tryout("rotated")
     before, lies = made.defence.vectors[10:20], made.lies(0, [4.0])
     assert len(lies) == 2
     for place in range(2):
@@ -95,10 +91,10 @@ def test_rotated_noise_keeps_every_length_and_inner_product_among_liars() -> Non
 
 def test_stretched_noise_is_turned_as_far_as_it_goes_and_then_made_longer_along_the_direction() -> None:
     """Across it liars stay as they are when they have turned as far as they can."""
-    made = stage("stretched")
-    before, ends = made.defence.vectors[10:20], stage("rotated").furthest(0)
+    made = tryout("stretched")
+    before, ends = made.defence.vectors[10:20], tryout("rotated").furthest(0)
     lies = made.lies(0, [0.5 * min(ends), max(ends), 3 * max(ends)])
-    rotated = stage("rotated").lies(0, [0.5 * min(ends)])
+    rotated = tryout("rotated").lies(0, [0.5 * min(ends)])
     assert lies.changes[[0, 3]] == pytest.approx(rotated.changes, abs=1e-9)
     across = []
     for place, strength in enumerate(lies.strength):
@@ -113,7 +109,7 @@ def test_stretched_noise_is_turned_as_far_as_it_goes_and_then_made_longer_along_
 
 def test_noise_is_turned_as_far_as_it_goes_and_no_further() -> None:
     """Between two strengths of a grid nearly a fifth of the push would be given away."""
-    found = stage("rotated")
+    found = tryout("rotated")
     for end in found.furthest(0):
         assert np.isfinite(harm(found, end))
     assert harm(found, 1.001 * max(found.furthest(0))) == -np.inf
@@ -129,10 +125,10 @@ def test_liars_whose_noise_cannot_turn_any_further_send_it_as_it_is() -> None:
 
 
 def test_a_lie_that_would_be_expelled_is_not_a_candidate() -> None:
-    longest = float((stage("protocol").defence.vectors[:10] ** 2).sum(1).max())
-    bold = stage("protocol", limit=longest * 1.01)
-    assert np.isfinite(harm(bold, 1e-3))
-    assert harm(bold, 1e3) == -np.inf
+    longest = float((tryout("protocol").defence.vectors[:10] ** 2).sum(1).max())
+    limited = tryout("protocol", limit=longest * 1.01)
+    assert np.isfinite(harm(limited, 1e-3))
+    assert harm(limited, 1e3) == -np.inf
 
 
 CASES = [
@@ -151,7 +147,7 @@ def test_what_is_foreseen_for_all_lies_is_what_the_server_does_with_each(case: t
     """Expelled or not, and where the model lands: with members left out, unheard, and liars in view."""
     made = rounds(1, *case)
     way = -made.truth / made.truth.norm()
-    there = Stage(
+    there = Tryout(
         made.outlook, made.senders[-made.liars :], np.ones(made.liars), way[None], made.truth, noise
     )
     lies = there.lies(0, [0.3, 1.0, 3.0, 8.0, 15.0, 30.0, 80.0])
@@ -163,7 +159,6 @@ def test_what_is_foreseen_for_all_lies_is_what_the_server_does_with_each(case: t
         if not expelled:
             foreseen = found.move[place] @ basis
             assert float((foreseen - move).norm()) < 1e-4 * float(move.norm())
-    assert bool(found.awaited.any()) <= (not there.defence.due)
 
 
 def test_bold_liars_push_between_looks_as_far_as_messages_hide() -> None:
@@ -171,8 +166,8 @@ def test_bold_liars_push_between_looks_as_far_as_messages_hide() -> None:
     made = rounds(1, "evidence+mean", 12, 2, 60, 8, 0, 8.0)
     way = -made.truth / made.truth.norm()
     most = []
-    for bold in (False, True):
-        there = Stage(made.outlook, made.senders[-2:], np.ones(2), way[None], made.truth, "protocol", bold)
+    for reckoned in (made.outlook.looked(), made.outlook):
+        there = Tryout(reckoned, made.senders[-2:], np.ones(2), way[None], made.truth, "protocol")
         lies = there.lies(0, np.geomspace(0.1, 100.0, 40).tolist())
         harm = there.judged(lies).harm
         assert not made.after(there.sent(lies, int(harm.argmax())))[0]
@@ -180,11 +175,9 @@ def test_bold_liars_push_between_looks_as_far_as_messages_hide() -> None:
     assert most[1] > most[0]
 
 
-@pytest.mark.parametrize("noise", ["protocol", "rotated"])
-@pytest.mark.parametrize("case", CASES[:3])
-def test_the_search_finds_no_less_than_one_that_sends_lies_to_the_server(case: tuple, noise: str) -> None:
-    made = rounds(2, *case)
-    view = View(
+def seen_by_liars(made: Round, uphill: torch.Tensor | None = None) -> View:
+    """What liars know of a round: the defence and the truth, and where a loss rises, if that is given."""
+    return View(
         honest=made.sent[: -made.liars],
         own=made.sent[-made.liars :],
         byzantine=made.liars,
@@ -193,8 +186,16 @@ def test_the_search_finds_no_less_than_one_that_sends_lies_to_the_server(case: t
         key=Key(0),
         defence=lambda: made.outlook,
         truth=lambda: made.truth,
+        uphill=None if uphill is None else lambda: uphill,
         members=made.senders[-made.liars :],
     )
+
+
+@pytest.mark.parametrize("noise", ["protocol", "rotated"])
+@pytest.mark.parametrize("case", CASES[:3])
+def test_the_search_finds_no_less_than_one_that_sends_lies_to_the_server(case: tuple, noise: str) -> None:
+    made = rounds(2, *case)
+    view = seen_by_liars(made)
     crafted = attacks["adaptive"](noise=noise, points=16).build().craft(view)
     grid = (float(made.truth.norm()) * 0.1 * 1000 ** np.linspace(0, 1, 16)).tolist()
     most, _ = strongest(made, -made.truth / made.truth.norm(), grid, noise)
@@ -205,20 +206,8 @@ def test_lies_that_lean_back_along_the_gradient_land_further_uphill() -> None:
     """They hide where those straight uphill show along the mean that they lead to."""
     made = rounds(2, *CASES[1])
     uphill = torch.randn(len(made.truth), generator=torch.Generator().manual_seed(3)).double()
-    landed = {}
+    view, landed = seen_by_liars(made, uphill), {}
     for direction in ("loss", "slanted"):
-        view = View(
-            honest=made.sent[: -made.liars],
-            own=made.sent[-made.liars :],
-            byzantine=made.liars,
-            target=lambda x, key=None: x,
-            round=made.number,
-            key=Key(0),
-            defence=lambda: made.outlook,
-            truth=lambda: made.truth,
-            uphill=lambda: uphill,
-            members=made.senders[-made.liars :],
-        )
         crafted = attacks["adaptive"](direction=direction, noise="rotated").build().craft(view)
         expelled, move = made.after(crafted.messages - view.own)
         assert not expelled
@@ -284,7 +273,7 @@ def test_on_a_gpu_the_search_finds_what_it_finds_on_a_cpu(noise: str) -> None:
     for device in ("cpu", "cuda"):
         state = {name: part.to(device) for name, part in progress.server.items()}
         outlook = Outlook.of(court, state, sent.to(device), heard, 2)
-        there = Stage(outlook, heard[-4:], np.ones(4), way.to(device), -way[0].to(device), noise)
+        there = Tryout(outlook, heard[-4:], np.ones(4), way.to(device), -way[0].to(device), noise)
         found.append(there.judged(there.lies(0, [0.1, 1.0, 3.0, 10.0, 100.0])).harm)
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 

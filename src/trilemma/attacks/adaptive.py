@@ -29,7 +29,7 @@ directions and strengths that are tried, the one that does most harm to the mode
 **Harm** is how far the model lands against the true descent, −⟨θ' − θ_0, h⟩ with h the direction in which the
 truth would move it (for `loss` and its kin: how far it lands uphill), as the defended server would have it:
 its rule, its corrections. All candidates are combinations of sums, messages and directions, so each costs
-n × n work in their Gram matrix, measured once a round, and all are looked at together (`stage`). With
+n × n work in their Gram matrix, measured once a round, and all are looked at together (`tryout`). With
 `greedy` off candidates must also be set right no further than a tenth more than without the lie: liars then
 stay below what can be seen. Where the server looks at sums in some rounds only, liars reckon as if it did in
 every one, for they mean to stay and the next look counts; `bold` ones do not. Against a server without memory
@@ -50,7 +50,7 @@ from torch import Tensor
 from trilemma.attacks.memoryless import RuleAlone, leaning, one_by_one
 from trilemma.attacks.settings import AttackSettings, attacks
 from trilemma.attacks.span import finite_rows
-from trilemma.attacks.stage import Lies, Stage
+from trilemma.attacks.tryout import Lies, Tryout
 from trilemma.attacks.turning import Array
 from trilemma.attacks.types import Attack, Crafted, Defence, View
 
@@ -129,8 +129,8 @@ class Adaptive(AttackSettings):
         if view.defence is not None and defence is not None:
             directions = self._directions(view, truth, uphill, defence)
             against = -directions[0] if self.direction in UPHILL else truth
-            stage = Stage(defence, view.members, lying, directions, against, self.noise, self.bold)
-            return self._strongest(stage, own, strengths)
+            tryout = Tryout(defence, view.members, lying, directions, against, self.noise)
+            return self._strongest(tryout, own, strengths)
         shift = -truth if uphill is None else uphill.double()
         shift = shift / torch.linalg.vector_norm(shift).clamp(min=1e-30)
         ways = leaning(shift, None if view.trusted is None else view.trusted().to(shift))
@@ -138,34 +138,34 @@ class Adaptive(AttackSettings):
         if defence is None:
             return one_by_one(view, own, ways, lying, strengths, self.noise)
         liars = tuple(np.flatnonzero(view.order.numpy() >= len(view.honest)).tolist())
-        stage = Stage(defence, liars, lying, torch.stack(ways), -shift, self.noise)
-        return self._strongest(stage, own, strengths)
+        tryout = Tryout(defence, liars, lying, torch.stack(ways), -shift, self.noise)
+        return self._strongest(tryout, own, strengths)
 
-    def _strongest(self, stage: Stage, own: Tensor, strengths: list[float]) -> tuple[Crafted, float]:
+    def _strongest(self, tryout: Tryout, own: Tensor, strengths: list[float]) -> tuple[Crafted, float]:
         """Return the most harmful lie that may be sent, of all strengths, then of those around the best.
 
         Also how much further it gets the aggregate than no lie does.
         """
-        ways = range(len(stage.directions))
-        lies = [stage.lies(way, [*strengths, *stage.furthest(way)]) for way in ways]
-        tried = Lies.joined([stage.honest, *lies])
-        found = stage.judged(tried)
+        ways = range(len(tryout.directions))
+        lies = [tryout.lies(way, [*strengths, *tryout.furthest(way)]) for way in ways]
+        tried = Lies.joined([tryout.honest, *lies])
+        found = tryout.judged(tried)
         quiet, unseen = found.harm[0], math.inf if self.greedy else 1.1 * found.corrected[0] + 1e-9
         if len(tried) == 1:
             return Crafted(own, 0.0), 0.0
         best = 1 + np.argsort(-found.allowed(unseen)[1:], kind="stable")[:BEST]
         finer = (10 * self.reach) ** (np.arange(-4, 5) / 5 / (self.points - 1))
         around = [
-            stage.lies(way, np.outer(tried.strength[best[tried.which[best] == way]], finer).ravel())
+            tryout.lies(way, np.outer(tried.strength[best[tried.which[best] == way]], finer).ravel())
             for way in sorted(set(tried.which[best].tolist()))
         ]
         tried = Lies.joined([tried.only(best), *around])
-        harm = stage.judged(tried).allowed(unseen)
+        harm = tryout.judged(tried).allowed(unseen)
         most = int(harm.argmax())
         if not harm[most] > quiet:
             return Crafted(own, 0.0), 0.0
-        far = float(harm[most] - quiet) / abs(stage.defence.step) if math.isfinite(quiet) else 0.0
-        return Crafted(own + stage.sent(tried, most).to(own), float(tried.strength[most])), far
+        far = float(harm[most] - quiet) / abs(tryout.defence.step) if math.isfinite(quiet) else 0.0
+        return Crafted(own + tryout.sent(tried, most).to(own), float(tried.strength[most])), far
 
     def _lying(self, view: View) -> Array:
         """Return who lies this round (f,), as factors of the shift."""

@@ -1,4 +1,10 @@
-"""Rows of a basis, changed in many ways, in the Gram matrix of the basis alone."""
+"""Messages or sums that liars change in many ways, seen in a Gram matrix that is measured once.
+
+The messages are rows X of a basis V of Gram matrix G = V Vᵀ. Liars add ΔV to theirs: of a hundred vectors of
+millions of coordinates only the few numbers Δ differ from one lie to the next, and
+
+    (X + ΔV)(X + ΔV)ᵀ = X Xᵀ + (ΔG)_X + (ΔG)_Xᵀ + ΔGΔᵀ,    (ΔG)_X the columns of ΔG that belong to X.
+"""
 
 from __future__ import annotations
 

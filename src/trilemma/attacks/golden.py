@@ -1,4 +1,9 @@
-"""The largest value of a function of one strength: on a grid, then by golden section around its best."""
+"""The largest value of a function of one strength: on a grid, then by golden section around its best.
+
+Golden section narrows a bracket by (√5 − 1)/2 at every step and needs one new value for it; it finds the top
+of whatever rises and then falls (Kiefer, "Sequential minimax search for a maximum", 1953). Harm does not
+always do so: the grid is there for that, and what is returned is never worse than a point of it.
+"""
 
 from __future__ import annotations
 

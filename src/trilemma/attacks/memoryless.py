@@ -18,21 +18,11 @@ from torch import Tensor
 from trilemma.attacks.changed import Changed, Places
 from trilemma.attacks.search import weigher
 from trilemma.attacks.span import inner_products
-from trilemma.attacks.turning import Array, furthest, turned
-from trilemma.attacks.types import Crafted, GramTarget, ManyGramsTarget, View
+from trilemma.attacks.turning import Array, furthest, mixed
+from trilemma.attacks.types import Crafted, Foreseen, GramTarget, ManyGramsTarget, View
 
 TILTS = (0.0, 0.3, 1.0)
 """How far lies lean to what the server trusts, beside a lie of length 1."""
-
-
-@dataclass(frozen=True)
-class Foreseen:
-    """What becomes of lies: nobody is expelled and nothing set right."""
-
-    expelled: Tensor
-    move: Tensor
-    corrected: Tensor
-    awaited: Tensor
 
 
 @dataclass(frozen=True)
@@ -70,12 +60,12 @@ class RuleAlone:
         return inner_products(torch.cat([self.vectors.to(wide), beside.to(wide)]))
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor) -> Foreseen:
-        """Return where the aggregate lies for each of the lies."""
+        """Return where the aggregate lies for each of the lies; nobody is expelled and nothing set right."""
         which = torch.from_numpy(rows).to(gram.device)
         messages = Changed(gram, 0, len(self.senders), which, changes)
         weights = self._weights(messages.grams(self.senders))
         nothing = gram.new_zeros(len(changes))
-        return Foreseen(nothing > 0, messages.combined(self.senders, weights), nothing, nothing > 0)
+        return Foreseen(nothing > 0, messages.combined(self.senders, weights), nothing)
 
     def _weights(self, grams: Tensor) -> Tensor:
         target = self.target
@@ -120,22 +110,14 @@ def one_by_one(
 def _shifted(
     own: Tensor, way: Tensor, lying: Array, strengths: list[float], noise: str
 ) -> Iterator[tuple[float, Tensor]]:
-    """Yield strengths and what liars then send (f, d): their messages with so much of the direction `way`.
-
-    Their noise stays, or is turned so that their Gram matrix stays what it was, as far as it goes.
-    """
+    """Yield strengths and what liars then send (f, d): their messages with so much of the direction `way`."""
     active = torch.from_numpy(np.flatnonzero(lying)).to(own.device)
     rows, shares, tried = own.double()[active], lying[lying > 0], np.array(strengths)
     basis = torch.cat([rows, way[None].to(rows)])
+    products: Array = (rows @ basis.T).cpu().numpy()
+    inner, before = products[:, :-1], products[:, -1]
     if noise != "protocol":
-        inner: Array = (rows @ basis.T).cpu().numpy()
-        inner, before = inner[:, :-1], inner[:, -1]
         tried = np.append(tried, furthest(inner, before, shares))
-        goals = before.mean() + tried[:, None] * shares
-        possible, mixes = turned(inner, before, goals, noise == "stretched")
-        tried = tried[possible]
-    else:
-        mixes = np.stack([np.eye(len(rows), len(rows) + 1)] * len(tried))
-        mixes[:, :, -1] = tried[:, None] * shares
-    for strength, mix in zip(tried.tolist(), mixes, strict=True):
+    possible, mixes = mixed(inner, before, tried[:, None] * shares, noise)
+    for strength, mix in zip(tried[possible].tolist(), mixes, strict=True):
         yield strength, own.index_copy(0, active, (torch.from_numpy(mix).to(basis) @ basis).to(own))

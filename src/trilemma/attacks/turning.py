@@ -1,8 +1,12 @@
 """Noise that is turned: vectors that keep all lengths and inner products among them, and point somewhere.
 
 Rows of Gram matrix Γ may have any inner products g with a direction of length 1 for which Γ − g gᵀ, what is
-left of them across it, is a Gram matrix: gᵀ Γ⁻¹ g ≤ 1. They are mixed by the symmetric M that takes what was
-left before to what is left after.
+left of them across it, is a Gram matrix: gᵀ Γ⁻¹ g ≤ 1. With b these inner products before, P = Γ − b bᵀ is
+what was left and W = Γ − g gᵀ what is to be left; the symmetric M that takes one to the other mixes the rows,
+
+    M P M = W,    M = P^(-½) (P^½ W P^½)^½ P^(-½),
+
+and as much of the direction is added as then lacks in g, which is g − M b.
 """
 
 from __future__ import annotations
@@ -32,6 +36,22 @@ def furthest(inner: Array, before: Array, way: Array) -> float:
     rest = before.mean() * float(solved[:, 1].sum()) / scale - 1
     inside = mixed**2 - square * rest
     return max(0.0, float((math.sqrt(inside) - mixed) / square)) * (1 - 1e-6) if inside > 0 else 0.0
+
+
+def mixed(inner: Array, before: Array, shifts: Array, noise: str) -> tuple[Places, Array]:
+    """Return how r rows are mixed for their inner products with a direction to shift in B ways (B, r).
+
+    By `noise` (the attack's option) rows stay as they are and the direction is added, or they are turned: all
+    of them then shift from the mean of their inner products `before`. Returns what `turned` does.
+
+    >>> mixed(np.eye(2), np.zeros(2), np.array([[0.6, 0.0]]), "protocol")[1].tolist()
+    [[[1.0, 0.0, 0.6], [0.0, 1.0, 0.0]]]
+    """
+    if noise != "protocol":
+        return turned(inner, before, before.mean() + shifts, noise == "stretched")
+    mixes = np.zeros((*shifts.shape, len(inner) + 1))
+    mixes[:, :, :-1], mixes[:, :, -1] = np.eye(len(inner)), shifts
+    return np.arange(len(shifts)), mixes
 
 
 def turned(inner: Array, before: Array, goals: Array, further: bool = False) -> tuple[Places, Array]:

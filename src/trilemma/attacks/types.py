@@ -57,24 +57,17 @@ class ManyGramsTarget(GramTarget, Protocol):
         """The map from Gram matrices (B, n, n) to weights (B, n); None: one at a time."""
 
 
-class Foreseen(Protocol):
-    """What would become of a round for each of B lies."""
+@dataclass(frozen=True)
+class Foreseen:
+    """What would become of a round for each of B lies.
 
-    @property
-    def expelled(self) -> Tensor:
-        """Where somebody is expelled (B,)."""
+    `expelled` (B,) says where somebody is expelled; there nothing more is worked out. `move` (B, p) is how
+    far the model then is from where it started, in the basis, `corrected` (B,) how far it was set right.
+    """
 
-    @property
-    def move(self) -> Tensor:
-        """Where the model is moved to (B, p), in the basis."""
-
-    @property
-    def corrected(self) -> Tensor:
-        """How far it is set right (B,)."""
-
-    @property
-    def awaited(self) -> Tensor:
-        """Where nobody is expelled now, but somebody will be by the next look at all rounds (B,)."""
+    expelled: Tensor
+    move: Tensor
+    corrected: Tensor
 
 
 class Defence(Protocol):

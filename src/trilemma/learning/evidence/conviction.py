@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from trilemma.learning.evidence.correction import QUARTILES, Direction, visible
+from trilemma.learning.evidence.correction import Direction, from_the_middle, visible
 from trilemma.learning.trace import Array, Law, Places
 from trilemma.records import Test
 
@@ -133,7 +133,7 @@ def convict(
             found[int(i)] = Expulsion(int(heard[i]), "length", float(own[i]), float(limit), below)
         found |= _by_pairs(unit, known.pairs, bound, (low, high), heard, found, liars)
     if not found:
-        found = _by_direction(
+        found = by_direction(
             seen or (lambda: visible(inner, known, liars + 1)), deviation, bound, heard, liars, alarm
         )
     return [found[i] for i in sorted(found)]
@@ -214,7 +214,7 @@ def _by_pairs(
     return found
 
 
-def _by_direction(
+def by_direction(
     seen: Callable[[], Sequence[Direction]],
     deviation: Array,
     bound: Array,
@@ -229,13 +229,10 @@ def _by_direction(
         return found
     high = float(scipy.special.ndtri(1 - alarm / (2 * m * (liars + 1))))
     for direction in seen():
-        along = direction.along / deviation
-        low, middle, up = np.quantile(along, (0.25, 0.5, 0.75))
-        scale = max(1.0, float(up - low) / QUARTILES)
-        over = np.abs(along - middle) - (high * scale + SLACK * bound)
+        away, spread = from_the_middle(direction.along / deviation)
+        limits = high * spread + SLACK * bound
+        over = away - limits
         for i in np.argsort(-over)[:liars]:
             if over[i] > 0 and int(i) not in found and len(found) < liars:
-                statistic = float(abs(along[i] - middle))
-                limit = float(high * scale + SLACK * bound[i])
-                found[int(i)] = Expulsion(int(heard[i]), "direction", statistic, limit)
+                found[int(i)] = Expulsion(int(heard[i]), "direction", float(away[i]), float(limits[i]))
     return found

@@ -158,18 +158,27 @@ def correct(
     return Correction(kept, mix, tuple(sorted(aside)))
 
 
+def from_the_middle(along: Array) -> tuple[Array, float]:
+    """Return how far moves (m,) are from their median, and the spread of their middle half, at least 1.
+
+    >>> away, spread = from_the_middle(np.array([0.0, 1.0, 2.0, 3.0, 9.0]))
+    >>> away.tolist(), round(spread, 2)
+    ([2.0, 1.0, 0.0, 1.0, 7.0], 1.48)
+    """
+    low, middle, up = np.quantile(along, (0.25, 0.5, 0.75))
+    return np.abs(along - middle), max(1.0, float(up - low) / QUARTILES)
+
+
 def _apart(seen: Sequence[Direction], law: Law, most: int) -> NDArray[np.int64]:
     """Return the members who stand apart along visible directions, at most `most`, as places.
 
     Many who stand a little apart say more than one: of m members the j with the smallest tail probabilities
     are taken, j the largest number with p_(j) ≤ FALSELY · j/m (Benjamini and Hochberg 1995).
     """
-    deviation = np.sqrt(law.covariance.diagonal())
-    apart = np.zeros(len(deviation))
+    apart = np.zeros(len(law.deviation))
     for found in seen:
-        along = found.along / deviation
-        low, middle, up = np.quantile(along, (0.25, 0.5, 0.75))
-        apart = np.maximum(apart, np.abs(along - middle) / max(1.0, float(up - low) / QUARTILES))
+        away, spread = from_the_middle(found.along / law.deviation)
+        apart = np.maximum(apart, away / spread)
     order = np.argsort(-apart)
     tails = 2 * len(seen) * scipy.special.ndtr(-apart[order])
     few = np.flatnonzero(tails <= FALSELY * np.arange(1, len(order) + 1) / len(order))

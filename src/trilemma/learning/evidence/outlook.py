@@ -18,6 +18,7 @@ from torch import Tensor
 from trilemma import aggregation
 from trilemma.attacks.changed import Changed
 from trilemma.attacks.span import inner_products
+from trilemma.attacks.types import Foreseen
 from trilemma.keys import Key
 from trilemma.learning.evidence import many
 from trilemma.learning.evidence.court import Court
@@ -51,20 +52,6 @@ class Rehearsal:
         after = self.algorithm.server(messages, self.state, self.round, key or Key(0))
         move = (after.broadcast[trace.model] - self.state[trace.model]) / trace.step(self.round)
         return Outcome(move + self.state[trace.model] if trace.around else move)
-
-
-@dataclass(frozen=True)
-class Foreseen:
-    """What becomes of B lies: whether somebody is expelled (B,), the model's move (B, p), what is corrected.
-
-    The move is in the basis; where somebody is expelled, nothing more is worked out. `awaited` (B,) says
-    where nobody is expelled now, but somebody would be if the sums were looked at.
-    """
-
-    expelled: Tensor
-    move: Tensor
-    corrected: Tensor
-    awaited: Tensor
 
 
 @dataclass(frozen=True)
@@ -125,29 +112,31 @@ class Outlook:
         n, (whole, fresh) = len(self.vectors) - k - 1, self._looks
         which, whose = (torch.from_numpy(places).to(gram.device) for places in (rows, self.senders[rows]))
         sums, sent = Changed(gram, 0, n, whose, self.step * changes), Changed(gram, n, k, which, changes)
-        grams = sums.grams(whole.rows), sent.grams(fresh.rows)
-        judged = _judged(grams, (whole, fresh), self.due)
-        left, over, now = judged.left, *judged.seen
-        sums, sent, grams = sums.only(left), sent.only(left), (grams[0][left], grams[1][left])
+        looked_at = [(sent.grams(fresh.rows), fresh)]
+        if self.due:
+            looked_at.append((sums.grams(whole.rows), whole))
+        judged = _judged(looked_at)
+        left, now = judged.left, judged.seen[0]
+        sums, sent, grams = sums.only(left), sent.only(left), [some[left] for some, _ in looked_at]
 
-        weights = self._weights(sent.grams(np.arange(k)) if len(fresh.rows) < k else grams[1])
+        weights = self._weights(sent.grams(np.arange(k)) if len(fresh.rows) < k else grams[0])
         mean, corrected = sent.combined(np.arange(k), weights), gram.new_zeros(len(left))
         move = self.step * mean
         move[:, n + k] += 1.0
         if fresh.corrects(now):
-            right = many.correct(grams[1], sent.beside(fresh.rows, mean), fresh, None, now)
+            right = many.correct(grams[0], sent.beside(fresh.rows, mean), fresh, None, now)
             once = self.step * sent.combined(fresh.rows, right.mix)
             move, corrected = move + once, _lengths(gram, once)
         after = move
-        if self.due and whole.corrects(over):
-            right = many.correct(grams[0], sums.beside(whole.rows, move), whole, self._parts(weights), over)
+        if self.due and whole.corrects(judged.seen[1]):
+            over, parts = judged.seen[1], self._parts(weights)
+            right = many.correct(grams[1], sums.beside(whole.rows, move), whole, parts, over)
             after = right.kept[:, None] * move + sums.combined(whole.rows, right.mix)
             corrected = corrected + _lengths(gram, after - move)
         return Foreseen(
             judged.expelled,
             gram.new_zeros(len(changes), p).index_copy(0, left, after),
             gram.new_full((len(changes),), math.inf).index_copy(0, left, corrected),
-            judged.awaited,
         )
 
     def _parts(self, weights: Tensor) -> Tensor:
@@ -189,32 +178,27 @@ class Outlook:
 
 @dataclass(frozen=True)
 class _Judged:
-    """Where somebody is expelled, now or by the next look (B,); where nobody is, and what is seen there."""
+    """Where somebody is expelled (B,); where nobody is, as places, and what each look shows there."""
 
     expelled: Tensor
-    awaited: Tensor
     left: Tensor
     seen: list[many.Directions]
 
 
-def _judged(grams: tuple[Tensor, Tensor], looks: tuple[many.Look, many.Look], due: bool) -> _Judged:
-    """Look at sums and at messages; by sums somebody is expelled only where that is `due`."""
+def _judged(looked_at: list[tuple[Tensor, many.Look]]) -> _Judged:
+    """Judge B lies by looks, each with its Gram matrices: by lengths and pairs, then by directions."""
+    looks = tuple(look for _, look in looked_at)
     groups: list[tuple[Tensor, tuple[many.Look, ...]]]
-    if len(looks[0].rows) == len(looks[1].rows):  # in every round in which all are heard
-        groups = [(torch.stack(grams), looks)]
+    if len({len(look.rows) for look in looks}) == 1:  # in every round in which all are heard
+        groups = [(torch.stack([some for some, _ in looked_at]), looks)]
     else:
-        groups = [(gram[None], (look,)) for gram, look in zip(grams, looks, strict=True)]
-    by_sums, expelled = torch.cat([many.improbable(some, at) for some, at in groups])
-    if due:
-        expelled = expelled | by_sums
+        groups = [(some[None], (look,)) for some, look in looked_at]
+    expelled = torch.cat([many.improbable(some, at) for some, at in groups]).any(0)
     left = torch.nonzero(~expelled)[:, 0]
     seen = [one for some, at in groups for one in many.visible(some[:, left], at)]
-    by_sums, named = by_sums[left] | many.apart(seen[0], looks[0]), many.apart(seen[1], looks[1])
-    if due:
-        named = named | by_sums
+    named = torch.stack([many.apart(one, look) for one, look in zip(seen, looks, strict=True)]).any(0)
     kept = torch.nonzero(~named)[:, 0]
-    awaited = torch.zeros_like(expelled).index_copy(0, left, by_sums & ~named)
-    return _Judged(expelled.index_copy(0, left, named), awaited, left[kept], [one.only(kept) for one in seen])
+    return _Judged(expelled.index_copy(0, left, named), left[kept], [one.only(kept) for one in seen])
 
 
 def _lengths(gram: Tensor, y: Tensor) -> Tensor:

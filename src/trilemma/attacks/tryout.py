@@ -1,4 +1,4 @@
-"""A round on which liars try out their lies: all of them together, in the Gram matrix of the round's vectors.
+"""A round in which liars try out their lies: all of them together, in the Gram matrix of the round's vectors.
 
 The basis is the defence's (everybody's sums, the messages, the model's move so far), then the directions in
 which liars push, then the way the truth would move the model. Its Gram matrix is measured once. A lie is what
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trilemma.attacks.changed import Places
-from trilemma.attacks.turning import Array, furthest, turned
+from trilemma.attacks.turning import Array, furthest, mixed
 from trilemma.attacks.types import Defence
 
 TOGETHER = 1 << 25
@@ -61,11 +61,12 @@ class Judged:
         return np.where(self.corrected <= unseen, self.harm, -math.inf)
 
 
-class Stage:
-    """A round of a server that remembers, and what becomes of it when liars change their messages.
+class Tryout:
+    """A round, and what becomes of it when liars change their messages.
 
     `liars` are their places among all clients, `lying` (f,) the factor of the shift for each of them,
-    `directions` (q, d) of length 1; `noise` and `bold` as in the attack's options.
+    `directions` (q, d), of length 1, where lies push; harm is how far the model lands against `truth` (d,).
+    `noise` is as in the attack's options.
     """
 
     def __init__(
@@ -76,9 +77,8 @@ class Stage:
         directions: Tensor,
         truth: Tensor,
         noise: str,
-        bold: bool = False,
     ) -> None:
-        self.defence, self.noise, self.directions, self.bold = defence, noise, directions, bold
+        self.defence, self.noise, self.directions = defence, noise, directions
         senders = np.asarray(defence.senders)
         self.k, self.n = len(senders), len(defence.vectors) - len(senders) - 1
         rows = {int(client): row for row, client in enumerate(senders)}
@@ -89,23 +89,19 @@ class Stage:
         downhill = downhill / torch.linalg.vector_norm(downhill).clamp(min=1e-30)
         self.measured: Tensor = defence.gram(torch.cat([directions, downhill[None]]))
         self.gram: Array = self.measured.numpy()
-        # Where noise is turned: the messages, or the sums of them, among the basis.
-        self.turning = [(self.n + self.active, 1.0), (senders[self.active], defence.step)][
-            : 2 if self.n else 1
-        ]
+        # What lies mix: rows of the basis, and how far a change of messages moves them. Noise is turned in
+        # messages or in their sums; where it stays as it is, one comes to the same as the other.
+        self.mixable = [(self.n + self.active, 1.0)]
+        if self.n and noise != "protocol":
+            self.mixable.append((senders[self.active], defence.step))
 
     def lies(self, which: int, strengths: Sequence[float] | Array) -> Lies:
         """Return lies of these strengths along a direction; of turned noise two kinds, where possible."""
         tried, along = np.asarray(strengths, dtype=float), self.along(which)
-        if self.noise == "protocol":
-            changes = np.zeros((len(tried), len(self.active), len(self.gram)))
-            changes[:, :, along] = tried[:, None] * self.lying
-            return Lies(np.full(len(tried), which), tried, changes)
         found = []
-        for rows, scale in self.turning:
+        for rows, scale in self.mixable:
             before, inner = self.gram[rows, along], self.gram[np.ix_(rows, rows)]
-            goals = before.mean() + scale * tried[:, None] * self.lying
-            places, mixes = turned(inner, before, goals, self.noise == "stretched")
+            places, mixes = mixed(inner, before, scale * tried[:, None] * self.lying, self.noise)
             mixes[:, :, :-1] -= np.eye(len(rows))
             changes = np.zeros((len(places), len(rows), len(self.gram)))
             changes[:, :, [*rows, along]] = mixes / scale
@@ -119,7 +115,7 @@ class Stage:
         along = self.along(which)
         return [
             furthest(self.gram[np.ix_(rows, rows)], self.gram[rows, along], scale * self.lying)
-            for rows, scale in self.turning
+            for rows, scale in self.mixable
         ]
 
     def along(self, which: int) -> int:
@@ -133,16 +129,13 @@ class Stage:
 
     def judged(self, lies: Lies) -> Judged:
         """Return what becomes of every one of them."""
-        there, count = (
-            self.measured.to(self.defence.vectors.device),
-            max(1, TOGETHER // (self.n + self.k) ** 2),
-        )
+        there = self.measured.to(self.defence.vectors.device)
+        count = max(1, TOGETHER // (self.n + self.k) ** 2)
         harm, corrected = [there.new_zeros(0)], [there.new_zeros(0)]
         for start in range(0, len(lies), count):
             some = torch.from_numpy(lies.changes[start : start + count])
             found = self.defence.outcomes(there, self.active, some.to(there))
-            proved = found.expelled if self.bold else found.expelled | found.awaited
-            harm.append(torch.where(proved, -math.inf, -(found.move @ there[:, -1])))
+            harm.append(torch.where(found.expelled, -math.inf, -(found.move @ there[:, -1])))
             corrected.append(found.corrected)
         return Judged(*(torch.cat(parts).cpu().numpy() for parts in (harm, corrected)))
 
