@@ -47,7 +47,7 @@ def arena_command(
         return
     _known("nothing is trained", ground, arena.GROUNDS)
     _known("there is no threat model", threat, arena.THREATS)
-    _known("there is no adversary", adversary, arena.NETWORK)
+    _known("there is no adversary", adversary, arena.EVERY_ADVERSARY)
     for one in rule or ():
         if one not in arena.RULES:
             aggregation.parse(one, f=0)  # said once, before anything is run

@@ -79,7 +79,7 @@ def doctor_command(
         print(json.dumps({"parties": [one.plain() for one in found]}), flush=True)
     else:
         for one in found:
-            said = [printable(finding.text) for finding in one.findings] or ["all is well"]
+            said = [finding.text for finding in one.findings] or ["all is well"]
             for line in said:
                 say(f"{one.party}: {line}")
     if any(one.findings for one in found):

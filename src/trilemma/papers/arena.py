@@ -62,11 +62,15 @@ ADVERSARIES: Mapping[str, tuple[str, ...]] = {
     "alie": ("attack={name='alie'}",),
     "foe": ("attack={name='foe'}",),
 }
+"""Who attacks every ground."""
+
 LATER: Mapping[str, tuple[str, ...]] = {
     "sleeper": ("attack={name='adaptive', direction='loss', start=15}",),
     "burst": ("attack={name='adaptive', direction='loss', stop=10}",),
 }
 """Those who choose their rounds, where there are many."""
+
+EVERY_ADVERSARY = {**ADVERSARIES, **LATER}
 
 THREATS: Mapping[str, tuple[str, ...]] = {
     "guaranteed SecLDP": ("privacy.threat=secldp", "privacy.assume=guaranteed"),
@@ -88,9 +92,6 @@ class Ground:
     small: bool = False
 
 
-NETWORK = {**ADVERSARIES, **LATER}
-
-
 def once(lr: float, clip: float) -> tuple[str, ...]:
     """Return the changes to one release of clients that train on their own first, as in `frontier-mnist`."""
     return (
@@ -107,11 +108,14 @@ GROUNDS: Mapping[str, Ground] = {
     "mnist-cnn-once": Ground("cafcor-mnist", once(0.15, 3.0)),
     "phishing-7": Ground("safe-dshb-phishing", liars=(3,), threats=("LDP",), small=True),
     "phishing-30": Ground("safe-dshb-phishing", ("federation.clients=30",), (10,), ("LDP",)),
-    "mnist-subspace": Ground("few-coordinates-mnist-subspace", adversaries=NETWORK),
-    "mnist-head": Ground("cafcor-mnist", ("model.train=head", "algorithm.lr=0.3"), adversaries=NETWORK),
-    "mnist-cnn": Ground("cafcor-mnist", adversaries=NETWORK),
+    "mnist-subspace": Ground("few-coordinates-mnist-subspace", adversaries=EVERY_ADVERSARY),
+    "mnist-head": Ground(
+        "cafcor-mnist", ("model.train=head", "algorithm.lr=0.3"), adversaries=EVERY_ADVERSARY
+    ),
+    "mnist-cnn": Ground("cafcor-mnist", adversaries=EVERY_ADVERSARY),
 }
 QUICK = ("phishing-7",)
+"""What a quick look trains: minutes on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +146,13 @@ def bouts(
     >>> [bout.rule for bout in bouts(["phishing-7"], ["mean", "caf"], adversaries=["loss"])]
     ['mean', 'caf']
     """
+    wanted = adversaries or tuple(EVERY_ADVERSARY)
     for name in grounds:
         ground = GROUNDS[name]
         for threat in (one for one in ground.threats if one in threats):
             for count in (one for one in ground.liars if one in (liars or ground.liars)):
                 for rule in (one for one in rules if one != "smea" or ground.small):
-                    for adversary in (one for one in ground.adversaries if one in (adversaries or NETWORK)):
+                    for adversary in (one for one in ground.adversaries if one in wanted):
                         said = [*ground.changes, *THREATS[threat], f"federation.byzantine={count}"]
                         said += [*RULES.get(rule, (f"aggregation.rule={rule}",)), f"run.seeds='{seeds}'"]
                         try:
@@ -275,7 +280,7 @@ def standings(found: Sequence[Row]) -> Table:
 
     In parentheses how many seeds there are, where it is fewer than three.
     """
-    known = [name for name in NETWORK if any(row.adversary == name for row in found)]
+    known = [name for name in EVERY_ADVERSARY if any(row.adversary == name for row in found)]
     header = ("trained", "threat", "ε", "d", "f", "rule", "worst", "by", *known, "honest expelled")
     groups: dict[tuple[str, str, int, str], list[Row]] = {}
     for row in found:

@@ -25,7 +25,7 @@ METRIC = "accuracy"
 """What claims are about."""
 
 ALL = 100
-"""Points there are."""
+"""All points of a score: who is further ahead or behind than that has met a run that diverged."""
 
 DIVERGED = -1.01
 """Counted for a run that diverged: more than all points behind one that did not."""
