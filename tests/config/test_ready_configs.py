@@ -19,7 +19,12 @@ def test_it_is_valid(name: str) -> None:
     assert config.parse(settings.dump()).dump() == settings.dump()
 
 
-LONG = ("few-coordinates-cifar", "few-coordinates-mnist-subspace", "frontier-mnist")
+LONG = (
+    "few-coordinates-cifar",
+    "few-coordinates-mnist-subspace",
+    "frontier-mnist",
+    "frontier-mnist-whitened",
+)
 """A round of these takes fifteen seconds: at night. Others do the same with smaller images and models."""
 
 

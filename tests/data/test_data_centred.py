@@ -1,4 +1,4 @@
-"""Examples around their holder's own mean: whose mean, whose examples, and where it is refused."""
+"""Examples around their holder's own mean, or whitened: by whose, whose examples, and where it is refused."""
 
 from __future__ import annotations
 
@@ -36,14 +36,32 @@ def test_a_clients_other_examples_stand_around_what_it_trains_on() -> None:
     assert torch.equal(found.x_test[2:5], DATA.x_test[2:5] - X[4:6].mean(0))
 
 
+def test_whitened_examples_vary_alike_in_every_direction_in_which_they_vary_and_are_not_turned() -> None:
+    x = torch.randn(60, 3, generator=Key(1).torch()) @ torch.tensor([[5.0, 1, 0], [0, 2, 0], [0, 0, 0.0]]) + 7
+    given = Dataset("stretched", x, torch.zeros(60).long(), x[:30] * 2, torch.zeros(30).long(), 2)
+    found = data.centred(given, Holdings([np.arange(20), np.arange(20, 60)], [], []), whiten=True)
+    for part in (found.x_train[:20], found.x_train[20:], found.x_test):
+        assert torch.allclose(part.mean(0), torch.zeros(3), atol=1e-5)
+        assert torch.allclose(part.T @ part / len(part), torch.diag(torch.tensor([1.0, 1, 0])), atol=1e-4)
+    between = (x[:20] - x[:20].mean(0)).T @ found.x_train[:20] / 20  # S^½: symmetric, as nothing was turned
+    assert torch.allclose(between, between.T, atol=1e-4)
+
+
+def test_only_vectors_are_whitened() -> None:
+    images = Dataset("images", X[:, None], DATA.y_train, X[:, None], DATA.y_test, 2)
+    with pytest.raises(UserError, match="no vectors"):
+        data.centred(images, Holdings([rows(0, 1)], [], []), whiten=True)
+
+
 def test_clients_who_share_some_examples_are_refused() -> None:
     with pytest.raises(UserError, match="share no examples"):
         data.centred(DATA, Holdings([rows(0, 1), rows(1, 2)], [], []))
 
 
+@pytest.mark.parametrize("asked", ["centre", "whiten"])
 @pytest.mark.parametrize("allowed", [True, False])
-def test_no_guarantee_for_one_example_covers_it(allowed: bool) -> None:
-    chosen = config.load("safe-dshb-phishing").with_("data.centre=true")
+def test_no_guarantee_for_one_example_covers_it(allowed: bool, asked: str) -> None:
+    chosen = config.load("safe-dshb-phishing").with_(f"data.{asked}=true")
     if allowed:
         chosen = chosen.with_("algorithm={name='fedavg'}", "attack={name='none'}", "aggregation.rule=mean")
         held = everybody(chosen, Key(1), None, 4).data

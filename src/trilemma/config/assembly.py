@@ -145,8 +145,8 @@ def _natural(
 def _held(
     config: Config, dataset: Dataset, holdings: data.Holdings, device: torch.device | str, first: int = 0
 ) -> FederatedData:
-    """Return what clients hold, each around its own mean where the configuration asks for it."""
-    if config.holding.centre:
+    """Return what clients hold, each around its own mean and whitened where the configuration asks for it."""
+    if config.holding.centre or config.holding.whiten:
         wanted = config.privacy
         poorest = min((len(rows) for rows in holdings.train), default=0)
         if (
@@ -155,10 +155,10 @@ def _held(
             and config.algorithm.options.exposure(wanted.clip, poorest).unit == "example"
         ):
             raise ConfigError(
-                "[data] centre: one example moves all others of its client, and no ε for an example covers "
-                "that; allowed: centre = false, or an algorithm with user-level privacy"
+                "[data] centre and whiten: one example moves all others of its client, and no ε for an "
+                "example covers that; allowed: both false, or an algorithm with user-level privacy"
             )
-        dataset = data.centred(dataset, holdings)
+        dataset = data.centred(dataset, holdings, config.holding.whiten)
     return FederatedData(dataset, holdings, device, first)
 
 

@@ -40,6 +40,11 @@ class DataTable(Table):
         default=False,
         description="take each client's own mean off its examples; nothing of it is sent (user-level ε only)",
     )
+    whiten: bool = Field(
+        default=False,
+        description="centre, and by each client's own covariance give its examples the same variance in "
+        "every direction",
+    )
 
 
 class ModelTable(Table):
