@@ -84,6 +84,8 @@ def forward_windows(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -
     """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·), reading windows where they lie.
 
     The result lies in memory with channels innermost, as the next such convolution wants its input.
+
+    Gain on an H200, forth and back: 5.5 and 2.7 on the ResNet's units 1 and 3; with TF32 1.0 and 1.9.
     """
     z: Tensor = _Windows.apply(x, weight, bias, stencil)  # type: ignore[no-untyped-call]
     return z
@@ -118,8 +120,8 @@ class _Windows(torch.autograd.Function):
 def forward_batched(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
     """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·) by one batched product.
 
-    Gain on an H200, forth and back: 1.7 to 6.1 on the ResNet's convolutions, 1.6 on the smaller CNN's, none
-    on the CNN's (0.9).
+    Gain on an H200, forth and back: 3.0 on the ResNet's first convolution, 1.5 on the smaller CNN's, 1.4 on
+    the CNN's first and none on its second (0.9).
     """
     return _multiplied(_columns(x, stencil), x, weight, bias, stencil)
 
@@ -245,7 +247,7 @@ def client_gradients_batched(
 ) -> Tensor:
     """Return each client's weight gradient (k, out, c, ·, ·) by one batched product over its examples.
 
-    Gain on an H200: 1.8 to 6.2. cuDNN's own weight gradients differ from these by up to 6e-4 on the CNN.
+    Gain on an H200: 1.8 to 6.0. cuDNN's own weight gradients differ from these by up to 6e-4 on the CNN.
     """
     if columns is None:
         columns = _columns(x, stencil)
@@ -256,7 +258,10 @@ def client_gradients_batched(
 
 
 def client_gradients_windows(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
-    """Return each client's weight gradient (k, out, c, ·, ·), reading windows where they lie."""
+    """Return each client's weight gradient (k, out, c, ·, ·), reading windows where they lie.
+
+    Gain on an H200: 3.4 to 5.2 on the ResNet's units; with TF32 1.5 to 2.0.
+    """
     windows = _windows_kernels(x, x.shape[2], grad.shape[2])
     found: Tensor = windows.weights(windows.innermost(x), windows.innermost(grad), stencil)
     return found
