@@ -121,7 +121,7 @@ def _estimate(
     """Print how long studies would take; what quick looks would is kept for whoever asks for one."""
     from rich.console import Console
 
-    from trilemma.papers.estimate import estimates, keep
+    from trilemma.papers.estimate import estimates, in_figures, keep
     from trilemma.report import Table
 
     found = {}
@@ -131,29 +131,29 @@ def _estimate(
             keep({name: one}, results)
     at_once = jobs or 2
     lines = [
-        (name, str(one.runs), f"{one.seconds:.3g}", f"{one.minutes(at_once):.2g}")
+        (name, str(one.runs), in_figures(one.seconds, 3), in_figures(one.minutes(at_once)))
         for name, one in found.items()
     ]
     total = sum(one.minutes(at_once) for one in found.values())
     heads = ("study", "runs", "seconds each", f"minutes, {at_once} at a time")
-    Console().print(Table("", heads, tuple(lines), (f"together about {total:.2g} minutes",)))
+    Console().print(Table("", heads, tuple(lines), (f"together about {in_figures(total)} minutes",)))
 
 
 def _say_what_is_left_out(
     chosen: Mapping[str, Study], jobs: int | None, results: Path, console: Console
 ) -> None:
     """Say what a quick look leaves out, and how long it takes where that was estimated."""
-    from trilemma.papers.estimate import kept
+    from trilemma.papers.estimate import in_figures, kept
 
     estimated, where = kept(results)
     at_once = jobs or 2
     for name, study in chosen.items():
-        long = f" (about {estimated[name].minutes(at_once):.2g} minutes)" if name in estimated else ""
+        long = f" (about {in_figures(estimated[name].minutes(at_once))} minutes)" if name in estimated else ""
         said = f"{name}, quick{long}: left out are {study.left_out}"
         console.print(said, highlight=False, markup=False, soft_wrap=True)
     if len(chosen) > 1 and chosen.keys() <= estimated.keys():
         total = sum(estimated[name].minutes(at_once) for name in chosen)
-        said = f"together about {total:.2g} minutes, {at_once} at a time, as estimated on {where}"
+        said = f"together about {in_figures(total)} minutes, {at_once} at a time, as estimated on {where}"
         console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 

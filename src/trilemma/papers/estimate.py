@@ -45,6 +45,15 @@ class Estimate:
         return self.runs * self.seconds / jobs / 60
 
 
+def in_figures(time: float, figures: int = 2) -> str:
+    """Return a length of time in a few figures, never in powers of ten.
+
+    >>> in_figures(141.2), in_figures(0.0341)
+    ('140', '0.034')
+    """
+    return f"{float(f'{time:.{figures}g}'):.12g}"
+
+
 KEPT = "estimates-quick.json"
 """Where estimates of quick looks are kept, among the results."""
 
