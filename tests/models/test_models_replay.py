@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from trilemma import models
 from trilemma.keys import Key
@@ -96,11 +97,18 @@ def test_a_model_that_asks_the_gpu_something_on_the_way_is_computed(recordings):
     assert list(recordings.values()) == [False]
 
 
-def test_what_draws_or_is_clipped_by_example_is_computed(recordings):
-    model, params, batch, _ = asked("cnn", "cpu", 1, False)
-    for clip in (Clip.none(), Clip.example(1.0)):
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_draws_or_is_clipped_by_example_is_computed(device, recordings):
+    model, params, batch, _ = asked("cnn", device, 1, False)
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(784, 10))
+    drawing = models.from_module(net, nn.CrossEntropyLoss())
+    theta, clip = drawing.init(Key(1)).to(device), Clip.example(1.0)
+    for turn in range(3):  # the second time anything else is recorded
         found = replay.gradients(model, params, batch, clip=clip)
         assert torch.equal(found.value, models.gradients(model, params, batch, clip=clip).value)
+        keys = [Key(turn).fold("client", i) for i in range(3)]
+        found = replay.gradients(drawing, theta, batch, keys=keys)
+        assert torch.equal(found.value, models.gradients(drawing, theta, batch, keys=keys).value)
     assert not recordings
 
 
