@@ -227,6 +227,7 @@ def test_sleepers_behave_until_they_strike_and_a_burst_ends() -> None:
     assert strengths[:2] == [0.0, 0.0]
     assert strengths[3] == 0.0
     assert strengths[2] > 0
+    assert not any(record.attack_strength for record in steps("attack.stop=0", "run.rounds=2")), "never lie"
 
 
 @pytest.mark.parametrize("direction", ["ones", "std", "top", "across", "loss", "slanted", "errors", "best"])

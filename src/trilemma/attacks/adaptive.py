@@ -95,7 +95,8 @@ class Adaptive(AttackSettings):
 
     def _craft(self, view: View) -> Crafted:
         own = view.honest.new_zeros(view.byzantine, view.honest.shape[1]) if view.own is None else view.own
-        if view.byzantine == 0 or view.round < self.start or (self.stop or math.inf) <= view.round:
+        stop = math.inf if self.stop is None else self.stop
+        if view.byzantine == 0 or not self.start <= view.round < stop:
             return Crafted(own, 0.0)
         honest = finite_rows(view.honest)
         if len(honest) < len(view.honest):  # the server leaves these out, and so do the attackers
