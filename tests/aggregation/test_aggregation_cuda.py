@@ -147,6 +147,15 @@ def test_device_wide_messages(name: str):
 
 @cuda
 @needs_device
+def test_device_gram_of_a_row_whose_square_is_no_float32():
+    X = torch.randn(5, 3000, generator=torch.Generator().manual_seed(3))
+    X[2] = 1e25
+    exact = (X.double() @ X.double().T).numpy()
+    np.testing.assert_allclose(agg.gram(X.cuda(), single=True).numpy(), exact, rtol=1e-4)
+
+
+@cuda
+@needs_device
 def test_device_same_input_same_bits():
     X = torch.randn(40, 1_200_000, generator=torch.Generator().manual_seed(2)).cuda()
     for name in ("caf", "cwmed", "nnm+cwtm"):

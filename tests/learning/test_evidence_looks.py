@@ -11,6 +11,7 @@ import torch
 
 from trilemma import aggregation, privacy
 from trilemma.attacks.tryout import Tryout
+from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.learning import Algorithm, Messages, Setup, algorithms
 from trilemma.learning.evidence import Expulsion, convict, guarded, hidden_shift
@@ -180,6 +181,37 @@ def test_liars_are_told_the_truth_about_rounds_with_and_without_a_look() -> None
         state = step.state
     assert awaited == {13, 14, 15}  # after the look in round 12
     assert len(step.report["expelled"]) == LIARS
+
+
+@pytest.mark.parametrize("method", ["byz-clip-sgd", "fedavg"])
+@pytest.mark.parametrize("round_", [0, 1])
+def test_a_message_whose_step_no_number_holds_is_no_part_of_the_sums(method: str, round_: int) -> None:
+    """3·10³⁸ is a number and ten times as much is none: 0 times that would have been the model's end."""
+    options = {"momentum": 0.0, "lr": 10.0} if method == "byz-clip-sgd" else {"beta": 10.0}
+    setup = Setup(CLIENTS, LIARS, ROUNDS, aggregation.parse("evidence+mean", f=LIARS), Release(0.5, LAW))
+    algorithm = guarded(algorithms[method](**options).build, setup)
+    state = start(algorithm)
+    for now in range(round_ + 2):
+        members = algorithm.members(state)
+        source = privacy.SimulatedNoise(Key(2), CLIENTS).among(members)
+        sent = source.draw(LAW, members, MODEL.dim, now, CPU)
+        sent[:, 1] += 0.5
+        if algorithm.trace.around:
+            sent = sent + state["params"]
+        if now == round_:
+            sent[19] = 3e38
+        step = algorithm.server(Messages(sent, senders=members), state, now, Key(3))
+        state = step.state
+        assert [one.client for one in step.report["expelled"]] == ([19] if now == round_ else [])
+    assert torch.isfinite(state["evidence.sums"]).all()
+    assert torch.isfinite(state["params"]).all()
+
+
+def test_a_state_that_another_version_kept_is_refused_with_the_reason() -> None:
+    algorithm = server()
+    older = {name: part for name, part in start(algorithm).items() if name != "evidence.proved"}
+    with pytest.raises(UserError, match=r"kept by another version, without evidence\.proved"):
+        algorithm.members(older)
 
 
 def reached(rounds: int, seed: int, law: NoiseLaw = LAW) -> tuple[float, int]:

@@ -12,7 +12,8 @@ from trilemma.papers import Study, run_studies, studies
 from trilemma.papers.again import run_again
 from trilemma.papers.measured import Results, new_results, read_results, write_results
 from trilemma.records import Spread
-from trilemma.simulate import Unwatched
+from trilemma.simulate import Outcome, Unwatched
+from trilemma.simulate.sweep.work import Failure
 
 SHORT = ("run.rounds=2", "run.evaluate_every=2")
 
@@ -76,3 +77,12 @@ def test_what_cannot_be_compared_is_refused(study: Study, results: Results, tmp_
     lost = replace(results, cells=tuple(replace(cell, settings={}) for cell in results.cells))
     with pytest.raises(UserError, match="not on record"):
         again(study, lost, tmp_path)
+
+
+def test_cells_that_give_no_result_are_not_called_the_same(
+    study: Study, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = Outcome(failed={"SF": Failure("no memory")})
+    monkeypatch.setattr("trilemma.papers.again.run_studies", lambda *_, **__: ({"safe-dshb": []}, failed))
+    with pytest.raises(UserError, match="1 of 2 cells of safe-dshb gave no result: SF: no memory"):
+        again(study, results, tmp_path)

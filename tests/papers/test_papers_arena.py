@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from trilemma.cli.app import app
+from trilemma.errors import UserError
 from trilemma.papers import arena
 
 ROW = arena.Row("phishing-7", "LDP", 3, "caf", "loss", 1, 0.8, 0, 1, 69, 1.5)
@@ -73,6 +75,19 @@ def test_a_cell_is_run_once_recorded_and_shown(tmp_path: Path) -> None:
     assert (found.rule, found.adversary, found.d) == ("caf", "foe", 69)
     shown = CliRunner().invoke(app, ["arena", "--show", str(kept)])
     assert "phishing-7" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("accuracy", "high"), ("f", "3"), ("epsilon", "much"), ("ground", "x"), ("threat", "x")],
+)
+def test_a_row_that_no_table_has_a_place_for_is_refused_with_its_file(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{**ROW.__dict__, key: value}]))
+    with pytest.raises(UserError, match=rf"'rows.json' cannot be read .*{value}"):
+        arena.read(path)
 
 
 def test_a_name_that_is_none_is_refused_with_those_that_are() -> None:

@@ -171,7 +171,9 @@ def gram(X: Vectors, *, single: bool = False) -> Tensor:
     if single and checked.is_cuda and checked.dtype == torch.float32:
         from trilemma.aggregation import cuda
 
-        return torch.from_numpy(clean(cuda.plain_gram(checked)))
+        found = cuda.plain_gram(checked)
+        if np.isfinite(found).all():
+            return torch.from_numpy(found)  # else some are not finite, or only their squares are not
     return measure(checked, 0 if single else WIDE).gram
 
 

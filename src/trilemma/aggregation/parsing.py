@@ -13,6 +13,8 @@ from trilemma.errors import ConfigError, nearest
 
 AnyStep = TypeVar("AnyStep", bound=Step)
 
+_BETWEEN = re.compile(r"\+(?![^()]*\))")  # a + in parentheses is part of a number
+
 _PART = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(?:\(([^()]*)\))?\s*")
 
 
@@ -24,11 +26,13 @@ def parse(text: str, f: int) -> Rule:
 
     >>> parse("nnm+cwmed", f=5).name
     'nnm+cwmed'
+    >>> parse("evidence(pace=1e+30)+mean", f=1).name
+    'evidence(pace=1e+30)+mean'
     >>> parse("nnm+cwmde", f=5)
     Traceback (most recent call last):
     trilemma.errors.ConfigError: unknown aggregation rule 'cwmde' in 'nnm+cwmde': did you mean 'cwmed'? ...
     """
-    parts = [part.strip() for part in text.split("+")]
+    parts = [part.strip() for part in _BETWEEN.split(text)]
     steps = [_mixing(part, f, text) for part in parts[:-1]]
     last = _rule(parts[-1], f, text)
     return make_chain(*steps, last) if steps else last

@@ -55,7 +55,12 @@ def run_again(
     ]
     if not wanted:
         raise UserError(f"no cell of {name} can be run again: what it was run with is not on record")
-    found, _ = run_studies({name: wanted}, out, jobs=jobs, watcher=watcher)
+    found, outcome = run_studies({name: wanted}, out, jobs=jobs, watcher=watcher)
+    if outcome.failed:
+        cell, failure = next(iter(outcome.failed.items()))
+        raise UserError(
+            f"{len(outcome.failed)} of {len(wanted)} cells of {name} gave no result: {cell}: {failure.reason}"
+        )
     apart = {cell.place: _apart(cells[cell.place], cell, seed[cell.place]) for cell in found[name]}
     made = new_results(name, [cells[place] for place in apart])
     again = Again(

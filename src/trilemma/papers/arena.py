@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import get_type_hints
 
 from trilemma import files, report
 from trilemma.config import Cell, load
@@ -220,7 +221,18 @@ def read(path: Path) -> list[Row]:
     """Return the rows that were recorded in a file; refuse one that holds anything else."""
     with files.readable(path, "results of an arena"):
         said = json.loads(path.read_text("utf-8"))
-        return [Row(**row) for row in (said if isinstance(said, list) else [said])]
+        return [_checked(Row(**row)) for row in (said if isinstance(said, list) else [said])]
+
+
+def _checked(row: Row) -> Row:
+    """Return a row of a file; refuse one that no table has a place for."""
+    for name, kind in get_type_hints(Row).items():
+        if not isinstance(getattr(row, name), kind):
+            raise ValueError(f"{name} = {getattr(row, name)!r}")
+    for one, known in ((row.ground, GROUNDS), (row.threat, THREATS)):
+        if one not in known:
+            raise ValueError(f"{one!r} is none of {', '.join(known)}")
+    return row
 
 
 def record(path: Path, found: Iterable[Row]) -> None:

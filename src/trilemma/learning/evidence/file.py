@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trilemma.errors import UserError
 from trilemma.learning.evidence.conviction import Expulsion, proved
 from trilemma.learning.evidence.spare import Spare
 from trilemma.learning.protocol import State
@@ -77,7 +78,17 @@ class File:
 
     @classmethod
     def read(cls, state: State) -> File:
-        """Return the file out of a server's state; what is small lies on the host, where it is looked at."""
+        """Return the file out of a server's state; what is small lies on the host, where it is looked at.
+
+        >>> File.read({"evidence.sums": torch.zeros(2, 5)})
+        Traceback (most recent call last):
+        trilemma.errors.UserError: the state of this server was kept by another version, without ...
+        """
+        if missing := [name for name in cls.__dataclass_fields__ if PREFIX + name not in state]:
+            raise UserError(
+                f"the state of this server was kept by another version, without {PREFIX + missing[0]}: let "
+                "that version finish the run, or begin it anew"
+            )
         found = {name: state[PREFIX + name] for name in cls.__dataclass_fields__}
         return cls(**{name: part if name in LONG else part.cpu() for name, part in found.items()})
 

@@ -45,6 +45,7 @@ from trilemma.learning.settings import Setup
 from trilemma.learning.trace import Array, Trace
 from trilemma.mapped_rows import chosen
 from trilemma.models.types import Model
+from trilemma.options import LARGEST
 
 
 def evidence_of(rule: Rule) -> Evidence | None:
@@ -80,7 +81,7 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         model = state[trace.model]
         senders = messages.senders or tuple(range(setup.clients))
         file = before = File.read(state).reaching(max(senders, default=-1) + 1)
-        messages, finite = _measured(messages, trace)
+        messages, finite = _measured(messages, trace, trace.step(round_))
         found = [Expulsion(senders[row], "not finite") for row in np.flatnonzero(~finite)]
         rows = np.flatnonzero(finite)
         sound = messages.rows(rows.tolist()) if found else messages
@@ -145,14 +146,20 @@ def _traceable(algorithm: Algorithm, setup: Setup) -> Trace:
     return algorithm.trace
 
 
-def _measured(messages: Messages, trace: Trace) -> tuple[Messages, NDArray[np.bool_]]:
-    """Return the messages, with their geometry where the rule needs it too, and which of them are finite."""
-    if len(messages.vectors) and not trace.around:
-        geometry = aggregation.geometry(messages.vectors)
-        return replace(messages, geometry=geometry), geometry.finite
-    if all_finite(messages.vectors):
-        return messages, np.ones(len(messages.vectors), bool)
-    return messages, np.array([all_finite(vector) for vector in messages.vectors])
+def _measured(messages: Messages, trace: Trace, step: float) -> tuple[Messages, NDArray[np.bool_]]:
+    """Return the messages, with their geometry where the rule needs it too, and which of them are finite.
+
+    One whose step is not, though it is itself, counts as infinite: none of it may reach a sum.
+    """
+    vectors = messages.vectors
+    if len(vectors) and not trace.around:
+        geometry = aggregation.geometry(vectors)
+        held = geometry.finite & (abs(step) * geometry.norms < LARGEST)
+        return replace(messages, geometry=geometry), held
+    by = max(1.0, abs(step))
+    if all_finite(vectors if by == 1.0 else by * vectors):
+        return messages, np.ones(len(vectors), bool)
+    return messages, np.array([all_finite(by * vector) for vector in vectors])
 
 
 def _looked_at(court: Court, file: File) -> Look:

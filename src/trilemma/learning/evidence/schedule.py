@@ -44,11 +44,13 @@ def looks(rounds: int, pace: float = PACE, wait: int = 0) -> tuple[int, ...]:
 
     >>> [round_ + 1 for round_ in looks(30)]
     [1, 2, 3, 4, 5, 6, 7, 8, 10, 13, 17, 22, 28, 30]
+    >>> looks(12, pace=math.inf)
+    (0, 1, 2, 3, 4, 5, 6, 7, 11)
     >>> len(looks(400)), looks(5) == looks(5, pace=1.0) == tuple(range(5))
     (25, True)
     """
     found, count = {rounds - 1}, 1
     while count < rounds:
         found.add(count - 1)
-        count = count + 1 if count < EARLY else max(count + 1, math.ceil(count * pace))
+        count = count + 1 if count < EARLY else max(count + 1, math.ceil(min(count * pace, rounds)))
     return tuple(sorted(found | ({wait - 1} if 0 < wait < rounds else set())))
