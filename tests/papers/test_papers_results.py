@@ -258,3 +258,8 @@ def test_every_paper_has_a_file_of_its_numbers() -> None:
         assert paper(study.paper).reference
     with pytest.raises(KeyError, match="did you mean 'cafcor'"):
         paper("cafcr")
+
+
+def test_a_study_none_of_whose_runs_gave_a_result_is_not_drawn(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to draw: no run of safe-dshb has given a result"):
+        studies["safe-dshb"].draw(Results("safe-dshb", ()), paper("safe-dshb"), tmp_path / "a.png")

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from trilemma.errors import UserError
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
 
@@ -21,6 +22,8 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
 
     Many panels stand three in a row, as papers have them.
     """
+    if not results.cells:
+        raise UserError(f"there is nothing to draw: no run of {results.study} has given a result")
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
 
     titles = list(dict.fromkeys(cell.table for cell in results.cells))
