@@ -25,6 +25,7 @@ from trilemma.learning.evidence import (
 from trilemma.learning.evidence.file import File
 from trilemma.learning.evidence.guard import evidence_of
 from trilemma.learning.evidence.hidden import smallest_spike
+from trilemma.learning.stages import staged
 from trilemma.learning.trace import Law
 from trilemma.models import build
 from trilemma.privacy.covariance import SecretGraph, covariance
@@ -402,6 +403,20 @@ def test_where_all_who_were_asked_are_expelled_the_model_stays() -> None:
     assert [one.client for one in step.report["expelled"]] == [5]
     assert torch.equal(step.broadcast["params"], state["params"])
     assert step.report["weights"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("rule", ["evidence+mean", "safeguard+mean", "noise-test+mean"])
+def test_a_round_in_which_nobody_sends_leaves_the_model_where_it_is(rule: str) -> None:
+    """Where all who were asked are absent there are no senders: that is nobody, and not everybody."""
+    release = Release(clip=1.0, law=NoiseLaw(1.0, 0.5))
+    setup = Setup(6, 2, 3, aggregation.parse(rule, f=2), release)
+    algorithm = staged(algorithms["cafcor"]().build, setup)
+    model = build("logistic", (40,), 2)
+    state = algorithm.init(model, tuple(range(6)), Key(1)).server
+    step = algorithm.server(Messages(torch.empty(0, model.dim)), state, 0, Key(2))
+    assert torch.equal(step.broadcast["params"], state["params"])
+    assert step.report["weights"].tolist() == []
+    assert step.report.get("expelled", ()) == ()
 
 
 def test_undo_takes_back_what_an_expelled_client_did_and_nothing_it_did_not() -> None:

@@ -244,8 +244,8 @@ class Coordinator:
         finished = commit.rounds + 1
         absent = tuple(client for client in turn.rows if client not in answered)
         unasked = set(commit.unused) & set(commit.epoch.rows if commit.epoch else ()) - set(turn.rows)
-        senders, weights = heard.messages.senders or turn.rows, dict.fromkeys(turn.rows, 0.0)
-        weights |= zip(senders, done.report["weights"].tolist(), strict=True)
+        weights = dict.fromkeys(turn.rows, 0.0)
+        weights |= zip(heard.messages.whose(turn.rows), done.report["weights"].tolist(), strict=True)
         found: tuple[conviction.Expulsion, ...] = done.report.get("expelled", ())
         scores: Scores = {}
         chosen = self._chosen(commit, done.broadcast)

@@ -156,6 +156,14 @@ class Messages:
     sharing: int = 0
     geometry: Geometry | None = field(default=None, compare=False)
 
+    def whose(self, everybody: Sequence[int]) -> tuple[int, ...]:
+        """Return whose they are; where they do not say, those of `everybody`. Nobody's are nobody's.
+
+        >>> Messages(torch.zeros(2, 5)).whose((4, 7)), Messages(torch.zeros(0, 5)).whose((4, 7))
+        ((4, 7), ())
+        """
+        return self.senders if len(self.senders) == len(self.vectors) else tuple(everybody)
+
     def rows(self, rows: Sequence[int]) -> Messages:
         """Return the messages of some of the clients.
 

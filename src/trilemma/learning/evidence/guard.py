@@ -21,7 +21,7 @@ at θ_0; nothing is lost, since sums go on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trilemma import aggregation
-from trilemma.aggregation import Geometry, Rule
+from trilemma.aggregation import Rule
 from trilemma.aggregation.evidence import Evidence
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
@@ -39,10 +39,10 @@ from trilemma.learning.evidence.court import Court, Look, combined
 from trilemma.learning.evidence.file import File
 from trilemma.learning.messages import Messages
 from trilemma.learning.privatise import all_finite
-from trilemma.learning.protocol import Algorithm, ServerStep, Start, State
+from trilemma.learning.protocol import Algorithm, Report, ServerStep, Start, State
 from trilemma.learning.screens.screen import check_one_vector, lessened, stage_of
 from trilemma.learning.settings import Setup
-from trilemma.learning.trace import Array, Trace
+from trilemma.learning.trace import Array, Places, Trace
 from trilemma.mapped_rows import chosen
 from trilemma.models.types import Model
 from trilemma.options import LARGEST
@@ -79,49 +79,12 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
 
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
         model = state[trace.model]
-        senders = messages.senders or tuple(range(setup.clients))
-        file = before = File.read(state).reaching(max(senders, default=-1) + 1)
-        messages, finite = _measured(messages, trace, trace.step(round_))
-        found = [Expulsion(senders[row], "not finite") for row in np.flatnonzero(~finite)]
-        rows = np.flatnonzero(finite)
-        sound = messages.rows(rows.tolist()) if found else messages
-        file = file.expelling(found)
-        x, places = trace.vectors(sound.vectors, model), np.array(senders, dtype=np.int64)[rows]
-        file = court.heard(file, x, places, round_, messages.sharing or len(before.staying))
-        fresh = court.messages(file, _gram(x, sound.geometry), places)
-        sums = _looked_at(court, file) if court.due(file, round_) else None
-        convicted = court.convict(sums, fresh, file)
-        found, names = found + convicted, clients_of(convicted)
-        if found and sums is None:  # for what is undone, and what was corrected with them in it
-            sums = _looked_at(court, file)
-        undone = None if sums is None or not found else court.undone(before, found, sums, file)
-        file, fresh = file.expelling(convicted), fresh.without(names)
-        sums = None if sums is None else sums.without(names)
-
-        staying = np.flatnonzero(~np.isin(places, names)) if len(names) else np.arange(len(places))
-        weights, report = torch.zeros(len(senders), dtype=torch.float64), {}
-        if not len(staying):  # where all who were asked this time are expelled, the model stays where it is
-            change = torch.zeros_like(model)
-        else:
-            inner = without(min(court.liars(file), max(0, (len(staying) - 1) // 2)))
-            step = inner.server(sound.rows(staying.tolist()), {trace.model: model}, round_, key)
-            report, change = dict(step.report), step.broadcast[trace.model] - model
-            weights[torch.from_numpy(rows[staying])] = report["weights"].detach().double().cpu()
-            everybody = len(staying) == len(x)
-            heard, by = x if everybody else chosen(x, staying.tolist()), trace.step(round_)
-            mean = change
-            right = court.corrected(fresh, lambda: _products(heard, mean / by), file.carried, file)
-            change = _moved(change, heard, by * right.mix)
-        taken = file.taken.index_add(0, torch.tensor(senders), weights)
-        moved = file.moved + change
-        file = replace(file, taken=taken, moved=moved if undone is None else moved - undone)
-        if round_ < setup.rounds - 1 and round_ + 1 < settings.wait:
-            after = file.origin
-        elif sums is None:
-            after = model + change
-        else:
-            after = _set_right(court, file, sums)
-        told = {**report, "weights": weights, "expelled": tuple(found)}
+        heard = _heard(court, messages, model, round_)
+        judged = _judged(court, File.read(state), heard)
+        step = _aggregated(court, without, heard, judged, model, key)
+        file = _written_down(judged, heard, step)
+        after = _model_after(court, file, judged, model + step.change, round_)
+        told = {**step.report, "weights": step.weights, "expelled": tuple(judged.expelled)}
         return ServerStep({trace.model: after}, {trace.model: after, **file.state()}, told)
 
     def members(state: State) -> tuple[int, ...]:
@@ -144,6 +107,138 @@ def _traceable(algorithm: Algorithm, setup: Setup) -> Trace:
             "allowed: algorithm.sampling = 'without-replacement'"
         )
     return algorithm.trace
+
+
+# --- the steps of a round -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """What a round's `senders` sent: the messages that are `sound`, at `rows` among all of them.
+
+    `vectors` (k, d) are what the sound ones moved the model by, but for the step; `sharing` as in `Messages`.
+    """
+
+    round: int
+    senders: tuple[int, ...]
+    sound: Messages
+    rows: Places
+    vectors: Tensor
+    sharing: int
+
+    @property
+    def places(self) -> Places:
+        """Whose messages are sound."""
+        found: Places = np.array(self.senders, dtype=np.int64)[self.rows]
+        return found
+
+    @property
+    def unsound(self) -> list[Expulsion]:
+        """Who sent what is not finite: an honest client never does."""
+        rows = np.setdiff1d(np.arange(len(self.senders)), self.rows)
+        return [Expulsion(self.senders[row], "not finite") for row in rows]
+
+    @property
+    def gram(self) -> Array:
+        """The Gram matrix of the vectors (k, k)."""
+        if not len(self.vectors):
+            return np.zeros((0, 0))
+        known = self.sound.geometry
+        return (aggregation.gram(self.vectors) if known is None else known.gram).numpy()
+
+
+def _heard(court: Court, messages: Messages, model: Tensor, round_: int) -> _Heard:
+    """Set messages aside that are not finite."""
+    senders = messages.whose(range(court.setup.clients))
+    messages, finite = _measured(messages, court.trace, court.trace.step(round_))
+    rows = np.flatnonzero(finite).astype(np.int64)
+    sound = messages if finite.all() else messages.rows(rows.tolist())
+    vectors = court.trace.vectors(sound.vectors, model)
+    return _Heard(round_, senders, sound, rows, vectors, messages.sharing)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What looking at a round found: who is `expelled`, and the `file` and the looks without them.
+
+    `sums` is None where they were not looked at; `undone` (d,) is what the expelled did to the model, None
+    where nobody is expelled.
+    """
+
+    file: File
+    messages: Look
+    sums: Look | None
+    expelled: list[Expulsion]
+    undone: Tensor | None
+
+
+def _judged(court: Court, before: File, heard: _Heard) -> _Judged:
+    """Put what was heard on file, look at it, and expel who is proved to lie."""
+    before = before.reaching(max(heard.senders, default=-1) + 1)
+    file, sharing = before.expelling(heard.unsound), heard.sharing or len(before.staying)
+    file = court.heard(file, heard.vectors, heard.places, heard.round, sharing)
+    messages = court.messages(file, heard.gram, heard.places)
+    sums = _looked_at(court, file) if court.due(file, heard.round) else None
+    convicted = court.convict(sums, messages, file)
+    expelled, names = heard.unsound + convicted, clients_of(convicted)
+    undone = None
+    if expelled:  # for what is undone, and what was corrected with them in it, sums are looked at
+        sums = sums or _looked_at(court, file)
+        undone = court.undone(before, expelled, sums, file)
+    rest = None if sums is None else sums.without(names)
+    return _Judged(file.expelling(convicted), messages.without(names), rest, expelled, undone)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """By what the round's aggregate moves the model (d,), with each sender's weight and the rule's report."""
+
+    change: Tensor
+    weights: Tensor
+    report: Report
+
+
+def _aggregated(
+    court: Court,
+    without: Callable[[int], Algorithm],
+    heard: _Heard,
+    judged: _Judged,
+    model: Tensor,
+    key: Key,
+) -> _Step:
+    """Aggregate the messages of those who stay by the rule, and set the aggregate right.
+
+    `without` returns the algorithm whose rule expects so many liars. Where all who were asked are expelled,
+    the model stays where it is.
+    """
+    weights = torch.zeros(len(heard.senders), dtype=torch.float64)
+    staying = np.flatnonzero(np.isin(heard.places, judged.messages.rows))
+    if not len(staying):
+        return _Step(torch.zeros_like(model), weights, {})
+    file, trace, by = judged.file, court.trace, court.trace.step(heard.round)
+    inner = without(min(court.liars(file), (len(staying) - 1) // 2))
+    done = inner.server(heard.sound.rows(staying.tolist()), {trace.model: model}, heard.round, key)
+    weights[torch.from_numpy(heard.rows[staying])] = done.report["weights"].detach().double().cpu()
+    everybody = len(staying) == len(heard.vectors)
+    vectors = heard.vectors if everybody else chosen(heard.vectors, staying.tolist())
+    change = done.broadcast[trace.model] - model
+    right = court.corrected(judged.messages, lambda: _products(vectors, change / by), file.carried, file)
+    return _Step(_moved(change, vectors, by * right.mix), weights, done.report)
+
+
+def _written_down(judged: _Judged, heard: _Heard, step: _Step) -> File:
+    """Return the file with the round's weights and move, less what is undone."""
+    file = judged.file
+    taken = file.taken.index_add(0, torch.tensor(heard.senders, dtype=torch.int64), step.weights)
+    moved = file.moved + step.change
+    return replace(file, taken=taken, moved=moved if judged.undone is None else moved - judged.undone)
+
+
+def _model_after(court: Court, file: File, judged: _Judged, stepped: Tensor, round_: int) -> Tensor:
+    """Return the model after a round: `stepped` on, or from the beginning where sums were looked at."""
+    if round_ + 1 < min(court.settings.wait, court.setup.rounds):
+        return file.origin
+    return stepped if judged.sums is None else _set_right(court, file, judged.sums)
 
 
 def _measured(messages: Messages, trace: Trace, step: float) -> tuple[Messages, NDArray[np.bool_]]:
@@ -177,12 +272,6 @@ def _set_right(court: Court, file: File, sums: Look) -> Tensor:
     mix = np.zeros(len(file.sums))
     mix[sums.rows] = right.mix
     return _moved(file.origin + right.kept * file.moved, file.sums, mix)
-
-
-def _gram(x: Tensor, known: Geometry | None) -> Array:
-    if not len(x):
-        return np.zeros((0, 0))
-    return (aggregation.gram(x) if known is None else known.gram).numpy()
 
 
 def _products(rows: Tensor, vector: Tensor) -> Array:

@@ -9,13 +9,14 @@ ones: two pieces take turns, as if sums were added to where they lie. On a GPU t
 from __future__ import annotations
 
 import weakref
+from collections import deque
 
 import torch
 from torch import Tensor
 
 
 class Spare:
-    """At most one piece of memory that is not in use.
+    """At most one piece of memory that is not in use; threads may share it, for it is taken in one step.
 
     >>> spare, sums = Spare(), torch.zeros(2, 3)
     >>> first = spare.like(sums)
@@ -32,18 +33,18 @@ class Spare:
     """
 
     def __init__(self) -> None:
-        self._free: list[Tensor] = []
+        self._free: deque[Tensor] = deque(maxlen=1)
 
     def like(self, tensor: Tensor) -> Tensor:
         """Return room for another tensor like this; it comes back when nothing that lies in it is left."""
         if tensor.device.type != "cpu":
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        free = self._free.pop() if self._free else None
+        try:
+            free = self._free.pop()
+        except IndexError:
+            free = None
         if free is None or free.shape != tensor.shape or free.dtype != tensor.dtype:
             free = torch.empty(tensor.shape, dtype=tensor.dtype)
         array = free.numpy()
-        weakref.finalize(array, self._back, free).atexit = False
+        weakref.finalize(array, self._free.append, free).atexit = False
         return torch.from_numpy(array)  # holds the array for as long as anything shares its memory
-
-    def _back(self, free: Tensor) -> None:
-        self._free = [free]

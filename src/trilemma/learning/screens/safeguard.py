@@ -49,7 +49,7 @@ class Safeguard:
         sums, good, window = memory["sums"].to(heard.x), memory["good"].cpu().clone(), self.stage.window
         if window and heard.round % window == 0:
             sums = torch.zeros_like(sums)
-        rows = torch.tensor(heard.senders, device=sums.device)
+        rows = torch.tensor(heard.senders, dtype=torch.int64, device=sums.device)
         sums = sums.index_add(0, rows, heard.x, alpha=1 / int(good.sum()))
         places = good.nonzero().flatten()
         apart = aggregation.geometry(sums[places.to(sums.device)]).distances

@@ -123,7 +123,7 @@ def screened(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
         model = state[trace.model]
         memory = {name[len(PREFIX) :]: part for name, part in state.items() if name.startswith(PREFIX)}
-        senders = messages.senders or tuple(range(setup.clients))
+        senders = messages.whose(range(setup.clients))
         finite = torch.isfinite(messages.vectors).all(1).nonzero().flatten().tolist()
         factors = torch.zeros(len(senders), dtype=torch.float64)
         x = trace.vectors(messages.rows(finite).vectors, model)
