@@ -64,6 +64,7 @@ ALGORITHMS = {
     "fedavg+krum": ("algorithm.name=fedavg", "aggregation.rule=krum"),
     "fedavg averaged": ("algorithm.name=fedavg", "algorithm.statistics=averaged", "aggregation.rule=cwtm"),
     "fedavg private": ("algorithm.name=fedavg", "aggregation.rule=cwmed", *SECLDP),
+    "fedavg whitened": ("algorithm.name=fedavg", "aggregation.rule=cwmed", "data.whiten=true", *SECLDP),
 }
 
 

@@ -85,7 +85,8 @@ def one_party(config: Config, key: Key, task: Task, client: int | None, examples
     """Return the model and one client's data alone; the server, None, has test examples at most."""
     if client is None:
         tests = task.test_dataset
-        tests = None if tests is None else _features(config, tests, key)
+        if tests is not None:
+            tests = _around(config, _features(config, tests, key), data.Holdings([], [], []))
         learner = learner_of(config, key, task, tests)
         return Assembled(learner.model, None, learner, tests)
     dataset = task.client_dataset(client)
@@ -146,20 +147,14 @@ def _held(
     config: Config, dataset: Dataset, holdings: data.Holdings, device: torch.device | str, first: int = 0
 ) -> FederatedData:
     """Return what clients hold, each around its own mean and whitened where the configuration asks for it."""
-    if config.holding.centre or config.holding.whiten:
-        wanted = config.privacy
-        poorest = min((len(rows) for rows in holdings.train), default=0)
-        if (
-            wanted.clip is not None
-            and wanted.threat != "none"
-            and config.algorithm.options.exposure(wanted.clip, poorest).unit == "example"
-        ):
-            raise ConfigError(
-                "[data] centre and whiten: one example moves all others of its client, and no ε for an "
-                "example covers that; allowed: both false, or an algorithm with user-level privacy"
-            )
-        dataset = data.centred(dataset, holdings, config.holding.whiten)
-    return FederatedData(dataset, holdings, device, first)
+    return FederatedData(_around(config, dataset, holdings), holdings, device, first)
+
+
+def _around(config: Config, dataset: Dataset, holdings: data.Holdings) -> Dataset:
+    """Return the examples as their holders see them. What may be certified then: `resolve`."""
+    if not config.holding.around_own:
+        return dataset
+    return data.centred(dataset, holdings, config.holding.whiten)
 
 
 def _set_aside(config: Config, key: Key, holdings: data.Holdings, first: int = 0) -> data.Holdings:

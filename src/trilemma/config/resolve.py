@@ -107,6 +107,7 @@ def resolve(
     release = None if release is None else replace(release, drawing=drawn)
     paper = config.privacy.noise == "paper"
     printed = config.privacy.epsilon if paper else None
+    notes = (*notes, *_around_own(config, examples))
     if own_scores is not None:
         notes = (*notes, *_said(algorithm, model, own_scores))
     return Resolved(rule, release, threat, algorithm, (*notes, *doubts), doubts, printed, own_scores)
@@ -186,6 +187,19 @@ def _said(algorithm: Algorithm, model: Model | None, own_scores: OwnScores) -> _
     )
 
 
+def _around_own(config: Config, examples: int) -> _Words:
+    """Return what must be said where clients look at examples around their own mean."""
+    holding = config.holding
+    if not holding.around_own:
+        return ()
+    by = "mean and covariance" if holding.whiten else "mean"
+    many = f", with many times more than their numbers (the poorest has {examples})" if holding.whiten else ""
+    return (
+        f"clients see examples by their own {by}: that is for clients who hold all classes alike{many}; "
+        "whoever uses the model does the same with its own examples",
+    )
+
+
 def _release(
     config: Config, examples: int, reckoned: Drawing, beside: History
 ) -> tuple[Release | None, privacy.Threat | None, _Words, _Words]:
@@ -202,6 +216,11 @@ def _release(
         shape = replace(shape, adjacency=wanted.adjacency)
     if wanted.threat == "none":
         return shape, None, ("contributions are clipped but not noised: there is no privacy guarantee",), ()
+    if config.holding.around_own and shape.unit == "example":
+        raise ConfigError(
+            "[data] centre and whiten: one example moves all others of its client, and no ε for an example "
+            "covers that; allowed: both false, or an algorithm with user-level privacy"
+        )
 
     by_name = privacy.Threat(
         wanted.threat, *_who_counts(config), assume=wanted.assume, neighbours=wanted.neighbours

@@ -43,8 +43,13 @@ class DataTable(Table):
     whiten: bool = Field(
         default=False,
         description="centre, and by each client's own covariance give its examples the same variance in "
-        "every direction",
+        "every direction (user-level ε only)",
     )
+
+    @property
+    def around_own(self) -> bool:
+        """Whether what a client learns from an example depends on its other examples."""
+        return self.centre or self.whiten
 
 
 class ModelTable(Table):
