@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trilemma import config
 from trilemma.config import Config
@@ -17,6 +17,23 @@ from trilemma.papers.published import line
 
 ROUNDS = 200
 """Rounds T. Not printed; the default of the authors' code, above every budget of Table 4."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds without attack and under one; fewer than `ROUNDS` where a round is long.
+
+    >>> Rounds(attacked=20).of(percent=80), Rounds(attacked=20).of(percent=0)
+    (20, 200)
+    """
+
+    clean: int = ROUNDS
+    attacked: int = ROUNDS
+
+    def of(self, percent: int) -> int:
+        """Return the rounds with so many per cent of liars."""
+        return self.attacked if percent else self.clean
+
 
 ATTACKS = {5: "same-value", 6: "scaled-flip", 7: "gaussian", 8: "data-poison"}
 """Attack of each robustness table."""
@@ -30,6 +47,8 @@ class Benchmark:
     """A data set of the paper with its model, number of clients, projected dimension, budget and target.
 
     `subset` says that only part of the paper's data is at hand, so that numbers compare methods, not papers.
+    `thorough` are the rounds of methods in which every client takes twenty steps and more a round, `rounds`
+    those of all others. `precision` is that of clients' products on a GPU.
     """
 
     title: str
@@ -42,6 +61,9 @@ class Benchmark:
     target: float
     head_layers: int = 1
     subset: bool = False
+    rounds: Rounds = Rounds()
+    thorough: Rounds = Rounds()
+    precision: Literal["float32", "tf32"] = "float32"
 
     def per_round(self, method: str, full: int, head: int = 0) -> float:
         """Return the scalars the paper counts for one round of `method` on a model of `full` parameters.
@@ -81,13 +103,31 @@ TASKS = {
     "synthetic11": Benchmark("Synthetic(1, 1)", _synthetic(1.0), "multinomial", 100, 10, 21, 401940, 0.6),
     "mnist": Benchmark("MNIST", _images("mnist", 2, "equal"), "mnist-mlp", 100, 20, 50, 228000, 0.7),
     "fashion": Benchmark(
-        "FashionMNIST", _images("fashion-mnist", 2, "random"), "fashion-resnet", 100, 20, 600, 3384000, 0.7, 2
+        *(
+            "FashionMNIST",
+            _images("fashion-mnist", 2, "random"),
+            "fashion-resnet",
+            100,
+            20,
+            600,
+            3384000,
+            0.7,
+            2,
+        ),
+        rounds=Rounds(attacked=50),
+        thorough=Rounds(clean=50, attacked=20),
+        precision="tf32",
     ),
     "cifar": Benchmark(
-        "CIFAR", _images("cifar10", 2, "random"), "cifar-cnn", 200, 20, 60, 1029600, 0.4, 2, subset=True
+        *("CIFAR", _images("cifar10", 2, "random"), "cifar-cnn", 200, 20, 60, 1029600, 0.4, 2),
+        subset=True,
+        thorough=Rounds(clean=50, attacked=20),
+        precision="tf32",
     ),
     "emnist": Benchmark(
-        "EMNIST", _images("emnist", 10, "random"), "emnist-mlp", 248, 25, 80, 4236900, 0.7, subset=True
+        *("EMNIST", _images("emnist", 10, "random"), "emnist-mlp", 248, 25, 80, 4236900, 0.7),
+        subset=True,
+        thorough=Rounds(attacked=100),
     ),
 }
 """The six data sets. S = 20 on MNIST and FashionMNIST: the printed costs leave no other value."""
@@ -110,16 +150,19 @@ class Point:
 
     def config(
         self,
-        rounds: int = ROUNDS,
+        rounds: int | None = None,
         seeds: Sequence[int] = (1, 2, 3, 4, 5),
         choice: Mapping[str, Any] | None = None,
     ) -> Config:
         """Return the point as a configuration; `choice` overrides the chosen hyper-parameters.
 
+        Local hears nobody, so that all attacks of as many liars are one run: that in which they do nothing.
+
         >>> Point("synthetic00", "lp-proj-1", "same-value", 80).config().federation.byzantine
         80
         """
         task, method = lookup(TASKS, self.task, "data set"), lookup(METHODS, self.method, "method")
+        rounds = rounds or (task.thorough if method.thorough else task.rounds).of(self.percent)
         liars = round(task.clients * self.percent / 100)
         algorithm = {**method.algorithm, **(CHOSEN[self.task][self.method] if choice is None else choice)}
         if algorithm["name"] == "lp-proj":
@@ -141,8 +184,13 @@ class Point:
             "federation": federation,
             "algorithm": algorithm,
             "aggregation": {"rule": method.rule},
-            "attack": {"name": self.attack},
-            "run": {"rounds": rounds, "seeds": list(seeds), "evaluate_every": 1 if rounds <= 200 else 5},
+            "attack": {"name": "none" if algorithm["name"] == "local" else self.attack},
+            "run": {
+                "rounds": rounds,
+                "seeds": list(seeds),
+                "evaluate_every": 1 if rounds <= ROUNDS else 5,
+                "precision": task.precision,
+            },
         }
         return config.parse(tables, [])
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from trilemma.config import parse_seeds
 from trilemma.papers.grid import Place
-from trilemma.papers.lp_proj.grid import ROUNDS, TASKS, points
+from trilemma.papers.lp_proj.grid import TASKS, points
 from trilemma.papers.lp_proj.methods import TABLES
 from trilemma.papers.lp_proj.pictures import draw
 from trilemma.papers.lp_proj.results import Reached, curves_in, train_losses_in
@@ -35,7 +35,7 @@ def places(seeds: str, task: str) -> list[Place]:
     """Return the points of all tables; a run without attack stands in each of them."""
     numbers = parse_seeds(seeds)
     tables = {f"Table {table}": points(task, table) for table in TABLES} | {"Figure 5": points(task, 3)}
-    configs = {point: point.config(ROUNDS, numbers) for found in tables.values() for point in found}
+    configs = {point: point.config(seeds=numbers) for found in tables.values() for point in found}
     return [
         Place(table, point.method, f"{point.percent} %" if point.percent else "clean", configs[point])
         for table, found in tables.items()
@@ -98,8 +98,7 @@ for _task, _benchmark in TASKS.items():
             paper="lp-proj",
             figures="Tables 3 to 8, Figures 5 and 6",
             places=partial(places, task=_task),
-            left_out=f"all but Table 3 of {'; '.join(_rows)}; {ROUNDS - _rounds} of {ROUNDS} rounds; "
-            "seeds 2 to 5",
+            left_out=f"all but Table 3 of {'; '.join(_rows)}; rounds after {_rounds}; seeds 2 to 5",
             kept=partial(_kept, rows=_rows),
             shorter=(f"run.rounds={_rounds}",),
             seeds="1-5",
