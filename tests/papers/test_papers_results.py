@@ -12,6 +12,7 @@ from trilemma.cli import app
 from trilemma.errors import ConfigError, UserError
 from trilemma.papers import pages, run_studies, studies
 from trilemma.papers.claims import judged
+from trilemma.papers.filled import Filled, altogether, filled
 from trilemma.papers.measured import (
     Measured,
     Results,
@@ -226,6 +227,21 @@ def test_a_study_is_run_compared_and_drawn(tmp_path: Path, monkeypatch, here: No
     assert (tmp_path / "safe-dshb.png").read_bytes().startswith(b"\x89PNG")
     refused = CliRunner().invoke(app, ["papers", "run", "safe-dsbh"])
     assert isinstance(refused.exception, ConfigError)
+
+
+def test_how_many_places_of_a_table_are_filled() -> None:
+    """Two cells of Figure 2: one with all three seeds, one with the first; and one that no table has."""
+    study, table = studies["byz-clip21-figure2"], "CNN, f = 5, LF"
+    scores = {"accuracy": Spread.of({1: 0.5})}
+    cells = [
+        Measured(table, "SAFE-DSHB", "ε = 3", scores, (1, 2, 3)),
+        Measured(table, "SAFE-DSHB", "ε = 8", scores, (1,)),
+        Measured(table, "SAFE-DSHB", "ε = 9", scores, (1,)),
+    ]
+    found = filled(study, Results("byz-clip21-figure2", tuple(cells)))
+    assert found[table] == Filled(15, 2, 1)
+    assert found["MLP, f = 1, LF"] == Filled(15, 0, 0)
+    assert altogether(found) == Filled(90, 2, 1)
 
 
 def test_a_grid_is_tried_with_the_first_seed_and_the_best_of_it_run_with_the_others(

@@ -27,24 +27,37 @@ RUNS = Path("runs") / "papers"
 
 
 @papers_app.command("list")
-def list_command(results: ResultsFolder = RESULTS) -> None:
-    """Show every study, its number of runs, and of when its results are."""
+def list_command(
+    results: ResultsFolder = RESULTS,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="how many places of each table are filled")
+    ] = False,
+) -> None:
+    """Show every study, its number of runs, how much of it is there and of when."""
     from rich.console import Console
 
     from trilemma.papers import studies
-    from trilemma.papers.measured import read_results
+    from trilemma.papers.filled import altogether, filled
+    from trilemma.papers.measured import Results, read_results
     from trilemma.report import Table
 
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for name, study in sorted(studies.items()):
         found = results / f"{name}.json"
         there = read_results(found) if found.is_file() else None
+        places = {} if study.compute else filled(study, there or Results(name, ()))
+        if tables:
+            lines += [(name, table, one.words) for table, one in places.items()]
+            continue
         when = "none" if there is None else (there.date or "undated")
         age = "" if there is None else there.age(study.module).brief
         when += f", {age}" if age else ""
         runs = "–" if study.compute else f"{len(study.runs())}, {len(study.runs(quick=True))}"
-        lines.append((name, runs, when, studies.summary(name)))
-    Console().print(Table("", ("study", "runs, quick", "results", "what it is"), tuple(lines)))
+        much = altogether(places).words if places else "–"
+        lines.append((name, runs, much, when, studies.summary(name)))
+    about = ("runs, quick", "places filled", "results", "what it is")
+    heads = ("study", *(("table", "places filled") if tables else about))
+    Console().print(Table("", heads, tuple(lines), words=len(heads)))
 
 
 @papers_app.command("run")
