@@ -102,6 +102,17 @@ def test_equal_rows_get_equal_bits():
         assert geometry(X).distances[2, 5] == 0
 
 
+@pytest.mark.parametrize("wide", [0, WIDE], ids=["float32", "float64"])
+def test_tiles_do_not_matter(monkeypatch, wide: int):
+    """A processor with few registers multiplies three rows by three, others four by four: the same bits."""
+    kernels = pytest.importorskip("trilemma.aggregation.kernels")
+    X, found = normal(11, 30_000), []
+    for tile in (3, 4):
+        monkeypatch.setattr(kernels, "TILE", tile)
+        found.append(gram.measure(X, wide).inner)
+    np.testing.assert_array_equal(*found)
+
+
 def test_the_number_of_threads_does_not_matter():
     X = normal(N, 200_000)
     threads = torch.get_num_threads()

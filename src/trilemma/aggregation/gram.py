@@ -304,7 +304,7 @@ def fast_pass(X: Tensor, k: int, precise: bool) -> Array:
     n, d = X.shape
     if kernels is None:
         return plain_pass(X, k)
-    height = (n + 4) // 4 * 4
+    height = -(-(n + 1) // kernels.TILE) * kernels.TILE
     dtype = np.float64 if precise else np.float32
 
     def span(lo: int, hi: int) -> Array:
@@ -313,7 +313,7 @@ def fast_pass(X: Tensor, k: int, precise: bool) -> Array:
         array, a, b = blocks.window(X, lo, hi)
         if X.dtype == torch.float64:
             array, a, b = blocks.window(_saturated(X[:, lo:hi]), 0, hi - lo)
-        kernels.shifted_gram(array, k, a, b, scratch, G)
+        kernels.shifted_gram(array, k, a, b, scratch, G, kernels.TILE)
         return G
 
     total = np.zeros((height, height))
