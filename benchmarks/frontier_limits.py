@@ -2,7 +2,8 @@
 
     python benchmarks/frontier_limits.py common      how much of their length digits' features have in common
     python benchmarks/frontier_limits.py cancelled   how much of an honest mean liars can cancel unseen (CNN)
-    python benchmarks/frontier_limits.py centre      each client's own mean taken off, where data differ
+    python benchmarks/frontier_limits.py centre      each client's own mean taken off, or whitened, where data
+                                                     differ
 
 Options: --seeds 1,2; --device cuda; --out FILE keeps what `centre` measured, and --show prints that file.
 docs/frontier.md quotes them.
@@ -105,49 +106,54 @@ PARTITIONS = {
 }
 PUSHES = ("none", "loss", "rotated loss")
 JUDGED = ("caf", "evidence+mean")
+SEEN = {
+    "as they are": ("frontier-mnist", "data.centre=false"),
+    "own mean taken off": ("frontier-mnist",),
+    "whitened, no bias": ("frontier-mnist-whitened",),
+}
+"""How clients see their examples: a ready configuration, and changes to it."""
 
 
 def centre(given: argparse.Namespace) -> None:
-    """Train on features of data that differ between clients, with and without their own means taken off."""
+    """Train on features of data that differ between clients, seen by their own means and covariances or not."""
     path = Path(given.out) if given.out else None
     rows: list[dict[str, Any]] = json.loads(path.read_text()) if path and path.exists() else []
-    known = {(row["partition"], row["centre"], row["rule"], row["adversary"], row["seed"]) for row in rows}
+    names = ("partition", "seen", "rule", "adversary", "seed")
+    known = {tuple(row[name] for name in names) for row in rows}
     wanted = [
-        (partition, centred, rule, push, seed)
+        (partition, seen, rule, push, seed)
         for seed in map(int, given.seeds.split(","))
         for partition in PARTITIONS
-        for centred in (True, False)
+        for seen in SEEN
         for rule in JUDGED
         for push in PUSHES
     ]
     for place in wanted if not given.show else ():
         if place not in known:
-            row = dict(zip(("partition", "centre", "rule", "adversary", "seed"), place, strict=True))
-            rows.append({**row, "accuracy": round(_accuracy(*place), 4)})
+            rows.append({**dict(zip(names, place, strict=True)), "accuracy": round(_accuracy(*place), 4)})
             if path:
                 lines = ",\n".join(json.dumps(one) for one in rows)
                 files.write_atomically(path, f"[\n{lines}\n]\n".encode())
-    print("| clients' data | own mean taken off | rule | " + " | ".join(PUSHES) + " |")
+    print("| clients' data | examples | rule | " + " | ".join(PUSHES) + " |")
     print("|---|---|---|" + "---:|" * len(PUSHES))
     for partition in PARTITIONS:
-        for centred in (True, False):
+        for seen in SEEN:
             for rule in JUDGED:
                 some = [
                     row
                     for row in rows
-                    if (row["partition"], row["centre"], row["rule"]) == (partition, centred, rule)
+                    if (row["partition"], row["seen"], row["rule"]) == (partition, seen, rule)
                 ]
                 cells = [[row["accuracy"] for row in some if row["adversary"] == push] for push in PUSHES]
                 shown = " | ".join(f"{min(cell):.2f}" if cell else "–" for cell in cells)
-                print(f"| {partition} | {'yes' if centred else 'no'} | {rule} | {shown} |")
+                print(f"| {partition} | {seen} | {rule} | {shown} |")
 
 
-def _accuracy(partition: str, centred: bool, rule: str, push: str, seed: int) -> float:
-    """Return the accuracy of `frontier-mnist` with ten liars."""
-    lies = arena.ADVERSARIES.get(push, ("attack.name=none",))
-    changes = [f"data.partition={PARTITIONS[partition]}", f"data.centre={str(centred).lower()}"]
-    changes += [f"aggregation.rule={rule}", "federation.byzantine=10", *lies]
-    ready = assemble(config.load("frontier-mnist").with_(*changes), seed)
+def _accuracy(partition: str, seen: str, rule: str, push: str, seed: int) -> float:
+    """Return the accuracy of a ready configuration with ten liars."""
+    lies, (ready_made, *changes) = arena.ADVERSARIES.get(push, ("attack.name=none",)), SEEN[seen]
+    changes += [f"data.partition={PARTITIONS[partition]}", f"aggregation.rule={rule}"]
+    ready = assemble(config.load(ready_made).with_(*changes, "federation.byzantine=10", *lies), seed)
     progress = engine.start(ready)
     for _ in range(ready.config.run.rounds):
         progress, _ = engine.step(ready, progress)

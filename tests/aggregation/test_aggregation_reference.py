@@ -76,7 +76,7 @@ MIXINGS = {
         no_reference="it leaves messages alone; the server asks it, tests/learning/test_evidence.py"
     ),
     **dict.fromkeys(
-        ("noise-test", "safeguard", "fltrust"),
+        ("noise-test", "noise-test-rank", "safeguard", "fltrust"),
         Known(no_reference="it leaves messages alone; the server asks it, tests/learning/test_screens.py"),
     ),
 }

@@ -147,6 +147,51 @@ def test_fltrust_is_its_formula() -> None:
     assert step.broadcast["params"].double() == pytest.approx(expected, abs=1e-6)
 
 
+def slow_ranks(points: list[float], cosines: list[float], honest: int) -> list[int]:
+    """Add a round's points, and return who ranks among the honest: by points, then by cosine."""
+    enough = sum(sorted(cosines)[-honest:]) / honest
+    for i, cosine in enumerate(cosines):
+        if cosine >= enough:
+            points[i] += cosine
+    return sorted(range(9), key=lambda i: (points[i], cosines[i]))[-honest:]
+
+
+def test_the_second_stage_of_the_noise_test_is_its_description() -> None:
+    """Three rounds against loops: two clients fail the first stage, one lies and passes it."""
+    rule = "aggregation.rule=noise-test-rank(level=1e-9, deviations=12, momentum=0.5)+mean"
+    ready = assembled(rule, "aggregation.root=50", "attack={name='none'}", "privacy.epsilon=2.0")
+    algorithm, root, key = ready.resolved.algorithm, ready.root, Key(5)
+    assert root is not None
+    progress = simulate.engine.start(ready)
+    broadcast, clients, server = progress.broadcast, progress.clients, progress.server
+    state, points, direction = algorithm.init(root.model, (0,), key).clients, [0.0] * 9, 0.0
+    left_out = set()
+    for round_ in range(3):
+        done = algorithm.client(broadcast, clients, ready.clients, round_, key)
+        own = algorithm.client(broadcast, state, root, round_, key.fold("screen"))
+        clients, state, sent = done.state, own.state, done.messages.vectors.clone()
+        direction = 0.5 * direction + 0.5 * own.messages.vectors[0].double()
+        against = -(direction / direction.norm()).float()
+        sent[7] += 3 * sent[7].norm() * against * (round_ > 0)
+        sent[8] += 0.5 * sent[8].norm() * against
+        sent[2] *= 5.0 if round_ == 1 else 1.0
+        passed = [not (round_ == 1 and i == 2) and not (round_ > 0 and i == 7) for i in range(9)]
+        cosines = [
+            float(row @ direction / row.norm() / direction.norm()) if fine else 0.0
+            for row, fine in zip(sent.double(), passed, strict=True)
+        ]
+        first = slow_ranks(points, cosines, 7)
+        expected = [i for i in sorted(first) if passed[i]]
+        assert 8 not in expected
+        left_out |= set(range(9)) - set(first)
+        step = algorithm.server(Messages(sent), server, round_, key)
+        assert kept(step) == expected
+        moved = broadcast["params"].double() - 0.1 * sent[expected].double().mean(0)
+        assert step.broadcast["params"].double() == pytest.approx(moved, abs=1e-5)
+        broadcast, server = step.broadcast, step.state
+    assert left_out > {8}, "n − f are kept, so somebody honest goes where nobody but f can"
+
+
 def test_a_root_set_is_not_among_the_clients_examples() -> None:
     plain, rooted = (assembled("attack={name='none'}", f"aggregation.root={size}") for size in (0, 40))
     assert rooted.root is not None
@@ -156,7 +201,9 @@ def test_a_root_set_is_not_among_the_clients_examples() -> None:
     assert torch.equal(apart.sort(0).values, everything.sort(0).values)
 
 
-@pytest.mark.parametrize("rule", ["noise-test+mean", "safeguard+nnm+cwmed", "fltrust+mean"])
+@pytest.mark.parametrize(
+    "rule", ["noise-test+mean", "safeguard+nnm+cwmed", "fltrust+mean", "noise-test-rank+mean"]
+)
 @pytest.mark.parametrize("algorithm", ["fedavg", "byz-clip21-sgd2m"])
 def test_rivals_face_liars_who_rehearse_them(rule: str, algorithm: str) -> None:
     said = (
@@ -181,6 +228,8 @@ def test_liars_lean_to_what_fltrust_trusts() -> None:
     ("changes", "reason"),
     [
         (["aggregation.rule=fltrust+mean"], "root = 100"),
+        (["aggregation.rule=noise-test-rank+mean"], "root = 100"),
+        (["aggregation.rule=noise-test-rank+mean", "privacy.neighbours=4"], "without noise-test-rank"),
         (["aggregation.tune=model"], "root = 100"),
         (["aggregation.root=100000"], "of 8400 examples"),
         (["aggregation.rule=nnm+safeguard+mean"], "before everything else"),

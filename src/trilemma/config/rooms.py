@@ -21,7 +21,7 @@ def rooms() -> dict[str, Registry[Any]]:
     """Return every registry by its word, with what installed packages brought.
 
     >>> sorted(rooms()["mixing"])
-    ['arc', 'bucketing', 'clip', 'evidence', 'fltrust', 'nnm', 'noise-test', 'safeguard']
+    ['arc', 'bucketing', 'clip', 'evidence', 'fltrust', 'nnm', 'noise-test', 'noise-test-rank', 'safeguard']
     """
     installed()
     return {

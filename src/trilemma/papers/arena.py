@@ -42,7 +42,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
             "evidence+caf",
         )
     },
-    "fltrust+mean": ("aggregation.rule=fltrust+mean", *ROOT),
+    **{rule: (f"aggregation.rule={rule}", *ROOT) for rule in ("fltrust+mean", "noise-test-rank+mean")},
     "evidence+mean with a root set": ("aggregation.rule=evidence+mean", *ROOT, "aggregation.tune=model"),
     "root set alone": ("aggregation.rule=mean", *ROOT, "aggregation.tune=alone"),
 }

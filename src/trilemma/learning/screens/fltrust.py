@@ -20,9 +20,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.protocol import Algorithm
+from trilemma.learning.screens.root_client import RootClient
 from trilemma.learning.screens.screen import Heard, Seen, screens
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
@@ -33,23 +33,16 @@ class FLTrust:
     """Weigh messages by their cosine with the server's own, all equally long."""
 
     def __init__(self, stage: object, algorithm: Algorithm, setup: Setup) -> None:
-        if setup.root is None:
-            raise ConfigError(
-                "[aggregation] fltrust needs public examples at the server; allowed: [aggregation] root = 100"
-            )
-        assert algorithm.trace is not None
-        self.algorithm, self.trace, self.root = algorithm, algorithm.trace, setup.root
+        self.root = RootClient("fltrust", algorithm, setup)
 
     def begin(self, model: Model, key: Key) -> Mapping[str, Tensor]:
         """What a client keeps before the first round."""
-        return self.algorithm.init(model, self.root.ids, key).clients
+        return self.root.begin(model, key)
 
     def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
         """Do a client's work on the root set and compare."""
-        state = {name: part.to(heard.x.device) for name, part in memory.items()}
-        done = self.algorithm.client(heard.broadcast, state, self.root, heard.round, heard.key)
-        own = self.trace.vectors(done.messages.vectors, heard.broadcast[self.trace.model])[0]
-        return Seen(trusted(heard.x, own), done.state)
+        own, kept = self.root.message(heard, memory)
+        return Seen(trusted(heard.x, own), kept)
 
 
 def trusted(x: Tensor, own: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ to be negligible beside the noise, β = 0; where they are not, that would leave 
 vector a moves a distribution function by at most φ(0) mean|a_i| ≤ φ(0) ‖a‖/√d, which is the last term.
 
 Clients and rounds are looked at one by one: whoever carries its noise and adds a shift shorter than what the
-tests see passes, and the shifts of many add up. The paper's second stage, which ranks what is left by inner
-products with a gradient on the server's own examples, is not part of this.
+tests see passes, and the shifts of many add up. The paper's second stage is `noise_test_rank`.
 
 Reference: Xiang, Wang, Lin, Wang, "Practical differentially private and Byzantine-resilient federated
 learning", SIGMOD 2023, first stage.

@@ -1,0 +1,110 @@
+"""The noise test in both its stages: who passes is ranked by the server's own message, over all rounds.
+
+The server holds a few public examples, its root set, and does with them what a client does, without noise:
+that is g_0. Of n clients n − f are taken to be honest, k of the m that are heard, k = ⌊m (n − f)/n⌋.
+
+    v ← μ v + (1 − μ) g_0                                  the server's own direction
+    c_i = cos(x_i, v),  0 for those who fail the noise test
+    s_i ← s_i + c_i  where c_i is at least the mean of the k largest of the round;  others get nothing
+    the mean of those x_i that pass, of the k clients with the largest s_i
+
+What was read of the paper is its authors' published program, not its text: cosines stand there (of messages
+that passed the test all lengths are nearly equal), and μ = 0.99. That a message that fails counts as none is
+of the paper's first stage; here it is left out of the mean, as `noise_test` does. Who has as many points is
+ranked by the round's cosine: after one round all but about half of the k have none, and an order by number
+would favour the honest, who come first in a simulation.
+
+It needs no more trust than FLTrust does, the same root set. Against liars who know v it is a test along one
+direction: who leans towards v as far as honest messages do, which is hardly more than noise, is ranked among
+them and pushes elsewhere; and n − f stay although f lie, so that liars who rank well throw honest clients
+out, whose noise then stays uncancelled.
+
+Reference: Xiang, Wang, Lin, Wang, "Practical differentially private and Byzantine-resilient federated
+learning", SIGMOD 2023, both stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trilemma.aggregation.noise_test_rank import NoiseTestRank as Stage
+from trilemma.keys import Key
+from trilemma.learning.protocol import Algorithm
+from trilemma.learning.screens.noise_test import NoiseTest
+from trilemma.learning.screens.root_client import RootClient
+from trilemma.learning.screens.screen import Heard, Seen, screens
+from trilemma.learning.settings import Setup
+from trilemma.models.types import Model
+
+ROOT = "root."
+"""What the names of the server's memory as a client begin with."""
+
+
+@screens.register("noise-test-rank")
+class NoiseTestRank:
+    """Leave out who fails the noise test, then who points least to where the server's own messages do."""
+
+    def __init__(self, stage: Stage, algorithm: Algorithm, setup: Setup) -> None:
+        self.stage, self.setup = stage, setup
+        self.test = NoiseTest(stage, algorithm, setup)
+        self.root = RootClient("noise-test-rank", algorithm, setup)
+
+    def begin(self, model: Model, key: Key) -> Mapping[str, Tensor]:
+        """No noise, no points, no direction; and what a client keeps before the first round."""
+        return {
+            **self.test.begin(model, key),
+            "points": torch.zeros(self.setup.clients, dtype=torch.float64),
+            "direction": torch.zeros(model.dim),
+            **_named(self.root.begin(model, key)),
+        }
+
+    def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
+        """Test every message, then rank their senders."""
+        tested = self.test.look(heard, memory)
+        kept = {name[len(ROOT) :]: part for name, part in memory.items() if name.startswith(ROOT)}
+        own, kept = self.root.message(heard, kept)
+        stays = self.stage.momentum
+        direction = stays * memory["direction"].to(own) + (1 - stays) * own
+        cosines = _cosines(heard.x, direction).cpu() * tested.factors
+        rows, setup = list(heard.senders), self.setup
+        points = memory["points"].cpu().clone()
+        honest = max(1, len(rows) * (setup.clients - setup.byzantine) // setup.clients)
+        points[rows] += earned(cosines, honest)
+        ranked = first(points[rows], cosines, honest)
+        after = {**tested.memory, "points": points, "direction": direction, **_named(kept)}
+        return Seen(tested.factors * ranked, after)
+
+
+def earned(cosines: Tensor, honest: int) -> Tensor:
+    """Return the points of a round (m,): the cosine of who reaches the mean of the `honest` largest ones.
+
+    >>> earned(torch.tensor([0.5, -0.2, 0.3, 0.1]), 3)
+    tensor([0.5000, 0.0000, 0.3000, 0.0000])
+    """
+    enough = cosines.topk(honest).values.mean()
+    return torch.where(cosines >= enough, cosines, torch.zeros_like(cosines))
+
+
+def first(points: Tensor, cosines: Tensor, honest: int) -> Tensor:
+    """Return 1 for the `honest` with most points (m,), of equals those with the larger cosines; 0 for others.
+
+    >>> first(torch.tensor([0.5, 0.0, 0.3, 0.0]), torch.tensor([0.5, 0.1, 0.3, 0.2]), 3)
+    tensor([1., 0., 1., 1.], dtype=torch.float64)
+    """
+    order = cosines.argsort(descending=True, stable=True)
+    order = order[points[order].argsort(descending=True, stable=True)]
+    return torch.zeros(len(points), dtype=torch.float64).index_fill(0, order[:honest], 1.0)
+
+
+def _cosines(x: Tensor, direction: Tensor) -> Tensor:
+    """Return the cosines (m,) of messages (m, d) with a direction (d,), in float64."""
+    x, direction = x.double(), direction.double()
+    lengths = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(direction)
+    return (x @ direction) / lengths.clamp(min=1e-300)
+
+
+def _named(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {ROOT + name: part for name, part in kept.items()}

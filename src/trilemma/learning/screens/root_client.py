@@ -1,0 +1,38 @@
+"""The server as one more client: what it would send if its public examples were a client's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from trilemma.errors import ConfigError
+from trilemma.keys import Key
+from trilemma.learning.protocol import Algorithm, State
+from trilemma.learning.screens.screen import Heard
+from trilemma.learning.settings import Setup
+from trilemma.models.types import Model
+
+
+class RootClient:
+    """Does with the root set what a client does, without noise."""
+
+    def __init__(self, label: str, algorithm: Algorithm, setup: Setup) -> None:
+        if setup.root is None:
+            raise ConfigError(
+                f"[aggregation] {label} needs public examples at the server; allowed: [aggregation] root = "
+                "100"
+            )
+        assert algorithm.trace is not None
+        self.algorithm, self.trace, self.root = algorithm, algorithm.trace, setup.root
+
+    def begin(self, model: Model, key: Key) -> State:
+        """What a client keeps before the first round."""
+        return self.algorithm.init(model, self.root.ids, key).clients
+
+    def message(self, heard: Heard, kept: Mapping[str, Tensor]) -> tuple[Tensor, State]:
+        """Return the server's own message of a round (d,), and what it keeps after it."""
+        state = {name: part.to(heard.x.device) for name, part in kept.items()}
+        done = self.algorithm.client(heard.broadcast, state, self.root, heard.round, heard.key)
+        own = self.trace.vectors(done.messages.vectors, heard.broadcast[self.trace.model])[0]
+        return own, done.state
