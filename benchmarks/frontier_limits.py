@@ -115,7 +115,7 @@ SEEN = {
 
 
 def centre(given: argparse.Namespace) -> None:
-    """Train on features of data that differ between clients, seen by their own means and covariances or not."""
+    """Train on features of data that differ between clients, seen by own means and covariances or not."""
     path = Path(given.out) if given.out else None
     rows: list[dict[str, Any]] = json.loads(path.read_text()) if path and path.exists() else []
     names = ("partition", "seen", "rule", "adversary", "seed")
