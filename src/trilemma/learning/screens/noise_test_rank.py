@@ -64,8 +64,8 @@ class NoiseTestRank:
     def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
         """Test every message, then rank their senders."""
         tested = self.test.look(heard, memory)
-        kept = {name[len(ROOT) :]: part for name, part in memory.items() if name.startswith(ROOT)}
-        own, kept = self.root.message(heard, kept)
+        before = {name[len(ROOT) :]: part for name, part in memory.items() if name.startswith(ROOT)}
+        own, kept = self.root.message(heard, before)
         stays = self.stage.momentum
         direction = stays * memory["direction"].to(own) + (1 - stays) * own
         cosines = _cosines(heard.x, direction).cpu() * tested.factors
@@ -103,7 +103,8 @@ def _cosines(x: Tensor, direction: Tensor) -> Tensor:
     """Return the cosines (m,) of messages (m, d) with a direction (d,), in float64."""
     x, direction = x.double(), direction.double()
     lengths = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(direction)
-    return (x @ direction) / lengths.clamp(min=1e-300)
+    cosines: Tensor = (x @ direction) / lengths.clamp(min=1e-300)
+    return cosines
 
 
 def _named(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
