@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from trilemma.keys import Key
+from trilemma.papers.lp_proj.pictures import draw_growth
 from trilemma.papers.measured import Measured
 from trilemma.papers.study import Study, studies
 from trilemma.records import Spread
@@ -101,5 +102,6 @@ studies.register("lp-proj-growth", "lp-proj: how fast liars blow up its common v
         figures="the stars of Tables 6 and 8",
         compute=cells,
         left_out="R = 5",
+        draw=draw_growth,
     )
 )

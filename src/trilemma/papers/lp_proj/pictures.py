@@ -34,6 +34,10 @@ def draw(results: Results, printed: Paper, path: Path) -> Path:
             for cell in curves:
                 _curve(axes, cell, panel, looks[cell.row][0])
             axes.set(xlabel="round", xscale="log", title=f"Figure 5: {panel.replace('_', ' ')}")
+            last = max((t for cell in curves for t, _ in _points(cell, panel)), default=1)
+            rounds = [t for t in (1, 2, 5, 10, 20, 50, 100, 200) if t <= last]
+            axes.set_xticks(rounds, [str(t) for t in rounds])
+            axes.set_xticks([], minor=True)
             axes.set_yscale("log" if panel == "train_loss" else "linear")
         axes.grid(alpha=0.3)
     marks = [axes.plot([], [], mark, color=colour, label=row)[0] for row, (colour, mark) in looks.items()]
@@ -58,11 +62,46 @@ def _fairness(axes: Any, cell: Measured, printed: Paper, colour: Any, mark: str)
 
 
 def _curve(axes: Any, cell: Measured, metric: str, colour: Any) -> None:
+    if points := _points(cell, metric):
+        axes.plot(*zip(*points, strict=True), ".-", color=colour, linewidth=1)
+
+
+def _points(cell: Measured, metric: str) -> list[tuple[int, float]]:
+    """Return the rounds of which a curve has a value, and the values."""
     found = {
         int(name.partition("@")[2]): one.mean
         for name, one in cell.metrics.items()
         if name.startswith(f"{metric}@")
     }
-    points = [(t, mean) for t, mean in sorted(found.items()) if mean is not None]
-    if points:
-        axes.plot(*zip(*points, strict=True), ".-", color=colour, linewidth=1)
+    return [(t, mean) for t, mean in sorted(found.items()) if mean is not None]
+
+
+def draw_growth(results: Results, printed: Paper, path: Path) -> Path:
+    """Draw exponents as maps of colours, one for each attack: η_l and η_p down, λ and R across."""
+    from matplotlib.figure import Figure
+
+    columns = list(dict.fromkeys(cell.column for cell in results.cells))
+    picture = Figure(figsize=(1.0 + 4.6 * len(columns), 4.4), dpi=120, layout="constrained")
+    for axes, column in zip(picture.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+        found = {_halves(c.row): c.metrics["growth"].mean for c in results.cells if c.column == column}
+        down, across = (list(dict.fromkeys(half[i] for half in found)) for i in (0, 1))
+        values = [[found[row, one] for one in across] for row in down]
+        axes.imshow(values, cmap="RdBu_r", vmin=-1.2, vmax=1.2, aspect="auto")
+        axes.set_xticks(range(len(across)), [one.replace(", ", "\n") for one in across])
+        axes.set_yticks(range(len(down)), down)
+        for y, x in ((y, x) for y in range(len(down)) for x in range(len(across))):
+            axes.text(x, y, f"{values[y][x]:.2f}", ha="center", va="center", fontsize="small")
+        axes.set(title=column)
+    picture.suptitle("growth exponent a round; below 0 liars do not blow w up")
+    picture.savefig(path)
+    return path
+
+
+def _halves(row: str) -> tuple[str, str]:
+    """Return the step sizes of a row, and the rest.
+
+    >>> _halves("η_l = 0.1, η_p = 0.05, λ = 1, R = 5")
+    ('η_l = 0.1, η_p = 0.05', 'λ = 1, R = 5')
+    """
+    steps, _, rest = row.partition(", λ")
+    return steps, f"λ{rest}"
