@@ -4,6 +4,7 @@
     python benchmarks/frontier_limits.py cancelled   how much of an honest mean liars can cancel unseen (CNN)
     python benchmarks/frontier_limits.py centre      each client's own mean taken off, or whitened, where data
                                                      differ
+    python benchmarks/frontier_limits.py whose       whose mean and covariance new examples are seen by
 
 Options: --seeds 1,2; --device cuda; --out FILE keeps what `centre` measured, and --show prints that file.
 docs/frontier.md quotes them.
@@ -19,10 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trilemma import config, files, models
+from trilemma.data import Dataset, Holdings, centred
+from trilemma.data.types import each
 from trilemma.learning.evidence import hidden_shift
 from trilemma.papers import arena
 from trilemma.privacy import Noiseless
@@ -160,15 +164,63 @@ def _accuracy(partition: str, seen: str, rule: str, push: str, seed: int) -> flo
     return float(evaluate(ready, progress.chosen, {}).plain()["accuracy"] or 0.0)
 
 
+def whose(given: argparse.Namespace) -> None:
+    """Print accuracies without liars on test examples seen by their own statistics, or by a client's."""
+    print(
+        "| clients' data | examples | by all test examples | by 100 of them | by a client's, mean | least |"
+    )
+    print("|---|---|---:|---:|---:|---:|")
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    for partition, said in PARTITIONS.items():
+        for seen, (ready_made, *changes) in [*SEEN.items()][1:]:
+            found = torch.tensor(
+                [_by_statistics(ready_made, [*changes, f"data.partition={said}"], seed) for seed in seeds]
+            )
+            shown = " | ".join(f"{accuracy:.2f}" for accuracy in found.amin(0).tolist())
+            print(f"| {partition} | {seen} | {shown} |", flush=True)
+
+
+def _by_statistics(ready_made: str, changes: list[str], seed: int) -> list[float]:
+    """Return the accuracies by all test examples' statistics, by some of theirs, by clients': mean, least."""
+    quiet = "aggregation.rule=caf", "federation.byzantine=10", "attack.name=none"
+    chosen = config.load(ready_made).with_(*changes, *quiet)
+    ready = assemble(chosen, seed)
+    plain = assemble(chosen.with_("data.centre=false", "data.whiten=false"), seed).clients.data
+    progress, _ = engine.step(ready, engine.start(ready))
+    tests, y = plain.dataset.x_test, plain.dataset.y_test
+
+    def accuracy(x: Tensor, labels: Tensor) -> float:
+        score = models.evaluate(ready.clients.model, progress.chosen, x, labels, per_client=False)
+        return float(score.accuracy)
+
+    def around(dataset: Dataset, holdings: Holdings) -> Tensor:
+        found = centred(dataset, holdings, chosen.holding.whiten).x_test
+        assert isinstance(found, Tensor)
+        return found
+
+    some, nobody, everything = slice(100), Holdings([], [], []), np.arange(len(y))
+    few = replace(plain.dataset, x_test=each(tests, lambda column: column[some]), y_test=y[some])
+    by_clients = [
+        accuracy(around(plain.dataset, Holdings([plain.holdings.train[i]], [], [everything])), y)
+        for i in range(0, 90, 3)
+    ]
+    return [
+        accuracy(around(plain.dataset, nobody), y),
+        accuracy(around(few, nobody), y[some]),
+        sum(by_clients) / len(by_clients),
+        min(by_clients),
+    ]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["common", "cancelled", "centre"])
+    parser.add_argument("what", choices=["common", "cancelled", "centre", "whose"])
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--clients", type=int, default=6, help="honest clients that `cancelled` trains")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out")
     parser.add_argument("--show", action="store_true")
     chosen = parser.parse_args()
-    {"common": common, "cancelled": cancelled, "centre": centre}[chosen.what](chosen)
+    {"common": common, "cancelled": cancelled, "centre": centre, "whose": whose}[chosen.what](chosen)

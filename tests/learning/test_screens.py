@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from trilemma import aggregation, config, privacy, simulate
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.protocol import ServerStep
+from trilemma.learning.protocol import ClientStep, ServerStep
 from trilemma.learning.root import tuned, unseen
+from trilemma.learning.screens import Heard
 from trilemma.learning.screens.noise_test import distances
+from trilemma.learning.screens.root_client import RootClient
 from trilemma.learning.stages import staged
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
@@ -190,6 +193,29 @@ def test_the_second_stage_of_the_noise_test_is_its_description() -> None:
         assert step.broadcast["params"].double() == pytest.approx(moved, abs=1e-5)
         broadcast, server = step.broadcast, step.state
     assert left_out > {8}, "n − f are kept, so somebody honest goes where nobody but f can"
+
+
+def test_the_servers_own_message_is_computed_once_for_all_lies_that_are_tried() -> None:
+    """Equal to what is computed anew; another model, round or key is another question."""
+    ready = assembled("aggregation.rule=fltrust+mean", "aggregation.root=50", "attack={name='none'}")
+    algorithm, asked = ready.resolved.algorithm, []
+
+    def counted(*given: object) -> ClientStep:
+        asked.append(given)
+        return algorithm.client(*given)
+
+    setup = Setup(9, 2, 3, aggregation.parse("mean", f=2), ready.resolved.release, root=ready.root)
+    root = RootClient("fltrust", replace(algorithm, client=counted), setup)
+    model = torch.zeros(ready.clients.model.dim)
+    kept = root.begin(ready.clients.model, Key(1))
+    questions = [(0, Key(1), model), (0, Key(1), model + 1), (1, Key(1), model), (1, Key(2), model)]
+    for number, (round_, key, params) in enumerate(questions):
+        heard = Heard(torch.zeros(2, len(model)), (0, 1), round_, {"params": params}, key)
+        first, again = root.message(heard, kept), root.message(replace(heard, x=heard.x + 1), kept)
+        anew = algorithm.client({"params": params.clone()}, kept, ready.root, round_, key)
+        assert torch.equal(first[0], anew.messages.vectors[0])
+        assert again is first
+        assert len(asked) == number + 1
 
 
 def test_a_root_set_is_not_among_the_clients_examples() -> None:

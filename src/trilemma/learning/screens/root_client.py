@@ -1,9 +1,15 @@
-"""The server as one more client: what it would send if its public examples were a client's."""
+"""The server as one more client: what it would send if its public examples were a client's.
+
+Liars who try lies out ask a server hundreds of times in a round, each time with the same model: what was
+computed last is kept.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from trilemma.errors import ConfigError
@@ -25,6 +31,7 @@ class RootClient:
             )
         assert algorithm.trace is not None
         self.algorithm, self.trace, self.root = algorithm, algorithm.trace, setup.root
+        self.last: tuple[Heard, Mapping[str, Tensor], tuple[Tensor, State]] | None = None
 
     def begin(self, model: Model, key: Key) -> State:
         """What a client keeps before the first round."""
@@ -32,7 +39,20 @@ class RootClient:
 
     def message(self, heard: Heard, kept: Mapping[str, Tensor]) -> tuple[Tensor, State]:
         """Return the server's own message of a round (d,), and what it keeps after it."""
+        if self.last is not None and _same(heard, self.last[0]) and _equal(kept, self.last[1]):
+            return self.last[2]
         state = {name: part.to(heard.x.device) for name, part in kept.items()}
         done = self.algorithm.client(heard.broadcast, state, self.root, heard.round, heard.key)
         own = self.trace.vectors(done.messages.vectors, heard.broadcast[self.trace.model])[0]
-        return own, done.state
+        self.last = replace(heard, x=heard.x[:0]), kept, (own, done.state)
+        return self.last[2]
+
+
+def _same(one: Heard, other: Heard) -> bool:
+    """Whether both ask a client for the same."""
+    alike = (one.round, one.key, one.x.device) == (other.round, other.key, other.x.device)
+    return alike and _equal(one.broadcast, other.broadcast)
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
