@@ -11,7 +11,7 @@ import torch
 
 from trilemma import aggregation as agg
 from trilemma.aggregation.columns import Window, plain_window_means
-from trilemma.aggregation.cuda import CHUNK, plain_gram
+from trilemma.aggregation.cuda import CHUNK, around_origin
 from trilemma.aggregation.cuda_network import window_program
 
 cuda = pytest.mark.cuda
@@ -60,11 +60,53 @@ def run_ptx(text: str, values: np.ndarray) -> list[np.ndarray]:
     return [registers[f"${i}"] for i in range(4)]
 
 
-@pytest.mark.parametrize("columns", [0, 1, CHUNK - 1, CHUNK, 3 * CHUNK + 17])
-def test_a_plain_gram_matrix_is_that_of_float64_up_to_the_rounding_of_float32(columns: int):
+@pytest.mark.parametrize("columns", [1, CHUNK - 1, CHUNK, 3 * CHUNK + 17])
+def test_noise_around_the_origin_is_measured_around_it_up_to_the_rounding_of_float32(columns: int):
     X = torch.randn(7, columns, generator=torch.Generator().manual_seed(1))
     exact = (X.double() @ X.double().T).numpy()
-    np.testing.assert_allclose(plain_gram(X), exact, atol=1e-6 * max(columns, 1))
+    found = around_origin(X)
+    assert found.base == 7
+    np.testing.assert_allclose(found.gram, exact, atol=1e-6 * columns)
+
+
+@pytest.mark.parametrize("case", ["offset", "tiny", "alike", "huge", "nan", "one"])
+def test_whatever_else_is_left_to_a_closer_look(case: str):
+    X = torch.randn(9, 5000, generator=torch.Generator().manual_seed(1))
+    if case == "offset":
+        X += 20.0
+    elif case == "tiny":
+        X *= 1e-20
+    elif case == "alike":
+        X[:] = X[0].clone()
+    elif case == "huge":
+        X[2] *= 1e30
+    elif case == "nan":
+        X[2, 4] = torch.nan
+    else:
+        X = X[:1]
+    assert around_origin(X) is None
+
+
+@cuda
+@needs_device
+@pytest.mark.parametrize("case", ["plain", "few liars far away", "offset", "huge", "nan"])
+def test_device_geometry_in_float32(case: str):
+    X = torch.randn(20, 70_001, generator=torch.Generator().manual_seed(4))
+    if case == "few liars far away":
+        X[:3] += 100.0
+    elif case == "offset":
+        X += 1e4
+    elif case == "huge":
+        X[3] *= 1e30
+    elif case == "nan":
+        X[3, 7] = torch.nan
+    exact, found = agg.geometry(X), agg.geometry(X.cuda(), single=True)
+    np.testing.assert_array_equal(found.finite, exact.finite)
+    kept = np.flatnonzero(exact.finite)
+    kept = kept[kept != 3] if case == "huge" else kept
+    np.testing.assert_allclose(
+        found.select(kept).distances, exact.select(kept).distances, rtol=1e-5, atol=1e-5 * 70_001
+    )
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -47,10 +47,11 @@ def test_distances_and_norms(kernels: str, d: int, dtype: torch.dtype):
     np.testing.assert_allclose(agg.gram(X), X.double() @ X.double().T, rtol=1e-10, atol=1e-10 * d)
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["wide", "single"])
 @pytest.mark.parametrize("case", ["plain", "offset", "huge", "tiny", "mixed scales"])
-def test_wide_messages(case: str):
-    """From 2²⁰ columns on products are float32, where they can be."""
-    X = normal(5, WIDE + 1000)
+def test_wide_messages(case: str, asked: bool):
+    """From 2²⁰ columns on products are float32, where they can be; before that where it is asked for."""
+    X = normal(5, 70_000 if asked else WIDE + 1000)
     if case == "offset":
         X += 1e6
     elif case == "huge":
@@ -59,7 +60,7 @@ def test_wide_messages(case: str):
         X *= 1e-30
     elif case == "mixed scales":
         X *= torch.tensor([1e-3, 1.0, 1.0, 1.0, 1e3])[:, None]
-    true, found = distances(X), geometry(X).distances
+    true, found = distances(X), geometry(X, single=asked).distances
     np.testing.assert_allclose(found, true, rtol=1e-6)
     honest = [0, 1, 3, 4] if case == "huge" else [1, 2, 3] if case == "mixed scales" else list(range(5))
     inner = np.ix_(honest, honest)

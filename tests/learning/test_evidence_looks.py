@@ -16,6 +16,7 @@ from trilemma.keys import Key
 from trilemma.learning import Algorithm, Messages, Setup, algorithms
 from trilemma.learning.evidence import Expulsion, convict, guarded, hidden_shift
 from trilemma.learning.evidence.file import File
+from trilemma.learning.evidence.guard import SINGLE
 from trilemma.learning.evidence.outlook import Outlook
 from trilemma.learning.evidence.schedule import EARLY, looks
 from trilemma.learning.protocol import State
@@ -276,6 +277,43 @@ def test_sums_of_earlier_rounds_stay_what_they_were_although_memory_is_used_agai
         assert torch.allclose(one["evidence.sums"], sums, atol=1e-5)
     assert torch.allclose(state["evidence.sums"], total, atol=1e-5)
     assert len(set(places)) < len(places)
+
+
+def test_long_messages_are_measured_in_float32_and_the_same_comes_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights and model as with float64 products, up to 10⁻⁵; a message that is no number goes either way."""
+    model, ends, generator = build("logistic", (SINGLE,), 2), [], torch.Generator().manual_seed(2)
+    own, shared = (torch.randn(3, CLIENTS, model.dim, generator=generator) for _ in range(2))
+    asked: list[bool] = []
+
+    def geometry(vectors: torch.Tensor, *, single: bool = False) -> aggregation.Geometry:
+        asked.append(single)
+        return measured(vectors, single=single)
+
+    measured = aggregation.geometry
+    monkeypatch.setattr(aggregation, "geometry", geometry)
+    for least in (SINGLE, SINGLE * 100):
+        monkeypatch.setattr("trilemma.learning.evidence.guard.SINGLE", least)
+        algorithm, weights = server("evidence+caf"), []
+        state = algorithm.init(model, EVERYBODY, Key(1)).server
+        for round_ in range(3):
+            members = algorithm.members(state)
+            common = shared[round_, list(members)]
+            sent = LAW.sigma_ind * own[round_, list(members)]
+            sent += LAW.sigma_cor * len(members) ** 0.5 * (common - common.mean(0))
+            sent[:, 3] += 0.5
+            if round_ == 1:
+                sent[7, 5] = torch.nan
+            step = algorithm.server(Messages(sent, senders=members), state, round_, Key(3))
+            assert [one.client for one in step.report["expelled"]] == ([7] if round_ == 1 else [])
+            state = step.state
+            weights.append(step.report["weights"])
+        ends.append((torch.cat(weights), state["params"]))
+    assert asked == [True] * 3 + [False] * 3
+    (single, moved), (double, expected) = ends
+    assert torch.allclose(single, double, atol=1e-5)
+    assert float((moved - expected).norm()) < 1e-5 * float(expected.norm())
 
 
 def test_of_two_who_are_set_aside_one_counts_as_a_liar_that_is_gone() -> None:

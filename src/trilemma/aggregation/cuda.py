@@ -17,11 +17,14 @@ from torch import Tensor
 from trilemma.aggregation import blocks, columns, combine
 from trilemma.aggregation.columns import Columns, Mixture, Window
 from trilemma.aggregation.cuda_network import window_program
-from trilemma.aggregation.gram import clean, plain_pass
+from trilemma.aggregation.gram import Geometry, clean, halfway, plain_pass
 from trilemma.aggregation.types import Array, Numpy
 
 CHUNK = 1024
 """Columns over which the Gram kernel sums in float32."""
+
+NEAR, TINY = 2.0**6, 1e-24
+"""Squared distances from the origin may be so many times those between rows, and these at least so large."""
 
 IN_REGISTERS = 128
 """A thread sorts up to so many values in its registers; beyond, torch sorts."""
@@ -73,13 +76,23 @@ def shifted_gram(X: Tensor, k: int, precise: bool) -> Array:
     return clean(G[:height, :height])
 
 
-def plain_gram(X: Tensor) -> Array:
-    """Return X Xᵀ (n, n) of float32 rows around the origin: products of `CHUNK` columns, added in float64."""
+def around_origin(X: Tensor) -> Geometry | None:
+    """Return the geometry of float32 rows around the origin, None unless most of them lie around it.
+
+    Messages that are mostly noise do. No row has to be found near the others then, and nothing is shifted:
+    products of `CHUNK` columns are float32, and added in float64.
+    """
+    X = _row_major(X)
     whole = X.shape[1] // CHUNK * CHUNK
     pieces = X[:, :whole].view(len(X), whole // CHUNK, CHUNK).transpose(0, 1)
     found = _float32_product(pieces, pieces.mT).sum(0, dtype=torch.float64)
     rest = X[:, whole:]
-    return (found + _float32_product(rest, rest.T)).cpu().numpy()
+    inner = (found + _float32_product(rest, rest.T)).cpu().numpy()
+    if not np.isfinite(inner).all():  # some rows are not, or only their squares
+        return None
+    around = Geometry(np.pad(inner, (0, 1)), len(inner))
+    near, away = halfway(around.distances).min(), np.sort(inner.diagonal())[len(inner) // 2]
+    return around if away <= NEAR * near and near > TINY else None
 
 
 def weighted_sum(X: Tensor, rows: Numpy, used: Array) -> Tensor:

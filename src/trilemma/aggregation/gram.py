@@ -167,19 +167,15 @@ def gram(X: Vectors, *, single: bool = False) -> Tensor:
     tensor([[ 5., 11.],
             [11., 25.]], dtype=torch.float64)
     """
-    checked = inputs.messages(X).X
-    if single and checked.is_cuda and checked.dtype == torch.float32:
-        from trilemma.aggregation import cuda
-
-        found = cuda.plain_gram(checked)
-        if np.isfinite(found).all():
-            return torch.from_numpy(found)  # else some are not finite, or only their squares are not
-    return measure(checked, 0 if single else WIDE).gram
+    return geometry(X, single=single).gram
 
 
-def geometry(X: Vectors) -> Geometry:
-    """Return the geometry of the rows of X, accurate whatever their offset and scale; one pass over X."""
-    return measure(inputs.messages(X).X)
+def geometry(X: Vectors, *, single: bool = False) -> Geometry:
+    """Return the geometry of the rows of X, accurate whatever their offset and scale; one pass over X.
+
+    `single` as in `gram`: distances are then good to 10⁻⁶ of themselves.
+    """
+    return measure(inputs.messages(X).X, 0 if single else WIDE)
 
 
 def measure(X: Tensor, wide: int = WIDE) -> Geometry:
@@ -187,6 +183,11 @@ def measure(X: Tensor, wide: int = WIDE) -> Geometry:
     n, d = X.shape
     if n * n * d <= DIRECT and not X.is_cuda:
         return _direct(X)
+    if X.is_cuda and not wide and X.dtype == torch.float32:
+        from trilemma.aggregation import cuda
+
+        if (around := cuda.around_origin(X)) is not None:
+            return around
     sample = _rough(_sample(X))
     base, precise = sample.centre(), X.dtype == torch.float64 or d < wide or not _tame(sample)
     for _ in range(10):  # each repetition brings the reference closer by a factor of 10⁷ or more

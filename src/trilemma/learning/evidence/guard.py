@@ -10,9 +10,9 @@ Every round, beside what the algorithm's own server does:
 
 **Cost.** The messages' Gram matrix is measured once, for the look and for the rule, and shows messages that
 are not finite. Sums are added to in one pass, in memory that is used again (`spare`). Their Gram matrix is
-measured when a look is due (`schedule`), its products in float32: an error of 10⁻⁷ where noise leaves 1/√d
-undecided. Between looks the model moves by the round's aggregate alone. Whatever else passes over all
-coordinates does so only where a direction stands out.
+measured when a look is due (`schedule`). Products are float32, of long messages too: an error of 10⁻⁷ where
+noise leaves 1/√d undecided. Between looks the model moves by the round's aggregate alone. Whatever else
+passes over all coordinates does so only where a direction stands out.
 
 The state is one number per client and coordinate beside two vectors. The first `wait` rounds leave the model
 at θ_0; nothing is lost, since sums go on.
@@ -46,6 +46,9 @@ from trilemma.learning.trace import Array, Places, Trace
 from trilemma.mapped_rows import chosen
 from trilemma.models.types import Model
 from trilemma.options import LARGEST
+
+SINGLE = 1 << 16
+"""Messages of so many numbers are measured in float32: shorter ones cost next to nothing."""
 
 
 def evidence_of(rule: Rule) -> Evidence | None:
@@ -248,7 +251,7 @@ def _measured(messages: Messages, trace: Trace, step: float) -> tuple[Messages, 
     """
     vectors = messages.vectors
     if len(vectors) and not trace.around:
-        geometry = aggregation.geometry(vectors)
+        geometry = aggregation.geometry(vectors, single=vectors.shape[1] >= SINGLE)
         held = geometry.finite & (abs(step) * geometry.norms < LARGEST)
         return replace(messages, geometry=geometry), held
     by = max(1.0, abs(step))
