@@ -222,6 +222,38 @@ def test_nobody_is_expelled_and_the_descent_suffers(said: str) -> None:
     assert any(record.attack_strength > 0 for record in records)
 
 
+def test_of_all_lies_towards_errors_the_one_is_sent_after_which_most_examples_are_mistaken() -> None:
+    """A world in which mistakes come and go with every try: the most of them is what counts."""
+    mistakes = [0.2, 0.3, 0.1, 0.5, 0.4, 0.5, 0.3]
+    tried, asked = [], []
+
+    def mistaken(stack: torch.Tensor) -> float:
+        tried.append(stack)
+        return mistakes[len(tried) - 1]
+
+    def errors(far: float, lie: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+        asked.append((far, None if lie is None else lie[1]))
+        return torch.nn.functional.one_hot(torch.tensor(len(asked) % 4), 4).float()
+
+    view = View(
+        honest=torch.ones(5, 4),
+        own=torch.ones(2, 4),
+        byzantine=2,
+        target=lambda x, key=None: SimpleNamespace(value=x.mean(0)),
+        round=0,
+        key=Key(0),
+        uphill=lambda: -torch.ones(4),
+        errors=errors,
+        mistaken=mistaken,
+    )
+    crafted = attacks["adaptive"](direction="errors", points=3).build().craft(view)
+    assert torch.equal(view.stack(crafted.messages), tried[3])
+    assert len(tried) == len(mistakes)
+    before = [None, 1, 1, 3, 3, 3]  # the lie from which each sets out
+    for (_, lie), number in zip(asked, before, strict=True):
+        assert lie is None if number is None else torch.equal(lie, tried[number])
+
+
 def test_sleepers_behave_until_they_strike_and_a_burst_ends() -> None:
     strengths = [record.attack_strength for record in steps("attack.start=2", "attack.stop=3")]
     assert strengths[:2] == [0.0, 0.0]

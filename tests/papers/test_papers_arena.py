@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,26 @@ def test_rows_are_kept_and_the_same_cell_is_replaced(tmp_path: Path) -> None:
         ("loss", 1, 0.9),
         ("loss", 2, 0.7),
     ]
+
+
+def test_a_row_says_on_which_device_it_ran_and_one_from_before_that_was_written_down_does_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.json"
+    before = {name: value for name, value in asdict(ROW).items() if name != "device"}
+    path.write_text(json.dumps([before]))
+    arena.record(path, [row(seed=2, device="cuda")])
+    assert [one.device for one in arena.read(path)] == [None, "cuda"]
+    assert "0.80 (2)" in arena.markdown(arena.read(path), "worst")
+    arena.record(path, [row(device="cpu")])
+    assert [one.device for one in arena.read(path)] == ["cpu", "cuda"], "the same cell and seed, once"
+
+
+def test_a_cell_of_the_arena_says_its_device() -> None:
+    few = {"grounds": ["phishing-7"], "rules": ["caf"], "adversaries": ["loss"]}
+    [here], [there] = (list(arena.bouts(**few, changes=said)) for said in ((), ("run.device=cpu",)))
+    assert here.cell.config.run.device in {"cpu", "cuda"}
+    assert there.cell.config.run.device == "cpu"
 
 
 def test_the_worst_case_is_the_least_over_adversaries_and_seeds() -> None:
@@ -73,13 +94,14 @@ def test_a_cell_is_run_once_recorded_and_shown(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     [found] = arena.read(kept)
     assert (found.rule, found.adversary, found.d) == ("caf", "foe", 69)
+    assert found.device in {"cpu", "cuda"}
     shown = CliRunner().invoke(app, ["arena", "--show", str(kept)])
     assert "phishing-7" in shown.output
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("accuracy", "high"), ("f", "3"), ("epsilon", "much"), ("ground", "x"), ("threat", "x")],
+    [("accuracy", "high"), ("f", "3"), ("epsilon", "much"), ("ground", "x"), ("threat", "x"), ("device", 0)],
 )
 def test_a_row_that_no_table_has_a_place_for_is_refused_with_its_file(
     tmp_path: Path, key: str, value: str

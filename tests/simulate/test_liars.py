@@ -68,19 +68,58 @@ def test_the_loss_rises_most_where_the_mean_of_the_clients_gradients_points() ->
     assert float((seen.uphill() - expected).norm()) < 1e-4 * float(expected.norm())
 
 
-def test_a_push_towards_errors_makes_more_of_them_than_one_uphill() -> None:
-    """Of the same length, by the probability that the model gives the truth."""
+def likely(seen: Ahead, pushed: torch.Tensor) -> torch.Tensor:
+    """The probability (1, m) that a model (d,) gives the truth, of each of the liars' examples."""
+    model, batch = seen.honest.model, seen.batch
+    outputs = models.outputs(model, seen.start + seen.lengthened * (pushed - seen.start), batch.x[0])
+    return torch.exp(-model.loss(outputs[None], batch.y))
+
+
+def mistaken(seen: Ahead, pushed: torch.Tensor) -> float:
+    return float(1 - likely(seen, pushed).mean())
+
+
+def test_a_push_towards_errors_makes_as_many_as_patient_steps_and_more_than_one_uphill() -> None:
+    """Pushes of the same length; the oracle follows the gradient in a hundred small steps on the sphere."""
     seen = looking_ahead()
-    model, batch, step = seen.honest.model, seen.batch, seen.trace.step(2)
-
-    def mistaken(way: torch.Tensor, far: float) -> float:
-        pushed = seen.after + step * far * way / way.norm()
-        outputs = models.outputs(model, seen.start + seen.lengthened * (pushed - seen.start), batch.x[0])
-        return float((1 - torch.exp(-model.loss(outputs[None], batch.y))).mean())
-
+    step = seen.trace.step(2)
     far = 0.7 * float((seen.after - seen.start).norm()) / abs(step)
-    none = mistaken(seen.uphill(), 0.0)
-    assert mistaken(seen.errors(far), far) > mistaken(seen.uphill(), far) > none
+
+    def pushed(way: torch.Tensor) -> torch.Tensor:
+        return seen.after + step * far * way / way.norm()
+
+    patient = seen.uphill()
+    for _ in range(100):
+        there = pushed(patient)
+        params = seen.start + seen.lengthened * (there - seen.start)
+        batch = replace(seen.batch, weight=likely(seen, there))
+        slope = -models.gradients(seen.honest.model, params, batch).value[0]
+        patient = patient / patient.norm() + 0.2 * slope / slope.norm()
+    none, uphill = mistaken(seen, seen.after), mistaken(seen, pushed(seen.uphill()))
+    most, found = mistaken(seen, pushed(patient)), mistaken(seen, pushed(seen.errors(far)))
+    assert found > none + 0.95 * (most - none)
+    assert most > uphill > none
+
+
+def test_mistakes_are_those_of_the_model_to_which_messages_lead() -> None:
+    """As the server makes of them. What a lie brings beside its push is where the next one sets out."""
+    seen = looking_ahead("aggregation.rule=mean")
+    assert seen.mistaken(seen.sent.vectors) == pytest.approx(mistaken(seen, seen.after), abs=1e-6)
+    way = seen.errors(1.0)
+    changed = seen.sent.vectors.clone()
+    changed[-2:] += 3 * way
+    sent, server = replace(seen.sent, vectors=changed), seen.experiment.resolved.algorithm.server
+    led = server(sent, seen.progress.server, 2, seen.key).broadcast[seen.trace.model]
+    assert seen.mistaken(changed) == pytest.approx(mistaken(seen, led), abs=1e-6)
+    assert seen.mistaken(changed) > seen.mistaken(seen.sent.vectors)
+    assert torch.allclose(seen.errors(1.0, (way, changed)), way, atol=1e-3)
+    changed[-2:] += 20 * (seen.uphill() - (seen.uphill() @ way) * way)
+    sent = replace(sent, vectors=changed)
+    led = server(sent, seen.progress.server, 2, seen.key).broadcast[seen.trace.model]
+    beside = led - ((led - seen.after) @ way) * way
+    again = seen.errors(1.0, (way, changed))
+    pushed = [mistaken(seen, beside + seen.trace.step(2) * one) for one in (again, way)]
+    assert pushed[0] > pushed[1] + 1e-4
 
 
 def test_where_the_model_that_moves_is_another_liars_do_without_its_loss() -> None:

@@ -39,7 +39,9 @@ they face its rule alone, along `gradient`, `loss`, `slanted` or `errors`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -59,6 +61,10 @@ UPHILL = ("loss", "slanted", "unshown", "errors")
 
 SLANTS = (-0.5, 0.25, 0.5, 1.0, 2.0)
 """How far slanted lies lean back along the gradient, beside a length of 1 uphill."""
+
+ERRING = ((1.0, 0.0), (1.0, 0.0), (1.0, -0.25), (0.9, 0.0), (1.1, 0.0), (1.0, -0.25))
+"""Lies towards errors, one after the other: at which multiple of the distance that the best so far gets, and
+how far they lean back along the gradient beside a length of 1. What a server makes of lies has edges."""
 
 BEST = 3
 """Around so many of the best lies finer strengths are tried: harm has edges, and more than one peak."""
@@ -107,9 +113,10 @@ class Adaptive(AttackSettings):
         defence = RuleAlone.of(view, own) if view.defence is None else view.defence()
         if defence is not None and not self.bold:
             defence = defence.looked()
-        crafted, far = self._lie(view, own, truth, self._uphill(view), strengths, defence)
-        if self.direction == "errors" and view.errors is not None and far > 0:
-            crafted, _ = self._lie(view, own, truth, view.errors(far), strengths, defence)
+        lie = partial(self._lie, view, own, truth, strengths, defence)
+        crafted, far = lie(self._uphill(view))
+        if self.direction == "errors" and far > 0:
+            return _erring(view, crafted, far, truth, lie)
         return crafted
 
     def _lie(
@@ -117,9 +124,9 @@ class Adaptive(AttackSettings):
         view: View,
         own: Tensor,
         truth: Tensor,
-        uphill: Tensor | None,
         strengths: list[float],
         defence: Defence | None,
+        uphill: Tensor | None,
     ) -> tuple[Crafted, float]:
         """Return what is sent, and how much further it gets the aggregate where it is meant to go.
 
@@ -205,11 +212,38 @@ class Adaptive(AttackSettings):
         return torch.stack(found + (_slanted(found[0], truth) if self.direction == "slanted" else []))
 
 
+def _erring(
+    view: View, along_loss: Crafted, far: float, truth: Tensor, lie: Callable[[Tensor], tuple[Crafted, float]]
+) -> Crafted:
+    """Return the lie after which most examples are mistaken, where `along_loss` gets the aggregate so `far`.
+
+    Each sets out from the best before it: where that one leads, its noise and the server's weights included,
+    is known only once it was tried.
+    """
+    if view.errors is None or view.mistaken is None:
+        return along_loss
+    best, most, from_ = along_loss, view.mistaken(view.stack(along_loss.messages)), None
+    for share, lean in ERRING:
+        way = _leaning(view.errors(share * far, from_).to(truth), truth, lean)
+        tried, reached = lie(way)
+        sent = view.stack(tried.messages)
+        mistaken = view.mistaken(sent)
+        if mistaken > most:
+            best, most = tried, mistaken
+        if reached > 0 and (best is tried or from_ is None):
+            from_, far = (way, sent), reached
+    return best
+
+
+def _leaning(uphill: Tensor, truth: Tensor, slant: float) -> Tensor:
+    """Return the unit direction (d,) between the direction `uphill` and the way back, or beyond."""
+    up, back = (one / torch.linalg.vector_norm(one).clamp(min=1e-30) for one in (uphill, -truth))
+    return (up + slant * back) / torch.linalg.vector_norm(up + slant * back).clamp(min=1e-30)
+
+
 def _slanted(uphill: Tensor, truth: Tensor) -> list[Tensor]:
-    """Return unit directions (d,) between the unit direction `uphill` and the way back, and beyond."""
-    back = -truth / torch.linalg.vector_norm(truth).clamp(min=1e-30)
-    found = [uphill + slant * back for slant in SLANTS]
-    return [one / torch.linalg.vector_norm(one).clamp(min=1e-30) for one in found]
+    """Return unit directions (d,) between the direction `uphill` and the way back, and beyond."""
+    return [_leaning(uphill, truth, slant) for slant in SLANTS]
 
 
 def _sums(defence: Defence) -> Tensor:

@@ -126,7 +126,8 @@ class View:
     what would become of a lie (None: it has no memory), `truth` (d,), the honest clients' mean contribution
     without noise, `uphill` (d,), what to add to messages for the honest clients' loss to rise most at the
     model the round leads to, `unshown`, the same where the server's own examples do not show it, `errors`,
-    what to add for most examples to be taken for something else when the aggregate is pushed so far,
+    what to add for most examples to be taken for something else when the aggregate is pushed so far (for
+    several distances), `mistaken`, how many are when the server hears these messages of all clients (k, d),
     `trusted` (d,), the server's own message on public examples, where it measures others by one, and
     `members`, the liars' places among all clients.
 
@@ -149,7 +150,8 @@ class View:
     truth: Callable[[], Tensor] | None = None
     uphill: Callable[[], Tensor] | None = None
     unshown: Callable[[], Tensor] | None = None
-    errors: Callable[[float], Tensor] | None = None
+    errors: Callable[[float, tuple[Tensor, Tensor] | None], Tensor] | None = None
+    mistaken: Callable[[Tensor], float] | None = None
     trusted: Callable[[], Tensor] | None = None
     members: tuple[int, ...] = ()
 

@@ -22,6 +22,7 @@ from trilemma import files, report
 from trilemma.config import Cell, load
 from trilemma.errors import ConfigError
 from trilemma.report import Result, Table
+from trilemma.simulate.experiment import choose_device
 from trilemma.simulate.sweep.grid import finished
 
 ROOT = ("aggregation.root=100",)
@@ -143,12 +144,14 @@ def bouts(
 ) -> Iterator[Bout]:
     """Yield all cells of some grounds; what a rule is not defined for is left out.
 
-    `rules` are names of `RULES` or any rule's. Without `adversaries` and `liars`: all of a ground's.
+    `rules` are names of `RULES` or any rule's. Without `adversaries` and `liars`: all of a ground's. A cell
+    says on which device it runs: this machine's, unless `changes` do.
 
     >>> [bout.rule for bout in bouts(["phishing-7"], ["mean", "caf"], adversaries=["loss"])]
     ['mean', 'caf']
     """
     wanted = adversaries or tuple(EVERY_ADVERSARY)
+    here = f"run.device={choose_device('auto').type}"
     for name in grounds:
         ground = GROUNDS[name]
         for threat in (one for one in ground.threats if one in threats):
@@ -158,7 +161,8 @@ def bouts(
                         said = [*ground.changes, *THREATS[threat], f"federation.byzantine={count}"]
                         said += [*RULES.get(rule, (f"aggregation.rule={rule}",)), f"run.seeds='{seeds}'"]
                         try:
-                            config = load(ground.ready).with_(*said, *ground.adversaries[adversary], *changes)
+                            told = (*said, *ground.adversaries[adversary], here, *changes)
+                            config = load(ground.ready).with_(*told)
                         except ConfigError:
                             continue
                         place = {"threat": threat, "liars": count, "rule": rule, "adversary": adversary}
@@ -181,6 +185,8 @@ class Row:
     d: int
     epsilon: float | None
     """None: there is no guarantee, as under a published assumption."""
+    device: str | None = None
+    """Where it ran: a seed's noise on a CPU is not that on a GPU. None: nobody wrote it down."""
 
     @property
     def place(self) -> tuple[str, str, int, str, str, int]:
@@ -214,6 +220,7 @@ def _row(bout: Bout, result: Result, seed: int) -> Row:
         sum(client >= honest for client in gone),
         round(last.facts["up_scalars"] / max(1, len(last.weights))),
         round(last.epsilon, 3) if math.isfinite(last.epsilon) else None,
+        None if result.config.run.device == "auto" else result.config.run.device,
     )
 
 

@@ -30,8 +30,11 @@ LOOKED_AT = 50
 LENGTHENED = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Multiples of the model's move that are tried for the least loss."""
 
-CLIMBED = 12
-"""Steps that liars take towards most errors."""
+LOOKS = 24
+"""So often liars look at errors and their slope on the way to most of them: 40 find hardly more."""
+
+MORE_LOOKS = 8
+"""The same where they set out from where most errors are at another distance."""
 
 
 class Progress(Protocol):
@@ -87,9 +90,13 @@ class Ahead:
     @cached_property
     def after(self) -> Tensor:
         """The model to which the round would lead (d,)."""
+        return self._rehearsed(self.sent)
+
+    def _rehearsed(self, sent: Messages) -> Tensor:
+        """Return the model to which messages would lead (d,)."""
         algorithm, round_ = self.experiment.resolved.algorithm, self.progress.round
         key = self.experiment.key.fold("round", round_, "rehearsal")
-        messages = replace(self.sent, senders=self.heard)
+        messages = replace(sent, senders=self.heard)
         return algorithm.server(messages, self.progress.server, round_, key).broadcast[self.trace.model]
 
     @cached_property
@@ -142,21 +149,61 @@ class Ahead:
             return self.uphill()
         return self.sense * unseen(experiment.root, tuned, self.steepest(tuned.params, self.batch.weight))
 
-    def errors(self, far: float) -> Tensor:
-        """Return where to push the aggregate so `far` (d,) that most examples are taken for something else.
+    def errors(self, far: float, lie: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Return where to push the aggregate so `far` (d,) that most examples are mistaken.
 
         What rises is the mean of 1 − p, p the probability that the model gives the truth: exp(−loss). A loss
-        alone would be raised most by examples that are lost anyway. The gradient of 1 − p is that of the
-        loss, p times, and it is followed on the sphere of that radius.
+        alone would be raised most by examples that are lost anyway. It is climbed on the sphere of that
+        radius, by the curvature that past slopes show (L-BFGS). The sphere lies around where the round would
+        lead without a lie; after a `lie`, which is where it pushed and the messages of all clients (k, d)
+        with it, around where that one would have led without its push: turned noise is not where it was, and
+        a rule weighs others. The climb then sets out from where the lie pushed.
         """
-        move, radius = self.after - self.start, far * abs(self.trace.step(self.progress.round))
-        way, model, batch = torch.zeros_like(move), self.honest.model, self.batch
-        x = each(batch.x, lambda part: part[0])
-        for _ in range(CLIMBED):
-            params = self.start + self.lengthened * (move + radius * way)
-            loss = model.loss(models.outputs(model, params, x)[None], batch.y)
-            likely = torch.exp(-loss) * (1.0 if batch.weight is None else batch.weight)
-            steepest = self.steepest(params, likely / likely.sum().clamp(min=1e-30))
-            way = way + steepest / torch.linalg.vector_norm(steepest).clamp(min=1e-30)
-            way = way / torch.linalg.vector_norm(way).clamp(min=1e-30)
-        return self.sense * way
+        move, step = self.after - self.start, self.trace.step(self.progress.round)
+        way = None
+        if lie is not None:
+            way = self.sense * _unit(lie[0]).to(move)
+            landed = self._rehearsed(replace(self.sent, vectors=lie[1])) - self.start
+            move = landed - ((landed - move) @ way) * way
+        return self.sense * self._climbed(move, far * abs(step), way)
+
+    def mistaken(self, vectors: Tensor) -> float:
+        """Return the mean of 1 − p at the model to which the messages `vectors` (k, d) would lead."""
+        return self._slope(self._rehearsed(replace(self.sent, vectors=vectors)) - self.start)[0]
+
+    def _slope(self, move: Tensor) -> tuple[float, Tensor]:
+        """Return the mean of 1 − p where the model is moved so far, and its gradient there (d,)."""
+        model, batch = self.honest.model, self.batch
+        params, x = self.start + self.lengthened * move, each(batch.x, lambda part: part[0])
+        likely = torch.exp(-model.loss(models.outputs(model, params, x)[None], batch.y))
+        shares = torch.ones_like(likely) if batch.weight is None else batch.weight
+        shares = shares / shares.sum()
+        steepest = self.steepest(params, likely * shares)
+        return float(1 - (likely * shares).sum()), self.lengthened * steepest
+
+    def _climbed(self, move: Tensor, radius: float, start: Tensor | None) -> Tensor:
+        """Return the unit vector (d,) along which a push so far, after `move`, meets most errors."""
+        way = _unit(self._slope(move)[1] if start is None else start).double()
+        most, best = -math.inf, way
+        free = way.clone().requires_grad_()
+        looks = LOOKS if start is None else MORE_LOOKS
+        search = torch.optim.LBFGS(
+            [free], max_iter=looks, max_eval=looks, line_search_fn="strong_wolfe", tolerance_change=0.0
+        )
+
+        def descend() -> float:
+            nonlocal most, best
+            at = _unit(free.detach())
+            errors, steepest = self._slope(move + radius * at.to(move))
+            if errors > most:
+                most, best = errors, at
+            along, length = radius * steepest.to(at), torch.linalg.vector_norm(free.detach())
+            free.grad = -(along - (along @ at) * at) / length.clamp(min=1e-30)
+            return -errors
+
+        search.step(descend)
+        return best.to(move)
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return vector / torch.linalg.vector_norm(vector).clamp(min=1e-30)

@@ -49,7 +49,8 @@ def informed(
         if moved is not None and moved.shape == (model.dim,) and view.own is not None and not model.buffers:
             rows = [stepped.index(i) for i in heard]
             ahead = Ahead(experiment, progress, sent.rows(rows), heard)
-            view = replace(view, uphill=ahead.uphill, unshown=ahead.unshown, errors=ahead.errors)
+            view = replace(view, uphill=ahead.uphill, unshown=ahead.unshown)
+            view = replace(view, errors=ahead.errors, mistaken=ahead.mistaken)
     return view
 
 
