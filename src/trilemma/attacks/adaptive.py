@@ -238,7 +238,8 @@ def _erring(
 def _leaning(uphill: Tensor, truth: Tensor, slant: float) -> Tensor:
     """Return the unit direction (d,) between the direction `uphill` and the way back, or beyond."""
     up, back = (one / torch.linalg.vector_norm(one).clamp(min=1e-30) for one in (uphill, -truth))
-    return (up + slant * back) / torch.linalg.vector_norm(up + slant * back).clamp(min=1e-30)
+    found: Tensor = up + slant * back
+    return found / float(torch.linalg.vector_norm(found).clamp(min=1e-30))
 
 
 def _slanted(uphill: Tensor, truth: Tensor) -> list[Tensor]:

@@ -201,9 +201,10 @@ class Ahead:
             free.grad = -(along - (along @ at) * at) / length.clamp(min=1e-30)
             return -errors
 
-        search.step(descend)
+        search.step(descend)  # type: ignore[no-untyped-call]
         return best.to(move)
 
 
 def _unit(vector: Tensor) -> Tensor:
-    return vector / torch.linalg.vector_norm(vector).clamp(min=1e-30)
+    found: Tensor = vector / torch.linalg.vector_norm(vector).clamp(min=1e-30)
+    return found
