@@ -183,21 +183,44 @@ def test_normalisation_of_innermost_channels_is_the_formula(padded, cut):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("window", [Stencil(3, 2, 1), Stencil(2, 2), Stencil(3, 1, 1)], ids=str)
-def test_pooling_of_innermost_channels_is_the_library_s(window):
+@pytest.mark.parametrize("channels", [32, 3])
+@pytest.mark.parametrize("innermost", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize(
+    "window", [Stencil(3, 2, 1), Stencil(2, 2), Stencil(3, 3), Stencil(3, 1, 1)], ids=str
+)
+def test_pooling_is_the_library_s(window, innermost, channels):
     generator = Key(6).torch()
-    x = torch.randint(4, (3, 5, 32, 14, 13), generator=generator).float().cuda()  # with many equal values
+    x = torch.randint(4, (3, 5, channels, 14, 13), generator=generator).float().cuda()  # many equal values
     x[0, 0, 0, 2, 2] = torch.nan
+    lies = x.movedim(2, -1).contiguous().movedim(-1, 2) if innermost else x.clone()
+    leaves = x.requires_grad_(), lies.requires_grad_()
+    expected = F.max_pool2d(leaves[0].flatten(0, 1), window.kernel, window.stride, window.padding)
+    grad = torch.randn(expected.shape, generator=generator).cuda()
+    z = pooling.largest(leaves[1], window)
+    if innermost and channels == 32:
+        assert z.stride(2) == 1
+    torch.testing.assert_close(z.detach().flatten(0, 1), expected.detach(), rtol=0, atol=0, equal_nan=True)
+    slope = torch.autograd.grad(expected, leaves[0], grad)[0]
+    torch.testing.assert_close(torch.autograd.grad(z, leaves[1], grad.view(z.shape))[0], slope)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("innermost", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize(("stencil", "size"), GEOMETRIES)
+def test_columns_made_in_one_launch_are_those_of_plain_torch_to_the_bit(
+    stencil, size, innermost, monkeypatch
+):
+    x, *_ = problem(stencil, size, 3, innermost, "cuda")
+    leaf = x.requires_grad_()
     found = []
-    for lies in (x, x.movedim(2, -1).contiguous().movedim(-1, 2)):
-        leaf = lies.detach().requires_grad_()
-        z = pooling.largest(leaf, window)
-        grad = torch.randn(z.shape, generator=generator.manual_seed(1)).cuda()
-        found.append((z.detach(), torch.autograd.grad(z, leaf, grad)[0]))
-    (library, slope), (ours, back) = found
-    assert ours.stride(2) == back.stride(2) == 1
-    torch.testing.assert_close(ours, library, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(back, slope)
+    for own in (convolution._columns_kernels, lambda *_: None):
+        monkeypatch.setattr(convolution, "_columns_kernels", own)
+        columns = convolution._columns(leaf, stencil)
+        grad = torch.randn(columns.shape, generator=Key(2).torch()).cuda()
+        found.append((columns.detach(), torch.autograd.grad(columns, leaf, grad)[0]))
+    assert convolution.kernels("cuda_columns", x) is not None
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 def test_gradients_ask_for_reproducible_sums_on_the_way_back_too():

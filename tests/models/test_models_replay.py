@@ -11,6 +11,7 @@ from trilemma.keys import Key
 from trilemma.models import Clip, replay
 from trilemma.models.layers import Layer, Linear, sequential
 from trilemma.models.precision import products
+from trilemma.recordings import Recordings
 from trilemma.testing.examples import Stack
 
 on_a_gpu = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -35,9 +36,9 @@ def asked(name: str, device: str, turn: int, padded: bool):
 @pytest.fixture
 def recordings(monkeypatch):
     """Forget what others recorded; return what there is."""
-    fresh = replay._Recordings()
+    fresh = Recordings(replay.KEPT)
     monkeypatch.setattr(replay, "_recordings", fresh)
-    return fresh._kept
+    return fresh.kept
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -110,32 +111,3 @@ def test_what_draws_or_is_clipped_by_example_is_computed(device, recordings):
         found = replay.gradients(drawing, theta, batch, keys=keys)
         assert torch.equal(found.value, models.gradients(drawing, theta, batch, keys=keys).value)
     assert not recordings
-
-
-def test_the_memory_of_recordings_that_are_all_forgotten_is_not_asked_for_again(monkeypatch, recordings):
-    """With its last graph a pool is gone, and CUDA fails an assertion when its old name is asked for."""
-    alive = []
-
-    class Recording:
-        """Stands for a recording: its graph has a pool of its own unless one that is there is handed over."""
-
-        def __init__(self, compute, arguments, pool):
-            there = [one.pool() for name in recordings if (one := getattr(recordings[name], "graph", None))]
-            assert pool is None or pool in there
-            name = object() if pool is None else pool
-            self.graph, self.arguments = type("Graph", (), {"pool": lambda self: name})(), arguments
-            alive.append(name)
-
-        def replay(self, arguments):
-            return arguments
-
-    monkeypatch.setattr(replay, "_Recording", Recording)
-    arguments = {"params": torch.zeros(1)}
-    for run in range(3):
-        for signature in range(2 * replay.KEPT):
-            replay._recordings.run((run, signature), lambda found: found, arguments)
-        for _ in range(2):
-            replay._recordings.run((run, "last"), lambda found: found, arguments)
-            replay._recordings.run((run, "the last but one"), lambda found: found, arguments)
-    assert len(alive) == 6
-    assert len({id(one) for one in alive}) == 3

@@ -35,8 +35,8 @@ from trilemma.errors import UserError
 WIDE = 1 << 20
 """From so many columns on, products within a block of columns are float32."""
 
-TOGETHER, PIECE = 1 << 23, 1 << 11
-"""On a GPU a plain pass takes so many numbers at once, and multiplies so many columns of them."""
+TOGETHER, PIECE = 1 << 24, 1 << 11
+"""On a GPU a plain pass writes so many numbers at once, and multiplies so many columns of them."""
 
 DIRECT = 1 << 15
 """Up to so many differences between entries, distances are computed from the differences themselves."""
@@ -327,20 +327,36 @@ def fast_pass(X: Tensor, k: int, precise: bool) -> Array:
 
 def plain_pass(X: Tensor, k: int) -> Array:
     """The same in plain torch operations, on any device."""
-    total = torch.zeros(len(X) + 1, len(X) + 1, dtype=torch.float64, device=X.device)
-    wide = max(blocks.WIDE_SPAN, TOGETHER // len(X))
-    for lo, hi in blocks.spans(X.shape[1], wide if X.is_cuda else blocks.SPAN):
+    if X.is_cuda:
+        return clean(_pieces(X, k).cpu().numpy())
+    total = torch.zeros(len(X) + 1, len(X) + 1, dtype=torch.float64)
+    for lo, hi in blocks.spans(X.shape[1]):
         block = torch.nn.functional.pad(_saturated(X[:, lo:hi]).to(torch.float64), (0, 0, 0, 1))
         block -= block[k].clone()
-        total += _many_short(block) if X.is_cuda else block @ block.T
-    return clean(total.cpu().numpy())
+        total += block @ block.T
+    return clean(total.numpy())
 
 
-def _many_short(block: Tensor) -> Tensor:
-    """Return block blockᵀ as a sum of many products of a few columns: one long product keeps no GPU busy."""
-    width = block.shape[1]
-    pieces = torch.nn.functional.pad(block, (0, -width % PIECE)).view(len(block), -1, PIECE).transpose(0, 1)
-    return torch.bmm(pieces, pieces.mT).sum(0)
+def _pieces(X: Tensor, k: int) -> Tensor:
+    """The same on a GPU, as a sum of many products of a few columns: one long product keeps it idle.
+
+    A block of columns is written once, as it is read: shifted, in float64, with the origin as its last row.
+    """
+    n, d = X.shape
+    most = max(1, TOGETHER // (n + 1) // PIECE)
+    width = min(most, -(-d // PIECE)) * PIECE
+    block = torch.empty(n + 1, width, dtype=torch.float64, device=X.device)
+    total = block.new_zeros(n + 1, n + 1)
+    for lo, hi in blocks.spans(d, max(width, 1)):
+        if hi - lo < width:
+            block[:, hi - lo :] = 0.0
+        columns = _saturated(X[:, lo:hi])
+        reference = columns[k].to(torch.float64)
+        torch.sub(columns, reference, out=block[:n, : hi - lo])
+        torch.neg(reference, out=block[n, : hi - lo])
+        pieces = block.view(n + 1, -1, PIECE).transpose(0, 1)
+        total += torch.bmm(pieces, pieces.mT).sum(0)
+    return total
 
 
 def clean(G: Array) -> Array:

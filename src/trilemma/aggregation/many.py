@@ -9,15 +9,13 @@ the gap has doubled.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trilemma.aggregation.spectral import ROUNDING
+from trilemma.recordings import Recordings, Tensors
 
 SCALED, SQUARED = 5, 5
 """So many times a matrix is squared so often and scaled: (1/n)³² is still a number. 2²⁵ steps of the power
@@ -43,13 +41,19 @@ class Step:
 def top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest eigenvalues (B,) and unit eigenvectors (B, n) of positive semidefinite (B, n, n).
 
-    On a GPU it is a recording that is played: seventy small launches cost more than what they start.
+    On a GPU it is replayed (`trilemma.recordings`): seventy small launches cost more than what they start.
 
     >>> values, vectors = top_eigenpairs(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]], dtype=torch.float64))
     >>> values.tolist(), vectors.abs().tolist()
     ([2.0], [[1.0, 0.0]])
     """
-    return _played(_top_eigenpairs, M) if M.is_cuda else _top_eigenpairs(M)
+
+    def computed(of: Tensors) -> Tensors:
+        values, vectors = _top_eigenpairs(of["M"])
+        return {"values": values, "vectors": vectors}
+
+    found = _recordings.run("top eigenpairs", computed, {"M": M})
+    return found["values"], found["vectors"]
 
 
 def _top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +109,7 @@ def nearest_first(squares: Tensor) -> Tensor:
 
 def weigh_down(inner: Tensor, c: Tensor) -> Step:
     """Take weight from c (B, n) along the direction of largest variance of messages with inner products."""
-    return Step(*(_played(_weigh_down, inner, c) if inner.is_cuda else _weigh_down(inner, c)))
+    return Step(**_recordings.run("weigh down", _weigh_down, {"inner": inner, "c": c}))
 
 
 def filled_up(problems: Tensor) -> Tensor:
@@ -115,45 +119,14 @@ def filled_up(problems: Tensor) -> Tensor:
     return torch.cat([problems, problems[:1].expand(missing, *problems.shape[1:])]) if missing else problems
 
 
-class _Recording:
-    """A function of tensors as a CUDA graph, for inputs of one size."""
-
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> None:
-        self.inputs = tuple(one.clone() for one in inputs)
-        device = inputs[0].device
-        aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):  # libraries set themselves up in the first call, which is no recording
-            function(*self.inputs)
-        torch.cuda.current_stream(device).wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.found = function(*self.inputs)
-
-    def __call__(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        for mine, given in zip(self.inputs, inputs, strict=True):
-            mine.copy_(given)
-        self.graph.replay()
-        return tuple(one.clone() for one in self.found)
-
-
-_RECORDINGS: OrderedDict[tuple[object, ...], _Recording] = OrderedDict()
 KEPT = 12
-"""Recordings that are kept: those played last."""
+"""Recordings that are kept: those replayed last."""
+
+_recordings = Recordings(KEPT)
 
 
-def _played(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Any:
-    """Return what a function makes of inputs on a GPU, by a recording of it."""
-    size = (function, inputs[0].device, *((one.shape, one.dtype) for one in inputs))
-    if size not in _RECORDINGS:
-        _RECORDINGS[size] = _Recording(function, inputs)
-    _RECORDINGS.move_to_end(size)
-    if len(_RECORDINGS) > KEPT:
-        _RECORDINGS.popitem(last=False)
-    return _RECORDINGS[size](inputs)
-
-
-def _weigh_down(inner: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _weigh_down(of: Tensors) -> Tensors:
+    inner, c = of["inner"], of["c"]
     p = c / c.sum(1, keepdim=True)
     to_mean = torch.bmm(inner, p[..., None])[..., 0]
     H = inner - to_mean[:, :, None] - to_mean[:, None, :] + (p * to_mean).sum(1)[:, None, None]
@@ -163,4 +136,5 @@ def _weigh_down(inner: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     most = along.amax(1, keepdim=True)
     keep = 1.0 - (along / torch.where(most > 0.0, most, 1.0)).square()
     keep = torch.where(keep < ROUNDING, 0.0, keep)
-    return variance.clamp(min=0.0), c * keep, (variance > 0.0) & (most[:, 0] > 0.0)
+    varies = (variance > 0.0) & (most[:, 0] > 0.0)
+    return {"variance": variance.clamp(min=0.0), "c": c * keep, "varies": varies}

@@ -30,6 +30,7 @@ from trilemma.keys import Key
 from trilemma.learning.messages import STEPS, Messages
 from trilemma.learning.protocol import Clients, State
 from trilemma.learning.settings import Setup
+from trilemma.models import replay
 from trilemma.privacy.grid import LONG, Grid
 from trilemma.privacy.types import PiecewiseNoise, Release
 
@@ -71,7 +72,7 @@ def batch_gradients(
 
     Unless `decayed`, weight decay is left for whoever receives them to add: it is no secret.
     """
-    return models.gradients(
+    return replay.gradients(
         clients.model,
         broadcast["params"],
         draw_batch(clients, settings.batch_size, release, key.fold("batch")),

@@ -56,4 +56,4 @@ __all__ = [
     "verify",
 ]
 
-discover(__name__, but=("cuda_normalisation", "cuda_pooling", "cuda_windows"))
+discover(__name__, but=("cuda_columns", "cuda_normalisation", "cuda_pooling", "cuda_windows"))

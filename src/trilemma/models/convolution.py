@@ -50,9 +50,43 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor
         # One call per client: on a CPU each is large enough to fill it.
         each = zip(x, weight, bias, strict=True)
         return torch.stack([forward(one, own, shift, stencil) for one, own, shift in each])
-    kernel = weight if x.is_cuda else _channels_last(weight)
-    z = F.conv2d(x.flatten(0, -4), kernel, bias, stencil.stride, stencil.padding)
+    flat = x.flatten(0, -4)
+    if x.requires_grad and _columns_kernels(flat[:, None], stencil):
+        z: Tensor = _Shared.apply(flat, weight, bias, stencil)  # type: ignore[no-untyped-call]
+    else:
+        kernel = weight if x.is_cuda else _channels_last(weight)
+        z = F.conv2d(flat, kernel, bias, stencil.stride, stencil.padding)
     return z.view(*x.shape[:-3], *z.shape[1:])
+
+
+class _Shared(torch.autograd.Function):
+    """The library's convolution, and back to its input by columns: ∂x is what Wᵀ ∂z folds to.
+
+    Of the library's reproducible ways back the one it takes is a Fourier transform.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
+        ctx.stencil, ctx.shape = stencil, x.shape
+        ctx.save_for_backward(weight, x if ctx.needs_input_grad[1] else None)
+        return F.conv2d(x, weight, bias, stencil.stride, stencil.padding)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (weight, x), (grad,), needs = ctx.saved_tensors, grads, ctx.needs_input_grad
+        size, *each = ctx.shape
+        back = None
+        if needs[0]:
+            columns = torch.matmul(weight.flatten(1).T, grad.flatten(2))
+            own = _columns_kernels(grad[:, None], ctx.stencil)
+            back = own.folded(columns, (size, 1, *each), ctx.stencil).view(ctx.shape)
+        # The tape finds these two itself; they are for plain autograd through a model.
+        return (
+            back,
+            _weight_gradient(x, grad, ctx.stencil) if needs[1] else None,
+            grad.sum((0, 2, 3)) if needs[2] else None,
+            None,
+        )
 
 
 def _channels_last(weight: Tensor) -> Tensor:
@@ -141,6 +175,12 @@ def _windows_kernels(x: Tensor, *channels: int) -> Any:
     return kernels("cuda_windows", x, *channels)
 
 
+def _columns_kernels(x: Tensor, stencil: Stencil) -> Any:
+    """Return the kernels that make columns in one launch, or None where plain torch has to."""
+    found = kernels("cuda_columns", x)
+    return None if found is None or x[0].numel() * stencil.kernel**2 >= found.MOST else found
+
+
 def _columns(x: Tensor, stencil: Stencil) -> Tensor:
     columns: Tensor = _Columns.apply(x, stencil)  # type: ignore[no-untyped-call]
     return columns
@@ -163,7 +203,10 @@ class _Columns(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, stencil: Stencil) -> Tensor:
-        ctx.shape, ctx.stencil = x.shape, stencil
+        ctx.shape, ctx.stencil, ctx.own = x.shape, stencil, _columns_kernels(x, stencil)
+        if ctx.own is not None:
+            columns: Tensor = ctx.own.unfolded(x, stencil)
+            return columns
         windows = _windows(x, stencil)  # (k, b, c, high, wide, kernel, kernel)
         unfolded = x.shape[2] * stencil.kernel**2
         return windows.permute(0, 2, 5, 6, 1, 3, 4).reshape(x.shape[0], unfolded, -1)
@@ -171,8 +214,10 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         clients, size, _, height, width = ctx.shape
-        each = grads[0].view(clients, grads[0].shape[1], size, -1).transpose(1, 2).flatten(0, 1)
         stencil: Stencil = ctx.stencil
+        if ctx.own is not None:
+            return ctx.own.folded(grads[0], ctx.shape, stencil), None
+        each = grads[0].view(clients, grads[0].shape[1], size, -1).transpose(1, 2).flatten(0, 1)
         x = F.fold(each, (height, width), stencil.kernel, 1, stencil.padding, stencil.stride)
         return x.view(ctx.shape), None
 

@@ -1,4 +1,4 @@
-"""Maximum pooling, by the library's kernels or, on a GPU with channels innermost, by ones of our own."""
+"""Maximum pooling, by the library's kernels or, on a GPU, by ones of our own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,36 @@ def largest(x: Tensor, window: Stencil) -> Tensor:
     flat = x.flatten(0, -4)
     if flat.stride(1) == 1 and kernels("cuda_pooling", x, flat.shape[1]):
         z: Tensor = _Innermost.apply(flat, window)  # type: ignore[no-untyped-call]
+    elif _side_by_side(window) and flat.is_contiguous() and kernels("cuda_pooling", x):
+        z = _Apart.apply(flat, window)  # type: ignore[no-untyped-call]
     else:
         z = F.max_pool2d(flat, window.kernel, window.stride, window.padding)
     return z.view(*x.shape[:-3], *z.shape[1:])
+
+
+def _side_by_side(window: Stencil) -> bool:
+    """Whether windows neither overlap nor leave gaps nor reach outside."""
+    return window.kernel == window.stride and not window.padding
+
+
+class _Apart(torch.autograd.Function):
+    """The formulas of `trilemma.models.cuda_pooling` for windows side by side, (n, c, h, w) in and out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: Stencil) -> Tensor:
+        ctx.own = kernels("cuda_pooling", x)
+        z, taps = ctx.own.forth_apart(x.flatten(0, 1), window)
+        ctx.window, ctx.shape = window, x.shape
+        ctx.save_for_backward(taps)
+        found: Tensor = z.view(*x.shape[:2], *z.shape[1:])
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (taps,) = ctx.saved_tensors
+        grad = grads[0].contiguous().flatten(0, 1)
+        found: Tensor = ctx.own.back_apart(grad, taps, *ctx.shape[2:], ctx.window)
+        return found.view(ctx.shape), None
 
 
 class _Innermost(torch.autograd.Function):

@@ -1,0 +1,101 @@
+"""What a GPU is asked to do again and again: launched once, recorded, and replayed.
+
+Launching hundreds of small kernels one by one from Python takes longer than they run; a CUDA graph of them is
+one launch. The first time that something is asked for it is computed as everywhere; the second time what is
+launched is recorded, and from then on replayed on whatever the arguments are. These are the same kernels in
+the same order, so the same bits.
+
+A recording keeps the memory that its kernels work in. Recordings that are kept together share it, for no two
+of them run at a time, and only the latest few are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+Function = Callable[[Tensors], Tensors]
+"""What can be recorded: tensors by name to tensors by name, on one GPU, which is asked nothing on the way."""
+
+
+class Recording:
+    """What a function launched, the places it reads, and the places it writes."""
+
+    def __init__(self, function: Function, arguments: Tensors, pool: Any) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        self.arguments = {name: part.clone() for name, part in arguments.items()}
+        stream = torch.cuda.current_stream(device_of(arguments))
+        try:
+            with torch.cuda.graph(self.graph, pool=pool):
+                self.found = function(self.arguments)
+        except RuntimeError:
+            torch.cuda.set_stream(stream)  # a recording that fails leaves us on its own
+            raise
+
+    def replay(self, arguments: Tensors) -> Tensors:
+        """Do it with these arguments."""
+        for name, part in arguments.items():
+            self.arguments[name].copy_(part)
+        self.graph.replay()
+        return {name: part.clone() for name, part in self.found.items()}
+
+
+class Recordings:
+    """The latest recordings, at most `most` of them.
+
+    None stands for what was computed once and is to be recorded next time, False for what cannot be recorded
+    because it asks the GPU something on the way.
+
+    >>> sums = Recordings(most=2)
+    >>> sums.run("sum", lambda of: {"sum": of["x"] + of["y"]}, {"x": torch.ones(1), "y": torch.ones(1)})
+    {'sum': tensor([2.])}
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.kept: OrderedDict[Hashable, Recording | Literal[False] | None] = OrderedDict()
+        self._one_at_a_time = threading.Lock()
+
+    def run(self, name: Hashable, function: Function, arguments: Tensors) -> Tensors:
+        """Compute, or replay what was recorded under the same name for arguments of the same shapes.
+
+        The name has to tell apart whatever else the function depends on. Nothing is recorded on a CPU.
+        """
+        if device_of(arguments).type != "cuda":
+            return function(arguments)
+        shapes = tuple((key, part.shape, part.dtype, part.device) for key, part in arguments.items())
+        with self._one_at_a_time:
+            return self._run((name, shapes), function, arguments)
+
+    def _run(self, signature: Hashable, function: Function, arguments: Tensors) -> Tensors:
+        if signature not in self.kept:
+            found = function(arguments)
+            self.kept[signature] = None
+            while len(self.kept) > self.most:
+                self.kept.popitem(last=False)
+            return found
+        self.kept.move_to_end(signature)
+        recording = self.kept[signature]
+        if recording is None:
+            try:
+                recording = Recording(function, arguments, self._pool(device_of(arguments)))
+            except RuntimeError:
+                recording = False
+            self.kept[signature] = recording
+        return recording.replay(arguments) if recording else function(arguments)
+
+    def _pool(self, device: torch.device) -> Any:
+        """Return the memory of recordings that are kept; None where there are none: it went with the last."""
+        kept = (one for one in self.kept.values() if isinstance(one, Recording))
+        return next((one.graph.pool() for one in kept if device_of(one.arguments) == device), None)
+
+
+def device_of(tensors: Tensors) -> torch.device:
+    """Return where tensors are."""
+    return next(iter(tensors.values())).device
