@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from trilemma import aggregation as agg
 from trilemma.aggregation.columns import Window, plain_window_means
 from trilemma.aggregation.cuda import CHUNK, around_origin
 from trilemma.aggregation.cuda_network import window_program
+from trilemma.aggregation.gram import PIECE, Geometry, pass_in_pieces
 
 cuda = pytest.mark.cuda
 needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -107,6 +109,20 @@ def test_device_geometry_in_float32(case: str):
     np.testing.assert_allclose(
         found.select(kept).distances, exact.select(kept).distances, rtol=1e-5, atol=1e-5 * 70_001
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("together", [1, 5 * PIECE * 8], ids=["a piece at a time", "five pieces at a time"])
+@pytest.mark.parametrize("columns", [0, 1, PIECE - 1, PIECE, 12 * PIECE + 17])
+def test_the_pass_of_a_gpu_is_that_of_float64_whatever_it_takes_at_once(
+    columns: int, together: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys.modules[Geometry.__module__], "TOGETHER", together)
+    X = torch.randn(7, columns, generator=torch.Generator().manual_seed(1)).to(dtype) + 100
+    rows = torch.cat([X.double(), torch.zeros(1, columns)])
+    shifted = rows - rows[2]
+    expected = (shifted @ shifted.T).numpy()
+    np.testing.assert_allclose(pass_in_pieces(X, 2), expected, rtol=1e-13, atol=1e-11)
 
 
 @pytest.mark.parametrize("ties", [False, True])

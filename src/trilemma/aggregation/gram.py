@@ -328,7 +328,7 @@ def fast_pass(X: Tensor, k: int, precise: bool) -> Array:
 def plain_pass(X: Tensor, k: int) -> Array:
     """The same in plain torch operations, on any device."""
     if X.is_cuda:
-        return clean(_pieces(X, k).cpu().numpy())
+        return clean(pass_in_pieces(X, k).cpu().numpy())
     total = torch.zeros(len(X) + 1, len(X) + 1, dtype=torch.float64)
     for lo, hi in blocks.spans(X.shape[1]):
         block = torch.nn.functional.pad(_saturated(X[:, lo:hi]).to(torch.float64), (0, 0, 0, 1))
@@ -337,7 +337,7 @@ def plain_pass(X: Tensor, k: int) -> Array:
     return clean(total.numpy())
 
 
-def _pieces(X: Tensor, k: int) -> Tensor:
+def pass_in_pieces(X: Tensor, k: int) -> Tensor:
     """The same on a GPU, as a sum of many products of a few columns: one long product keeps it idle.
 
     A block of columns is written once, as it is read: shifted, in float64, with the origin as its last row.
