@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from trilemma.aggregation import many
@@ -67,22 +66,10 @@ class Caf(Geometric):
         return self._weigh_many
 
     def _weigh_many(self, grams: Tensor) -> Tensor:
-        """Take the walk for every one of (B, n, n), until none of them goes on."""
+        """Take the walk for every one of (B, n, n)."""
         n = grams.shape[-1]
         self.check(n)
-        inner = many.recentred(many.filled_up(grams))
-        c = inner.new_ones(inner.shape[:-1])
-        best, smallest = c, inner.new_full((len(c),), math.inf)
-        walking = c.sum(1) > n - 2 * self.f
-        while bool(walking.any()):
-            step = many.weigh_down(inner, c)
-            better = walking & (step.variance <= smallest)
-            best, smallest = (
-                torch.where(better[:, None], c, best),
-                torch.where(better, step.variance, smallest),
-            )
-            c = torch.where((walking & step.varies)[:, None], step.c, c)
-            walking = walking & step.varies & (c.sum(1) > n - 2 * self.f)
+        best = many.walked(many.recentred(many.filled_up(grams)), above=n - 2 * self.f)
         return (best / best.sum(1, keepdim=True))[: len(grams)]
 
     def kappa(self, n: int) -> float:

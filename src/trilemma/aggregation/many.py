@@ -9,7 +9,8 @@ the gap has doubled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,19 +24,6 @@ method tell eigenvalues apart that differ by a millionth; those of noise differ 
 
 TOGETHER = 32
 """On a GPU problems are filled up to so many or a double of it, so that few sizes have to be recorded."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of `trilemma.aggregation.spectral.reweightings` for B problems.
-
-    `variance` (B,) is the top eigenvalue of the covariance, `c` (B, n) the weights after it, `varies` (B,)
-    whether there was anything to remove.
-    """
-
-    variance: Tensor
-    c: Tensor
-    varies: Tensor
 
 
 def top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,9 +95,18 @@ def nearest_first(squares: Tensor) -> Tensor:
     return squares.masked_fill(torch.eye(squares.shape[1], dtype=torch.bool, device=squares.device), -1.0)
 
 
-def weigh_down(inner: Tensor, c: Tensor) -> Step:
-    """Take weight from c (B, n) along the direction of largest variance of messages with inner products."""
-    return Step(**_recordings.run("weigh down", _weigh_down, {"inner": inner, "c": c}))
+def walked(inner: Tensor, above: float) -> Tensor:
+    """Take CAF's walk for messages with inner products (B, n, n), until none of them goes on.
+
+    Returned are the weights (B, n) of the step with the smallest top eigenvalue of the covariance
+    (`trilemma.aggregation.spectral.reweightings`). On a GPU a few steps at a time are replayed.
+    """
+    c = inner.new_ones(inner.shape[:-1])
+    smallest = inner.new_full((len(c),), math.inf)
+    state = {"c": c, "best": c, "smallest": smallest, "walking": c.sum(1) > above}
+    while bool(state["walking"].any()):
+        state = _recordings.run(("walk", above), partial(_further, above=above), {"inner": inner, **state})
+    return state["best"]
 
 
 def filled_up(problems: Tensor) -> Tensor:
@@ -119,14 +116,35 @@ def filled_up(problems: Tensor) -> Tensor:
     return torch.cat([problems, problems[:1].expand(missing, *problems.shape[1:])]) if missing else problems
 
 
+WALK = "c", "best", "smallest", "walking"
+"""Where B walks stand: the weights, the best so far, its variance, and who goes on."""
+
+STEPS = 2
+"""Steps of a walk that are taken before anybody asks who goes on; who has arrived stays where it is."""
+
 KEPT = 12
 """Recordings that are kept: those replayed last."""
 
 _recordings = Recordings(KEPT)
 
 
-def _weigh_down(of: Tensors) -> Tensors:
-    inner, c = of["inner"], of["c"]
+def _further(of: Tensors, above: float) -> Tensors:
+    """Take the next steps of those who still walk."""
+    inner, c, best, smallest, walking = (of[name] for name in ("inner", *WALK))
+    for _ in range(STEPS):
+        variance, lighter, varies = _weighed_down(inner, c)
+        better = walking & (variance <= smallest)
+        best, smallest = torch.where(better[:, None], c, best), torch.where(better, variance, smallest)
+        c = torch.where((walking & varies)[:, None], lighter, c)
+        walking = walking & varies & (c.sum(1) > above)
+    return dict(zip(WALK, (c, best, smallest, walking), strict=True))
+
+
+def _weighed_down(inner: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Take weight from c (B, n) along the direction of largest variance of messages with inner products.
+
+    Returned are that variance (B,), the weights after it, and whether there was anything to remove (B,).
+    """
     p = c / c.sum(1, keepdim=True)
     to_mean = torch.bmm(inner, p[..., None])[..., 0]
     H = inner - to_mean[:, :, None] - to_mean[:, None, :] + (p * to_mean).sum(1)[:, None, None]
@@ -136,5 +154,4 @@ def _weigh_down(of: Tensors) -> Tensors:
     most = along.amax(1, keepdim=True)
     keep = 1.0 - (along / torch.where(most > 0.0, most, 1.0)).square()
     keep = torch.where(keep < ROUNDING, 0.0, keep)
-    varies = (variance > 0.0) & (most[:, 0] > 0.0)
-    return {"variance": variance.clamp(min=0.0), "c": c * keep, "varies": varies}
+    return variance.clamp(min=0.0), c * keep, (variance > 0.0) & (most[:, 0] > 0.0)
