@@ -272,6 +272,21 @@ def example_gradients(x: Tensor, grad: Tensor, stencil: Stencil) -> ExampleGradi
     return ExampleGradients(products.view(*lead, *products.shape[1:]), stencil, innermost)
 
 
+def write_client_gradients(
+    x: Tensor, grad: Tensor, stencil: Stencil, columns: Tensor | None, out: Tensor
+) -> None:
+    """Write each client's weight gradient to `out` (k, out, c, ·, ·), as `client_gradients` returns it."""
+    if columns is None and _reads_windows(x, grad):
+        client_gradients_windows(x, grad, stencil, out)
+    else:
+        out.copy_(client_gradients(x, grad, stencil, columns))
+
+
+def _reads_windows(x: Tensor, grad: Tensor) -> bool:
+    """Whether weight gradients are found by kernels that read windows where they lie."""
+    return x.is_cuda and x.stride(2) == 1 and bool(_windows_kernels(x, x.shape[2], grad.shape[2]))
+
+
 def client_gradients(x: Tensor, grad: Tensor, stencil: Stencil, columns: Tensor | None = None) -> Tensor:
     """Return each client's weight gradient (k, out, c, ·, ·) from inputs and ∂loss/∂output (k, b, …).
 
@@ -280,8 +295,8 @@ def client_gradients(x: Tensor, grad: Tensor, stencil: Stencil, columns: Tensor 
     if columns is not None:
         return client_gradients_batched(x, grad, stencil, columns)
     if x.is_cuda:
-        windows = x.stride(2) == 1 and _windows_kernels(x, x.shape[2], grad.shape[2])
-        return (client_gradients_windows if windows else client_gradients_batched)(x, grad, stencil)
+        find = client_gradients_windows if _reads_windows(x, grad) else client_gradients_batched
+        return find(x, grad, stencil)
     if x.shape[2] == 1:
         return example_gradients(x, grad, stencil).combine(x.new_ones(x.shape[:2]))
     return torch.stack([_weight_gradient(a, g, stencil) for a, g in zip(x, grad, strict=True)])
@@ -302,13 +317,13 @@ def client_gradients_batched(
     return products.view(*each.shape[:2], x.shape[2], stencil.kernel, stencil.kernel)
 
 
-def client_gradients_windows(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
+def client_gradients_windows(x: Tensor, grad: Tensor, stencil: Stencil, out: Tensor | None = None) -> Tensor:
     """Return each client's weight gradient (k, out, c, ·, ·), reading windows where they lie.
 
     Gain on an H200: 3.4 to 5.2 on the ResNet's units; with TF32 1.5 to 2.0.
     """
     windows = _windows_kernels(x, x.shape[2], grad.shape[2])
-    found: Tensor = windows.weights(windows.innermost(x), windows.innermost(grad), stencil)
+    found: Tensor = windows.weights(windows.innermost(x), windows.innermost(grad), stencil, out)
     return found
 
 

@@ -109,6 +109,7 @@ def _correlate(
     X: tl.tensor,
     G: tl.tensor,
     out: tl.tensor,
+    apart: tl.tensor,
     positions: tl.tensor,
     height: tl.tensor,
     width: tl.tensor,
@@ -125,7 +126,10 @@ def _correlate(
     INNER: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """∂W_t = Σ_q X[STEP q + t + OFFSET]ᵀ G[q], a tile of (taps and channels) × outputs."""
+    """∂W_t = Σ_q X[STEP q + t + OFFSET]ᵀ G[q], a tile of (taps and channels) × outputs.
+
+    It is written as parameters lie, (outputs, channels, taps): what taps write one by one meets in the cache.
+    """
     client = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -148,8 +152,9 @@ def _correlate(
         a = tl.load(X + shift[:, None] + corner[None, :], mask=there, other=0.0)
         g = tl.load(G + q[:, None] * OUTPUTS + columns[None, :], mask=inside[:, None], other=0.0)
         total = tl.dot(a, g, total, input_precision=PRECISION)
-    to = client * (KERNEL * KERNEL * CHANNELS * OUTPUTS) + rows * OUTPUTS
-    tl.store(out + to[:, None] + columns[None, :], total, mask=known[:, None])
+    to = client * apart + rows % CHANNELS * (KERNEL * KERNEL) + rows // CHANNELS
+    each = columns * (CHANNELS * KERNEL * KERNEL)
+    tl.store(out + to[:, None] + each[None, :], total, mask=known[:, None])
 
 
 @jit
@@ -239,18 +244,23 @@ def _launch(x: Tensor, taps: Tensor, bias: Tensor, z: Tensor, stencil: Stencil, 
     )
 
 
-def weights(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
-    """Return ∂W (k, out, c, kernel, kernel) of x and ∂z, channels innermost; in memory by tap."""
+def weights(x: Tensor, grad: Tensor, stencil: Stencil, out: Tensor | None = None) -> Tensor:
+    """Return ∂W (k, out, c, kernel, kernel) of x and ∂z, channels innermost.
+
+    It is written to `out` where that is given, in which clients may lie apart.
+    """
     clients, size, height, width, channels = x.shape
     high, wide, outputs = grad.shape[2:]
     kernel, plain = stencil.kernel, _precision() == "tf32"
     # Two warps get instructions that read positions as they lie; with four they would have to be innermost.
     rows, columns, warps = (64, tile(outputs, 128), 2) if plain else (128, tile(outputs, 64), 4)
-    out = x.new_empty(clients, kernel, kernel, channels, outputs)
+    if out is None:
+        out = x.new_empty(clients, outputs, channels, kernel, kernel)
     _correlate[triton.cdiv(kernel**2 * channels, rows), outputs // columns, clients](
         x,
         grad,
         out,
+        out.stride(0),
         size * high * wide,
         height,
         width,
@@ -269,7 +279,7 @@ def weights(x: Tensor, grad: Tensor, stencil: Stencil) -> Tensor:
         num_warps=warps,
         num_stages=3,
     )
-    return out.permute(0, 4, 3, 1, 2)
+    return out
 
 
 def _precision() -> str:

@@ -147,8 +147,8 @@ class ConvTap:
 
     def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
         """Write the weight gradient of every client's examples."""
-        weight = convolution.client_gradients(self.input, grad, self.stencil, self.columns)
-        out[f"{self.name}.weight"].copy_(weight)
+        weight = out[f"{self.name}.weight"]
+        convolution.write_client_gradients(self.input, grad, self.stencil, self.columns, weight)
         torch.sum(grad, AXES, out=out[f"{self.name}.bias"])
 
     def examples(self, grad: Tensor) -> ByExample:
