@@ -89,8 +89,12 @@ def test_all_ways_agree(stencil, size, channels, innermost, device):
         torch.testing.assert_close(find(x, grad, stencil), weights, **close)
 
     kept = convolution._columns(x, stencil)
-    found = convolution.client_gradients(x, grad, stencil, kept)
+    torch.testing.assert_close(convolution.client_gradients(x, grad, stencil, kept), weights, **close)
+    found = convolution.client_gradients_batched(x, grad, stencil, kept)
     assert torch.equal(found, convolution.client_gradients_batched(x, grad, stencil))
+    written = torch.zeros(3, 5 + weight[0].numel(), device=device)[:, 5:].view_as(weight)
+    convolution.write_client_gradients(x, grad, stencil, None, written)
+    torch.testing.assert_close(written, weights, **close)
     factor = torch.tensor([[0.5, 2.0]], device=device).expand(3, 2)
     each = convolution.example_gradients(x, grad, stencil)
     torch.testing.assert_close(each.combine(torch.ones_like(factor)), weights, **close)
@@ -123,7 +127,10 @@ def test_windows_are_read_where_they_lie_and_rounded_by_ten_bits_only_where_aske
             slope = torch.autograd.grad(z, leaf, grad)[0]
         assert columns is None
         assert z.stride(2) == slope.stride(2) == 1
-        parts = z.detach(), slope, convolution.client_gradients(x, grad, stencil)
+        written = torch.zeros(3, 7 + weight[0].numel(), device="cuda")[:, 7:].view_as(weight)
+        convolution.write_client_gradients(x, grad, stencil, None, written)
+        assert torch.equal(written, convolution.client_gradients(x, grad, stencil))
+        parts = z.detach(), slope, written
         return [part.cpu() for part in parts]
 
     exact = [autograd(*parts, stencil) for parts in zip(x, weight, bias, grad, strict=True)]
