@@ -7,6 +7,7 @@ import shutil
 import sys
 import types
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,14 @@ def test_a_simulated_run_is_read_back(run: Path) -> None:
     )
     with pytest.raises(UserError, match="no seed 3; allowed: 1, 2"):
         result.model(3)
+
+
+def test_whoever_uses_a_model_is_told_what_its_clients_did_to_examples(run: Path) -> None:
+    result = report.load(run)
+    assert result.caveat == ""
+    for key, told in (("centre", "mean of its own examples off them"), ("whiten", "by their covariance")):
+        changed = replace(result, config=result.config.with_(f"data.{key}=true"))
+        assert told in changed.caveat
 
 
 def test_the_least_trusted_clients_come_first(run: Path) -> None:

@@ -196,7 +196,7 @@ def _around_own(config: Config, examples: int) -> _Words:
     many = f", with many times more than their numbers (the poorest has {examples})" if holding.whiten else ""
     return (
         f"clients see examples by their own {by}: that is for clients who hold all classes alike{many}; "
-        "whoever uses the model does the same with its own examples",
+        + holding.caveat,
     )
 
 

@@ -51,6 +51,14 @@ class DataTable(Table):
         """Whether what a client learns from an example depends on its other examples."""
         return self.centre or self.whiten
 
+    @property
+    def caveat(self) -> str:
+        """What whoever uses the model does with examples of its own before; "": nothing."""
+        if not self.around_own:
+            return ""
+        then = ", then whitens them by their covariance (the symmetric root)" if self.whiten else ""
+        return f"whoever uses the model takes the mean of its own examples off them{then}"
+
 
 class ModelTable(Table):
     """`[model]`: what of the model is trained. Options of the model stand beside these keys."""

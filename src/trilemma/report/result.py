@@ -38,7 +38,7 @@ class Result:
     @property
     def caveat(self) -> str:
         """What whoever uses the model should know about it; "": nothing."""
-        return self.find_caveat()
+        return "; ".join(said for said in (self.find_caveat(), self.config.holding.caveat) if said)
 
     @property
     def records(self) -> list[Record]:
