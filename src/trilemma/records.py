@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-Scores = Mapping[str, float | None]
+from trilemma.typed import Count, Number, Seed, typed
+
+Scores = Mapping[str, Number | None]
 """Test scores by name, the loss among them. None: the score is not finite."""
 
 Test = Literal["not finite", "length", "pairs", "one of a pair", "direction"]
@@ -40,19 +42,19 @@ class Record:
     True
     """
 
-    round: int
-    epsilon: float = math.inf
+    round: Count
+    epsilon: Number = math.inf
     accountant: str = ""
-    train_loss: float | None = None
+    train_loss: Number | None = None
     metrics: Scores = field(default_factory=dict)
-    weights: Mapping[int, float] = field(default_factory=dict)
+    weights: Mapping[Count, Number] = field(default_factory=dict)
     epoch: int | None = None
-    absent: tuple[int, ...] = ()
-    rejected: tuple[tuple[int | None, str], ...] = ()
+    absent: tuple[Count, ...] = ()
+    rejected: tuple[tuple[Count | None, str], ...] = ()
     expelled: tuple[Mapping[str, Any], ...] = ()
-    attack_strength: float | None = None
-    facts: Mapping[str, float] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    attack_strength: Number | None = None
+    facts: Mapping[str, Number] = field(default_factory=dict)
+    seconds: Mapping[str, Number] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """Return the record as JSON values; an infinite ε is None."""
@@ -89,23 +91,22 @@ class Record:
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Record:
-        """Return the record that `plain` was written from; what a later version added is left out."""
-        known = {part.name for part in fields(cls)}
-        values = {name: value for name, value in plain.items() if name in known and value is not None}
-        values["weights"] = {int(client): weight for client, weight in values.get("weights", {}).items()}
-        values["absent"] = tuple(values.get("absent", ()))
-        values["rejected"] = tuple((client, reason) for client, reason in values.get("rejected", ()))
-        values["expelled"] = tuple(values.get("expelled", ()))
-        return cls(**values)
+        """Return the record that `plain` was written from; what a later version added is left out.
+
+        >>> Record.read({"round": 3, "weights": {"-1": 0.5}})
+        Traceback (most recent call last):
+        ValueError: weights.-1.[key]: Input should be greater than or equal to 0
+        """
+        return typed(cls, {name: value for name, value in plain.items() if value is not None})
 
 
 @dataclass(frozen=True)
 class Spread:
     """A quantity over seeds. A diverged seed counts as None and leaves the mean to the others."""
 
-    mean: float | None
-    std: float | None
-    per_seed: Mapping[str, float | None]
+    mean: Number | None
+    std: Number | None
+    per_seed: Mapping[Seed, Number | None]
 
     @classmethod
     def of(cls, values: Mapping[int, float | None]) -> Spread:
@@ -134,21 +135,21 @@ class Summary:
 
     metrics: Mapping[str, Spread]
     loss: Spread
-    epsilon: Mapping[str, float | None]
-    delta: float | None
-    seconds: float
+    epsilon: Mapping[str, Number | None]
+    delta: Number | None
+    seconds: Number
     algorithm: str
     rule: str
-    clients: int
-    byzantine: int | None
+    clients: Count
+    byzantine: Count | None
     attack: str
     threat: str
-    rounds: int
+    rounds: Count
     accountant: str = ""
-    diverged: Mapping[str, int] = field(default_factory=dict)
+    diverged: Mapping[Seed, Count] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     directory: str = ""
-    printed: Mapping[str, float | None] = field(default_factory=dict)
+    printed: Mapping[str, Number | None] = field(default_factory=dict)
     verdict: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -190,15 +191,16 @@ class Summary:
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Summary:
         """Return the summary that `plain` was written from."""
-        values = {name: value for name, value in plain.items() if name in SUMMARY}
         others = {name: value for name, value in plain.items() if name not in SUMMARY}
         metrics = {
-            name: Spread(**value)
+            name: value
             for name, value in others.items()
             if isinstance(value, Mapping) and set(value) == {"mean", "std", "per_seed"}
         }
-        values |= {"metrics": metrics, "loss": Spread(**values["loss"])}
-        return cls(**values | {"notes": tuple(values.get("notes", ()))})
+        found = typed(cls, {**plain, "metrics": metrics})
+        if found.delta is None and any(value is not None for value in found.epsilon.values()):
+            raise ValueError("epsilon without delta")
+        return found
 
 
 SUMMARY = frozenset(part.name for part in fields(Summary))

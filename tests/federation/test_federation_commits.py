@@ -233,3 +233,18 @@ def test_a_stray_file_among_the_commits_is_nobodys_commit(tmp_path):
     (tmp_path / "commits" / "copy-of-00000009-00000001.commit").write_bytes(b"")
     log.append(commit(1))
     assert log.recover().rounds == 1
+
+
+def test_a_folder_in_a_commits_place_is_stepped_over_and_put_aside(tmp_path):
+    log, said = CommitLog(tmp_path), []
+    for rounds in range(4):
+        log.append(commit(rounds))
+    path = newest(tmp_path)
+    path.unlink()
+    path.mkdir()
+    (path / "file").touch()
+    assert log.last().rounds == 2
+    assert CommitLog(tmp_path).recover(said.append).rounds == 2
+    assert "broken" in said[0].text
+    log.append(commit(3))
+    assert log.recover().rounds == 3

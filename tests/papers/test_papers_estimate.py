@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from trilemma.cli import app
+from trilemma.errors import UserError
 from trilemma.papers import estimate, studies
 from trilemma.papers.estimate import Estimate
 
@@ -41,3 +43,10 @@ def test_estimates_are_kept_beside_others_and_said_before_a_quick_look(tmp_path:
     assert found["safe-dshb"].runs == 1
     assert where
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"studies": {"a": {"runs": "many", "seconds": 1}}}'])
+def test_estimates_that_cannot_be_read_are_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / estimate.KEPT).write_text(content)
+    with pytest.raises(UserError, match=estimate.KEPT):
+        estimate.kept(tmp_path)

@@ -279,3 +279,18 @@ def test_every_paper_has_a_file_of_its_numbers() -> None:
 def test_a_study_none_of_whose_runs_gave_a_result_is_not_drawn(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to draw: no run of safe-dshb has given a result"):
         studies["safe-dshb"].draw(Results("safe-dshb", ()), paper("safe-dshb"), tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("command", ["list", "compare byz-clip21", "figure byz-clip21"])
+def test_results_of_wrong_types_are_refused_with_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cell = ours("ours", 0.5)
+    write_results(
+        Results("byz-clip21", (cell, replace(cell, row={"not": "a name"}))), tmp_path / "byz-clip21.json"
+    )
+    refused = CliRunner().invoke(app, ["papers", *command.split(), "--results", "."])
+    assert isinstance(refused.exception, UserError)
+    assert "cells.1.row" in str(refused.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["byz-clip21.json"]

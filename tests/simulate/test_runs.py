@@ -87,6 +87,31 @@ def test_interrupted_run_resumes_to_the_same_model(tmp_path: Path, stop: int) ->
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("model.name=mlp", "broadcast: params is torch.float32"),
+        ("federation.clients=8", "clients: it has 4, and there are 5"),
+        ("run.rounds=4", "it is of round 5, and there are 4"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_and_nothing_is_changed(
+    tmp_path: Path, change: str, complaint: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        simulate.run(config.parse(BASE), tmp_path / "one", StopAfter(5))
+    with pytest.raises(KeyboardInterrupt):
+        simulate.run(config.parse(BASE, [change]), tmp_path / "other", StopAfter(3))
+    checkpoint = (tmp_path / "one" / "seed-1" / "checkpoint.pt").read_bytes()
+    (tmp_path / "other" / "seed-1" / "checkpoint.pt").write_bytes(checkpoint)
+    before = metrics(tmp_path / "other")
+    with pytest.raises(
+        UserError, match=rf"'checkpoint.pt' cannot be read as a checkpoint of this run.*{complaint}"
+    ):
+        simulate.resume(tmp_path / "other")
+    assert metrics(tmp_path / "other") == before
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("plugins_forgotten")
 def test_killed_run_resumes_to_the_same_model(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ class CommitLog:
             except (OSError, wire.WireError) as error:
                 if not path.exists():  # it was forgotten just now: newer ones have come
                     continue
-                if isinstance(error, OSError) and not files.disk_broke(error):
+                if isinstance(error, OSError) and not files.disk_broke(error) and not path.is_dir():
                     raise
                 broken.append(path)
         if broken:

@@ -28,6 +28,7 @@ from trilemma.errors import PrivacyError, UserError
 from trilemma.federation import certificates, node_keys, signed_files
 from trilemma.federation.signed_files import Content, Ecdsa, Strict
 from trilemma.privacy.secrets import Identity, Roster, check_signature
+from trilemma.typed import complaint
 
 LARGEST = 800_000
 """Characters of a roster that is read: some two thousand clients, and what a block's header can carry."""
@@ -159,7 +160,7 @@ class SignedRoster:
         try:
             content = _Content(federation=federation, serial=serial, clients=clients)
         except ValidationError as error:
-            raise RosterError(f"that would be no roster: {signed_files.complaint(error)}") from None
+            raise RosterError(f"that would be no roster: {complaint(error)}") from None
         return cls(federation, serial, clients, authority.sign(content.message).hex())
 
     @classmethod

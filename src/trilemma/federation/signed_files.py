@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trilemma.errors import UserError
 from trilemma.federation.canonical import canonical
+from trilemma.typed import complaint
 
 Ecdsa = Annotated[str, Field(pattern="^([0-9a-f]{2}){8,110}$")]
 """An ECDSA signature (DER), as hexadecimal digits."""
@@ -77,10 +78,3 @@ def text_in(path: Path, largest: int) -> str:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"it cannot be read: {error}") from None
-
-
-def complaint(error: ValidationError) -> str:
-    """Return the first thing that is wrong, without what somebody wrote there."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]

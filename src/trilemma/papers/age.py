@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from trilemma.typed import Count, Number
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Again:
     """
 
     places: tuple[tuple[str, str, str], ...]
-    same: int
-    furthest: float
+    same: Count
+    furthest: Number
     code: str
     date: str
     device: str
@@ -74,11 +74,3 @@ class Again:
         )
         verb = "is" if self.same == 1 else "are"
         return f"{self.same} of {len(self.places)} cells run again by {by} {verb} the same{rest}"
-
-
-def read_again(said: Mapping[str, Any] | None) -> Again | None:
-    """Read what a file of results says was run again; None where nothing was."""
-    if said is None:
-        return None
-    places = tuple((table, row, column) for table, row, column in said["places"])
-    return Again(**{**said, "places": places})

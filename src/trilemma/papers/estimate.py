@@ -24,6 +24,7 @@ from trilemma.simulate import engine
 from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import evaluate
 from trilemma.simulate.experiment import Experiment, assemble
+from trilemma.typed import typed
 
 FEW, LONG, LOOK = 2, 5.0, 2
 """Clients whose step is looked at first; seconds above which it stands for a round; rounds looked at else."""
@@ -71,9 +72,10 @@ def kept(folder: Path) -> tuple[dict[str, Estimate], str]:
     """Return the estimates that were written down, if any were, and when and where that was."""
     if not (folder / KEPT).is_file():
         return {}, ""
-    said = json.loads((folder / KEPT).read_text("utf-8"))
-    found = {name: Estimate(**one) for name, one in said["studies"].items()}
-    return found, f"{said['device']}, {said['date']}"
+    with files.readable(folder / KEPT, "estimates of studies"):
+        said = json.loads((folder / KEPT).read_text("utf-8"))
+        found = {name: typed(Estimate, one) for name, one in said["studies"].items()}
+        return found, f"{said['device']}, {said['date']}"
 
 
 def estimates(

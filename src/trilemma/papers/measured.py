@@ -28,11 +28,12 @@ import torch
 from trilemma import files
 from trilemma.config.sweep import leaves
 from trilemma.errors import UserError
-from trilemma.papers.age import Again, Age, read_again
+from trilemma.papers.age import Again, Age
 from trilemma.papers.grid import Place
 from trilemma.papers.sources import Sources, changed, code_of, sources_of
 from trilemma.records import Spread
 from trilemma.report import Result
+from trilemma.typed import Count, Number, Seed, typed
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Measured:
     column: str
     metrics: Mapping[str, Spread]
     seeds: tuple[int, ...] = ()
-    epsilon: Mapping[str, float | None] = field(default_factory=dict)
-    diverged: Mapping[str, int] = field(default_factory=dict)
+    epsilon: Mapping[str, Number | None] = field(default_factory=dict)
+    diverged: Mapping[Seed, Count] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     of: str = ""
     """When, where and by which code, if not as the file says."""
@@ -247,22 +248,9 @@ def read_results(path: Path) -> Results:
 
 
 def _results(said: Mapping[str, Any]) -> Results:
-    cells = tuple(
-        Measured(
-            table=cell["table"],
-            row=cell["row"],
-            column=cell["column"],
-            metrics={name: Spread(**one) for name, one in cell["metrics"].items()},
-            seeds=tuple(cell["seeds"]),
-            epsilon=cell["epsilon"],
-            diverged=cell["diverged"],
-            settings={**said["base"], **cell["settings"]},
-            of=cell.get("of", ""),
-        )
-        for cell in said["cells"]
-    )
-    about = {name: said[name] for name in ("study", "version", "code", "date", "device", "note")}
-    return Results(cells=cells, sources=said.get("sources", {}), again=read_again(said.get("again")), **about)
+    """Return what a file says; what all cells share stands in it once."""
+    cells = [{**cell, "settings": {**said["base"], **cell["settings"]}} for cell in said["cells"]]
+    return typed(Results, {**said, "cells": cells})
 
 
 def _shared(key: str, value: Any, settings: Sequence[Mapping[str, Any]]) -> bool:

@@ -16,6 +16,7 @@ from trilemma.privacy.accounting import spent
 from trilemma.privacy.mechanism import History, leans_on_liars
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Adjacency, Release, Unit
+from trilemma.typed import typed
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ def read_verdict(plain: Mapping[str, Any]) -> Verdict:
     """
     match dict(plain):
         case {"guarantee": dict(fields)}:
-            return Guarantee(**{**fields, "assumptions": tuple(fields["assumptions"])})
+            return typed(Guarantee, fields)
         case {"no_guarantee": dict(fields)}:
-            return NoGuarantee(**fields)
+            return typed(NoGuarantee, fields)
     raise UserError(f"not a verdict: {plain}")
 
 

@@ -20,11 +20,15 @@ from trilemma.config.schema import FederationTable, RunTable
 from trilemma.files import readable
 from trilemma.privacy import NoGuarantee
 from trilemma.records import OWN_SCORE, Record, Spread, Summary
+from trilemma.report.privacy import verdict_of
 from trilemma.simulate.directory import SeedDirectory
 
 BESIDE = ("loss", "variance", "worst_tenth", f"{OWN_SCORE}_low", f"{OWN_SCORE}_high")
 """What stands in a record's scores and is no metric of its own: the loss, how the first is spread, how far
 liars could have brought clients' own."""
+
+SUMMARY = "summary.json"
+"""Where a finished run is summed up."""
 
 BASELINE = "baseline"
 """Where, below a run's directory, the same run with nobody lying is kept."""
@@ -60,15 +64,14 @@ def glance(folder: Path) -> Glance:
         config = plain_config(folder / "config.toml")
         parts = {seed: SeedDirectory(folder / f"seed-{seed}") for seed in RunTable(**config["run"]).seeds}
         newest = {seed: part.newest() for seed, part in parts.items()}
-        written = folder / "summary.json"
-        if written.is_file():
-            summary = Summary.read(json.loads(written.read_text()))
-        else:
+        summary = written_summary(folder)
+        finished = summary is not None
+        if summary is None:
             scored = {seed: part.newest(lambda record: bool(record.metrics)) for seed, part in parts.items()}
             both = {seed: [one for one in (scored[seed], newest[seed]) if one] for seed in parts}
             summary = so_far(config, both, folder)
-        paths = [folder / "config.toml", written, *(part.metrics_path for part in parts.values())]
-        return _stand(folder, config, summary, written.is_file(), newest, paths)
+        paths = [folder / "config.toml", folder / SUMMARY, *(part.metrics_path for part in parts.values())]
+        return _stand(folder, config, summary, finished, newest, paths)
 
 
 def glance_deployed(server: Path, run: Path) -> Glance:
@@ -101,11 +104,23 @@ def _stand(
     return Glance(folder, config, summary, state, done, latest, changed, deployed)
 
 
+def written_summary(folder: Path) -> Summary | None:
+    """Return the summary that a finished run wrote; None where there is none."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return None
+    with readable(path, "the summary of a run"):
+        summary = Summary.read(json.loads(path.read_text("utf-8")))
+        verdict_of(summary)  # whoever shows it counts on a verdict that can be read
+        return summary
+
+
 def simulated_records(config: Mapping[str, Any], folder: Path) -> dict[int, list[Record]]:
     """Return every record of a simulated run by seed."""
     with readable(folder):
-        seeds = RunTable(**config["run"]).seeds
-        return {seed: SeedDirectory(folder / f"seed-{seed}").records() for seed in seeds}
+        run = RunTable(**config["run"])
+        seeds = {seed: SeedDirectory(folder / f"seed-{seed}").records() for seed in run.seeds}
+        return {seed: _of_rounds(records, run.rounds) for seed, records in seeds.items()}
 
 
 def deployed_records(config: Mapping[str, Any], run: Path) -> dict[int, list[Record]]:
@@ -113,8 +128,17 @@ def deployed_records(config: Mapping[str, Any], run: Path) -> dict[int, list[Rec
     from trilemma.federation.commits import CommitLog
 
     with readable(run):
-        seed = RunTable(**config["run"]).seeds[0]
-        return {seed: [Record.read(record) for record in CommitLog(run).records()]}
+        table = RunTable(**config["run"])
+        records = [Record.read(record) for record in CommitLog(run).records()]
+        return {table.seeds[0]: _of_rounds(records, table.rounds)}
+
+
+def _of_rounds(records: list[Record], rounds: int) -> list[Record]:
+    """Return records, all of which are of the run's rounds; tables and pictures are as long as the last."""
+    last = max((record.round for record in records), default=0)
+    if last > rounds:
+        raise ValueError(f"a record is of round {last}, and there are {rounds}")
+    return records
 
 
 def plain_config(path: Path) -> dict[str, Any]:

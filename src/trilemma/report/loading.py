@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from torch import Tensor
 
 from trilemma import config as configuration
-from trilemma import files, models
+from trilemma import models
 from trilemma.config import OWN
 from trilemma.config.assembly import learner_of
 from trilemma.errors import UserError, nearest
 from trilemma.keys import Key
-from trilemma.records import Record, Summary
-from trilemma.report.glance import BASELINE, so_far
+from trilemma.report.glance import BASELINE, deployed_records, simulated_records, so_far, written_summary
 from trilemma.report.result import Result
 from trilemma.simulate import RunDirectory, assemble
 from trilemma.task import Task
@@ -44,13 +42,9 @@ def load(directory: Path | str, run: str | None = None, task: Task | None = None
 def _simulation(folder: Path, task: Task | None = None) -> Result:
     directory = RunDirectory.open(folder)
     settings = directory.config
-    seeds = {seed: directory.seed(seed).records() for seed in settings.run.seeds}
-    written = folder / "summary.json"
-    if written.exists():
-        with files.readable(written, "the summary of a run"):
-            summary = Summary.read(json.loads(written.read_text("utf-8")))
-    else:
-        summary = so_far(settings.dump(), seeds, folder)
+    plain = settings.dump()
+    seeds = simulated_records(plain, folder)
+    summary = written_summary(folder) or so_far(plain, seeds, folder)
     baseline = _simulation(folder / BASELINE, task) if (folder / BASELINE / "config.toml").exists() else None
 
     def named(flat: Tensor, seed: int) -> dict[str, Tensor]:
@@ -87,8 +81,8 @@ def _federation(folder: Path, name: str | None) -> Result:
         raise UserError(f"{str(folder)!r} has no run {chosen!r}: {nearest(chosen, runs)}")
     log = CommitLog(runs[chosen])
     settings = configuration.load(server.config)
-    seed = settings.run.seeds[0]
-    seeds = {seed: [Record.read(record) for record in log.records()]}
+    plain = settings.dump()
+    seeds = deployed_records(plain, runs[chosen])
 
     def model(_: int) -> Tensor:
         if not log.result.is_file():
@@ -98,7 +92,7 @@ def _federation(folder: Path, name: str | None) -> Result:
             raise UserError(f"{settings.algorithm.name} has no common model; its clients keep their own")
         return tensors["params"]
 
-    summary = so_far(settings.dump(), seeds, log.folder, deployed=True)
+    summary = so_far(plain, seeds, log.folder, deployed=True)
 
     def named(flat: Tensor, _: int) -> dict[str, Tensor]:
         return models.state_dict(load_task(server).model, flat)

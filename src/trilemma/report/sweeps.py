@@ -118,7 +118,8 @@ class SweepResult:
         if self.unfinished:
             yield f"{len(self.unfinished)} cells are not finished"
         for failure in self.failed.values():
-            yield f"no result: {failure.reason.splitlines()[0]}"
+            first, *_ = failure.reason.splitlines() or ["the reason is not on record"]
+            yield f"no result: {first}"
 
 
 def load_sweep(directory: Path | str) -> SweepResult:

@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
+from trilemma.privacy import NoGuarantee
 from trilemma.records import Spread, Summary
+from trilemma.report.privacy import verdict_of
 
 NAME = 30
 """Characters of a name at most that is never broken; longer ones go over several lines."""
@@ -166,8 +168,9 @@ def tightest_epsilon(summary: Summary) -> tuple[str, str]:
     """
     known = {name: value for name, value in summary.epsilon.items() if value is not None}
     if not known and _claim(summary):
-        reason = summary.verdict.get("no_guarantee", {}).get("reason", "not certified")
-        return "∞", f"ε = {_claim(summary)} is printed, and no guarantee: {reason}"
+        verdict = verdict_of(summary)
+        assert isinstance(verdict, NoGuarantee)  # others have no claim
+        return "∞", f"ε = {_claim(summary)} is printed, and no guarantee: {verdict.reason}"
     if not known:
         return "∞", ""
     best = summary.accountant if summary.accountant in known else min(known, key=lambda name: known[name])
@@ -178,7 +181,8 @@ def tightest_epsilon(summary: Summary) -> tuple[str, str]:
 
 def _claim(summary: Summary) -> str:
     """Return the printed figure of a run without a guarantee; empty where there is none."""
-    figure = summary.verdict.get("no_guarantee", {}).get("figure")
+    verdict = verdict_of(summary)
+    figure = verdict.figure if isinstance(verdict, NoGuarantee) else None
     return "" if figure is None else f"{figure:.3g}"
 
 

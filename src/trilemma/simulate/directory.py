@@ -94,7 +94,7 @@ class SeedDirectory:
         """Return the newest complete record that is wanted, from the end of the file: it may be long."""
         if not self.metrics_path.exists():
             return None
-        with self.metrics_path.open("rb") as file:
+        with files.readable(self.metrics_path, "records of a seed"), self.metrics_path.open("rb") as file:
             length = file.seek(0, io.SEEK_END)
             for back in LOOK_BACK:
                 start = max(0, length - back)
@@ -111,28 +111,26 @@ class SeedDirectory:
         with files.replaced(self.checkpoint_path) as new:
             torch.save({part.name: getattr(progress, part.name) for part in fields(progress)}, new)
 
-    def restore(self, device: torch.device, mapped: bool = False) -> Progress | None:
-        """Return the progress of the latest checkpoint, and forget metrics written after it.
-
-        `mapped`: it is left on disk and brought into memory page by page.
-        """
+    def forget_after(self, progress: Progress | None) -> None:
+        """Forget metrics written after a checkpoint; None: there is none, and all are forgotten."""
         self.path.mkdir(parents=True, exist_ok=True)
-        progress = self.checkpoint(device, mapped)
         if progress is None:
             self.metrics_path.unlink(missing_ok=True)
-            return None
+            return
         kept = [record for record in self.records() if record.round <= progress.round]
         text = "".join(json.dumps(record.plain()) + "\n" for record in kept)
         files.write_atomically(self.metrics_path, text.encode())
-        return progress
 
     def checkpoint(self, device: torch.device, mapped: bool = False) -> Progress | None:
-        """Return the progress of the latest checkpoint and change nothing."""
+        """Return the progress of the latest checkpoint and change nothing.
+
+        `mapped`: it is left on disk and brought into memory page by page.
+        """
         if not self.checkpoint_path.exists():
             return None
         with files.readable(self.checkpoint_path, "a checkpoint"):
             found = torch.load(self.checkpoint_path, map_location=device, weights_only=True, mmap=mapped)
-            return Progress(**found)
+            return _progress(found)
 
     def model(self) -> Tensor:
         """Return the returned model: (d,), or (k, d) where clients keep models of their own."""
@@ -146,7 +144,7 @@ class SeedDirectory:
         path = self.path / "statistics.npz"
         if not path.exists():
             return None
-        with np.load(path) as found:
+        with files.readable(path, "running statistics"), np.load(path) as found:
             return {name: torch.from_numpy(found[name]) for name in found.files}
 
     def finish(self, chosen: Tensor, statistics: Mapping[str, Tensor] | None = None) -> None:
@@ -159,6 +157,16 @@ class SeedDirectory:
         buffer = io.BytesIO()
         np.save(buffer, chosen.detach().cpu().numpy())
         files.write_atomically(self.model_path, buffer.getvalue())
+
+
+def _progress(found: Mapping[str, Any]) -> Progress:
+    """Return what a checkpoint holds; refuse what is no progress."""
+    progress = Progress(**found)
+    states = (progress.broadcast, progress.clients, progress.server, {"chosen": progress.chosen})
+    wrong = [name for state in states for name, part in state.items() if not isinstance(part, Tensor)]
+    if wrong or type(progress.round) is not int:
+        raise ValueError(f"{wrong[0]} is no tensor" if wrong else "its round is no number")
+    return progress
 
 
 @dataclass(frozen=True)
@@ -231,10 +239,12 @@ class RunDirectory:
                     "it is made, with trilemma.run(task, …, out=…, resume=True)"
                 )
             return None
-        origin = json.loads((self.path / "task.json").read_text())
-        given, kept = Path(origin["file"]), self.path / "task" / TASK
+        with files.readable(self.path / "task.json", "where a task came from"):
+            origin = json.loads((self.path / "task.json").read_text("utf-8"))
+            given, digest = Path(origin["file"]), origin["sha256"]
+        kept = self.path / "task" / TASK
         path = given if given.is_file() else kept
-        if task_digest(path) != origin["sha256"]:
+        if task_digest(path) != digest:
             raise UserError(
                 f"{str(path)!r} was changed since this run began; put it back as it was ({str(kept)!r} is a "
                 "copy), or start a new run"

@@ -19,6 +19,7 @@ from trilemma.simulate.directory import RunDirectory, SeedDirectory, check_free
 from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import Evaluation, evaluate
 from trilemma.simulate.experiment import Experiment, assemble
+from trilemma.simulate.fitting import check_model, check_progress
 from trilemma.simulate.observers import Observer, Silent, with_logs
 from trilemma.simulate.ranks import Ranks
 from trilemma.simulate.rehearsal import verify
@@ -165,7 +166,10 @@ def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer)
     buffers = experiment.clients.model.buffers
     if _everywhere(experiment, folder.finished and not folder.checkpoint_path.exists()):
         observer.seed_started(experiment.seed, run_table.rounds, run_table.rounds)
-        return evaluate(experiment, folder.model().to(experiment.device), {})
+        model = folder.model()
+        with files.readable(folder.model_path, "a model of this run"):
+            check_model(experiment, model)
+        return evaluate(experiment, model.to(experiment.device), {})
 
     progress = _restored(experiment, folder) or engine.start(experiment)
     checkpoints = _Cadence(run_table.checkpoint_every, progress.bytes / SAVED_PER_SECOND)
@@ -206,8 +210,12 @@ def _everywhere(experiment: Experiment, here: bool) -> bool:
 
 def _restored(experiment: Experiment, folder: SeedDirectory) -> Progress | None:
     """Return where the run stood, this process's part of it; the one that writes forgets what came after."""
-    read = folder.restore if experiment.leads else folder.checkpoint
-    progress = read(experiment.device, mapped=experiment.shelf.on_disk)
+    progress = folder.checkpoint(experiment.device, mapped=experiment.shelf.on_disk)
+    if progress is not None:
+        with files.readable(folder.checkpoint_path, "a checkpoint of this run"):
+            check_progress(experiment, progress)
+    if experiment.leads:
+        folder.forget_after(progress)
     return None if progress is None else own_progress(experiment, progress)
 
 

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from trilemma import data, models, simulate
+from trilemma import data, files, models, simulate
 from trilemma.config import Config
 from trilemma.learning.protocol import State
 from trilemma.papers.lp_proj.grid import Point, lookup
 from trilemma.papers.lp_proj.methods import METHODS
 from trilemma.records import Record
+from trilemma.report.glance import written_summary
 from trilemma.simulate.directory import SeedDirectory
 
 
@@ -82,12 +83,12 @@ class SeedCurve:
 
 def curves_in(folder: Path) -> list[SeedCurve]:
     """Read what is there of a run, one curve per finished seed."""
-    if not (folder / "summary.json").exists():
+    summary = written_summary(folder)
+    if summary is None:
         return []
     directory = simulate.RunDirectory.open(folder)
-    summary = json.loads((folder / "summary.json").read_text())
     return [
-        SeedCurve.read(directory.seed(seed).records(), summary["diverged"].get(str(seed)))
+        SeedCurve.read(directory.seed(seed).records(), summary.diverged.get(str(seed)))
         for seed in directory.config.run.seeds
     ]
 
@@ -103,12 +104,13 @@ def train_losses_in(folder: Path) -> list[tuple[float, float]]:
         folders = {seed: directory.seed(seed) for seed in directory.config.run.seeds}
         found = [_train_loss(directory.config, seed, f) for seed, f in folders.items() if f.finished]
         kept.write_text(json.dumps(found))
-    return [(loss, variance) for loss, variance in json.loads(kept.read_text())]
+    with files.readable(kept, "training losses"):
+        return [(float(loss), float(variance)) for loss, variance in json.loads(kept.read_text("utf-8"))]
 
 
 def _train_loss(settings: Config, seed: int, folder: SeedDirectory) -> tuple[float, float]:
     experiment = simulate.assemble(settings, seed)
-    progress = folder.restore(experiment.device) if folder.checkpoint_path.exists() else None
+    progress = folder.checkpoint(experiment.device)
     params = folder.model().to(experiment.device)
     score = _score(experiment, params, {} if progress is None else progress.clients, "train")
     loss, count = score.loss.double(), score.examples.double()

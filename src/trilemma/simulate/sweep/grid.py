@@ -13,6 +13,7 @@ from trilemma.config import Cell
 from trilemma.errors import ConfigError, UserError, nearest
 from trilemma.simulate.sweep import local, on_ray
 from trilemma.simulate.sweep.work import Failure, Job, Telling, Unwatched, Watcher
+from trilemma.typed import typed
 
 Engine = Callable[[Sequence[Job], int | None, Watcher], None]
 """Runs jobs, so many at a time (None: as many as fit), and tells a watcher; no job's failure stops it."""
@@ -31,6 +32,13 @@ class Outcome:
     ran: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     failed: Mapping[str, Failure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """What `sweep.json` holds: the values of cells by name."""
+
+    cells: dict[str, dict[str, Any]]
 
 
 def run_cells(
@@ -75,8 +83,7 @@ def known_cells(out: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         raise UserError(f"{str(out)!r} is not the directory of a sweep: it has no {SWEEP}")
     with files.readable(path, "a sweep's list of cells"):
-        found: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))["cells"]
-        return dict(found)
+        return typed(_Cells, json.loads(path.read_text("utf-8"))).cells
 
 
 def failures(out: Path) -> dict[str, Failure]:
@@ -84,8 +91,7 @@ def failures(out: Path) -> dict[str, Failure]:
     found = {}
     for path in sorted((out / FAILED).glob("*.json")):
         with files.readable(path, "a cell's failure"):
-            said = json.loads(path.read_text("utf-8"))
-            found[path.stem] = Failure(said["reason"], said["trace"])
+            found[path.stem] = typed(Failure, json.loads(path.read_text("utf-8")))
     return found
 
 

@@ -1,0 +1,189 @@
+"""Whatever became of a file that a command reads: the command says what is wrong, and shows no traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from trilemma import cli, config, simulate
+from trilemma.learning.evidence import Expulsion
+from trilemma.papers import arena
+from trilemma.simulate import engine
+
+RUN = {
+    "federation": {"clients": 3, "byzantine": 1},
+    "attack": {"name": "sf"},
+    "privacy": {"threat": "ldp", "clip": 1.0, "epsilon": 20.0, "delta": 1e-4},
+    "run": {"rounds": 2, "evaluate_every": 1},
+}
+STUDY = "byz-clip21"
+ROW = arena.Row("phishing-7", "LDP", 3, "mean", "alie", 1, 0.5, 0, 0, 69, None)
+OTHERS = (None, True, -1, 3, 2**70, 1e400, float("nan"), "", "x", "-1", [], [[]], {}, {"x": 1}, [None, "y"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one of everything: a sweep of two cells and a failed one, a stopped run, results."""
+    folder = tmp_path_factory.mktemp("whole")
+    names = {}
+    for rule in ("mean", "cwmed"):
+        settled = config.parse(RUN, [f"aggregation.rule={rule}"])
+        simulate.run(settled, folder / "sweep" / rule)
+        names[rule] = {"aggregation.rule": rule}
+    (folder / "sweep" / "sweep.json").write_text(json.dumps({"cells": {**names, "lost": {"run.rounds": 3}}}))
+    (folder / "sweep" / "failed").mkdir()
+    (folder / "sweep" / "failed" / "lost.json").write_text(json.dumps({"reason": "lost", "trace": ""}))
+    stopped = simulate.RunDirectory.create(folder / "stopped", config.parse(RUN))
+    ready = simulate.assemble(stopped.config, 1)
+    progress, record = engine.step(ready, engine.start(ready))
+    expelled = Expulsion(2, "length", 9.0, 7.5, others=(1,)).plain()
+    for path in folder.glob("sweep/*/seed-1/metrics.jsonl"):
+        first, last = map(json.loads, path.read_text().splitlines())
+        path.write_text(json.dumps({**first, "expelled": [expelled]}) + "\n" + json.dumps(last) + "\n")
+    seed = stopped.seed(1)
+    seed.path.mkdir()
+    seed.append(record)
+    seed.save(progress)
+    results = Path(__file__).parents[2] / "results"
+    (folder / "results").mkdir()
+    shutil.copy(results / f"{STUDY}.json", folder / "results")
+    arena.record(folder / "arena.json", [ROW])
+    return folder
+
+
+READERS = {
+    "sweep/mean/summary.json": ("table sweep --rows aggregation.rule", "plot sweep/mean --kind privacy"),
+    "sweep/mean/config.toml": ("table sweep --rows aggregation.rule", "plot sweep/mean"),
+    "sweep/mean/seed-1/metrics.jsonl": tuple(
+        f"plot sweep/mean --kind {kind}" for kind in ("curves", "suspects", "privacy", "cost")
+    ),
+    "sweep/mean/model.json": ("export sweep/mean model.pt",),
+    "sweep/mean/seed-1/model.npy": ("export sweep/mean model.pt", "run --resume sweep/mean"),
+    "sweep/sweep.json": ("table sweep --rows aggregation.rule --format csv",),
+    "sweep/failed/lost.json": ("table sweep --rows aggregation.rule --value worst",),
+    "stopped/config.toml": ("run --resume stopped",),
+    "stopped/seed-1/checkpoint.pt": ("run --resume stopped",),
+    "stopped/seed-1/metrics.jsonl": ("run --resume stopped",),
+    f"results/{STUDY}.json": (
+        f"papers compare {STUDY} --results results",
+        f"papers figure {STUDY} --results results --to drawn.png",
+        "papers list --results results",
+    ),
+    "arena.json": ("arena --show arena.json", "arena --show arena.json --details --results arena.json"),
+}
+"""What can be damaged, and commands that read it."""
+
+
+def called(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a command in this process; return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["trilemma", *command.split()])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return stop.value.code
+
+
+def values_in(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the way to everything in JSON values, from outside in."""
+    yield path
+    inside = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    for key, value in inside:
+        yield from values_in(value, (*path, key))
+
+
+def replaced(plain: Any, path: tuple[Any, ...], change: Callable[[Any, Any], None]) -> Any:
+    """Return a copy in which something was changed."""
+    found = here = {"": copy.deepcopy(plain)}
+    way = ("", *path)
+    for key in way[:-1]:
+        here = here[key]
+    change(here, way[-1])
+    return found.get("")
+
+
+def damaged_values(plain: Any, draw: Any) -> Any:
+    """Return JSON values of which one is gone, or is another."""
+    path = draw(st.sampled_from(list(values_in(plain))))
+    if draw(st.booleans()):
+        return replaced(plain, path, lambda where, key: where.pop(key))
+    return replaced(plain, path, lambda where, key: where.__setitem__(key, draw(st.sampled_from(OTHERS))))
+
+
+def damaged_checkpoint(path: Path, draw: Any) -> None:
+    """Change something within a checkpoint that torch still reads."""
+    found = torch.load(path, weights_only=True)
+    name = draw(st.sampled_from(sorted(found)))
+    whole = found[name]
+    others = [None, 7, "x", {}, torch.zeros(2), torch.zeros(3, 1, dtype=torch.int64)]
+    other = draw(st.sampled_from(others))
+    if isinstance(whole, dict) and whole and draw(st.booleans()):
+        found[name] = {**whole, draw(st.sampled_from(sorted(whole))): other}
+    else:
+        found[name] = other
+    torch.save(found, path)
+
+
+def damage(path: Path, draw: Any) -> None:
+    """Do something to a file that a disk, an editor or an enemy might."""
+    content = path.read_bytes()
+    how = draw(st.sampled_from(["inside", "inside", "inside", "short", "bytes", "folder", "nested"]))
+    if how == "inside" and path.suffix == ".json":
+        path.write_text(json.dumps(damaged_values(json.loads(content), draw)))
+    elif how == "inside" and path.suffix == ".jsonl":
+        lines = content.splitlines()
+        row = draw(st.integers(0, len(lines) - 1))
+        lines[row] = json.dumps(damaged_values(json.loads(lines[row]), draw)).encode()
+        path.write_bytes(b"\n".join(lines) + b"\n")
+    elif how == "inside" and path.suffix == ".toml":
+        lines = content.decode().splitlines()
+        row = draw(st.integers(0, len(lines) - 1))
+        key = lines[row].partition("=")[0]
+        lines[row] = draw(st.sampled_from(["", f"{key} = 3", f"{key} = 'x'", f"{key} = []", f"{key} = {{}}"]))
+        path.write_text("\n".join(lines))
+    elif how == "inside" and path.suffix == ".pt":
+        damaged_checkpoint(path, draw)
+    elif how == "short":
+        path.write_bytes(content[: draw(st.integers(0, len(content) - 1))])
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "nested":
+        path.write_bytes(b"[" * 100_000 + b"\n")
+    else:
+        place = draw(st.integers(0, len(content) - 1))
+        path.write_bytes(content[:place] + draw(st.binary(min_size=1, max_size=4)) + content[place + 1 :])
+
+
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_damaged_file_shows_a_traceback(
+    whole: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Nor does a command that refuses leave anything behind, but the lock of a run it looked at."""
+    name, command = data.draw(
+        st.sampled_from([(name, one) for name, some in READERS.items() for one in some])
+    )
+    top, folder = name.split("/")[0], tmp_path_factory.mktemp("damaged")
+    copied = shutil.copytree if (whole / top).is_dir() else shutil.copy
+    copied(whole / top, folder / top)
+    damage(folder / name, data.draw)
+    before = set(folder.rglob("*"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(Figure, "savefig", lambda self, path, **_: Path(path).touch())
+        code = called(command, patched)
+    assert code in (0, 1, 2)
+    if code == 2:
+        assert {path.name for path in {*folder.rglob("*")} - before} <= {".lock"}
+    shutil.rmtree(folder)
