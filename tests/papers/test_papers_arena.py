@@ -41,7 +41,11 @@ def test_a_row_says_on_which_device_it_ran_and_one_from_before_that_was_written_
     assert [one.device for one in arena.read(path)] == [None, "cuda"]
     assert "0.80 (2)" in arena.markdown(arena.read(path), "worst")
     arena.record(path, [row(device="cpu")])
-    assert [one.device for one in arena.read(path)] == ["cpu", "cuda"], "the same cell and seed, once"
+    assert [one.device for one in arena.read(path)] == ["cpu", "cuda"], "it takes the place of the untold one"
+    arena.record(path, [row(device="cuda", accuracy=0.7), row(device="cpu", accuracy=0.75)])
+    kept = [(one.seed, one.device, one.accuracy) for one in arena.read(path)]
+    assert kept == [(1, "cpu", 0.75), (1, "cuda", 0.7), (2, "cuda", 0.8)], "other noise: both count"
+    assert "0.70 (2)" in arena.markdown(arena.read(path), "worst"), "two seeds"
 
 
 def test_a_cell_of_the_arena_says_its_device() -> None:

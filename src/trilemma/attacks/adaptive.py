@@ -66,6 +66,9 @@ ERRING = ((1.0, 0.0), (1.0, 0.0), (1.0, -0.25), (0.9, 0.0), (1.1, 0.0), (1.0, -0
 """Lies towards errors, one after the other: at which multiple of the distance that the best so far gets, and
 how far they lean back along the gradient beside a length of 1. What a server makes of lies has edges."""
 
+NEAR = 3.0
+"""Lies towards errors have up to so many times the strength of the one along `loss`, or as small a part."""
+
 BEST = 3
 """Around so many of the best lies finer strengths are tried: harm has edges, and more than one peak."""
 
@@ -113,10 +116,11 @@ class Adaptive(AttackSettings):
         defence = RuleAlone.of(view, own) if view.defence is None else view.defence()
         if defence is not None and not self.bold:
             defence = defence.looked()
-        lie = partial(self._lie, view, own, truth, strengths, defence)
-        crafted, far = lie(self._uphill(view))
+        lie = partial(self._lie, view, own, truth, defence)
+        crafted, far = lie(strengths, self._uphill(view))
         if self.direction == "errors" and far > 0:
-            return _erring(view, crafted, far, truth, lie)
+            near = [one for one in strengths if 1 / NEAR < one / (crafted.strength or 1.0) < NEAR]
+            return _erring(view, crafted, far, truth, partial(lie, near or strengths))
         return crafted
 
     def _lie(
@@ -124,8 +128,8 @@ class Adaptive(AttackSettings):
         view: View,
         own: Tensor,
         truth: Tensor,
-        strengths: list[float],
         defence: Defence | None,
+        strengths: list[float],
         uphill: Tensor | None,
     ) -> tuple[Crafted, float]:
         """Return what is sent, and how much further it gets the aggregate where it is meant to go.

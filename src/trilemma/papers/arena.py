@@ -189,9 +189,14 @@ class Row:
     """Where it ran: a seed's noise on a CPU is not that on a GPU. None: nobody wrote it down."""
 
     @property
-    def place(self) -> tuple[str, str, int, str, str, int]:
-        """What no two rows of a table have in common."""
+    def cell(self) -> tuple[str, str, int, str, str, int]:
+        """Where it stands, and the seed."""
         return self.ground, self.threat, self.f, self.rule, self.adversary, self.seed
+
+    @property
+    def place(self) -> tuple[str, str, int, str, str, int, str]:
+        """What no two rows of a file have in common: devices draw other noise from one seed."""
+        return *self.cell, self.device or ""
 
 
 def rows(bouts: Iterable[Bout], out: Path) -> list[Row]:
@@ -243,9 +248,14 @@ def _checked(row: Row) -> Row:
 
 
 def record(path: Path, found: Iterable[Row]) -> None:
-    """Put rows among those in a file, in place of earlier ones of the same cell and seed."""
+    """Put rows among those in a file, in place of earlier ones of the same cell, seed and device.
+
+    One that says its device also takes the place of one that does not.
+    """
     before = read(path) if path.exists() else []
-    kept = {row.place: row for row in (*before, *found)}
+    latest = {row.place: row for row in (*before, *found)}
+    told = {row.cell for row in latest.values() if row.device is not None}
+    kept = {place: row for place, row in latest.items() if row.device is not None or row.cell not in told}
     lines = ",\n".join(json.dumps(asdict(kept[place]), ensure_ascii=False) for place in sorted(kept))
     files.write_atomically(path, f"[\n{lines}\n]\n".encode())
 

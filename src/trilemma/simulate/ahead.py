@@ -169,17 +169,21 @@ class Ahead:
 
     def mistaken(self, vectors: Tensor) -> float:
         """Return the mean of 1 − p at the model to which the messages `vectors` (k, d) would lead."""
-        return self._slope(self._rehearsed(replace(self.sent, vectors=vectors)) - self.start)[0]
+        return self._mistaken(self._rehearsed(replace(self.sent, vectors=vectors)) - self.start)[1]
 
-    def _slope(self, move: Tensor) -> tuple[float, Tensor]:
-        """Return the mean of 1 − p where the model is moved so far, and its gradient there (d,)."""
+    def _mistaken(self, move: Tensor) -> tuple[Tensor, float]:
+        """Return p, times every example's share, and the mean of 1 − p where the model is moved so far."""
         model, batch = self.honest.model, self.batch
         params, x = self.start + self.lengthened * move, each(batch.x, lambda part: part[0])
         likely = torch.exp(-model.loss(models.outputs(model, params, x)[None], batch.y))
         shares = torch.ones_like(likely) if batch.weight is None else batch.weight
-        shares = shares / shares.sum()
-        steepest = self.steepest(params, likely * shares)
-        return float(1 - (likely * shares).sum()), self.lengthened * steepest
+        likely = likely * shares / shares.sum()
+        return likely, float(1 - likely.sum())
+
+    def _slope(self, move: Tensor) -> tuple[float, Tensor]:
+        """Return the mean of 1 − p where the model is moved so far, and its gradient there (d,)."""
+        likely, mistaken = self._mistaken(move)
+        return mistaken, self.lengthened * self.steepest(self.start + self.lengthened * move, likely)
 
     def _climbed(self, move: Tensor, radius: float, start: Tensor | None) -> Tensor:
         """Return the unit vector (d,) along which a push so far, after `move`, meets most errors."""
