@@ -51,7 +51,9 @@ def markdown(results: Results, printed: Paper, table: str = "", metric: str = ""
     shown = [_only(cell, metric) for cell in results.cells if table in ("", cell.table)]
     cells = [cell for cell in shown if cell.metrics]
     tables = [
-        one for title in dict.fromkeys(cell.table for cell in cells) for one in _tables(title, cells, printed)
+        one
+        for title in dict.fromkeys(cell.table for cell in cells)
+        for one in _tables(title, [c for c in cells if c.table == title], results.study, printed)
     ]
     seeds = dict.fromkeys(", ".join(map(str, cell.seeds)) for cell in cells)
     older = Counter(cell.of for cell in cells if cell.of)
@@ -65,25 +67,40 @@ def _only(cell: Measured, metric: str) -> Measured:
     return replace(cell, metrics={name: one for name, one in cell.metrics.items() if metric in ("", name)})
 
 
-def _tables(title: str, cells: Sequence[Measured], printed: Paper) -> list[Table]:
-    own = [cell for cell in cells if cell.table == title]
+def _tables(title: str, own: Sequence[Measured], study: str, printed: Paper) -> list[Table]:
     metrics = dict.fromkeys(name for cell in own for name in cell.metrics)
     if len(metrics) == 1 or len({cell.column for cell in own}) == 1:
-        return [_table(title, own, printed)]
-    return [_table(f"{title}: {name}", [_only(cell, name) for cell in own], printed) for name in metrics]
+        return [_table(title, own, study, printed)]
+    return [
+        _table(f"{title}: {name}", [_only(cell, name) for cell in own], study, printed) for name in metrics
+    ]
 
 
-def _table(title: str, cells: Sequence[Measured], printed: Paper) -> Table:
-    heads = dict.fromkeys((cell.column, metric) for cell in cells for metric in cell.metrics)
+def _table(title: str, cells: Sequence[Measured], study: str, printed: Paper) -> Table:
+    down, across = (_in_order(cells, study, axis) for axis in (1, 2))
+    there = sorted(cells, key=lambda cell: across.index(cell.column))
+    heads = dict.fromkeys((cell.column, metric) for cell in there for metric in cell.metrics)
     columns = {column for column, _ in heads}
     found = {(cell.row, cell.column): cell for cell in cells}
     rows = tuple(
-        (row, *(_text(found.get((row, column)), metric, printed) for column, metric in heads))
-        for row in dict.fromkeys(cell.row for cell in cells)
+        (row, *(_text(found.get((row, column)), metric, printed) for column, metric in heads)) for row in down
     )
     many = len({metric for _, metric in heads}) > 1
     names = (_head(column, metric, many, len(columns) > 1) for column, metric in heads)
     return Table(title, ("", *names), rows, words=1 + len(heads))
+
+
+def _in_order(cells: Sequence[Measured], study: str, axis: int) -> list[str]:
+    """Return the rows (1) or columns (2) of a table that have cells, as the study has them.
+
+    >>> cells = [Measured("Table 5", "RSA", column, {}) for column in ("50 %", "clean", "10 %")]
+    >>> _in_order(cells, "lp-proj-mnist", 2)
+    ['clean', '10 %', '50 %']
+    """
+    there = dict.fromkeys(cell.place[axis] for cell in cells)
+    known = studies[study].order if study in studies else {}
+    own = dict.fromkeys(at[axis] for at in known if at[0] == cells[0].table)
+    return [*(name for name in own if name in there), *(name for name in there if name not in own)]
 
 
 def _head(column: str, metric: str, many_metrics: bool, many_columns: bool) -> str:

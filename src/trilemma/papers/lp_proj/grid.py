@@ -114,8 +114,8 @@ TASKS = {
             0.7,
             2,
         ),
-        rounds=Rounds(attacked=50),
-        thorough=Rounds(clean=50, attacked=20),
+        rounds=Rounds(attacked=20),
+        thorough=Rounds(clean=50, attacked=10),
         precision="tf32",
     ),
     "cifar": Benchmark(
