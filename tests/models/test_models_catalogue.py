@@ -118,3 +118,13 @@ def test_logistic_with_more_classes_is_multinomial():
 
 def test_images_without_a_channel_axis_are_taken():
     assert models.build("cnn", (28, 28), 10).dim == 431080
+
+
+def test_models_of_equal_layers_are_equal():
+    shape = (1, 28, 28)
+    for name in ("cnn", "fashion-resnet", "mnist-mlp"):
+        first, second = models.build(name, shape, 10), models.build(name, shape, 10)
+        assert first == second
+        assert hash(first) == hash(second)
+        assert first != models.build(name, shape, 9)
+    assert models.build("mlp", shape, 10, hidden=(8, 9)) != models.build("mlp", shape, 10, hidden=(9, 8))

@@ -83,6 +83,16 @@ def test_other_shapes_precisions_and_settings_are_recorded_apart_and_the_oldest_
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_model_that_is_built_anew_is_replayed(recordings):
+    for turn in range(3):
+        model, params, batch, _ = asked("cnn", "cuda", turn, False)
+        found = replay.gradients(model, params[0], batch)
+        assert torch.equal(found.value, models.gradients(model, params[0], batch).value)
+    assert len(recordings) == 1
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_model_that_asks_the_gpu_something_on_the_way_is_computed(recordings):
     class Asking(Layer):
         def __call__(self, params, x, tape):

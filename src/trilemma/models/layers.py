@@ -283,26 +283,44 @@ BINARY_CROSS_ENTROPY = Objective(_binary_cross_entropy, lambda logits: (logits[.
 
 
 def sequential(name: str, layers: Sequence[Layer], objective: Objective = CROSS_ENTROPY) -> Model:
-    """Chain layers into a model.
+    """Chain layers into a model; models of equal layers are equal, and share what is kept for a model.
 
     >>> model = sequential("tiny", [Linear("fc1", 4, 3), Relu(), Linear("fc2", 3, 2)])
     >>> model.dim, model.init(Key(1)).shape
     (23, torch.Size([23]))
     """
     chain = tuple(layers)
-
-    def forward(params: Params, x: Tensor, tape: Tape | None = None) -> Tensor:
-        tape = Tape() if tape is None else tape
-        for layer in chain:
-            x = layer(params, x, tape)
-        return x
-
     return Model(
         name=name,
         shapes=tuple(shape for layer in chain for shape in layer.shapes),
-        forward=forward,
-        init=lambda key: torch.cat([layer.init(key) for layer in chain]),
+        forward=Forward(chain),
+        init=Initial(chain),
         loss=objective.loss,
         predict=objective.predict,
         buffers=tuple(shape for layer in chain for shape in layer.buffers),
     )
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What layers one after the other make of a batch; the same where the layers are."""
+
+    layers: tuple[Layer, ...]
+
+    def __call__(self, params: Params, x: Tensor, tape: Tape | None = None) -> Tensor:
+        """Map a batch to logits."""
+        tape = Tape() if tape is None else tape
+        for layer in self.layers:
+            x = layer(params, x, tape)
+        return x
+
+
+@dataclass(frozen=True)
+class Initial:
+    """The initial parameters of layers one after the other; the same where the layers are."""
+
+    layers: tuple[Layer, ...]
+
+    def __call__(self, key: Key) -> Tensor:
+        """Draw them."""
+        return torch.cat([layer.init(key) for layer in self.layers])
