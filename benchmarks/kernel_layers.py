@@ -50,7 +50,7 @@ def cases(device: str, clients: int, size: int) -> Iterator[Case]:
             stencil,
         )
         work = f"{layer}: {inputs}→{outputs}, {clients} × {size}"
-        if device == "cpu":  # on a GPU it is the library's
+        if device == "cpu" or "cnn" in layer:  # the ResNet's are personal
             yield from shared_cases(given, work)
         yield from weight_cases(given, work)
         yield from personal_cases(given, work)
@@ -117,17 +117,17 @@ def shared_cases(given: Given, work: str) -> Iterator[Case]:
 
     def plain(x: Tensor) -> Tensor:
         z = F.conv2d(x.flatten(0, 1), weight, bias, stencil.stride, stencil.padding)
-        return pool(z.view(*x.shape[:2], *z.shape[1:]))
+        z = z.view(*x.shape[:2], *z.shape[1:])
+        return F.max_pool2d(z.flatten(0, 1), 2) if pooled else z
 
     def ours(x: Tensor) -> Tensor:
-        return pool(convolution.forward(x, weight, bias, stencil))
-
-    def pool(z: Tensor) -> Tensor:
-        return F.max_pool2d(z.flatten(0, 1), 2) if pooled else z
+        z = convolution.forward(x, weight, bias, stencil)
+        return pooling.largest(z, Stencil(2, 2)).flatten(0, 1) if pooled else z
 
     if pooled:
         grad = F.max_pool2d(grad.flatten(0, 1), 2)
-    name = "shared convolution, channels innermost" + (", pooled" if pooled else "")
+    layout = "" if x.is_cuda else ", channels innermost"
+    name = f"shared convolution{layout}{', pooled' if pooled else ''}"
     direct = {"conv2d": partial(given.run, plain, given.x, grad.contiguous())}
     yield Case(name, work, partial(given.run, ours, x, grad), direct, 1e-4)
 
