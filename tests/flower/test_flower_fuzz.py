@@ -10,19 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trilemma.flower.announcements import records_announced
-from trilemma.flower.guard import Guard, Refusal
+from trilemma.flower.heads import Refusal, check_head
 from trilemma.flower.limits import PATHS, Limits, Settings
 
 KEY = b64encode(b"key").decode()
 
 
-class Door(Guard):
-    """A guard without a port: only what it decides by a request's head."""
-
-    def __init__(self) -> None:
-        limits = Limits(message=1000)
-        self.settings = Settings("127.0.0.1", 1, 2, "", "", "", {"client-0": KEY}, limits)
-        self.limits = limits
+SETTINGS = Settings("127.0.0.1", 1, 2, "", "", "", {"client-0": KEY}, Limits(message=1000))
+GOOD = [(b"content-length", b"10"), (b"flwr-public-key", KEY.encode())]
 
 
 words = st.binary(max_size=12) | st.sampled_from(
@@ -35,12 +30,13 @@ words = st.binary(max_size=12) | st.sampled_from(
     st.sampled_from(sorted(path.encode() for path in PATHS)) | words,
     st.lists(st.tuples(words, words), max_size=4),
 )
+@example(b"POST", b"/v1/fleet/push-object", GOOD)
 @example(b"POST", b"/v1/fleet/push-object", [(b"content-length", b"9" * 5000)])
 @example(b"POST", b"/v1/fleet/push-object", [(b"content-length", "²".encode("latin-1"))])
 def test_a_head_is_judged_or_refused(method, target, heads):
     """h11 reads it, or says that it is no head; the guard lets it pass, or says why not."""
     raw = (
-        b" ".join([method, target, b"HTTP/1.1\r\n"])
+        b" ".join([method, target, b"HTTP/1.1\r\nhost: server\r\n"])
         + b"".join(b": ".join(one) + b"\r\n" for one in heads)
         + b"\r\n"
     )
@@ -49,7 +45,7 @@ def test_a_head_is_judged_or_refused(method, target, heads):
         line.receive_data(raw)
         request = line.next_event()
         if isinstance(request, h11.Request):
-            path, length = Door()._check("client-0", request)
+            path, length = check_head("client-0", request, SETTINGS)
             assert path in PATHS
             assert length <= 10_000
 

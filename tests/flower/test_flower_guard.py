@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import socket
 import ssl
 import time
+from asyncio import sslproto
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 from trilemma.federation import certificates, peers
 from trilemma.federation.events import CONNECTION_CLOSED, Event
 from trilemma.federation.facts import FACTS, Facts
-from trilemma.flower import guard
+from trilemma.flower import conversation, guard
 from trilemma.flower.announcements import records_announced
 from trilemma.flower.bell import Bell
 from trilemma.flower.guard import Guard
@@ -89,6 +91,15 @@ class Door:
             return await hear(reader)
         finally:
             writer.transport.abort()
+
+    async def lets_in(self, source: str) -> bool:
+        """Whether a client gets past the handshake from an address."""
+        try:
+            _, writer = await self.connect("client-1", source)
+        except (OSError, ssl.SSLError):
+            return False
+        writer.transport.abort()
+        return True
 
     async def works(self) -> bool:
         return (await self.say(request(PULL))).startswith(b"HTTP/1.1 200")
@@ -392,6 +403,50 @@ def test_half_open_connections_do_not_keep_others_out(folder):
     guarded(folder, scene, limits)
 
 
+def test_strangers_from_many_addresses_do_not_keep_a_client_out_that_was_here_before(folder):
+    """They take every seat for strangers; where somebody has shown a certificate, there are others."""
+    limits = replace(LIMITS, strangers=4, head_seconds=60.0)
+
+    async def scene(door):
+        assert await door.works()
+        sources = [f"127.0.0.{number}" for number in range(2, 12) for _ in range(4)]
+        silent = [
+            await asyncio.open_connection("127.0.0.1", door.port, local_addr=(source, 0))
+            for source in sources
+        ]
+        while not any("too many strangers" in event.text for event in door.said):
+            await asyncio.sleep(0.01)
+        assert not await door.lets_in("127.0.0.99")
+        assert await door.works()
+        for _, writer in silent:
+            writer.transport.abort()
+
+    guarded(folder, scene, limits)
+
+
+def test_what_is_left_of_connections_is_given_back(folder, monkeypatch):
+    """Each has buffers as long as many requests, and refers to itself: nobody but a collector frees it."""
+    monkeypatch.setattr(guard, "EVERY", 0.05)
+
+    def left() -> int:
+        return sum(isinstance(one, sslproto.SSLProtocol) for one in gc.get_objects())
+
+    async def scene(door):
+        before = left()
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", door.port)
+            writer.transport.abort()
+        while left() > before:
+            await asyncio.sleep(0.05)
+
+    gc.collect()
+    gc.disable()
+    try:
+        guarded(folder, scene)
+    finally:
+        gc.enable()
+
+
 def test_a_peer_has_so_many_connections_and_no_more(folder):
     limits = replace(LIMITS, connections=3)
 
@@ -409,7 +464,7 @@ def test_a_peer_has_so_many_connections_and_no_more(folder):
 
 
 def test_a_peer_that_asks_too_often_waits_and_is_then_sent_away(folder, monkeypatch):
-    monkeypatch.setattr(guard, "LONGEST_WAIT", 1.0)
+    monkeypatch.setattr(conversation, "LONGEST_WAIT", 1.0)
 
     async def scene(door):
         since = time.monotonic()

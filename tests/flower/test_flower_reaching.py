@@ -21,7 +21,7 @@ from trilemma.errors import UserError
 from trilemma.federation import certificates, doctor, reaching
 from trilemma.federation.layout import Party
 from trilemma.federation.provisioning import install_certificate
-from trilemma.flower import guard
+from trilemma.flower import conversation
 from trilemma.flower.guard import Guard
 from trilemma.flower.handshake import listen
 from trilemma.flower.limits import Limits, Settings
@@ -89,12 +89,12 @@ def test_another_configuration_is_found_by_both_fingerprints(parties):
 @pytest.mark.parametrize(("ahead", "said"), [(60.0, "60 s behind"), (-60.0, "60 s ahead of")])
 def test_a_wrong_clock_is_named_by_the_client_that_starts(parties, monkeypatch, ahead, said):
     """The server's clock is moved; to the client it is the same as if its own were."""
-    monkeypatch.setattr(guard, "time", SimpleNamespace(time=lambda: time.time() + ahead))
+    monkeypatch.setattr(conversation, "time", SimpleNamespace(time=lambda: time.time() + ahead))
     with guarded(parties[0]):
         told = found(parties[1])
         if ahead > 0:  # requests may be old for five minutes
             assert told == []
-            monkeypatch.setattr(guard, "time", SimpleNamespace(time=lambda: time.time() + 400))
+            monkeypatch.setattr(conversation, "time", SimpleNamespace(time=lambda: time.time() + 400))
             said, told = "400 s behind", found(parties[1])
         assert [(check, stops) for check, _, stops in told] == [("clock", True)]
         assert f"this machine's clock is {said} the server's" in told[0][1]
@@ -111,7 +111,7 @@ def test_a_clock_that_makes_certificates_run_out_is_called_a_clock(parties, monk
         ((check, what, _),) = found(parties[1])
         assert (check, "certificate has expired" in what) == ("certificate", True)
         past = SimpleNamespace(time=lambda: time.time() - 600)
-        monkeypatch.setattr(guard, "time", past)
+        monkeypatch.setattr(conversation, "time", past)
         ((check, what, _),) = found(parties[1])
         assert (check, "600 s ahead of" in what) == ("clock", True)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from asyncio import sslproto
 
 from trilemma.flower.limits import Settings
+from trilemma.flower.lines import CHUNK
 
 
 def why_refused(error: Exception) -> str:
@@ -29,6 +31,11 @@ def certified_name(writer: asyncio.StreamWriter) -> str:
     certificate = writer.get_extra_info("peercert") or {}
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 else ""
+
+
+def small_buffers() -> None:
+    """Have asyncio read TLS in pieces as long as the guard's; it takes 256 KB for every connection else."""
+    sslproto.SSLProtocol.max_size = CHUNK
 
 
 def listen(settings: Settings) -> socket.socket:

@@ -1,10 +1,10 @@
-"""Who takes how much: seats, limited for each name and in all; tokens, which come back with time."""
+"""Who takes how much: seats, limited for each name and in all; tokens; and from where who came lately."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 
 DEBT = 10.0
@@ -54,6 +54,40 @@ class Seats:
             self._taken[name] -= 1
             if not self._taken[name]:
                 del self._taken[name]  # names come from outside: none is remembered for ever
+
+
+class Acquaintances:
+    """Addresses from which each name came lately, the last `each` of them.
+
+    >>> known = Acquaintances(each=2)
+    >>> for address in ("10.0.0.1", "10.0.0.2", "10.0.0.3"):
+    ...     known.met("alice", address)
+    >>> known.knows("10.0.0.1"), known.knows("10.0.0.3")
+    (False, True)
+    >>> known.forget_all_but(["bob"]); known.knows("10.0.0.3")
+    False
+    """
+
+    def __init__(self, each: int) -> None:
+        self._each = each
+        self._of: dict[str, deque[str]] = {}
+        self._all: set[str] = set()
+
+    def met(self, name: str, address: str) -> None:
+        """Remember that `name` came from an address."""
+        lately = self._of.setdefault(name, deque(maxlen=self._each))
+        if address not in lately:
+            lately.append(address)
+            self._all = set().union(*self._of.values())
+
+    def knows(self, address: str) -> bool:
+        """Tell whether anybody came from there lately."""
+        return address in self._all
+
+    def forget_all_but(self, names: Container[str]) -> None:
+        """Forget where all others came from."""
+        self._of = {name: lately for name, lately in self._of.items() if name in names}
+        self._all = set().union(*self._of.values())
 
 
 class Tokens:
