@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ import torch
 
 from trilemma import aggregation, privacy
 from trilemma.attacks.tryout import Tryout
+from trilemma.attacks.types import Foreseen
 from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.learning import Algorithm, Messages, Setup, algorithms
-from trilemma.learning.evidence import Expulsion, convict, guarded, hidden_shift
+from trilemma.learning.evidence import Expulsion, convict, guarded, hidden_shift, many
 from trilemma.learning.evidence.file import File
 from trilemma.learning.evidence.guard import SINGLE
+from trilemma.learning.evidence.many_rounds import foreseen
 from trilemma.learning.evidence.outlook import Outlook
 from trilemma.learning.evidence.schedule import EARLY, looks
 from trilemma.learning.protocol import State
@@ -29,6 +32,8 @@ EVERYBODY = tuple(range(CLIENTS))
 LAW = NoiseLaw(1.0, 0.3)
 MODEL = build("logistic", (299,), 2)
 CPU = torch.device("cpu")
+NEEDED = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NEEDED])]
 
 
 def server(
@@ -213,6 +218,50 @@ def test_a_state_that_another_version_kept_is_refused_with_the_reason() -> None:
     older = {name: part for name, part in start(algorithm).items() if name != "evidence.proved"}
     with pytest.raises(UserError, match=r"kept by another version, without evidence\.proved"):
         algorithm.members(older)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", ["evidence+mean", "evidence+caf"])
+def test_what_a_gpu_records_is_what_is_worked_out_step_by_step(
+    rule: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed numbers of steps, all lies through all of them: who is expelled, where the model goes."""
+    algorithm, push, kinds, left_out = server(rule, clip=0.05), torch.eye(3, MODEL.dim), set(), 0
+    state, liars = start(algorithm), np.arange(CLIENTS - LIARS, CLIENTS)
+    for round_ in range(6):
+        sent = noise(round_)
+        sent[:, 1] += 1.5
+        sent[-LIARS:, 2] += 3.0
+        outlook = Outlook.of(algorithm.court, state, sent, EVERYBODY, round_)
+        gram = outlook.gram(push)
+        changes = torch.zeros(30, LIARS, len(gram), dtype=torch.float64)
+        changes[..., -3] = torch.linspace(0.0, 12.0, 30, dtype=torch.float64)[:, None]
+        expected = outlook.outcomes(gram, liars, changes)
+        there = {name: part.to(device) for name, part in state.items()}
+        same = Outlook.of(algorithm.court, there, sent.to(device), EVERYBODY, round_)
+        given = (gram.to(device), torch.from_numpy(liars).to(device), changes.to(device), same.step)
+
+        def played(same: Outlook = same, given: tuple[Any, ...] = given) -> Foreseen | None:
+            return foreseen(*given, *same._looks, same.file.taken.to(device), same._weights)
+
+        for _ in range(2):  # a recording is played again
+            found = played()
+            assert found is not None
+            assert torch.equal(found.expelled.cpu(), expected.expelled)
+            assert torch.allclose(found.move.cpu(), expected.move, atol=1e-6)
+            assert torch.allclose(found.corrected.cpu(), expected.corrected, atol=1e-5)
+        kinds |= set(expected.expelled.tolist())
+        if device == "cpu":
+            monkeypatch.setattr(many, "PEELED", 1)
+            assert played() is None
+            monkeypatch.setattr(many, "PEELED", 3)
+            monkeypatch.setattr(many, "LEFT_OUT", 0)
+            left_out += played() is None
+            monkeypatch.setattr(many, "LEFT_OUT", 2)
+        state = algorithm.server(Messages(sent), state, round_, Key(3)).state
+    assert kinds == {False, True}
+    assert left_out or device != "cpu"
+    assert float(expected.corrected[0]) > 0
 
 
 def reached(rounds: int, seed: int, law: NoiseLaw = LAW) -> tuple[float, int]:

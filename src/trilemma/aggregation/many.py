@@ -37,14 +37,15 @@ def top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
     """
 
     def computed(of: Tensors) -> Tensors:
-        values, vectors = _top_eigenpairs(of["M"])
+        values, vectors = plain_top_eigenpairs(of["M"])
         return {"values": values, "vectors": vectors}
 
     found = _recordings.run("top eigenpairs", computed, {"M": M})
     return found["values"], found["vectors"]
 
 
-def _top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
+def plain_top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same, launched one by one: for what is recorded as a whole."""
     power = _scaled(M)
     for _ in range(SCALED):
         for _ in range(SQUARED):
@@ -149,7 +150,7 @@ def _weighed_down(inner: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     to_mean = torch.bmm(inner, p[..., None])[..., 0]
     H = inner - to_mean[:, :, None] - to_mean[:, None, :] + (p * to_mean).sum(1)[:, None, None]
     root = p.sqrt()
-    variance, u = _top_eigenpairs(root[:, :, None] * H * root[:, None, :])
+    variance, u = plain_top_eigenpairs(root[:, :, None] * H * root[:, None, :])
     along = torch.bmm(H, (root * u)[..., None])[..., 0].abs() * (c > 0.0)
     most = along.amax(1, keepdim=True)
     keep = 1.0 - (along / torch.where(most > 0.0, most, 1.0)).square()

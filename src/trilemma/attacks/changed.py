@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,10 +24,11 @@ class Changed:
     `changes` (B, r, p), combinations of the basis, are added to the rows `which` (r,) of them; all of it lies
     on one device.
 
+    >>> import torch
     >>> one = Changed(torch.eye(3), 0, 2, torch.tensor([1]), torch.tensor([[[0.0, 0.0, 5.0]]]))
-    >>> one.grams(np.arange(2)).tolist()
-    [[[1.0, 0.0], [0.0, 26.0]]]
-    >>> one.combined(np.arange(2), torch.tensor([[1.0, 2.0]])).tolist()
+    >>> one.grams().tolist(), one.grams(torch.tensor([1])).tolist()
+    ([[[1.0, 0.0], [0.0, 26.0]]], [[[26.0]]])
+    >>> one.combined(torch.tensor([[1.0, 2.0]])).tolist()
     [[1.0, 2.0, 10.0]]
     """
 
@@ -42,34 +42,28 @@ class Changed:
         """Return some of the B."""
         return replace(self, changes=self.changes[some])
 
-    def grams(self, rows: Places) -> Tensor:
-        """Return Gram matrices (B, m, m) of some of the rows."""
+    def grams(self, rows: Tensor | None = None) -> Tensor:
+        """Return Gram matrices (B, m, m) of some of the rows; None: of all."""
         here, which = slice(self.start, self.start + self.count), self.which
         across = self.changes @ self.gram
         found = self.gram[here, here].repeat(len(across), 1, 1)
         found[:, which] += across[..., here]
         found[:, :, which] += across[..., here].mT
         found[:, which[:, None], which] += across @ self.changes.mT
-        if len(rows) == self.count:
-            return found
-        kept = self._there(rows)
-        return found[:, kept[:, None], kept]
+        return found if rows is None else found[:, rows[:, None], rows]
 
-    def combined(self, rows: Places, y: Tensor) -> Tensor:
+    def combined(self, y: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return y @ some of the rows, y (B, m), in the basis (B, p)."""
         found = y.new_zeros(len(y), len(self.gram))
-        if len(rows) == self.count:
+        if rows is None:
             found[:, self.start : self.start + self.count] = y
         else:
-            found[:, self.start + self._there(rows)] = y
+            found[:, self.start + rows] = y
         return found + (found[:, None, self.start + self.which] @ self.changes)[:, 0]
 
-    def beside(self, rows: Places, vectors: Tensor) -> Tensor:
+    def beside(self, vectors: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return inner products (B, m) of some of the rows with combinations (B, p) of the basis."""
         products = vectors @ self.gram
         found = products[:, self.start : self.start + self.count]
         found[:, self.which] += (self.changes @ products[..., None])[..., 0]
-        return found if len(rows) == self.count else found[:, self._there(rows)]
-
-    def _there(self, rows: Places) -> Tensor:
-        return torch.from_numpy(rows).to(self.gram.device)
+        return found if rows is None else found[:, rows]

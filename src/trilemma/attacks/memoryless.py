@@ -63,9 +63,9 @@ class RuleAlone:
         """Return where the aggregate lies for each of the lies; nobody is expelled and nothing set right."""
         which = torch.from_numpy(rows).to(gram.device)
         messages = Changed(gram, 0, len(self.senders), which, changes)
-        weights = self._weights(messages.grams(self.senders))
+        weights = self._weights(messages.grams())
         nothing = gram.new_zeros(len(changes))
-        return Foreseen(nothing > 0, messages.combined(self.senders, weights), nothing)
+        return Foreseen(nothing > 0, messages.combined(weights), nothing)
 
     def _weights(self, grams: Tensor) -> Tensor:
         target = self.target

@@ -138,6 +138,8 @@ class _Heard:
     @property
     def unsound(self) -> list[Expulsion]:
         """Who sent what is not finite: an honest client never does."""
+        if len(self.rows) == len(self.senders):
+            return []
         rows = np.setdiff1d(np.arange(len(self.senders)), self.rows)
         return [Expulsion(self.senders[row], "not finite") for row in rows]
 
@@ -215,15 +217,16 @@ def _aggregated(
     the model stays where it is.
     """
     weights = torch.zeros(len(heard.senders), dtype=torch.float64)
-    staying = np.flatnonzero(np.isin(heard.places, judged.messages.rows))
+    staying, sound, vectors = np.arange(len(heard.places)), heard.sound, heard.vectors
+    if len(judged.messages.rows) < len(staying):
+        staying = np.flatnonzero(np.isin(heard.places, judged.messages.rows))
+        sound, vectors = sound.rows(staying.tolist()), chosen(vectors, staying.tolist())
     if not len(staying):
         return _Step(torch.zeros_like(model), weights, {})
     file, trace, by = judged.file, court.trace, court.trace.step(heard.round)
     inner = without(min(court.liars(file), (len(staying) - 1) // 2))
-    done = inner.server(heard.sound.rows(staying.tolist()), {trace.model: model}, heard.round, key)
+    done = inner.server(sound, {trace.model: model}, heard.round, key)
     weights[torch.from_numpy(heard.rows[staying])] = done.report["weights"].detach().double().cpu()
-    everybody = len(staying) == len(heard.vectors)
-    vectors = heard.vectors if everybody else chosen(heard.vectors, staying.tolist())
     change = done.broadcast[trace.model] - model
     right = court.corrected(judged.messages, lambda: _products(vectors, change / by), file.carried, file)
     return _Step(_moved(change, vectors, by * right.mix), weights, done.report)

@@ -9,96 +9,28 @@ other: a mask (B, m), in place of rows taken out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
-from trilemma.aggregation.many import filled_up, top_eigenpairs
-from trilemma.learning.evidence.conviction import SLACK, lengths
-from trilemma.learning.evidence.correction import FALSELY, QUARTILES, above, edge
-from trilemma.learning.trace import Array, Law, Places, whitened
+from trilemma.aggregation.many import filled_up, plain_top_eigenpairs, top_eigenpairs
+from trilemma.learning.evidence.correction import FALSELY, QUARTILES, above
+from trilemma.learning.evidence.many_look import Look
+
+PEELED, LEFT_OUT = 3, 2
+"""In a recording so many directions are looked for, and clients are left out so many times."""
 
 
-@dataclass(frozen=True, eq=False)
-class Look:
-    """What is looked at, whatever is sent: vectors of m clients, who have all sent something.
+@dataclass
+class Bounded:
+    """How loops run that must not wait for a device: for so many steps, whatever they find.
 
-    Attributes:
-        rows: Which vectors they are.
-        law: What they are like if their clients are honest.
-        liars: How many of the clients may lie.
-        alarm: With what probability honest ones may be expelled.
-        shares: What scales their moves to a whole run's (m,); None: nothing is set right by them.
-        device: Where Gram matrices lie.
+    `going_on` are (B,) where one of them would have gone on.
     """
 
-    rows: Places
-    law: Law
-    liars: int
-    alarm: float
-    shares: Array | None
-    device: torch.device
-
-    @property
-    def telling(self) -> bool:
-        """Whether directions are looked at."""
-        return 0 < 2 * self.liars < len(self.rows)
-
-    def corrects(self, seen: Directions) -> bool:
-        """Whether moves are set right along what is seen."""
-        return self.shares is not None and seen.there.shape[1] > 0
-
-    def there(self, numbers: Array) -> Tensor:
-        """Return numbers where Gram matrices lie."""
-        return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.device)
-
-    @cached_property
-    def deviation(self) -> Tensor:
-        """The noise's standard deviation in every client's vector (m,)."""
-        return self.there(self.law.deviation)
-
-    @cached_property
-    def units(self) -> Tensor:
-        """What Gram matrices are multiplied by, so that noise has variance 1 (m, m)."""
-        return self.there(1.0 / np.outer(self.law.deviation, self.law.deviation))
-
-    @cached_property
-    def limits(self) -> Tensor:
-        """Least and largest squared lengths (4, m, m): of sums of two, and of differences; see `convict`.
-
-        A sum of a vector with itself stands for the vector, a difference from itself for nothing.
-        """
-        m, law = max(len(self.rows), 1), self.law
-        low, high = lengths(law.dim, self.alarm / (2 * m * m))
-        slack, found = np.add.outer(law.bounds / law.deviation, law.bounds / law.deviation), []
-        for scale in law.pairs:
-            least = low * scale - slack
-            # A lower limit below zero is none, whatever rounding makes of a length that is nothing.
-            found += [np.where(least > 0, least**2, -np.inf), (high * scale + slack) ** 2]
-        return self.there(np.stack(found))
-
-    @cached_property
-    def reach(self) -> Tensor:
-        """How far from the median, in spreads, and how much further, a client may move (2, m)."""
-        m = len(self.rows)
-        high = float(scipy.special.ndtri(1 - self.alarm / (2 * m * (self.liars + 1))))
-        return self.there(np.stack([np.full(m, high), SLACK * self.law.bounds / self.law.deviation]))
-
-    @cached_property
-    def sizes(self) -> Tensor:
-        """The edge, and K^(-½) across the mean and along it, for up to m members who are alike (m + 1, 3)."""
-        alike, dim = self.law.alike or (1.0, 0.0), self.law.dim
-        counts = [max(count, 1) for count in range(len(self.rows) + 1)]
-        return self.there(np.array([(edge(count, dim), *whitened(*alike, count)) for count in counts]))
-
-    @cached_property
-    def whitening(self) -> Tensor:
-        """K^(-½) (m, m)."""
-        return self.there(self.law.whitening)
+    going_on: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -116,7 +48,7 @@ class Directions:
 
     def only(self, some: Tensor | slice) -> Directions:
         """Return those of some of the B."""
-        return Directions(self.mix[some], self.along[some], self.shrunk[some], self.there[some])
+        return Directions(*(part[some] for part in self.parts))
 
     def replaced(self, where: Tensor, by: Directions) -> Directions:
         """Return these directions, with others in the places `where` of the B."""
@@ -125,12 +57,21 @@ class Directions:
         def put(mine: Tensor, new: Tensor) -> Tensor:
             return _filled(mine, q).index_copy(0, where, _filled(new, q))
 
-        return Directions(
-            put(self.mix, by.mix),
-            put(self.along, by.along),
-            put(self.shrunk, by.shrunk),
-            put(self.there, by.there),
-        )
+        return Directions(*(put(mine, new) for mine, new in zip(self.parts, by.parts, strict=True)))
+
+    def where(self, some: Tensor, by: Directions) -> Directions:
+        """Return these directions, with others, no more than these, where `some` (B,) is true."""
+
+        def put(mine: Tensor, new: Tensor) -> Tensor:
+            where = some.view(-1, *(1 for _ in mine.shape[1:]))
+            return torch.where(where, _filled(new, mine.shape[1]), mine)
+
+        return Directions(*(put(mine, new) for mine, new in zip(self.parts, by.parts, strict=True)))
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All of them, as `Directions` takes them."""
+        return self.mix, self.along, self.shrunk, self.there
 
 
 def _filled(part: Tensor, q: int) -> Tensor:
@@ -158,19 +99,21 @@ def improbable(grams: Tensor, looks: Sequence[Look]) -> Tensor:
     return outside.flatten(2).any(2)
 
 
-def visible(grams: Tensor, looks: Sequence[Look]) -> list[Directions]:
+def visible(grams: Tensor, looks: Sequence[Look], bounded: Bounded | None = None) -> list[Directions]:
     """Return the directions that stand out of the noise in Gram matrices (L, B, m, m), for each look."""
-    count, m = grams.shape[1:3]
-    if not looks[0].telling:
+    (count, m), facts = grams.shape[1:3], looks[0].facts
+    if not facts.telling:
         nothing = grams.new_zeros(count, 0)
         rows = nothing[..., None].expand(-1, -1, m)
         return [Directions(rows, rows, nothing, nothing > 0) for _ in looks]
     whiten = torch.stack([look.whitening for look in looks])[:, None]
     edges = torch.stack([look.sizes[m, 0] for look in looks])[:, None].expand(-1, count).flatten()
     members = edges.new_full(edges.shape, m)
-    most = members.new_full(edges.shape, looks[0].liars + 1)
+    most = members.new_full(edges.shape, facts.liars + 1)
     flat, whitening = grams.flatten(0, 1), whiten.expand_as(grams).flatten(0, 1)
-    found = _visible(flat, whitening, edges, looks[0].law.dim, members, most, looks[0].liars + 1)
+    found = _visible(flat, whitening, edges, facts.dim, members, most, facts.liars + 1, bounded)
+    if bounded is not None:
+        bounded.going_on.append(bounded.going_on.pop().view(-1, count).any(0))
     return [found.only(slice(count * place, count * (place + 1))) for place in range(len(looks))]
 
 
@@ -183,18 +126,25 @@ def apart(seen: Directions, look: Look) -> Tensor:
     return (over & seen.there[:, :, None]).flatten(1).any(1)
 
 
-def correct(grams: Tensor, moved: Tensor, look: Look, parts: Tensor | None, seen: Directions) -> Corrections:
+def correct(
+    grams: Tensor,
+    moved: Tensor,
+    look: Look,
+    parts: Tensor | None,
+    seen: Directions,
+    bounded: Bounded | None = None,
+) -> Corrections:
     """Return how B moves are set right: see `correction.correct`.
 
     `moved` and `parts` are (B, m); `seen` is what is visible.
     """
-    m, liars = grams.shape[1], look.liars
+    m, liars = grams.shape[1], look.facts.liars
     kept, mix = moved.new_ones(len(moved)), torch.zeros_like(moved)
-    if look.shares is None or not look.corrects(seen):
+    if not corrects(look, seen):
         return Corrections(kept, mix)
     counted = None
     if parts is not None:
-        seen, counted = _left_out(grams, look, seen)
+        seen, counted = _left_out(grams, look, seen, bounded)
     if counted is not None and parts is not None:
         out = parts * ~counted
         kept = 1 / (1 - out.sum(1)).clamp(min=1e-9)
@@ -204,52 +154,80 @@ def correct(grams: Tensor, moved: Tensor, look: Look, parts: Tensor | None, seen
     trimmed = torch.minimum((size // 4).clamp(min=liars - (m - size)), (size - 1) // 2)[:, None, None]
     place = torch.arange(m, device=grams.device)
     middle = (place >= trimmed) & (place < size[:, None, None] - trimmed)
-    inside = torch.where(middle, _ranked(seen.along * look.there(look.shares), counted), 0.0).sum(2)
+    inside = torch.where(middle, _ranked(seen.along * look.shares, counted), 0.0).sum(2)
     gap = inside / middle.sum(2) - (seen.mix @ moved[..., None])[..., 0]
     return Corrections(kept, mix + ((seen.shrunk * gap)[:, None] @ seen.mix)[:, 0])
 
 
-def _left_out(grams: Tensor, look: Look, seen: Directions) -> tuple[Directions, Tensor | None]:
+def corrects(look: Look, seen: Directions) -> bool:
+    """Tell whether moves are set right along what is seen."""
+    return look.facts.corrects and seen.there.shape[1] > 0
+
+
+def _left_out(
+    grams: Tensor, look: Look, seen: Directions, bounded: Bounded | None
+) -> tuple[Directions, Tensor | None]:
     """Leave out who stands apart, again and again; return what is then seen, and who is counted (B, m).
 
     None: everybody, everywhere.
     """
-    m, liars = grams.shape[1], look.liars
+    m, liars, times = grams.shape[1], look.facts.liars, 0
     counted = torch.ones(grams.shape[:2], dtype=torch.bool, device=grams.device)
     place = torch.arange(1, m + 1, device=grams.device)
-    going = torch.nonzero(seen.there.any(1))[:, 0]  # those of the B for which this is not over
-    anybody = False
-    while len(going):
-        some, among = seen.only(going), counted[going]
-        away, scale = _from_the_middle(some.along / look.deviation, among if anybody else None)
-        score = (away / scale * some.there[..., None]).amax(1).masked_fill(~among, -torch.inf)
+    going = seen.there.any(1)  # those of the B for which this is not over
+    while True:
+        away, scale = _from_the_middle(seen.along / look.deviation, counted if times else None)
+        score = (away / scale * seen.there[..., None]).amax(1).masked_fill(~counted, -torch.inf)
         ranked, order = score.sort(1, descending=True)
-        size = among.sum(1, keepdim=True)
-        tails = 2 * some.there.sum(1, keepdim=True) * torch.special.ndtr(-ranked)
+        size = counted.sum(1, keepdim=True)
+        tails = 2 * seen.there.sum(1, keepdim=True) * torch.special.ndtr(-ranked)
         few = (tails <= FALSELY * place / size) & (place <= size)
         last = (few * place).amax(1, keepdim=True)
-        leave = torch.zeros_like(among).scatter(1, order, place <= last.clamp(max=liars - m + size))
-        found = torch.nonzero(last[:, 0])[:, 0]
-        if not len(found):
-            break
-        going, among, anybody = going[found], (among & ~leave)[found], True
-        counted = counted.index_copy(0, going, among)
-        inside, members = grams[going], among.sum(1)
-        whiten, most = _whitening(look, among), liars - m + members + 1
-        again = _visible(inside, whiten, look.sizes[members, 0], look.law.dim, members, most, liars)
-        seen = seen.replaced(going, again)
-        going = going[seen.there[going].any(1) & (m - members < liars)]
-    return seen, counted if anybody else None
+        going = going & (last[:, 0] > 0)
+        leave = torch.zeros_like(counted).scatter(1, order, place <= last.clamp(max=liars - m + size))
+        if bounded is None and not bool(going.any()):
+            return seen, counted if times else None
+        if bounded is not None and times == LEFT_OUT:
+            bounded.going_on.append(going)
+            return seen, counted
+        counted = counted & ~(leave & going[:, None])
+        times += 1
+        seen = _seen_again(grams, look, seen, counted, going, bounded)
+        going = going & seen.there.any(1) & (m - counted.sum(1) < liars)
+
+
+def _seen_again(
+    grams: Tensor, look: Look, seen: Directions, counted: Tensor, going: Tensor, bounded: Bounded | None
+) -> Directions:
+    """Return what is seen among those who are counted (B, m) where `going` (B,), elsewhere what was seen."""
+    m, liars = grams.shape[1], look.facts.liars
+    if bounded is None:
+        places = torch.nonzero(going)[:, 0]
+        grams, counted = grams[places], counted[places]
+    members = counted.sum(1)
+    whiten, most = _whitening(look, counted), liars - m + members + 1
+    again = _visible(grams, whiten, look.sizes[members, 0], look.facts.dim, members, most, liars, bounded)
+    if bounded is None:
+        return seen.replaced(places, again)
+    bounded.going_on.append(bounded.going_on.pop() & going)
+    return seen.where(going, again)
 
 
 def _visible(
-    grams: Tensor, whiten: Tensor, edges: Tensor, dim: int, members: Tensor, most: Tensor, limit: int
+    grams: Tensor,
+    whiten: Tensor,
+    edges: Tensor,
+    dim: int,
+    members: Tensor,
+    most: Tensor,
+    limit: int,
+    bounded: Bounded | None,
 ) -> Directions:
     """Return the directions that stand out, at most `most` (B,), and `limit` of any, the clearest first.
 
     `whiten` (B, m, m) is zero beside those who are counted, `members` (B,) how many they are.
     """
-    values, vectors = _above(whiten @ grams @ whiten, edges, limit)
+    values, vectors = _above(whiten @ grams @ whiten, edges, limit, bounded)
     first = torch.arange(values.shape[1], device=grams.device)
     there = (values > edges[:, None]) & (first < most[:, None])
     top, size = torch.where(there, values, 1.0), members[:, None]
@@ -263,16 +241,16 @@ def _from_the_middle(along: Tensor, counted: Tensor | None) -> tuple[Tensor, Ten
 
     Quantiles are those of numpy: linear between the two values next to them.
     """
-    ranked = _ranked(along, counted)
+    ranked, quarters = _ranked(along, counted), 0.25 * torch.arange(1, 4, device=along.device)
     if counted is None:
         m = along.shape[2]
         at = [(m - 1) * part for part in (0.25, 0.5, 0.75)]
-        part = along.new_tensor([place % 1.0 for place in at])
-        lower = ranked[..., [int(place) for place in at]]
-        upper = ranked[..., [min(int(place) + 1, m - 1) for place in at]]
+        part = ((m - 1) * quarters.to(along)).frac()
+        lower = torch.stack([ranked[..., int(place)] for place in at], -1)
+        upper = torch.stack([ranked[..., min(int(place) + 1, m - 1)] for place in at], -1)
     else:
         last = counted.sum(1)[:, None, None] - 1
-        goal = last * along.new_tensor([0.25, 0.5, 0.75])
+        goal = last * quarters.to(along)
         start, part = goal.long().expand(-1, along.shape[1], -1), goal.frac()
         lower, upper = ranked.gather(2, start), ranked.gather(2, torch.minimum(start + 1, last))
     low, middle, high = (lower + part * (upper - lower)).unbind(2)
@@ -288,23 +266,24 @@ def _ranked(along: Tensor, counted: Tensor | None) -> Tensor:
 
 def _whitening(look: Look, counted: Tensor) -> Tensor:
     """Return K^(-½) (B, m, m) of those who are counted, zero beside them."""
-    if look.law.alike is not None:
+    if look.facts.alike:
         mask, size = counted.double(), counted.sum(1)
         across, along = look.sizes[size, 1:].unbind(1)
         common = ((along - across) / size)[:, None, None] * mask[:, None]
         return torch.diag_embed(across[:, None] * mask) + common * mask[:, :, None]
+    assert look.law is not None
     kinds, which = np.unique(counted.cpu().numpy(), axis=0, return_inverse=True)
     found = np.zeros((len(kinds), *look.law.covariance.shape))
     for one, kind in zip(found, kinds, strict=True):
         rows = np.flatnonzero(kind)
         one[np.ix_(rows, rows)] = look.law.select(rows).whitening
-    return look.there(found[which.ravel()])
+    return torch.from_numpy(found[which.ravel()]).to(counted.device)
 
 
-def _above(white: Tensor, edges: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def _above(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = None) -> tuple[Tensor, Tensor]:
     """Return the `most` largest eigenvalues (B, q) above the edges (B,), falling, and vectors (B, q, m)."""
-    if white.is_cuda:
-        return peeled(white, edges, most)
+    if white.is_cuda or bounded is not None:
+        return peeled(white, edges, most, bounded)
     found = [above(one, least) for one, least in zip(white.numpy(), edges.tolist(), strict=True)]
     q = min(most, max((len(values) for values, _ in found), default=0))
     top, across = np.zeros((len(white), q)), np.zeros((len(white), q, white.shape[1]))
@@ -314,26 +293,27 @@ def _above(white: Tensor, edges: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(top), torch.from_numpy(across)
 
 
-def peeled(white: Tensor, edges: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def peeled(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = None) -> tuple[Tensor, Tensor]:
     """Return eigenvalues above the edges and their vectors, one after the other, the largest first.
 
-    A GPU takes as long for a decomposition of many small matrices as a processor. It is quick to tell whether
-    anything is above an edge (by a Cholesky factor), and to find the largest by squaring.
+    A GPU takes as long for a decomposition of many small matrices as a processor. It is quick to find the
+    largest eigenvalue, by squaring, and that tells whether anything is above an edge.
     """
-    eye = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
-    left, some = torch.arange(len(white), device=white.device), white
-    tops: list[Tensor] = []
-    rows: list[Tensor] = []
-    while len(tops) < most:
-        info = torch.linalg.cholesky_ex(edges[left][:, None, None] * eye - some).info
-        higher = torch.nonzero(info)[:, 0]
-        if not len(higher):
+    some, tops, rows = white, list[Tensor](), list[Tensor]()
+    steps = most if bounded is None else min(most, PEELED)
+    while len(tops) < steps and len(white):
+        if bounded is None:
+            values, vectors = (part[: len(white)] for part in top_eigenpairs(filled_up(some)))
+        else:
+            values, vectors = plain_top_eigenpairs(some)
+        higher = values > edges
+        if bounded is None and not bool(higher.any()):
             break
-        left, some = left[higher], some[higher]
-        values, vectors = (part[: len(left)] for part in top_eigenpairs(filled_up(some)))
-        tops.append(white.new_zeros(len(white)).index_copy(0, left, values))
-        rows.append(white.new_zeros(white.shape[:2]).index_copy(0, left, vectors))
-        some = some - values[:, None, None] * vectors[:, :, None] * vectors[:, None, :]
+        tops.append(values * higher)
+        rows.append(vectors * higher[:, None])
+        some = some - tops[-1][:, None, None] * vectors[:, :, None] * vectors[:, None, :]
+    if bounded is not None:
+        bounded.going_on.append(higher if steps < most else torch.zeros_like(higher))
     if not tops:
         return white.new_zeros(len(white), 0), white.new_zeros(len(white), 0, white.shape[1])
     return torch.stack(tops, 1), torch.stack(rows, 1)

@@ -23,6 +23,8 @@ from trilemma.keys import Key
 from trilemma.learning.evidence import many
 from trilemma.learning.evidence.court import Court
 from trilemma.learning.evidence.file import File
+from trilemma.learning.evidence.many_look import Look, rows_of
+from trilemma.learning.evidence.many_rounds import Round, foreseen, recordable
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.learning.trace import Law, Places
@@ -108,61 +110,58 @@ class Outlook:
         `gram` (p, p) is the basis', `changes` (B, r, p) what is added to the messages in `rows` (r,), in it.
         All of it is worked out where these two lie.
         """
-        p, k = len(gram), len(self.senders)
-        n, (whole, fresh) = len(self.vectors) - k - 1, self._looks
-        which, whose = (torch.from_numpy(places).to(gram.device) for places in (rows, self.senders[rows]))
-        sums, sent = Changed(gram, 0, n, whose, self.step * changes), Changed(gram, n, k, which, changes)
+        k, (whole, fresh) = len(self.senders), self._looks
+        n, taken = len(self.vectors) - k - 1, self.file.taken.to(gram)
+        everybody = n == k and bool((self.senders == np.arange(n)).all())
+        which = torch.from_numpy(rows).to(gram.device)
+        if gram.is_cuda and self.due and everybody and recordable(whole, fresh):
+            found = foreseen(gram, which, changes, self.step, whole, fresh, taken, self._weights)
+            if found is not None:
+                return found
+        whose = torch.from_numpy(self.senders[rows]).to(gram.device)
+        sent = Changed(gram, n, k, which, changes)
         looked_at = [(sent.grams(fresh.rows), fresh)]
+        sums = Changed(gram, 0, n, whose, self.step * changes)
         if self.due:
             looked_at.append((sums.grams(whole.rows), whole))
         judged = _judged(looked_at)
-        left, now = judged.left, judged.seen[0]
+        left = judged.left
         sums, sent, grams = sums.only(left), sent.only(left), [some[left] for some, _ in looked_at]
-
-        weights = self._weights(sent.grams(np.arange(k)) if len(fresh.rows) < k else grams[0])
-        mean, corrected = sent.combined(np.arange(k), weights), gram.new_zeros(len(left))
-        move = self.step * mean
-        move[:, n + k] += 1.0
-        if fresh.corrects(now):
-            right = many.correct(grams[0], sent.beside(fresh.rows, mean), fresh, None, now)
-            once = self.step * sent.combined(fresh.rows, right.mix)
-            move, corrected = move + once, _lengths(gram, once)
-        after = move
-        if self.due and whole.corrects(judged.seen[1]):
-            over, parts = judged.seen[1], self._parts(weights)
-            right = many.correct(grams[1], sums.beside(whole.rows, move), whole, parts, over)
-            after = right.kept[:, None] * move + sums.combined(whole.rows, right.mix)
-            corrected = corrected + _lengths(gram, after - move)
+        weights = self._weights(grams[0] if fresh.rows is None else sent.grams())
+        round_ = Round(sent, sums if self.due else None, (fresh, whole), self.step)
+        after, corrected = round_.moved(grams, judged.seen, weights, self._parts(weights, taken))
         return Foreseen(
             judged.expelled,
-            gram.new_zeros(len(changes), p).index_copy(0, left, after),
+            gram.new_zeros(len(changes), len(gram)).index_copy(0, left, after),
             gram.new_full((len(changes),), math.inf).index_copy(0, left, corrected),
         )
 
-    def _parts(self, weights: Tensor) -> Tensor:
+    def _parts(self, weights: Tensor, taken: Tensor) -> Tensor:
         """Return the shares (B, m) that those looked at have in the model's move, this round's included."""
-        rows, file = self._looks[0].rows, self.file
-        taken = file.taken.to(weights).repeat(len(weights), 1)
-        taken[:, torch.from_numpy(self.senders)] += weights
-        members = taken if len(file.staying) == taken.shape[1] else taken[:, torch.from_numpy(file.staying)]
-        own = members if len(rows) == members.shape[1] else taken[:, torch.from_numpy(rows)]
+        staying, rows = self.file.staying, self._looks[0].rows
+        now = taken.repeat(len(weights), 1)
+        now[:, torch.from_numpy(self.senders).to(weights.device)] += weights
+        members = now if len(staying) == len(taken) else now[:, torch.from_numpy(staying).to(weights.device)]
+        own = now if rows is None else now[:, rows]
         return own / members.sum(1, keepdim=True).clamp(min=1e-300)
 
     @cached_property
-    def _looks(self) -> tuple[many.Look, many.Look]:
+    def _looks(self) -> tuple[Look, Look]:
         """What is looked at, whatever is sent: the sums, and the messages."""
         court, file, sent = self.court, self.file, self.senders
         whole, fresh = court.law(file).select(file.staying), file.law(file.carried, sent)
 
-        def look(clients: Places, rows: Places, law: Law, weights: Tensor, alarm: float) -> many.Look:
-            heard = law.heard
+        def look(clients: Places, rows: Places, count: int, law: Law, weights: Tensor, alarm: float) -> Look:
+            heard, device = law.heard, self.vectors.device
             able = court.able(len(heard), file)
-            shares, device = court.shares(clients, weights)[heard] if able else None, self.vectors.device
-            return many.Look(rows[heard], law.select(heard), court.liars(file), alarm, shares, device)
+            shares = court.shares(clients, weights)[heard] if able else None
+            there = rows_of(rows[heard], count, device)
+            return Look.of(law.select(heard), court.liars(file), alarm, shares, there, device)
 
+        n, k = len(file.members), len(sent)
         return (
-            look(file.staying, file.staying, whole, file.coefficients, court.alarms[0]),
-            look(self.senders, np.arange(len(sent)), fresh, file.carried, court.alarms[1]),
+            look(file.staying, file.staying, n, whole, file.coefficients, court.alarms[0]),
+            look(self.senders, np.arange(k), k, fresh, file.carried, court.alarms[1]),
         )
 
     def _weights(self, grams: Tensor) -> Tensor:
@@ -185,11 +184,11 @@ class _Judged:
     seen: list[many.Directions]
 
 
-def _judged(looked_at: list[tuple[Tensor, many.Look]]) -> _Judged:
+def _judged(looked_at: list[tuple[Tensor, Look]]) -> _Judged:
     """Judge B lies by looks, each with its Gram matrices: by lengths and pairs, then by directions."""
     looks = tuple(look for _, look in looked_at)
-    groups: list[tuple[Tensor, tuple[many.Look, ...]]]
-    if len({len(look.rows) for look in looks}) == 1:  # in every round in which all are heard
+    groups: list[tuple[Tensor, tuple[Look, ...]]]
+    if len({look.facts.members for look in looks}) == 1:  # in every round in which all are heard
         groups = [(torch.stack([some for some, _ in looked_at]), looks)]
     else:
         groups = [(some[None], (look,)) for some, look in looked_at]
@@ -199,9 +198,3 @@ def _judged(looked_at: list[tuple[Tensor, many.Look]]) -> _Judged:
     named = torch.stack([many.apart(one, look) for one, look in zip(seen, looks, strict=True)]).any(0)
     kept = torch.nonzero(~named)[:, 0]
     return _Judged(expelled.index_copy(0, left, named), left[kept], [one.only(kept) for one in seen])
-
-
-def _lengths(gram: Tensor, y: Tensor) -> Tensor:
-    """Return the lengths (B,) of combinations (B, p) of the basis."""
-    found: Tensor = torch.linalg.vecdot(y @ gram, y)
-    return found.clamp(min=0.0).sqrt()

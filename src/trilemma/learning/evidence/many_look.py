@@ -1,0 +1,181 @@
+"""What many Gram matrices are looked at with: the numbers that are the same for all of them, on their device.
+
+They change from round to round and are sent there in one piece: a dozen small copies take longer than all the
+work on them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+import scipy
+import torch
+from torch import Tensor
+
+from trilemma.learning.evidence.conviction import SLACK, lengths
+from trilemma.learning.evidence.correction import edge
+from trilemma.learning.trace import Array, Law, Places, whitened
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What stays as it is from round to round: m members, d coordinates, how many of the members may lie.
+
+    `alike`: all were heard alike. `corrects`: moves are set right by what is seen.
+    """
+
+    members: int
+    dim: int
+    liars: int
+    alike: bool
+    corrects: bool
+
+    @property
+    def telling(self) -> bool:
+        """Whether directions are looked at."""
+        return 0 < 2 * self.liars < self.members
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The numbers that a look has."""
+        m = self.members
+        return {
+            "deviation": (m,),
+            "units": (m, m),
+            "limits": (4, m, m),
+            "reach": (2, m),
+            "sizes": (m + 1, 3),
+            "whitening": (m, m),
+            "shares": (m,),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What is looked at, whatever is sent: vectors of m clients, who have all sent something.
+
+    Attributes:
+        facts: Who they are.
+        numbers: All of the following, one after the other.
+        rows: Which vectors they are; None: all there are.
+        law: What they are like if their clients are honest; not needed where these are alike.
+    """
+
+    facts: Facts
+    numbers: Tensor
+    rows: Tensor | None = None
+    law: Law | None = None
+
+    @classmethod
+    def of(
+        cls,
+        law: Law,
+        liars: int,
+        alarm: float,
+        shares: Array | None,
+        rows: Tensor | None,
+        device: torch.device,
+    ) -> Look:
+        """Return the look at clients of a law, of whom `liars` may lie, on a device.
+
+        Honest ones may be expelled with probability `alarm`. `shares` (m,) scale their moves to a whole
+        run's; None: nothing is set right by them.
+        """
+        m = len(law.bounds)
+        facts = Facts(m, law.dim, liars, law.alike is not None, shares is not None)
+        parts = {
+            "deviation": law.deviation,
+            "units": 1.0 / np.outer(law.deviation, law.deviation),
+            "limits": _limits(law, alarm),
+            "reach": _reach(law, liars, alarm),
+            "sizes": _sizes(law),
+            "whitening": law.whitening,
+            "shares": np.ones(m) if shares is None else shares,
+        }
+        packed = np.concatenate([parts[name].ravel() for name in facts.shapes])
+        return cls(facts, torch.from_numpy(packed).to(device), rows, law)
+
+    @cached_property
+    def _parts(self) -> dict[str, Tensor]:
+        shapes = self.facts.shapes
+        parts = torch.split(self.numbers, [math.prod(shape) for shape in shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+    @property
+    def deviation(self) -> Tensor:
+        """The noise's standard deviation in every client's vector (m,)."""
+        return self._parts["deviation"]
+
+    @property
+    def units(self) -> Tensor:
+        """What Gram matrices are multiplied by, so that noise has variance 1 (m, m)."""
+        return self._parts["units"]
+
+    @property
+    def limits(self) -> Tensor:
+        """Least and largest squared lengths (4, m, m): of sums of two, and of differences; see `convict`.
+
+        A sum of a vector with itself stands for the vector, a difference from itself for nothing.
+        """
+        return self._parts["limits"]
+
+    @property
+    def reach(self) -> Tensor:
+        """How far from the median, in spreads, and how much further, a client may move (2, m)."""
+        return self._parts["reach"]
+
+    @property
+    def sizes(self) -> Tensor:
+        """The edge, and K^(-½) across the mean and along it, for up to m members who are alike (m + 1, 3)."""
+        return self._parts["sizes"]
+
+    @property
+    def whitening(self) -> Tensor:
+        """K^(-½) (m, m)."""
+        return self._parts["whitening"]
+
+    @property
+    def shares(self) -> Tensor:
+        """What scales clients' moves to a whole run's (m,)."""
+        return self._parts["shares"]
+
+
+def _limits(law: Law, alarm: float) -> Array:
+    m = max(len(law.bounds), 1)
+    low, high = lengths(law.dim, alarm / (2 * m * m))
+    slack, found = np.add.outer(law.bounds / law.deviation, law.bounds / law.deviation), []
+    for scale in law.pairs:
+        least = low * scale - slack
+        # A lower limit below zero is none, whatever rounding makes of a length that is nothing.
+        found += [np.where(least > 0, least**2, -np.inf), (high * scale + slack) ** 2]
+    return np.stack(found)
+
+
+def _reach(law: Law, liars: int, alarm: float) -> Array:
+    m = len(law.bounds)
+    high = float(scipy.special.ndtri(1 - alarm / (2 * max(m, 1) * (liars + 1))))
+    return np.stack([np.full(m, high), SLACK * law.bounds / law.deviation])
+
+
+def _sizes(law: Law) -> Array:
+    own, shared = law.alike or (1.0, 0.0)
+    members = len(law.bounds)
+    eigenvalues = [whitened(own, shared, max(count, 1)) for count in range(members + 1)]
+    return np.column_stack([_edges(members, law.dim), eigenvalues])
+
+
+@cache
+def _edges(members: int, dim: int) -> Array:
+    return np.array([edge(max(count, 1), dim) for count in range(members + 1)])
+
+
+def rows_of(rows: Places, count: int, device: torch.device) -> Tensor | None:
+    """Return which of `count` vectors these rows are, where Gram matrices lie; None: all of them.
+
+    >>> rows_of(np.arange(3), 3, torch.device("cpu")), rows_of(np.arange(2), 3, torch.device("cpu"))
+    (None, tensor([0, 1]))
+    """
+    return None if len(rows) == count else torch.from_numpy(rows).to(device)

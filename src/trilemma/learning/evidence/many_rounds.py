@@ -1,0 +1,157 @@
+"""A round for many lies at once, after they are judged: where the model is moved. On a GPU as a recording.
+
+All that is done to a hundred lies takes a GPU a millisecond or two, and several hundred small launches take
+the processor ten. So where nobody is missing it is replayed (`trilemma.recordings`), in two parts, one that
+judges and one that moves, with the rule's weights between them.
+A recording cannot wait for what it finds: all lies go through all of it, those too that are expelled, and
+its loops take a fixed number of steps (`many.Bounded`). Where one of them should have gone on, the round is
+worked out step by step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from trilemma.aggregation.many import filled_up
+from trilemma.attacks.changed import Changed
+from trilemma.attacks.types import Foreseen
+from trilemma.learning.evidence import many
+from trilemma.learning.evidence.many_look import Facts, Look
+from trilemma.recordings import Recordings, Tensors
+
+KEPT = 8
+"""Recordings that are kept: two for every number of lies that is filled up to."""
+
+_recordings = Recordings(KEPT)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Messages and sums that B lies change, and what they are looked at with: messages first.
+
+    `sums` is None where they are not looked at. `step` is what the round's aggregate is multiplied by.
+    """
+
+    sent: Changed
+    sums: Changed | None
+    looks: tuple[Look, Look]
+    step: float | Tensor
+
+    def moved(
+        self,
+        grams: Sequence[Tensor],
+        seen: Sequence[many.Directions],
+        weights: Tensor,
+        parts: Tensor,
+        bounded: many.Bounded | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return how far the model then is from where it started (B, p), and how far it was set right (B,).
+
+        `grams` and `seen` are those of the looks, `weights` (B, k) the rule's, `parts` as in `many.correct`.
+        """
+        gram, (fresh, whole) = self.sent.gram, self.looks
+        mean, corrected = self.sent.combined(weights), gram.new_zeros(len(weights))
+        move = self.step * mean
+        move[:, self.sent.start + self.sent.count] += 1.0
+        if many.corrects(fresh, seen[0]):
+            right = many.correct(grams[0], self.sent.beside(mean, fresh.rows), fresh, None, seen[0])
+            once = self.step * self.sent.combined(right.mix, fresh.rows)
+            move, corrected = move + once, _lengths(gram, once)
+        after = move
+        if self.sums is not None and many.corrects(whole, seen[1]):
+            beside = self.sums.beside(move, whole.rows)
+            right = many.correct(grams[1], beside, whole, parts, seen[1], bounded)
+            after = right.kept[:, None] * move + self.sums.combined(right.mix, whole.rows)
+            corrected = corrected + _lengths(gram, after - move)
+        return after, corrected
+
+
+def recordable(whole: Look, fresh: Look) -> bool:
+    """Tell whether looks at everybody's sums and messages can be recorded: nobody was ever missing."""
+    facts = (whole.facts, fresh.facts)
+    return whole.rows is None and fresh.rows is None and all(one.alike and one.telling for one in facts)
+
+
+def foreseen(
+    gram: Tensor,
+    which: Tensor,
+    changes: Tensor,
+    step: float,
+    whole: Look,
+    fresh: Look,
+    taken: Tensor,
+    weigh: Callable[[Tensor], Tensor],
+) -> Foreseen | None:
+    """Return what becomes of B lies, as recordings play it; None where it takes more steps than they have.
+
+    `changes` (B, r, p) are added to the messages `which` (r,) of all; `taken` (n,) is what each client had
+    in the model's steps so far, and `weigh` gives the rule's weights (B, n) for Gram matrices.
+    """
+    facts = (fresh.facts, whole.facts)
+    given = {
+        "gram": gram,
+        "changes": filled_up(changes),
+        "which": which,
+        "step": torch.full_like(gram[0, 0], step),
+        "fresh": fresh.numbers,
+        "whole": whole.numbers,
+    }
+    judged = _recordings.run(("judged", *facts), partial(_judged, facts), given)
+    given |= judged | {"taken": taken, "weights": weigh(judged["grams"][0])}
+    found = _recordings.run(("moved", *facts), partial(_moved, facts), given)
+    count = len(changes)
+    expelled = judged["expelled"][:count]
+    if bool((found["going_on"][:count] & ~expelled).any()):
+        return None
+    return Foreseen(
+        expelled,
+        torch.where(expelled[:, None], 0.0, found["after"][:count]),
+        torch.where(expelled, math.inf, found["corrected"][:count]),
+    )
+
+
+def _judged(facts: tuple[Facts, Facts], of: Tensors) -> Tensors:
+    """Tell of B lies which are expelled, what each look shows, and where that would take more steps."""
+    round_, bounded = _round(facts, of), many.Bounded()
+    assert round_.sums is not None
+    grams = torch.stack([round_.sent.grams(), round_.sums.grams()])
+    expelled = many.improbable(grams, round_.looks).any(0)
+    found = {"grams": grams}
+    for place, seen in enumerate(many.visible(grams, round_.looks, bounded)):
+        expelled = expelled | many.apart(seen, round_.looks[place])
+        found |= dict(zip(_names(place), seen.parts, strict=True))
+    return {"expelled": expelled, "going_on": bounded.going_on[0], **found}
+
+
+def _moved(facts: tuple[Facts, Facts], of: Tensors) -> Tensors:
+    """Tell of B lies that were judged where the model is moved, given the rule's weights."""
+    round_, bounded = _round(facts, of), many.Bounded()
+    now = of["taken"] + of["weights"]
+    parts = now / now.sum(1, keepdim=True).clamp(min=1e-300)
+    seen = [many.Directions(*(of[name] for name in _names(place))) for place in range(2)]
+    after, corrected = round_.moved((of["grams"][0], of["grams"][1]), seen, of["weights"], parts, bounded)
+    going_on = torch.stack([of["going_on"], *bounded.going_on]).any(0)
+    return {"after": after, "corrected": corrected, "going_on": going_on}
+
+
+def _names(place: int) -> list[str]:
+    """What is called what a look shows, as `many.Directions` takes it."""
+    return [f"{part} {place}" for part in ("mix", "along", "shrunk", "there")]
+
+
+def _round(facts: tuple[Facts, Facts], of: Tensors) -> Round:
+    n, gram, which, changes = facts[0].members, of["gram"], of["which"], of["changes"]
+    sent, sums = Changed(gram, n, n, which, changes), Changed(gram, 0, n, which, of["step"] * changes)
+    return Round(sent, sums, (Look(facts[0], of["fresh"]), Look(facts[1], of["whole"])), of["step"])
+
+
+def _lengths(gram: Tensor, y: Tensor) -> Tensor:
+    """Return the lengths (B,) of combinations (B, p) of the basis."""
+    found: Tensor = torch.linalg.vecdot(y @ gram, y)
+    return found.clamp(min=0.0).sqrt()
