@@ -228,14 +228,14 @@ def test_what_a_gpu_records_is_what_is_worked_out_step_by_step(
     """Fixed numbers of steps, all lies through all of them: who is expelled, where the model goes."""
     algorithm, push, kinds, left_out = server(rule, clip=0.05), torch.eye(3, MODEL.dim), set(), 0
     state, liars = start(algorithm), np.arange(CLIENTS - LIARS, CLIENTS)
-    for round_ in range(6):
+    for round_ in range(4):
         sent = noise(round_)
         sent[:, 1] += 1.5
         sent[-LIARS:, 2] += 3.0
         outlook = Outlook.of(algorithm.court, state, sent, EVERYBODY, round_)
         gram = outlook.gram(push)
         changes = torch.zeros(30, LIARS, len(gram), dtype=torch.float64)
-        changes[..., -3] = torch.linspace(0.0, 12.0, 30, dtype=torch.float64)[:, None]
+        changes[..., -3] = torch.linspace(0.0, 20.0, 30, dtype=torch.float64)[:, None]
         expected = outlook.outcomes(gram, liars, changes)
         there = {name: part.to(device) for name, part in state.items()}
         same = Outlook.of(algorithm.court, there, sent.to(device), EVERYBODY, round_)
