@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
 
 import numpy as np
 import pytest
@@ -12,9 +11,8 @@ import torch
 
 from trilemma import aggregation as agg
 from trilemma.aggregation.columns import Window, plain_window_means
-from trilemma.aggregation.cuda import CHUNK, around_origin
+from trilemma.aggregation.cuda import CHUNK, PIECE, around_origin, pass_in_pieces
 from trilemma.aggregation.cuda_network import window_program
-from trilemma.aggregation.gram import PIECE, Geometry, pass_in_pieces
 
 cuda = pytest.mark.cuda
 needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -117,7 +115,7 @@ def test_device_geometry_in_float32(case: str):
 def test_the_pass_of_a_gpu_is_that_of_float64_whatever_it_takes_at_once(
     columns: int, together: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sys.modules[Geometry.__module__], "TOGETHER", together)
+    monkeypatch.setattr("trilemma.aggregation.cuda.TOGETHER", together)
     X = torch.randn(7, columns, generator=torch.Generator().manual_seed(1)).to(dtype) + 100
     rows = torch.cat([X.double(), torch.zeros(1, columns)])
     shifted = rows - rows[2]

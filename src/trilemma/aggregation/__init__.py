@@ -21,6 +21,7 @@ from trilemma.aggregation.distributed import sharded
 from trilemma.aggregation.filter import Filter as filter
 from trilemma.aggregation.geomed import GeometricMedian as geomed
 from trilemma.aggregation.gram import Geometry, geometry, gram
+from trilemma.aggregation.gram_later import gram_later
 from trilemma.aggregation.krum import Krum as krum
 from trilemma.aggregation.krum import MultiKrum as multikrum
 from trilemma.aggregation.mda import MinimumDiameter as mda
@@ -61,6 +62,7 @@ __all__ = [
     "geomed",
     "geometry",
     "gram",
+    "gram_later",
     "krum",
     "mda",
     "meamed",

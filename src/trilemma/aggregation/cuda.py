@@ -17,11 +17,14 @@ from torch import Tensor
 from trilemma.aggregation import blocks, columns, combine
 from trilemma.aggregation.columns import Columns, Mixture, Window
 from trilemma.aggregation.cuda_network import window_program
-from trilemma.aggregation.gram import Geometry, clean, halfway, plain_pass
+from trilemma.aggregation.gram import Geometry, clean, halfway, plain_pass, saturated
 from trilemma.aggregation.types import Array, Numpy
 
 CHUNK = 1024
 """Columns over which the Gram kernel sums in float32."""
+
+TOGETHER, PIECE = 1 << 24, 1 << 11
+"""On a GPU a plain pass writes so many numbers at once, and multiplies so many columns of them."""
 
 NEAR, TINY = 2.0**6, 1e-24
 """Squared distances from the origin may be so many times those between rows, and these at least so large."""
@@ -76,18 +79,44 @@ def shifted_gram(X: Tensor, k: int, precise: bool) -> Array:
     return clean(G[:height, :height])
 
 
-def around_origin(X: Tensor) -> Geometry | None:
-    """Return the geometry of float32 rows around the origin, None unless most of them lie around it.
+def pass_in_pieces(X: Tensor, k: int) -> Tensor:
+    """The same on a GPU, as a sum of many products of a few columns: one long product keeps it idle.
 
-    Messages that are mostly noise do. No row has to be found near the others then, and nothing is shifted:
-    products of `CHUNK` columns are float32, and added in float64.
+    A block of columns is written once, as it is read: shifted, in float64, with the origin as its last row.
     """
+    n, d = X.shape
+    most = max(1, TOGETHER // (n + 1) // PIECE)
+    width = min(most, -(-d // PIECE)) * PIECE
+    block = torch.empty(n + 1, width, dtype=torch.float64, device=X.device)
+    total = block.new_zeros(n + 1, n + 1)
+    for lo, hi in blocks.spans(d, max(width, 1)):
+        if hi - lo < width:
+            block[:, hi - lo :] = 0.0
+        columns = saturated(X[:, lo:hi])
+        reference = columns[k].to(torch.float64)
+        torch.sub(columns, reference, out=block[:n, : hi - lo])
+        torch.neg(reference, out=block[n, : hi - lo])
+        pieces = block.view(n + 1, -1, PIECE).transpose(0, 1)
+        total += torch.bmm(pieces, pieces.mT).sum(0)
+    return total
+
+
+def products(X: Tensor) -> Tensor:
+    """Return X Xᵀ (n, n) of float32 rows: products of `CHUNK` columns are float32, and added in float64."""
     X = _row_major(X)
     whole = X.shape[1] // CHUNK * CHUNK
     pieces = X[:, :whole].view(len(X), whole // CHUNK, CHUNK).transpose(0, 1)
-    found = _float32_product(pieces, pieces.mT).sum(0, dtype=torch.float64)
     rest = X[:, whole:]
-    inner = (found + _float32_product(rest, rest.T)).cpu().numpy()
+    found = _float32_product(pieces, pieces.mT).sum(0, dtype=torch.float64)
+    return found + _float32_product(rest, rest.T)
+
+
+def around_origin(X: Tensor) -> Geometry | None:
+    """Return the geometry of float32 rows around the origin, None unless most of them lie around it.
+
+    Messages that are mostly noise do. No row has to be found near the others then, and nothing is shifted.
+    """
+    inner = products(X).cpu().numpy()
     if not np.isfinite(inner).all():  # some rows are not, or only their squares
         return None
     around = Geometry(np.pad(inner, (0, 1)), len(inner))

@@ -35,9 +35,6 @@ from trilemma.errors import UserError
 WIDE = 1 << 20
 """From so many columns on, products within a block of columns are float32."""
 
-TOGETHER, PIECE = 1 << 24, 1 << 11
-"""On a GPU a plain pass writes so many numbers at once, and multiplies so many columns of them."""
-
 DIRECT = 1 << 15
 """Up to so many differences between entries, distances are computed from the differences themselves."""
 
@@ -291,7 +288,8 @@ def _in_range(X: Tensor, result: Geometry, near: Array) -> bool:
     return not any(bool(row.isfinite().all()) for row in suspects) and bool(np.median(near) > 1e-24)
 
 
-def _saturated(X: Tensor) -> Tensor:
+def saturated(X: Tensor) -> Tensor:
+    """Return float64 messages cut off at `LIMIT`, others as they are."""
     return X.clamp(-LIMIT, LIMIT) if X.dtype == torch.float64 else X
 
 
@@ -313,7 +311,7 @@ def fast_pass(X: Tensor, k: int, precise: bool) -> Array:
         G = np.zeros((height, height))
         array, a, b = blocks.window(X, lo, hi)
         if X.dtype == torch.float64:
-            array, a, b = blocks.window(_saturated(X[:, lo:hi]), 0, hi - lo)
+            array, a, b = blocks.window(saturated(X[:, lo:hi]), 0, hi - lo)
         kernels.shifted_gram(array, k, a, b, scratch, G, kernels.TILE)
         return G
 
@@ -328,35 +326,15 @@ def fast_pass(X: Tensor, k: int, precise: bool) -> Array:
 def plain_pass(X: Tensor, k: int) -> Array:
     """The same in plain torch operations, on any device."""
     if X.is_cuda:
-        return clean(pass_in_pieces(X, k).cpu().numpy())
+        from trilemma.aggregation import cuda
+
+        return clean(cuda.pass_in_pieces(X, k).cpu().numpy())
     total = torch.zeros(len(X) + 1, len(X) + 1, dtype=torch.float64)
     for lo, hi in blocks.spans(X.shape[1]):
-        block = torch.nn.functional.pad(_saturated(X[:, lo:hi]).to(torch.float64), (0, 0, 0, 1))
+        block = torch.nn.functional.pad(saturated(X[:, lo:hi]).to(torch.float64), (0, 0, 0, 1))
         block -= block[k].clone()
         total += block @ block.T
     return clean(total.numpy())
-
-
-def pass_in_pieces(X: Tensor, k: int) -> Tensor:
-    """The same on a GPU, as a sum of many products of a few columns: one long product keeps it idle.
-
-    A block of columns is written once, as it is read: shifted, in float64, with the origin as its last row.
-    """
-    n, d = X.shape
-    most = max(1, TOGETHER // (n + 1) // PIECE)
-    width = min(most, -(-d // PIECE)) * PIECE
-    block = torch.empty(n + 1, width, dtype=torch.float64, device=X.device)
-    total = block.new_zeros(n + 1, n + 1)
-    for lo, hi in blocks.spans(d, max(width, 1)):
-        if hi - lo < width:
-            block[:, hi - lo :] = 0.0
-        columns = _saturated(X[:, lo:hi])
-        reference = columns[k].to(torch.float64)
-        torch.sub(columns, reference, out=block[:n, : hi - lo])
-        torch.neg(reference, out=block[n, : hi - lo])
-        pieces = block.view(n + 1, -1, PIECE).transpose(0, 1)
-        total += torch.bmm(pieces, pieces.mT).sum(0)
-    return total
 
 
 def clean(G: Array) -> Array:

@@ -182,13 +182,17 @@ def _judged(court: Court, before: File, heard: _Heard) -> _Judged:
     before = before.reaching(max(heard.senders, default=-1) + 1)
     file, sharing = before.expelling(heard.unsound), heard.sharing or len(before.staying)
     file = court.heard(file, heard.vectors, heard.places, heard.round, sharing)
+    measured = aggregation.gram_later(file.sums) if court.due(file, heard.round) else None
     messages = court.messages(file, heard.gram, heard.places)
-    sums = _looked_at(court, file) if court.due(file, heard.round) else None
+    sums = None
+    if measured is not None:
+        messages.seen(court.liars(file))  # while a GPU measures the sums
+        sums = court.sums(file, measured().numpy())
     convicted = court.convict(sums, messages, file)
     expelled, names = heard.unsound + convicted, clients_of(convicted)
     undone = None
     if expelled:  # for what is undone, and what was corrected with them in it, sums are looked at
-        sums = sums or _looked_at(court, file)
+        sums = sums or court.sums(file, aggregation.gram(file.sums, single=True).numpy())
         undone = court.undone(before, expelled, sums, file)
     rest = None if sums is None else sums.without(names)
     return _Judged(file.expelling(convicted), messages.without(names), rest, expelled, undone)
@@ -261,11 +265,6 @@ def _measured(messages: Messages, trace: Trace, step: float) -> tuple[Messages, 
     if all_finite(vectors if by == 1.0 else by * vectors):
         return messages, np.ones(len(vectors), bool)
     return messages, np.array([all_finite(by * vector) for vector in vectors])
-
-
-def _looked_at(court: Court, file: File) -> Look:
-    """Return a look at the sums."""
-    return court.sums(file, aggregation.gram(file.sums, single=True).numpy())
 
 
 def _set_right(court: Court, file: File, sums: Look) -> Tensor:
