@@ -67,16 +67,14 @@ def turned(inner: Array, before: Array, goals: Array, further: bool = False) -> 
     >>> turned(np.eye(2), np.zeros(2), np.array([[1.1, 0.0]]), further=True)[1].round(3).tolist()
     [[[0.0, 0.0, 1.1], [0.0, 1.0, 0.0]]]
     """
-    present, taken = inner - np.outer(before, before), np.ones(len(goals))
-    if further:
-        needed = np.einsum("bi,ib->b", goals, np.linalg.pinv(inner, hermitian=True) @ goals.T)
-        taken = np.minimum(1.0, (1 - 1e-12) / np.maximum(needed, 1e-300))
-    wanted = inner - taken[:, None, None] * goals[:, :, None] * goals[:, None, :]
+    present = inner - np.outer(before, before)
     values, vectors = np.linalg.eigh(present)
     if not values[0] > 1e-9 * values[-1]:
         return np.zeros(0, np.int64), np.zeros((0, len(inner), len(inner) + 1))
-    least = -1e-9 * values[-1] if further else 0.0
-    places = np.flatnonzero(np.linalg.eigvalsh(wanted)[:, 0] >= least).astype(np.int64)
+    needed = np.einsum("bi,ib->b", goals, np.linalg.solve(inner, goals.T))  # gᵀ Γ⁻¹ g
+    taken = np.minimum(1.0, (1 - 1e-12) / np.maximum(needed, 1e-300)) if further else np.ones(len(goals))
+    places = np.arange(len(goals)) if further else np.flatnonzero(needed <= 1.0)
+    wanted = inner - taken[:, None, None] * goals[:, :, None] * goals[:, None, :]
     root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
     squares, axes = np.linalg.eigh(root @ wanted[places] @ root)
     middle = (axes * np.sqrt(np.maximum(squares, 0.0))[:, None, :]) @ axes.transpose(0, 2, 1)

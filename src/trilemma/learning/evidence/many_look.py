@@ -91,8 +91,8 @@ class Look:
             "units": 1.0 / np.outer(law.deviation, law.deviation),
             "limits": _limits(law, alarm),
             "reach": _reach(law, liars, alarm),
-            "sizes": _sizes(law),
-            "whitening": law.whitening,
+            "sizes": _sizes(law, liars),
+            "whitening": law.whitening if facts.telling else np.zeros((m, m)),
             "shares": np.ones(m) if shares is None else shares,
         }
         packed = np.concatenate([parts[name].ravel() for name in facts.shapes])
@@ -160,16 +160,16 @@ def _reach(law: Law, liars: int, alarm: float) -> Array:
     return np.stack([np.full(m, high), SLACK * law.bounds / law.deviation])
 
 
-def _sizes(law: Law) -> Array:
-    own, shared = law.alike or (1.0, 0.0)
-    members = len(law.bounds)
-    eigenvalues = [whitened(own, shared, max(count, 1)) for count in range(members + 1)]
-    return np.column_stack([_edges(members, law.dim), eigenvalues])
+def _sizes(law: Law, liars: int) -> Array:
+    """No more than `liars` are ever left out."""
+    members, (own, shared) = len(law.bounds), law.alike or (1.0, 0.0)
+    found = np.ones((members + 1, 3))
+    for count in range(max(1, members - liars), members + 1):
+        found[count] = (_edge(count, law.dim), *whitened(own, shared, count))
+    return found
 
 
-@cache
-def _edges(members: int, dim: int) -> Array:
-    return np.array([edge(max(count, 1), dim) for count in range(members + 1)])
+_edge = cache(edge)
 
 
 def rows_of(rows: Places, count: int, device: torch.device) -> Tensor | None:
