@@ -215,7 +215,7 @@ def test_pooling_is_the_library_s(window, innermost, channels):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("innermost", [False, True], ids=["channels-first", "channels-last"])
 @pytest.mark.parametrize(("stencil", "size"), GEOMETRIES)
-def test_columns_made_in_one_launch_are_those_of_plain_torch_to_the_bit(
+def test_columns_made_in_one_launch_are_those_of_plain_torch_and_fold_back_up_to_the_order_of_sums(
     stencil, size, innermost, monkeypatch
 ):
     x, *_ = problem(stencil, size, 3, innermost, "cuda")
@@ -227,7 +227,9 @@ def test_columns_made_in_one_launch_are_those_of_plain_torch_to_the_bit(
         grad = torch.randn(columns.shape, generator=Key(2).torch()).cuda()
         found.append((columns.detach(), torch.autograd.grad(columns, leaf, grad)[0]))
     assert convolution.kernels("cuda_columns", x) is not None
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    (ours, back), (plain, slope) = found
+    assert torch.equal(ours, plain)
+    torch.testing.assert_close(back, slope, rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_ask_for_reproducible_sums_on_the_way_back_too():
