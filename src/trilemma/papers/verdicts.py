@@ -2,7 +2,7 @@
 
 agrees            the difference is within both spreads and what can be read off a curve
 ordering agrees   it is not, but ours stand in the paper's order to all others of the table
-differs           neither; by how much, and why, where that is known
+differs           neither; by how much, and why, where that is known; of one seed no spread is known
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ class Verdict:
             return f"agrees, but only by a wide spread ({100 * apart:+.1f})"
         if self.kind != "differs" or self.difference is None:
             return self.kind
+        alone = " (one seed)" if len(self.cell.seeds) == 1 else ""
         if share:
-            return f"differs by {100 * self.difference:+.1f}"
-        return _times(self.difference, self.printed.value) or f"differs by {self.difference:+.3g}"
+            return f"differs by {100 * self.difference:+.1f}{alone}"
+        far = _times(self.difference, self.printed.value) or f"differs by {self.difference:+.3g}"
+        return far + alone
 
 
 def _times(difference: float, value: float | None) -> str:
