@@ -83,6 +83,22 @@ def replaced(path: Path) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
+def room_for(path: Path) -> Path:
+    """Return a path that a file can be written to, its folder made; refuse any other.
+
+    >>> room_for(Path(tempfile.mkdtemp()))
+    Traceback (most recent call last):
+    trilemma.errors.UserError: '...' is a folder; name a file
+    """
+    if path.is_dir():
+        raise UserError(f"{str(path)!r} is a folder; name a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {str(path.parent)!r} ({error.strerror})") from None
+    return path
+
+
 @contextmanager
 def readable(path: Path, what: str = "a run") -> Iterator[None]:
     """Turn whatever is wrong with a file, or a folder of files, into one kind of error that says so.
@@ -100,7 +116,7 @@ def readable(path: Path, what: str = "a run") -> Iterator[None]:
     except UNREADABLE as error:
         first = (str(error).strip() or "it ends too soon").split("\n")[0]
         raise UserError(
-            f"{path.name!r} cannot be read as {what}: {type(error).__name__}: {first[:200]}"
+            f"{path.name or str(path)!r} cannot be read as {what}: {type(error).__name__}: {first[:200]}"
         ) from None
 
 

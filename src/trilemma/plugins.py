@@ -18,7 +18,7 @@ import importlib.metadata
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -180,7 +180,12 @@ def _reason(error: BaseException) -> str:
 
 def _version(module: str) -> str:
     """Return the version of the package a module belongs to, "" where nobody says."""
-    top = module.split(".")[0]
-    for distribution in importlib.metadata.packages_distributions().get(top, ()):
+    for distribution in _distributions(tuple(sys.path)).get(module.split(".")[0], ()):
         return importlib.metadata.version(distribution)
     return ""
+
+
+@cache
+def _distributions(_on_path: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
+    """Return the packages that modules belong to; to find out, every installed file is looked at."""
+    return importlib.metadata.packages_distributions()

@@ -18,7 +18,7 @@ WHOLE = 2**53
 Number = float | Annotated[int, Field(ge=-WHOLE, le=WHOLE)]
 """A number in a file; a whole one stays an int."""
 
-Seed = Annotated[str, Field(pattern=r"^[0-9]{1,19}$")]
+Seed = Annotated[str, Field(pattern=r"^-?[0-9]{1,20}$")]
 """A seed as the key of a JSON object."""
 
 Count = Annotated[int, Field(ge=0, le=WHOLE)]

@@ -15,6 +15,7 @@ from trilemma.cli import app
 from trilemma.cli.app import COMMANDS
 from trilemma.papers import demo
 
+HIDDEN = ("bounds", "-n", "7", "-f", "1", "-d", "5", "--rounds", "9", "--hidden", "--sigma-ind", "1")
 TINY = ["--set", "run.rounds=4", "--set", "run.seeds=[1,2]"]
 
 
@@ -61,6 +62,13 @@ def test_a_wrong_config_exits_2_with_a_message_and_no_traceback(tmp_path: Path) 
         ("arena", "--show", "."),
         ("arena", "--quick", "--rule", "nope"),
         ("arena", "--quick", "--liars", "99"),
+        ("arena", "--quick", "--seeds", "x"),
+        ("arena", "--quick", "--set", "run.rounds=x"),
+        ("arena", "--quick", "--rule", "mean", "--results", "."),
+        ("arena", "--quick", "--rule", "mean", "--results", "/dev/null/below"),
+        ("sweep", "safe-dshb-phishing", "--only", "agregation.rule=mean"),
+        (*HIDDEN, "--alarm", "0"),
+        (*HIDDEN, "--alarm", "nan"),
         ("bounds", "-n", "7", "-d", "5", "--rounds", "0"),
         ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--gap", "nan"),
         ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--g", "nan"),
@@ -68,22 +76,7 @@ def test_a_wrong_config_exits_2_with_a_message_and_no_traceback(tmp_path: Path) 
         ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--sigma-ind", "1e308"),
         ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--convexity", "1e-320"),
         ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--epsilon", "1e-320"),
-        (
-            "bounds",
-            "-n",
-            "7",
-            "-f",
-            "1",
-            "-d",
-            "5",
-            "--rounds",
-            "9",
-            "--hidden",
-            "--sigma-ind",
-            "1",
-            "--clip",
-            "1e308",
-        ),
+        (*HIDDEN, "--clip", "1e308"),
         ("privacy", "-n", "7", "--rounds", "9", "--delta", "1e-5", "--sigma-cor", "1e308"),
         ("privacy", "-n", "7", "--rounds", "9", "--delta", "1e-5", "--sigma-ind", "1", "--plot", "x.xyz"),
     ],
@@ -114,6 +107,18 @@ def test_a_file_of_results_that_is_none_is_named(content: bytes, tmp_path: Path)
         found = CliRunner().invoke(app, arguments).exception
         assert isinstance(found, UserError)
         assert file.name in str(found)
+
+
+def test_why_an_arena_has_nothing_to_run_is_said() -> None:
+    refused = CliRunner().invoke(app, ["arena", "--quick", "--set", "run.rounds=x"]).exception
+    assert "[run] rounds = 'x'" in str(refused)
+
+
+@pytest.mark.slow
+def test_seeds_may_be_negative(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["run", "--set", "run.rounds=1", "--set", "run.seeds=-1", "--out", "out"])
+    assert done.exit_code == 0, done.output
 
 
 def test_what_a_new_name_leaves_behind_is_noted_on_standard_error(tmp_path: Path, monkeypatch) -> None:

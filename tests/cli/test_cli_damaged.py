@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from trilemma import cli, config, simulate
+from trilemma import cli, config, report, simulate
+from trilemma.errors import UserError
 from trilemma.learning.evidence import Expulsion
 from trilemma.papers import arena
 from trilemma.simulate import engine
@@ -187,3 +188,32 @@ def test_no_damaged_file_shows_a_traceback(
     if code == 2:
         assert {path.name for path in {*folder.rglob("*")} - before} <= {".lock"}
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("target", [".", "arena.json/below.{}", "/dev/null/below.{}", "/proc/below.{}"])
+@pytest.mark.parametrize(
+    ("command", "ending"),
+    [
+        ("table sweep --rows aggregation.rule --format csv --to", "csv"),
+        ("table sweep --rows aggregation.rule --format png --to", "png"),
+        (f"papers figure {STUDY} --results results --to", "png"),
+        ("plot sweep/mean --out", "png"),
+        ("plot sweep/mean --kind suspects --out", "png"),
+        ("export sweep/mean", "pt"),
+        ("arena --show arena.json --results", "json"),
+    ],
+)
+@pytest.mark.slow
+def test_where_nothing_can_be_written_a_command_says_so(
+    whole: Path, monkeypatch: pytest.MonkeyPatch, command: str, ending: str, target: str
+) -> None:
+    """A folder, something below a file, a place where the system lets nobody write."""
+    monkeypatch.chdir(whole)
+    before = set(whole.rglob("*"))
+    assert called(f"{command} {target.format(ending)}", monkeypatch) == 2
+    assert set(whole.rglob("*")) == before
+
+
+def test_one_model_of_all_is_no_clients_own(whole: Path) -> None:
+    with pytest.raises(UserError, match="all clients have one model"):
+        report.load(whole / "sweep" / "mean").state_dict(client=1)

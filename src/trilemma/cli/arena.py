@@ -34,7 +34,7 @@ def arena_command(
     """Set every rule against liars who know it; the worst case of each, finished cells are skipped."""
     from rich.console import Console
 
-    from trilemma import aggregation, simulate
+    from trilemma import aggregation, files, simulate
     from trilemma.errors import UserError
     from trilemma.papers import arena
     from trilemma.report.progress import GridProgress
@@ -51,6 +51,9 @@ def arena_command(
     for one in rule or ():
         if one not in arena.RULES:
             aggregation.parse(one, f=0)  # said once, before anything is run
+    if results is not None and files.room_for(results).exists():
+        arena.read(results)  # what is measured is to be put into it, hours later
+    reasons: list[str] = []
     wanted = list(
         arena.bouts(
             ground or (arena.QUICK if quick else tuple(arena.GROUNDS)),
@@ -60,10 +63,12 @@ def arena_command(
             threat or tuple(arena.THREATS),
             adversary or (),
             liars or (),
+            reasons.append,
         )
     )
     if not wanted:
-        raise UserError(f"nothing is left to run; liars: {_liars(ground or arena.GROUNDS)}")
+        why = reasons[0] if reasons else f"liars: {_liars(ground or arena.GROUNDS)}"
+        raise UserError(f"nothing is left to run; {why}")
     with GridProgress(Console(stderr=True)) as watcher:
         outcome = simulate.run_cells([bout.cell for bout in wanted], out, jobs=jobs, watcher=watcher)
     found = arena.rows(wanted, out)

@@ -22,7 +22,7 @@ def table_command(
     ] = None,
 ) -> None:
     """Lay a metric of a sweep's runs out by two keys: Markdown, CSV, Parquet, or a map of colours."""
-    from trilemma import report
+    from trilemma import files, report
     from trilemma.errors import ConfigError, nearest
 
     formats = ("markdown", "csv", "parquet", "png")
@@ -38,5 +38,5 @@ def table_command(
     if to is None:
         print(text, end="")
     else:
-        to.write_text(text, "utf-8")
+        files.room_for(to).write_text(text, "utf-8")
         print(to)

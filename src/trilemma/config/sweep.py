@@ -82,6 +82,9 @@ class Sweep:
         """
         asked: dict[str, list[Any]] = {}
         for path, value in map(assigned, wanted):
+            if self.cells and all(value_at(cell.config, path) is ABSENT for cell in self.cells):
+                swept = dict.fromkeys(key for cell in self.cells for key in cell.values)
+                raise ConfigError(f"--only: no cell has the key {path!r}: {nearest(path, swept)}")
             asked.setdefault(path, []).append(value)
         kept = tuple(
             cell

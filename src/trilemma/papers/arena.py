@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import get_type_hints
@@ -141,8 +141,9 @@ def bouts(
     threats: Sequence[str] = tuple(THREATS),
     adversaries: Sequence[str] = (),
     liars: Sequence[int] = (),
+    refused: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Bout]:
-    """Yield all cells of some grounds; what a rule is not defined for is left out.
+    """Yield all cells of some grounds; what a rule is not defined for is `refused`, with the reason.
 
     `rules` are names of `RULES` or any rule's. Without `adversaries` and `liars`: all of a ground's. A cell
     says on which device it runs: this machine's, unless `changes` do.
@@ -163,7 +164,8 @@ def bouts(
                         try:
                             told = (*said, *ground.adversaries[adversary], here, *changes)
                             config = load(ground.ready).with_(*told)
-                        except ConfigError:
+                        except ConfigError as error:
+                            refused(str(error))
                             continue
                         place = {"threat": threat, "liars": count, "rule": rule, "adversary": adversary}
                         yield Bout(name, threat, count, rule, adversary, Cell(place, config))
@@ -220,7 +222,7 @@ def _row(bout: Bout, result: Result, seed: int) -> Row:
         bout.rule,
         bout.adversary,
         seed,
-        round(float(last.metrics["accuracy"] or 0.0), 4),
+        round(float(last.metrics.get("accuracy") or 0.0), 4),  # 0 where it diverged
         sum(client < honest for client in gone),  # liars are the last ones
         sum(client >= honest for client in gone),
         round(last.facts["up_scalars"] / max(1, len(last.weights))),

@@ -9,6 +9,7 @@ from typing import Any
 from trilemma.errors import UserError
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
+from trilemma.report.picture_files import picture_file
 
 MANY, ACROSS = 6, 3
 """From how many panels on several stand in a row, and how many."""
@@ -54,7 +55,7 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
         marks.append(panels[0].plot([], [], mark, mfc="none", color="black", label=label)[0])
     picture.legend(handles=marks, loc="outside right upper", fontsize="small", frameon=False)
     picture.suptitle(results.study)
-    picture.savefig(path)
+    picture.savefig(picture_file(path))
     return path
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from trilemma.errors import UserError
+from trilemma.files import room_for
 from trilemma.records import Spread
 from trilemma.report.picture_files import picture_file
 from trilemma.report.tables import SHARES, Table, number, percent
@@ -115,7 +116,7 @@ class Cross:
             raise UserError(
                 "Parquet needs pyarrow: pip install 'trilemma[tables]'; csv and markdown need nothing"
             ) from None
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(self.records()), path)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(self.records()), room_for(path))
         return path
 
     def heatmap(self, path: Path) -> Path:

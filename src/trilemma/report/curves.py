@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trilemma.files import room_for
 from trilemma.records import Record
 
 if TYPE_CHECKING:
@@ -95,8 +96,7 @@ def plot_curves(curves: Sequence[Curve], path: Path, title: str = "", ylabel: st
     axes.margins(x=0)
     axes.spines[["top", "right"]].set_visible(False)  # names stand right of the lines' ends
     _label_ends(axes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(room_for(path))
     return path
 
 

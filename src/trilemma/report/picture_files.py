@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trilemma.errors import UserError
+from trilemma.files import room_for
 
 ENDINGS = (".png", ".svg")
 """How a picture's file may end."""
@@ -24,8 +25,4 @@ def check_picture(path: Path) -> None:
 def picture_file(path: Path) -> Path:
     """Return a path that a picture can be written to, its folder made; refuse any other."""
     check_picture(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {str(path.parent)!r} ({error.strerror})") from None
-    return path
+    return room_for(path)

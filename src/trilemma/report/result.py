@@ -80,6 +80,8 @@ class Result:
                     f"{len(flat)} clients keep models of their own; say whose: client = 0 to {len(flat) - 1}"
                 )
             flat = flat[client]
+        elif client is not None:
+            raise UserError(f"all clients have one model: client = {client} has none of its own")
         return self.name_tensors(flat, next(iter(self.seeds)) if seed is None else seed)
 
     def table(self) -> Table:

@@ -73,6 +73,8 @@ def hidden_shift(
         raise UserError(f"what liars hide needs 0 < f < n/2, d ≥ 1, T ≥ 1; got f = {f}, n = {n}, d = {dim}")
     if not SMALLEST <= clip <= 1 / SMALLEST:
         raise UserError(f"clip = {clip:g}: allowed are {SMALLEST:g} to {1 / SMALLEST:g}")
+    if not 0 < alarm < 1:
+        raise UserError(f"alarm = {alarm:g}: a probability strictly between 0 and 1 is needed")
     if law.silent:
         raise UserError("without noise liars hide nothing from it: give sigma_ind, sigma_cor or a target ε")
     spread = math.sqrt(law.sigma_ind**2 + n * law.sigma_cor**2)

@@ -7,6 +7,7 @@ from typing import Any
 
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
+from trilemma.report.picture_files import picture_file
 
 
 def draw(results: Results, printed: Paper, path: Path) -> Path:
@@ -44,7 +45,7 @@ def draw(results: Results, printed: Paper, path: Path) -> Path:
     marks.append(axes.plot([], [], "o", mfc="none", color="black", label="paper")[0])
     picture.legend(handles=marks, loc="outside right upper", fontsize="small", frameon=False)
     picture.suptitle(results.study)
-    picture.savefig(path)
+    picture.savefig(picture_file(path))
     return path
 
 
@@ -93,7 +94,7 @@ def draw_growth(results: Results, printed: Paper, path: Path) -> Path:
             axes.text(x, y, f"{values[y][x]:.2f}", ha="center", va="center", fontsize="small")
         axes.set(title=column)
     picture.suptitle("growth exponent a round; below 0 liars do not blow w up")
-    picture.savefig(path)
+    picture.savefig(picture_file(path))
     return path
 
 
