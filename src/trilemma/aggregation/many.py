@@ -23,7 +23,7 @@ SCALED, SQUARED = 5, 5
 method tell eigenvalues apart that differ by a millionth; those of noise differ by thousandths."""
 
 TOGETHER = 32
-"""On a GPU problems are filled up to so many or a double of it, so that few sizes have to be recorded."""
+"""On a GPU problems are filled up to so many, half as many more, or doubles of these: few sizes are recorded."""
 
 
 def top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,8 +111,9 @@ def walked(inner: Tensor, above: float) -> Tensor:
 
 
 def filled_up(problems: Tensor) -> Tensor:
-    """Return problems (B, …) and, on a GPU, copies of the first up to `TOGETHER` or a double of it."""
+    """Return problems (B, …) and, on a GPU, copies of the first: see `TOGETHER`."""
     size = max(TOGETHER, 1 << max(len(problems) - 1, 0).bit_length())
+    size = 3 * size // 4 if TOGETHER < len(problems) <= 3 * size // 4 else size
     missing = size - len(problems) if problems.is_cuda else 0
     return torch.cat([problems, problems[:1].expand(missing, *problems.shape[1:])]) if missing else problems
 

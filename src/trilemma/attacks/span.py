@@ -28,6 +28,8 @@ BLOCK = 1 << 20
 CUDA_BLOCK = 1 << 26
 """On a GPU larger blocks: 256 MB of float32, so that launches do not count."""
 
+PIECE = 1 << 11
+"""Columns of a block that a GPU multiplies at a time."""
 
 SQUARABLE = 1e14
 """Vectors no longer than this, nor all shorter than its inverse, have inner products that float32 holds."""
@@ -110,8 +112,19 @@ def inner_products(rows: Tensor) -> Tensor:
     width = max(1, (CUDA_BLOCK if rows.is_cuda else BLOCK) // max(len(rows), 1))
     for start in range(0, rows.shape[1], width):
         block = rows[:, start : start + width].double()
-        found += block @ block.T
+        found += in_pieces(block) if rows.is_cuda else block @ block.T
     return found.cpu()
+
+
+def in_pieces(block: Tensor) -> Tensor:
+    """Return block blockᵀ as a sum of many products of a few columns: one long product keeps no GPU busy.
+
+    >>> in_pieces(torch.ones(2, PIECE + 3)).tolist() == [[PIECE + 3.0] * 2] * 2
+    True
+    """
+    whole = block.shape[1] // PIECE * PIECE
+    pieces, rest = block[:, :whole].unflatten(1, (whole // PIECE, PIECE)).transpose(0, 1), block[:, whole:]
+    return torch.bmm(pieces, pieces.mT).sum(0) + rest @ rest.T
 
 
 def finite_rows(messages: Tensor) -> Tensor:

@@ -19,17 +19,17 @@ from trilemma.aggregation.many import filled_up, plain_top_eigenpairs, top_eigen
 from trilemma.learning.evidence.correction import FALSELY, QUARTILES, above
 from trilemma.learning.evidence.many_look import Look
 
-PEELED, LEFT_OUT = 3, 2
-"""In a recording so many directions are looked for, and clients are left out so many times."""
 
-
-@dataclass
+@dataclass(frozen=True)
 class Bounded:
     """How loops run that must not wait for a device: for so many steps, whatever they find.
 
-    `going_on` are (B,) where one of them would have gone on.
+    So many directions are looked for, and clients are `left_out` so many times; `going_on` are (B,) where
+    one of these loops would have gone on.
     """
 
+    directions: int
+    left_out: int
     going_on: list[Tensor] = field(default_factory=list)
 
 
@@ -187,7 +187,7 @@ def _left_out(
         leave = torch.zeros_like(counted).scatter(1, order, place <= last.clamp(max=liars - m + size))
         if bounded is None and not bool(going.any()):
             return seen, counted if times else None
-        if bounded is not None and times == LEFT_OUT:
+        if bounded is not None and times == bounded.left_out:
             bounded.going_on.append(going)
             return seen, counted
         counted = counted & ~(leave & going[:, None])
@@ -300,7 +300,7 @@ def peeled(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = No
     largest eigenvalue, by squaring, and that tells whether anything is above an edge.
     """
     some, tops, rows = white, list[Tensor](), list[Tensor]()
-    steps = most if bounded is None else min(most, PEELED)
+    steps = most if bounded is None else min(most, bounded.directions)
     while len(tops) < steps and len(white):
         if bounded is None:
             values, vectors = (part[: len(white)] for part in top_eigenpairs(filled_up(some)))

@@ -40,8 +40,10 @@ class Facts:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The numbers that a look has."""
+        """The numbers that a look has: of everybody, or of a client and a pair where all are alike."""
         m = self.members
+        if self.alike:
+            return {"deviation": (1,), "limits": (4, 2), "reach": (2, 1), "sizes": (m + 1, 3), "shares": (m,)}
         return {
             "deviation": (m,),
             "units": (m, m),
@@ -85,16 +87,19 @@ class Look:
         run's; None: nothing is set right by them.
         """
         m = len(law.bounds)
-        facts = Facts(m, law.dim, liars, law.alike is not None, shares is not None)
+        facts = Facts(m, law.dim, liars, law.alike is not None and m > 1, shares is not None)
+        # Where all are alike the first client, and the first two, are as good as any.
+        few = slice(1) if facts.alike else slice(None)
         parts = {
-            "deviation": law.deviation,
-            "units": 1.0 / np.outer(law.deviation, law.deviation),
-            "limits": _limits(law, alarm),
-            "reach": _reach(law, liars, alarm),
+            "deviation": law.deviation[few],
+            "limits": _limits(law, alarm, slice(2) if facts.alike else slice(None))[:, few],
+            "reach": _reach(law, liars, alarm)[:, few],
             "sizes": _sizes(law, liars),
-            "whitening": law.whitening if facts.telling else np.zeros((m, m)),
             "shares": np.ones(m) if shares is None else shares,
         }
+        if not facts.alike:
+            parts["units"] = 1.0 / np.outer(law.deviation, law.deviation)
+            parts["whitening"] = law.whitening if facts.telling else np.zeros((m, m))
         packed = np.concatenate([parts[name].ravel() for name in facts.shapes])
         return cls(facts, torch.from_numpy(packed).to(device), rows, law)
 
@@ -107,12 +112,14 @@ class Look:
     @property
     def deviation(self) -> Tensor:
         """The noise's standard deviation in every client's vector (m,)."""
-        return self._parts["deviation"]
+        return self._parts["deviation"].expand(self.facts.members)
 
     @property
     def units(self) -> Tensor:
         """What Gram matrices are multiplied by, so that noise has variance 1 (m, m)."""
-        return self._parts["units"]
+        if not self.facts.alike:
+            return self._parts["units"]
+        return self._parts["deviation"].pow(-2).expand(self.facts.members, self.facts.members)
 
     @property
     def limits(self) -> Tensor:
@@ -120,12 +127,15 @@ class Look:
 
         A sum of a vector with itself stands for the vector, a difference from itself for nothing.
         """
-        return self._parts["limits"]
+        limits = self._parts["limits"]
+        if not self.facts.alike:
+            return limits
+        return torch.where(self._own, limits[:, 0, None, None], limits[:, 1, None, None])
 
     @property
     def reach(self) -> Tensor:
         """How far from the median, in spreads, and how much further, a client may move (2, m)."""
-        return self._parts["reach"]
+        return self._parts["reach"].expand(2, self.facts.members)
 
     @property
     def sizes(self) -> Tensor:
@@ -135,19 +145,31 @@ class Look:
     @property
     def whitening(self) -> Tensor:
         """K^(-½) (m, m)."""
-        return self._parts["whitening"]
+        if not self.facts.alike:
+            return self._parts["whitening"]
+        across, along = self.sizes[-1, 1:].unbind()
+        found: Tensor = across * self._own + (along - across) / self.facts.members
+        return found
 
     @property
     def shares(self) -> Tensor:
         """What scales clients' moves to a whole run's (m,)."""
         return self._parts["shares"]
 
+    @property
+    def _own(self) -> Tensor:
+        """Where a client meets itself (m, m)."""
+        place = torch.arange(self.facts.members, device=self.numbers.device)
+        return place == place[:, None]
 
-def _limits(law: Law, alarm: float) -> Array:
+
+def _limits(law: Law, alarm: float, some: slice) -> Array:
+    """Limits (4, k, k) of some of the clients."""
     m = max(len(law.bounds), 1)
     low, high = lengths(law.dim, alarm / (2 * m * m))
-    slack, found = np.add.outer(law.bounds / law.deviation, law.bounds / law.deviation), []
-    for scale in law.pairs:
+    own, found = law.bounds[some] / law.deviation[some], list[Array]()
+    slack = np.add.outer(own, own)
+    for scale in (whole[some, some] for whole in law.pairs):
         least = low * scale - slack
         # A lower limit below zero is none, whatever rounding makes of a length that is nothing.
         found += [np.where(least > 0, least**2, -np.inf), (high * scale + slack) ** 2]

@@ -25,8 +25,11 @@ from trilemma.learning.evidence import many
 from trilemma.learning.evidence.many_look import Facts, Look
 from trilemma.recordings import Recordings, Tensors
 
-KEPT = 8
-"""Recordings that are kept: two for every number of lies that is filled up to."""
+KEPT = 12
+"""Recordings that are kept: two for every number of lies that is filled up to, and of steps."""
+
+STEPS = ((2, 1), (4, 2))
+"""Directions that are looked for, and how often clients are left out: nearly always the first are enough."""
 
 _recordings = Recordings(KEPT)
 
@@ -102,23 +105,24 @@ def foreseen(
         "fresh": fresh.numbers,
         "whole": whole.numbers,
     }
-    judged = _recordings.run(("judged", *facts), partial(_judged, facts), given)
-    given |= judged | {"taken": taken, "weights": weigh(judged["grams"][0])}
-    found = _recordings.run(("moved", *facts), partial(_moved, facts), given)
-    count = len(changes)
-    expelled = judged["expelled"][:count]
-    if bool((found["going_on"][:count] & ~expelled).any()):
-        return None
-    return Foreseen(
-        expelled,
-        torch.where(expelled[:, None], 0.0, found["after"][:count]),
-        torch.where(expelled, math.inf, found["corrected"][:count]),
-    )
+    for steps in STEPS:
+        judged = _recordings.run(("judged", steps, *facts), partial(_judged, facts, steps), given)
+        told = judged | {"taken": taken, "weights": weigh(judged["grams"][0])}
+        found = _recordings.run(("moved", steps, *facts), partial(_moved, facts, steps), given | told)
+        count = len(changes)
+        expelled = judged["expelled"][:count]
+        if not bool((found["going_on"][:count] & ~expelled).any()):
+            return Foreseen(
+                expelled,
+                torch.where(expelled[:, None], 0.0, found["after"][:count]),
+                torch.where(expelled, math.inf, found["corrected"][:count]),
+            )
+    return None
 
 
-def _judged(facts: tuple[Facts, Facts], of: Tensors) -> Tensors:
+def _judged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
     """Tell of B lies which are expelled, what each look shows, and where that would take more steps."""
-    round_, bounded = _round(facts, of), many.Bounded()
+    round_, bounded = _round(facts, of), many.Bounded(*steps)
     assert round_.sums is not None
     grams = torch.stack([round_.sent.grams(), round_.sums.grams()])
     expelled = many.improbable(grams, round_.looks).any(0)
@@ -129,9 +133,9 @@ def _judged(facts: tuple[Facts, Facts], of: Tensors) -> Tensors:
     return {"expelled": expelled, "going_on": bounded.going_on[0], **found}
 
 
-def _moved(facts: tuple[Facts, Facts], of: Tensors) -> Tensors:
+def _moved(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
     """Tell of B lies that were judged where the model is moved, given the rule's weights."""
-    round_, bounded = _round(facts, of), many.Bounded()
+    round_, bounded = _round(facts, of), many.Bounded(*steps)
     now = of["taken"] + of["weights"]
     parts = now / now.sum(1, keepdim=True).clamp(min=1e-300)
     seen = [many.Directions(*(of[name] for name in _names(place))) for place in range(2)]
