@@ -23,7 +23,7 @@ SCALED, SQUARED = 5, 5
 method tell eigenvalues apart that differ by a millionth; those of noise differ by thousandths."""
 
 TOGETHER = 32
-"""On a GPU problems are filled up to so many, half as many more, or doubles of these: few sizes are recorded."""
+"""On a GPU problems are filled up to so many, 1.5 times that, or doubles of these: few sizes are recorded."""
 
 
 def top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:

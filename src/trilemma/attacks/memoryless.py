@@ -57,7 +57,7 @@ class RuleAlone:
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix of the basis with the rows `beside` after it, on the host."""
         wide = torch.promote_types(self.vectors.dtype, torch.float32)
-        return inner_products(torch.cat([self.vectors.to(wide), beside.to(wide)]))
+        return inner_products(torch.cat([self.vectors.to(wide), beside.to(wide)])).cpu()
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor) -> Foreseen:
         """Return where the aggregate lies for each of the lies; nobody is expelled and nothing set right."""

@@ -103,7 +103,7 @@ class Span:
 
 
 def inner_products(rows: Tensor) -> Tensor:
-    """Return the Gram matrix of rows (k, d) in float64, products and sums, on the host.
+    """Return the Gram matrix of rows (k, d) in float64, products and sums, where they lie.
 
     >>> inner_products(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
@@ -113,7 +113,7 @@ def inner_products(rows: Tensor) -> Tensor:
     for start in range(0, rows.shape[1], width):
         block = rows[:, start : start + width].double()
         found += in_pieces(block) if rows.is_cuda else block @ block.T
-    return found.cpu()
+    return found
 
 
 def in_pieces(block: Tensor) -> Tensor:
@@ -123,8 +123,10 @@ def in_pieces(block: Tensor) -> Tensor:
     True
     """
     whole = block.shape[1] // PIECE * PIECE
-    pieces, rest = block[:, :whole].unflatten(1, (whole // PIECE, PIECE)).transpose(0, 1), block[:, whole:]
-    return torch.bmm(pieces, pieces.mT).sum(0) + rest @ rest.T
+    pieces = block[:, :whole].view(len(block), whole // PIECE, PIECE).transpose(0, 1)
+    rest = block[:, whole:]
+    found: Tensor = torch.bmm(pieces, pieces.mT).sum(0) + rest @ rest.T
+    return found
 
 
 def finite_rows(messages: Tensor) -> Tensor:

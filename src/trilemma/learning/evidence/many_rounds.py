@@ -107,7 +107,10 @@ def foreseen(
     }
     for steps in STEPS:
         judged = _recordings.run(("judged", steps, *facts), partial(_judged, facts, steps), given)
-        told = judged | {"taken": taken, "weights": weigh(judged["grams"][0])}
+        # How messages of the expelled would be weighed does not matter: as those of the first lie are.
+        grams = judged["grams"][0]
+        weights = weigh(torch.where(judged["expelled"][:, None, None], grams[:1], grams))
+        told = judged | {"taken": taken, "weights": weights}
         found = _recordings.run(("moved", steps, *facts), partial(_moved, facts, steps), given | told)
         count = len(changes)
         expelled = judged["expelled"][:count]

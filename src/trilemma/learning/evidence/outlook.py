@@ -101,8 +101,12 @@ class Outlook:
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix (p, p) of the basis with the rows `beside` (q, d) after it, on the host."""
         rows = torch.cat([self.vectors, beside.to(self.vectors)])
+        if not rows.is_cuda:
+            return aggregation.gram(rows)
         # All of it is noise around nothing: a GPU need not look for a row to measure from.
-        return inner_products(rows) if rows.is_cuda else aggregation.gram(rows)
+        found = inner_products(rows)
+        _ = self._looks  # worked out meanwhile
+        return found.cpu()
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor) -> Foreseen:
         """Return where somebody would be expelled, and where the model would be moved.
