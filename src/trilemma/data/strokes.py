@@ -47,6 +47,9 @@ DOTS = 16
 AMONG = 400
 """Directions in which strokes differ most, among which components that tell them apart are looked for."""
 
+REAL = 1e-9
+"""Of the largest variance: directions with less are rounding."""
+
 CALMED = 0.5
 """Of the mean variance of drawings of one stroke, what is added to it in every direction."""
 
@@ -104,7 +107,8 @@ def _whitening(options: StrokesOptions, shape: tuple[int, ...]) -> tuple[Tensor,
     mean = found.mean(0)
     centred = found - mean
     values, vectors = torch.linalg.eigh(centred @ centred.T)  # of the images: fewer than features
-    some = k if options.drawn is None else max(k, min(AMONG, width))
+    real = int((values > REAL * values[-1]).sum())  # channels of a group add up to nothing
+    some = k if options.drawn is None else max(k, min(AMONG, real))
     values, vectors = values[-some:].flip(0), vectors[:, -some:].flip(1)
     axes = centred.T @ vectors / values.sqrt()
     if options.drawn is not None:
