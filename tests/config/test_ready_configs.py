@@ -23,6 +23,7 @@ LONG = (
     "few-coordinates-cifar",
     "few-coordinates-mnist-subspace",
     "frontier-mnist",
+    "frontier-mnist-drawn",
     "frontier-mnist-whitened",
 )
 """A round of these takes fifteen seconds: at night. Others do the same with smaller images and models."""

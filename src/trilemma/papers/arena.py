@@ -106,6 +106,7 @@ def once(lr: float, clip: float) -> tuple[str, ...]:
 GROUNDS: Mapping[str, Ground] = {
     "mnist-features": Ground("frontier-mnist"),
     "mnist-whitened": Ground("frontier-mnist-whitened"),
+    "mnist-drawn": Ground("frontier-mnist-drawn"),
     "mnist-subspace-once": Ground("few-coordinates-mnist-subspace", once(10.0, 10.0)),
     "mnist-head-once": Ground("cafcor-mnist", ("model.train=head", *once(0.6, 3.0))),
     "mnist-cnn-once": Ground("cafcor-mnist", once(0.15, 3.0)),
