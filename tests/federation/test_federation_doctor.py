@@ -27,6 +27,7 @@ from trilemma.federation.facts import Facts
 from trilemma.federation.layout import METRICS, Party, parties
 from trilemma.federation.peers import Door, Peer, door_file
 from trilemma.federation.provisioning import install_certificate
+from trilemma.federation.spending import check_remembered
 
 CLIENTS = 3
 YEAR = dt.timedelta(days=365)
@@ -177,6 +178,24 @@ def test_a_damage_is_named_with_its_cure_and_only_where_it_is(folder, damage):
     assert all(one.cure for one in found)
     assert found[0].stops == stops
     assert findings(folder, "client-2") == findings(folder, "server") == []
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[" * 100_000, "[]", "{}", '{"length": "many", "pid": -1, "number": []}']
+)
+def test_what_is_remembered_in_json_and_broken_is_named(folder, content):
+    """Whichever way it is broken: the doctor tells, and whoever needs the file names it."""
+    party = parties(folder)[1]
+    (party.running / "supernode.json").parent.mkdir(exist_ok=True)
+    (party.running / "supernode.json").write_text(content)
+    with pytest.raises(UserError, match=r"supernode\.json"):
+        processes.recorded(party.running)
+    (party.running / "supernode.json").unlink()
+    party.ledger_head.write_text(content)
+    if content != "{}":  # a memory of nothing
+        with pytest.raises(UserError, match="ledger-head"):
+            check_remembered(party)
+    assert ("ledger-head" in str(doctor.examine(folder))) == (content != "{}")
 
 
 def test_the_clock_of_a_machine_shows_in_certificates_that_are_not_valid_yet(folder):

@@ -74,7 +74,7 @@ def known_to(party: Party) -> set[str]:
     try:
         found = json.loads(party.known.read_text())
         return {str(key) for key in found}
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{party.known} does not say whom this client knows: {error}") from None
 
 

@@ -217,12 +217,12 @@ def _check_newer(party: Party, bundle: Bundle) -> None:
     """Refuse a bundle from before the last one, or another one of its number."""
     if not party.installed.is_file():
         return
-    last = json.loads(party.installed.read_text())
-    if bundle.number < last["number"]:
-        raise UserError(
-            f"the bundle is number {bundle.number}: number {last['number']} was installed here since"
-        )
-    if bundle.number == last["number"] and bundle.digest != last["digest"]:
+    with files.readable(party.installed, "the last bundle's number"):
+        last = json.loads(party.installed.read_text("utf-8"))
+        number, digest = int(last["number"]), last["digest"]
+    if bundle.number < number:
+        raise UserError(f"the bundle is number {bundle.number}: number {number} was installed here since")
+    if bundle.number == number and bundle.digest != digest:
         raise UserError(f"there are two bundles with the number {bundle.number}; ask the authority")
 
 

@@ -32,6 +32,7 @@ from trilemma import files
 from trilemma.errors import PrivacyError
 from trilemma.federation.expulsions import Expulsion
 from trilemma.privacy.secrets import Identity, Roster, check_signature
+from trilemma.typed import Count
 
 SIGNATURE = re.compile("[0-9a-f]{128}")
 LONGEST = 1 << 53
@@ -42,7 +43,7 @@ LONGEST = 1 << 53
 class Position:
     """How far a ledger has come: its number of lines, and a digest of the last."""
 
-    length: int = 0
+    length: Count = 0
     digest: str = ""
 
     def covered(self, identity: Identity) -> Position:

@@ -85,7 +85,7 @@ def _guarded(check: Callable[..., Iterator[Finding]], *about: Party) -> list[Fin
     """Run a check; where a folder is so broken that it cannot be run, that is what it found."""
     try:
         return list(check(*about))
-    except (UserError, OSError, ValueError, LookupError, TypeError) as error:
+    except (UserError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         return [Finding("folder", f"cannot be read: {error}", "copy the party's folder once more", True)]
 
 

@@ -20,6 +20,7 @@ import psutil
 
 from trilemma import files
 from trilemma.errors import UserError
+from trilemma.typed import Count, typed
 
 
 class ProcessFailed(UserError):
@@ -40,7 +41,7 @@ class Running:
     """A started process. Its pid is also the id of its process group."""
 
     name: str
-    pid: int
+    pid: Count
     started: str
     log: str
 
@@ -127,7 +128,11 @@ def remember(command: Command, pid: int, folder: Path) -> Running:
 
 def recorded(folder: Path) -> list[Running]:
     """Return every process remembered in `folder`, alive or not, by name."""
-    return [Running(**json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        with files.readable(path, "a process that was started"):
+            found.append(typed(Running, json.loads(path.read_text("utf-8"))))
+    return found
 
 
 def signal_all(running: Iterable[Running], how: signal.Signals = signal.SIGTERM) -> None:

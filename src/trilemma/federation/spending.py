@@ -34,6 +34,7 @@ from trilemma.federation.task import PartyTask
 from trilemma.privacy.ledger import BudgetExceeded, Ledger
 from trilemma.privacy.ledger_lines import Budget, LedgerError, read_lines
 from trilemma.privacy.threats import Threat
+from trilemma.typed import typed
 
 RESERVE = 0.1
 """Share of rounds a default budget allows to be repeated."""
@@ -289,7 +290,8 @@ def check_remembered(party: Party) -> None:
     """
     if not party.ledger_head.is_file():
         return
-    before = Position(**json.loads(party.ledger_head.read_text()))
+    with files.readable(party.ledger_head, "what is remembered of a ledger"):
+        before = typed(Position, json.loads(party.ledger_head.read_text("utf-8")))
     lines = _lines(party)[: before.length]
     if len(lines) < before.length or (lines and lines[-1][:64].decode() != before.digest):
         raise Refused(
