@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from trilemma.learning.evidence.file import File
 from trilemma.learning.messages import Messages
 from trilemma.learning.privatise import all_finite
 from trilemma.learning.protocol import Algorithm, Report, ServerStep, Start, State
-from trilemma.learning.screens.screen import check_one_vector, lessened, stage_of
+from trilemma.learning.screens.screen import check_one_vector, expecting, stage_of
 from trilemma.learning.settings import Setup
 from trilemma.learning.trace import Array, Places, Trace
 from trilemma.mapped_rows import chosen
@@ -69,10 +69,7 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         return algorithm
     trace = _traceable(algorithm, setup)
     court = Court(settings, setup, trace)
-
-    @cache
-    def without(liars: int) -> Algorithm:
-        return build(replace(setup, byzantine=liars, rule=lessened(setup.rule, liars)))
+    inner = expecting(build, setup)
 
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
         start = algorithm.init(model, ids, key)
@@ -84,7 +81,7 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         model = state[trace.model]
         heard = _heard(court, messages, model, round_)
         judged = _judged(court, File.read(state), heard)
-        step = _aggregated(court, without, heard, judged, model, key)
+        step = _aggregated(court, inner, heard, judged, model, key)
         file = _written_down(judged, heard, step)
         after = _model_after(court, file, judged, model + step.change, round_)
         told = {**step.report, "weights": step.weights, "expelled": tuple(judged.expelled)}
@@ -209,7 +206,7 @@ class _Step:
 
 def _aggregated(
     court: Court,
-    without: Callable[[int], Algorithm],
+    inner: Callable[[int], Algorithm],
     heard: _Heard,
     judged: _Judged,
     model: Tensor,
@@ -217,7 +214,7 @@ def _aggregated(
 ) -> _Step:
     """Aggregate the messages of those who stay by the rule, and set the aggregate right.
 
-    `without` returns the algorithm whose rule expects so many liars. Where all who were asked are expelled,
+    `inner` returns the algorithm whose rule expects so many liars. Where all who were asked are expelled,
     the model stays where it is.
     """
     weights = torch.zeros(len(heard.senders), dtype=torch.float64)
@@ -228,8 +225,8 @@ def _aggregated(
     if not len(staying):
         return _Step(torch.zeros_like(model), weights, {})
     file, trace, by = judged.file, court.trace, court.trace.step(heard.round)
-    inner = without(min(court.liars(file), (len(staying) - 1) // 2))
-    done = inner.server(sound, {trace.model: model}, heard.round, key)
+    expected = min(court.liars(file), (len(staying) - 1) // 2)
+    done = inner(expected).server(sound, {trace.model: model}, heard.round, key)
     weights[torch.from_numpy(heard.rows[staying])] = done.report["weights"].detach().double().cpu()
     change = done.broadcast[trace.model] - model
     right = court.corrected(judged.messages, lambda: _products(vectors, change / by), file.carried, file)

@@ -90,6 +90,16 @@ def lessened(rule: Rule, liars: int) -> Rule:
     return rule if rule.f == liars else aggregation.parse(rule.name, f=liars)
 
 
+def expecting(build: Callable[[Setup], Algorithm], setup: Setup) -> Callable[[int], Algorithm]:
+    """Return a function of a number of liars: the algorithm whose rule expects so many, built once each."""
+
+    @cache
+    def rebuilt(liars: int) -> Algorithm:
+        return build(replace(setup, byzantine=liars, rule=lessened(setup.rule, liars)))
+
+    return rebuilt
+
+
 def check_one_vector(label: str, algorithm: Algorithm, start: Start) -> None:
     """Refuse an algorithm whose server keeps more than the model that its messages move."""
     assert algorithm.trace is not None
@@ -109,10 +119,7 @@ def screened(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
             f"alone; allowed: a rule without {stage.label}"
         )
     screen = screens[stage.label](stage, algorithm, setup)
-
-    @cache
-    def without(liars: int) -> Algorithm:
-        return build(replace(setup, byzantine=liars, rule=lessened(setup.rule, liars)))
+    inner = expecting(build, setup)
 
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
         start = algorithm.init(model, ids, key)
@@ -135,8 +142,8 @@ def screened(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         if kept:  # where everybody is left out, the model stays where it is
             scaled = x[kept] * seen.factors[kept].to(x)[:, None]
             sent = Messages(trace.messages(scaled, model), senders=tuple(names[i] for i in kept))
-            inner = without(min(setup.byzantine, (len(kept) - 1) // 2))
-            step = inner.server(sent, known, round_, key)
+            expected = min(setup.byzantine, (len(kept) - 1) // 2)
+            step = inner(expected).server(sent, known, round_, key)
             report, after = dict(step.report), step.broadcast[trace.model]
             rows = [finite[i] for i in kept]
             weights[rows] = report["weights"].detach().double().cpu() * factors[rows]
