@@ -40,10 +40,10 @@ def printable(text: str) -> str:
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """Say which allowed name `name` was probably meant to be, and list all of them.
 
-    >>> nearest("cwmde", ["cwmed", "krum"])
+    >>> nearest("cwmde", ["cwmed", "krum", "krum"])
     "did you mean 'cwmed'? Allowed: cwmed, krum"
     """
-    names = sorted(allowed)
+    names = sorted(set(allowed))
     return f"{hint(name, names)}Allowed: {', '.join(names) or '(none)'}"
 
 

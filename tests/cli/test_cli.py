@@ -197,6 +197,11 @@ def test_the_list_of_commands_says_what_each_says_itself() -> None:
         assert (lazy.load(name).help or "").splitlines()[0] == lazy.line
 
 
+def test_no_command_offers_to_complete_itself_without_the_others() -> None:
+    for name, lazy in COMMANDS.items():
+        assert "install_completion" not in {parameter.name for parameter in lazy.load(name).params}
+
+
 def test_version_and_help_do_without_torch(tmp_path: Path) -> None:
     """What takes seconds to import is imported by the commands that need it."""
     program = (

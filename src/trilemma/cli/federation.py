@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 federation_app = typer.Typer(
     help="A real federation on Flower: TLS, node authentication, keys, crashes and liars.",
     no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 

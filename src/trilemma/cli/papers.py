@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from trilemma.papers.study import Study
 
 papers_app = typer.Typer(
-    help="The papers' experiments: run them, and see ours beside theirs.", pretty_exceptions_enable=False
+    help="The papers' experiments: run them, and see ours beside theirs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 Name = Annotated[str, typer.Argument(help="a study (trilemma papers list)")]
