@@ -82,15 +82,19 @@ def best(start: Tensor, x: Tensor, truth: Tensor, far: float, sharp: float, step
     model, momentum, mean = start / lengths(start), torch.zeros_like(start), torch.zeros_like(start)
     ways = torch.randn(8, *start.shape, generator=generator)
     ways = ways / lengths(ways)
+    climbs = sharp * torch.tensor([1.0, 0.5] * 4)[:, None, None]
     for step in range(steps):
         some = torch.randint(len(x), (2000,), generator=generator)
         rows, labels = x[some], truth[some]
         for _ in range(2):
-            uphill = slopes(sharp * (model + far * ways), rows, labels, errors=True)
+            uphill = slopes(climbs * (model + far * ways), rows, labels, errors=True)
             ways = ways + 0.5 * uphill / lengths(uphill)
             ways = ways / lengths(ways)
         scores = sharp * (model + far * ways)
         wrong = 1 - (torch.softmax(rows @ scores, -1) * labels).sum(-1).mean(-1)
+        if step % 50 == 49:  # the weakest push sets out anew
+            new = torch.randn(start.shape, generator=generator)
+            ways[wrong.argmin()] = new / lengths(new)
         worst = torch.softmax(20 * wrong, 0)[:, None, None]
         momentum = 0.9 * momentum + (worst * slopes(scores, rows, labels, errors=True)).sum(0)
         model = model - (0.05 if step < 0.6 * steps else 0.015) * momentum
@@ -134,7 +138,7 @@ def main(given: argparse.Namespace) -> None:
         what = "errors" if errors else "the loss"
         line(f"flat, ρ = {flat:g}, by {what}, 150 steps", together(trained(x, truth, 150, flat, errors)))
     line("means", together(x.mT @ truth / size))
-    start = together(trained(x, truth, 60))[0]
+    start = together(trained(x, truth, 150))[0]
     for sharp in (8.0, 15.0):
         line(
             f"the best, sharpness {sharp:g}",
