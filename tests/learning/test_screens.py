@@ -15,7 +15,7 @@ from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.protocol import ClientStep, ServerStep
-from trilemma.learning.root import tuned, unseen
+from trilemma.learning.root import Tuned, tuned, unseen
 from trilemma.learning.screens import Heard
 from trilemma.learning.screens.noise_test import distances
 from trilemma.learning.screens.root_client import RootClient
@@ -303,3 +303,14 @@ def test_what_public_examples_show_is_taken_back() -> None:
     second = torch.autograd.functional.hessian(loss, found.params)
     expected = found.pull * torch.linalg.solve(second + found.pull * torch.eye(len(origin)), gradient)
     assert change == pytest.approx(expected, rel=2e-2, abs=2e-3 * float(expected.abs().max()))
+
+
+def test_where_the_loss_curves_down_the_push_is_still_one() -> None:
+    """A network's loss does at places; a negative pull stands for it."""
+    ready = assembled("aggregation.root=60", "attack={name='none'}")
+    assert ready.root is not None
+    gradient = torch.randn(ready.clients.model.dim, generator=torch.Generator().manual_seed(1))
+    for pull in (-0.05, -1.0, -100.0):
+        change = unseen(ready.root, Tuned(torch.zeros_like(gradient), 1.0, pull), gradient)
+        assert change.isfinite().all()
+        assert 0 < float(change.norm()) < 1e6

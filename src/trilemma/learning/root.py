@@ -104,7 +104,9 @@ def unseen(root: Clients, found: Tuned, gradient: Tensor) -> Tensor:
         if left <= 1e-8 * float(gradient @ gradient):
             break
         bent = curved(way)
-        step = left / max(float(way @ bent), 1e-30)
+        if not float(way @ bent) > 0:  # a network's loss may curve down there: as far as it was solved
+            return found.pull * (solution if solution.any() else gradient)
+        step = left / float(way @ bent)
         solution, rest = solution + step * way, rest - step * bent
         before, left = left, float(rest @ rest)
         way = rest + left / before * way
