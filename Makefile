@@ -24,9 +24,7 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-# On an older Python a pinned package of the site cannot be installed, and pip would look for another for hours.
 $(VENV)/.dev: $(VENV)/.runtime
-	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11, 5) or sys.exit("tests and site need Python 3.11.5 or newer, this is %d.%d.%d: make clean, then make PYTHON=/path/to/python3" % sys.version_info[:3])'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
 	touch $@
 
