@@ -80,6 +80,17 @@ def test_a_reference_row_that_hides_from_the_sample(d: int, distance: float):
     np.testing.assert_allclose(found.distances[2:, 2:], distances(X)[2:, 2:], rtol=1e-6)
 
 
+@pytest.mark.parametrize("further", [2.5, 10.0])
+def test_a_reference_row_of_one_long_coordinate_spoils_no_products_of_others(further: float):
+    """It is central but for one column, whose square swallows what float32 adds to it in that block."""
+    X = normal(9, 1 << 17)
+    X[0] = 0.0
+    X[0, 2048] = further * X.shape[1] ** 0.5
+    found = geometry(X, single=True)
+    np.testing.assert_allclose(found.distances[1:, 1:], distances(X)[1:, 1:], rtol=1e-5)
+    np.testing.assert_allclose(found.norms[1:], np.linalg.norm(X[1:].double().numpy(), axis=1), rtol=1e-5)
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("d", [40, 30_000, WIDE])
 def test_rows_that_are_not_finite(kernels: str, d: int, bad: float):
