@@ -11,7 +11,7 @@ import torch
 
 from trilemma import aggregation as agg
 from trilemma.aggregation.columns import Window, plain_window_means
-from trilemma.aggregation.cuda import CHUNK, PIECE, around_origin, pass_in_pieces
+from trilemma.aggregation.cuda import CHUNK, PIECE, around_origin, in_range, pass_in_pieces, products
 from trilemma.aggregation.cuda_network import window_program
 
 cuda = pytest.mark.cuda
@@ -85,6 +85,14 @@ def test_whatever_else_is_left_to_a_closer_look(case: str):
     else:
         X = X[:1]
     assert around_origin(X) is None
+
+
+def test_rows_whose_squares_float32_rounds_to_nothing_are_not_taken_for_nothing():
+    """To a server that sees nothing where noise should be all lie; who sent nothing yet is no reason."""
+    X = torch.randn(5, 3 * CHUNK, generator=torch.Generator().manual_seed(1))
+    X[4] = 0.0
+    assert in_range(X, products(X))
+    assert not in_range(1e-23 * X, products(1e-23 * X))
 
 
 @cuda
@@ -208,6 +216,15 @@ def test_device_gram_of_a_row_whose_square_is_no_float32():
     X[2] = 1e25
     exact = (X.double() @ X.double().T).numpy()
     np.testing.assert_allclose(agg.gram(X.cuda(), single=True).numpy(), exact, rtol=1e-4)
+
+
+@cuda
+@needs_device
+def test_device_gram_of_rows_whose_squares_are_too_small_for_float32():
+    """Short sums are measured as they are: to a server that sees nothing where noise should be, all lie."""
+    X = 1e-23 * torch.randn(5, 70_000, generator=torch.Generator().manual_seed(1))
+    found, expected = agg.gram_later(X.cuda())(), X.double() @ X.double().T
+    np.testing.assert_allclose(found.diagonal(), expected.diagonal(), rtol=1e-6)
 
 
 @cuda

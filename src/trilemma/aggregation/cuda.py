@@ -111,6 +111,18 @@ def products(X: Tensor) -> Tensor:
     return found + _float32_product(rest, rest.T)
 
 
+def in_range(X: Tensor, found: Tensor) -> bool:
+    """Tell whether products of rows are what float32 holds: finite, and none lost because it is too small.
+
+    >>> X = torch.tensor([[1e-30, 0.0], [1.0, 0.0], [0.0, 0.0]])
+    >>> in_range(X, X @ X.T), in_range(X[1:], X[1:] @ X[1:].T)
+    (False, True)
+    """
+    if not bool(found.isfinite().all()):
+        return False
+    return not any(bool(X[int(row)].any()) for row in (found.diagonal() <= TINY).nonzero())
+
+
 def around_origin(X: Tensor) -> Geometry | None:
     """Return the geometry of float32 rows around the origin, None unless most of them lie around it.
 
