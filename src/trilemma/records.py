@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from trilemma.typed import Count, Number, Seed, typed
+from trilemma.typed import Count, Number, Seed, Size, typed
 
 Scores = Mapping[str, Number | None]
 """Test scores by name, the loss among them. None: the score is not finite."""
@@ -105,7 +105,7 @@ class Spread:
     """A quantity over seeds. A diverged seed counts as None and leaves the mean to the others."""
 
     mean: Number | None
-    std: Number | None
+    std: Size | None
     per_seed: Mapping[Seed, Number | None]
 
     @classmethod

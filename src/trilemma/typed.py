@@ -10,13 +10,23 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 WHOLE = 2**53
 """The largest whole number up to which floats have all of them."""
 
 Number = float | Annotated[int, Field(ge=-WHOLE, le=WHOLE)]
 """A number in a file; a whole one stays an int."""
+
+
+def _no_less_than_0(value: float) -> float:
+    if value < 0:  # what is no number at all is no less
+        raise ValueError("Input should be no less than 0")
+    return value
+
+
+Size = Annotated[Number, AfterValidator(_no_less_than_0)]
+"""A number in a file that says how large something is: a deviation, a length."""
 
 Seed = Annotated[str, Field(pattern=r"^-?[0-9]{1,20}$")]
 """A seed as the key of a JSON object."""

@@ -182,6 +182,13 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         read_results(tmp_path / "other.json")
 
 
+def test_a_deviation_below_zero_is_refused_with_its_place(tmp_path: Path) -> None:
+    """No figure can be drawn of it."""
+    write_results(Results("s", (ours("a", 0.5, -0.01),)), tmp_path / "s.json")
+    with pytest.raises(UserError, match=r"std: .*no less than 0"):
+        read_results(tmp_path / "s.json")
+
+
 @pytest.mark.parametrize("name", studies)
 def test_kept_results_are_of_places_of_their_study(name: str) -> None:
     path = ROOT / "results" / f"{name}.json"
