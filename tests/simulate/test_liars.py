@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -99,6 +100,25 @@ def test_a_push_towards_errors_makes_as_many_as_patient_steps_and_more_than_one_
     most, found = mistaken(seen, pushed(patient)), mistaken(seen, pushed(seen.errors(far)))
     assert found > none + 0.95 * (most - none)
     assert most > uphill > none
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("fine", [0, 1, 2, 3])
+def test_a_climb_towards_errors_ends_where_these_are_no_numbers(
+    monkeypatch: pytest.MonkeyPatch, fine: int, bad: float
+) -> None:
+    """Whether the slope is a number there or not, and however many looks were fine before."""
+    seen, looks = looking_ahead(), []
+    slopes = torch.randn(40, seen.start.numel(), generator=torch.Generator().manual_seed(1))
+
+    def slope(self: Ahead, move: torch.Tensor) -> tuple[float, torch.Tensor]:
+        looks.append(move)
+        number = len(looks) <= fine
+        return (0.5, slopes[len(looks)]) if number else (bad, slopes[len(looks)] * (bad if fine % 2 else 1.0))
+
+    monkeypatch.setattr(Ahead, "_slope", slope)
+    assert bool(seen.errors(1.0).isfinite().all())
+    assert len(looks) <= ahead.LOOKS + 25  # of one line search
 
 
 def test_mistakes_are_those_of_the_model_to_which_messages_lead() -> None:

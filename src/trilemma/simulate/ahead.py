@@ -199,6 +199,9 @@ class Ahead:
             nonlocal most, best
             at = _unit(free.detach())
             errors, steepest = self._slope(move + radius * at.to(move))
+            if not (math.isfinite(errors) and bool(steepest.isfinite().all())):
+                free.grad = torch.zeros_like(free)  # a line search that meets no number may not end well
+                return -max(most, 0.0)
             if errors > most:
                 most, best = errors, at
             along, length = radius * steepest.to(at), torch.linalg.vector_norm(free.detach())
@@ -210,5 +213,6 @@ class Ahead:
 
 
 def _unit(vector: Tensor) -> Tensor:
+    """Return the vector (d,) at length 1; one that is nothing, or no number, as nothing."""
     found: Tensor = vector / torch.linalg.vector_norm(vector).clamp(min=1e-30)
-    return found
+    return found if bool(found.isfinite().all()) else torch.zeros_like(found)
