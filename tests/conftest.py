@@ -91,6 +91,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture
+def refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that is held here stays held: do not wait for it."""
+    monkeypatch.setattr("trilemma.files.PATIENCE", 0.0)
+
+
+@pytest.fixture
 def plugins_forgotten() -> Iterator[None]:
     """Take out of the registries what a test's plugins entered."""
     from trilemma import plugins

@@ -32,6 +32,10 @@ UNREADABLE = (
 )
 """What readers of JSON, of arrays and of checkpoints raise at a file that is not what it should be."""
 
+PATIENCE = 2.0
+"""Seconds until a held lock is refused: a killed process keeps its locks until its last thread has ended,
+a moment after it counts as dead, and whoever starts its work again at once must not be sent away."""
+
 DISK_ERRORS = frozenset(
     getattr(errno, name) for name in ("EIO", "EUCLEAN", "EBADMSG", "EREMOTEIO") if hasattr(errno, name)
 )
@@ -208,7 +212,7 @@ def sync_folder(folder: Path) -> None:
 def locked(path: Path, refusal: Exception | None = None) -> Iterator[None]:
     """Hold the lock file `path`, which goes free when this process ends, however it ends.
 
-    Where somebody else holds it, `refusal` is raised; without one this waits.
+    Where somebody else goes on holding it, `refusal` is raised after `PATIENCE`; without one this waits.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "lock"
@@ -217,7 +221,7 @@ def locked(path: Path, refusal: Exception | None = None) -> Iterator[None]:
     Traceback (most recent call last):
     ValueError: somebody works here
     """
-    lock = FileLock(path, timeout=-1 if refusal is None else 0, thread_local=False)
+    lock = FileLock(path, timeout=-1 if refusal is None else PATIENCE, thread_local=False)
     try:
         lock.acquire()
     except Timeout:

@@ -55,3 +55,29 @@ def test_a_lock_goes_free_with_the_process_that_held_it(tmp_path):
             process.kill()
     with files.locked(path, RuntimeError("in use")):
         pass
+
+
+HOLDER = """
+import sys, threading, time
+from pathlib import Path
+from trilemma import files
+
+big = bytearray(400_000_000)
+big[::4096] = bytes(len(big[::4096]))
+for _ in range(8):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+with files.locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a process counts as dead there when all of it is")
+def test_the_lock_of_a_killed_process_goes_free_before_anybody_is_refused(tmp_path):
+    """Its first thread may be over while others still are not, and its locks are theirs too."""
+    path = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        holder.kill()
+        with files.locked(path, RuntimeError("refused")):
+            pass

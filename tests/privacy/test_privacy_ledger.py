@@ -233,6 +233,7 @@ def test_a_flipped_bit_in_the_last_line_is_corruption_and_not_a_torn_write(path)
             assert path.read_bytes() == changed, "nothing is mended"
 
 
+@pytest.mark.usefixtures("refused_at_once")
 def test_two_writers_are_refused(path):
     with Ledger(path, BUDGET), pytest.raises(LedgerError, match="open elsewhere"):
         Ledger(path, BUDGET)

@@ -220,6 +220,7 @@ def test_a_directory_in_use_is_left_alone(tmp_path: Path) -> None:
         simulate.resume(tmp_path)
 
 
+@pytest.mark.usefixtures("refused_at_once")
 def test_two_processes_do_not_work_on_one_run(tmp_path: Path) -> None:
     settings = config.parse(BASE)
     simulate.run(settings, tmp_path / "run")
