@@ -136,7 +136,7 @@ def test_curves_and_losses_of_a_short_run(tmp_path: Path) -> None:
 
 def test_figures_are_drawn_from_results(tmp_path: Path) -> None:
     """Accuracy against fairness from Table 3, curves where there are any."""
-    from trilemma.papers import studies
+    from trilemma.papers.figures import picture_of
     from trilemma.papers.measured import Measured, Results
     from trilemma.papers.published import paper
     from trilemma.records import Spread
@@ -145,7 +145,7 @@ def test_figures_are_drawn_from_results(tmp_path: Path) -> None:
     curve = {f"{name}@{t}": Spread.of({1: 0.5}) for name in ("accuracy", "train_loss") for t in (1, 200)}
     cells = (Measured("Table 3", "Ditto", "clean", one), Measured("Figure 5", "Ditto", "clean", curve))
     name = "lp-proj-synthetic00"
-    drawn = studies[name].draw(Results(name, cells), paper("lp-proj").of(name), tmp_path / "picture.png")
+    drawn = picture_of(name, Results(name, cells), paper("lp-proj").of(name), tmp_path / "picture.png")
     assert drawn.read_bytes().startswith(b"\x89PNG")
 
 

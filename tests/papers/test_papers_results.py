@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 from trilemma.cli import app
 from trilemma.errors import ConfigError, UserError
 from trilemma.papers import pages, run_studies, studies
+from trilemma.papers.age import Again
 from trilemma.papers.claims import judged
+from trilemma.papers.figures import picture_of
 from trilemma.papers.filled import Filled, altogether, filled
 from trilemma.papers.measured import (
     Measured,
@@ -182,6 +184,24 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         read_results(tmp_path / "other.json")
 
 
+def test_a_note_stays_as_long_as_one_of_its_cells_does() -> None:
+    results = replace(new_results("s", [ours("a", 0.5), ours("b", 0.5)]), note="measured by hand")
+    assert results.merged([ours("a", 0.9)]).note == "measured by hand"
+    assert results.merged([ours("c", 0.9)]).note == "measured by hand"
+    assert results.merged([ours("a", 0.9), ours("b", 0.9)]).note == ""
+
+
+def test_what_was_run_again_stays_as_long_as_it_is_not_measured_anew() -> None:
+    again = Again((("t", "a", "c"),), 1, 0.0, "1a2b", "2026-11-16", "a CPU")
+    results = new_results("s", [ours("a", 0.5), ours("b", 0.5)]).with_again(again, {"keys.py": "0000"})
+    kept = results.merged([ours("b", 0.9)])
+    assert kept.again == again
+    assert kept.sources["1a2b"] == {"keys.py": "0000"}
+    anew = results.merged([ours("a", 0.9)])
+    assert anew.again is None
+    assert "1a2b" not in anew.sources
+
+
 def test_a_deviation_below_zero_is_refused_with_its_place(tmp_path: Path) -> None:
     """No figure can be drawn of it."""
     write_results(Results("s", (ours("a", 0.5, -0.01),)), tmp_path / "s.json")
@@ -285,7 +305,20 @@ def test_every_paper_has_a_file_of_its_numbers() -> None:
 
 def test_a_study_none_of_whose_runs_gave_a_result_is_not_drawn(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to draw: no run of safe-dshb has given a result"):
-        studies["safe-dshb"].draw(Results("safe-dshb", ()), paper("safe-dshb"), tmp_path / "a.png")
+        picture_of("safe-dshb", Results("safe-dshb", ()), paper("safe-dshb"), tmp_path / "a.png")
+
+
+def test_a_picture_has_its_columns_in_the_order_of_the_study(tmp_path: Path, monkeypatch) -> None:
+    """Though the first row has no result at ε = 8, and the file has the others in another order."""
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(
+        "matplotlib.axes.Axes.set_xticks", lambda axes, ticks, labels=None, **_: drawn.append(labels)
+    )
+    name, table = "byz-clip21-figure2", "MLP, f = 1, LF"
+    places = [("Byz-Clip21-SGD2M", 3), ("Byz-Clip21-SGD2M", 23), ("SAFE-DSHB", 23), ("SAFE-DSHB", 8)]
+    cells = [Measured(table, row, f"ε = {one}", {"accuracy": Spread.of({1: 0.5})}) for row, one in places]
+    picture_of(name, Results(name, tuple(cells)), Paper("a paper", ()), tmp_path / "a.png")
+    assert drawn == [["ε = 3", "ε = 8", "ε = 23"]]
 
 
 @pytest.mark.parametrize("command", ["list", "compare byz-clip21", "figure byz-clip21"])

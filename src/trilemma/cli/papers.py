@@ -224,9 +224,9 @@ def figure_command(
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Draw a study: ours with their spread, the paper's as hollow marks."""
-    from trilemma.papers import studies
+    from trilemma.papers.figures import picture_of
 
-    print(studies[name].draw(*_read(name, results, quick), to or Path(f"{name}.png")))
+    print(picture_of(name, *_read(name, results, quick), to or Path(f"{name}.png")))
 
 
 @papers_app.command("tune")

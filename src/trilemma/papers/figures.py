@@ -9,6 +9,7 @@ from typing import Any
 from trilemma.errors import UserError
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
+from trilemma.papers.study import in_order, studies
 from trilemma.report.picture_files import picture_file
 
 MANY, ACROSS = 6, 3
@@ -16,6 +17,11 @@ MANY, ACROSS = 6, 3
 
 ORDERS = 300.0
 """Values that are further apart than this factor are drawn on a logarithmic axis."""
+
+
+def picture_of(study: str, results: Results, printed: Paper, path: Path) -> Path:
+    """Draw what a study gave beside what was printed: as it draws itself, or else as all are drawn."""
+    return (studies[study].draw or figure)(results, printed, path)
 
 
 def figure(results: Results, printed: Paper, path: Path) -> Path:
@@ -39,8 +45,7 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
         there = [cell for cell in results.cells if cell.table == title]
         metric = next(iter(there[0].metrics))
         cells = [cell for cell in there if metric in cell.metrics]
-        columns = list(dict.fromkeys(cell.column for cell in cells))
-        rows = list(dict.fromkeys(cell.row for cell in cells))
+        rows, columns = (in_order(cells, results.study, axis) for axis in (1, 2))
         for cell in cells:
             x = columns.index(cell.column) + 0.7 * ((rows.index(cell.row) + 0.5) / len(rows) - 0.5)
             _draw(axes, x, cell, metric, colours[cell.row], printed)

@@ -103,7 +103,10 @@ class Results:
         return replace(self, again=again, sources={**self.sources, again.code: sources})
 
     def merged(self, cells: Sequence[Measured], compute: str = "") -> Results:
-        """Return these results with new ones in the place of old ones; what is kept says of when it is."""
+        """Return these results with new ones in the place of old ones; what is kept says of when it is.
+
+        A note stays as long as one of its cells does, what was run again as long as all of those do.
+        """
         new = {cell.place: cell for cell in cells}
         fresh = new_results(self.study, [*(cell for cell in self.cells if not cell.of), *cells], compute)
         if not self._continued_by(fresh):
@@ -112,9 +115,17 @@ class Results:
         else:
             old = {cell.place: cell for cell in self.cells}
         together = {place: new.get(place, cell) for place, cell in old.items()} | new
-        codes = {cell.code for cell in together.values()}
+        note = self.note if old.keys() - new.keys() else ""
+        again = self.again if self.again is not None and new.keys().isdisjoint(self.again.places) else None
+        codes = {cell.code for cell in together.values()} | ({again.code} if again is not None else set())
         kept = {code: found for code, found in self.sources.items() if code in codes}
-        return replace(fresh, cells=tuple(together.values()), sources={**kept, **fresh.sources})
+        return replace(
+            fresh,
+            cells=tuple(together.values()),
+            note=note,
+            again=again,
+            sources={**kept, **fresh.sources},
+        )
 
     def _continued_by(self, fresh: Results) -> bool:
         """Whether those are of the same day, device and sources, though perhaps of more: another rule's."""

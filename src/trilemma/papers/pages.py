@@ -21,6 +21,7 @@ from trilemma.papers import arena, studies
 from trilemma.papers.claims import written
 from trilemma.papers.measured import Measured, Results, read_results
 from trilemma.papers.published import Paper, paper
+from trilemma.papers.study import in_order
 from trilemma.papers.verdicts import said
 from trilemma.report import Table
 from trilemma.report.tables import SHARES
@@ -77,7 +78,7 @@ def _tables(title: str, own: Sequence[Measured], study: str, printed: Paper) -> 
 
 
 def _table(title: str, cells: Sequence[Measured], study: str, printed: Paper) -> Table:
-    down, across = (_in_order(cells, study, axis) for axis in (1, 2))
+    down, across = (in_order(cells, study, axis) for axis in (1, 2))
     there = sorted(cells, key=lambda cell: across.index(cell.column))
     heads = dict.fromkeys((cell.column, metric) for cell in there for metric in cell.metrics)
     columns = {column for column, _ in heads}
@@ -88,19 +89,6 @@ def _table(title: str, cells: Sequence[Measured], study: str, printed: Paper) ->
     many = len({metric for _, metric in heads}) > 1
     names = (_head(column, metric, many, len(columns) > 1) for column, metric in heads)
     return Table(title, ("", *names), rows, words=1 + len(heads))
-
-
-def _in_order(cells: Sequence[Measured], study: str, axis: int) -> list[str]:
-    """Return the rows (1) or columns (2) of a table that have cells, as the study has them.
-
-    >>> cells = [Measured("Table 5", "RSA", column, {}) for column in ("50 %", "clean", "10 %")]
-    >>> _in_order(cells, "lp-proj-mnist", 2)
-    ['clean', '10 %', '50 %']
-    """
-    there = dict.fromkeys(cell.place[axis] for cell in cells)
-    known = studies[study].order if study in studies else {}
-    own = dict.fromkeys(at[axis] for at in known if at[0] == cells[0].table)
-    return [*(name for name in own if name in there), *(name for name in there if name not in own)]
 
 
 def _head(column: str, metric: str, many_metrics: bool, many_columns: bool) -> str:

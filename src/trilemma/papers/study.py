@@ -11,7 +11,6 @@ from typing import Any
 
 from trilemma import simulate
 from trilemma.config.sweep import leaves
-from trilemma.papers.figures import figure
 from trilemma.papers.grid import Place
 from trilemma.papers.measured import SEEDS, Measured, Results, best, measured, pooled
 from trilemma.papers.published import Paper
@@ -48,7 +47,7 @@ class Study:
     runs at one place are a paper's grid of hyper-parameters, of which it shows the best: all are tried with
     the first seed, and what was best there is run with the others. `reported` are the
     metrics of a table, by its name; of a table that is not named there, all. A study without runs, of
-    formulas or of times, is computed. `draw` makes its picture.
+    formulas or of times, is computed. `draw` makes its picture, where `trilemma.papers.figures` has another.
     """
 
     paper: str
@@ -61,7 +60,7 @@ class Study:
     measure: Measure = scores
     reported: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     compute: Compute | None = None
-    draw: Draw = figure
+    draw: Draw | None = None
 
     def runs(self, seeds: str | None = None, quick: bool = False, only: str = "") -> list[Place]:
         """Return the places of a full or a quick look; with `only`, those that contain it in some name."""
@@ -106,6 +105,19 @@ class Study:
 
 studies: Registry[Study] = Registry("study")
 """Every study by its name."""
+
+
+def in_order(cells: Sequence[Measured], study: str, axis: int) -> list[str]:
+    """Return the rows (1) or columns (2) of a table that have cells, as the study has them.
+
+    >>> cells = [Measured("Table 5", "RSA", column, {}) for column in ("50 %", "clean", "10 %")]
+    >>> in_order(cells, "lp-proj-mnist", 2)
+    ['clean', '10 %', '50 %']
+    """
+    there = dict.fromkeys(cell.place[axis] for cell in cells)
+    known = studies[study].order if study in studies else {}
+    own = dict.fromkeys(at[axis] for at in known if at[0] == cells[0].table)
+    return [*(name for name in own if name in there), *(name for name in there if name not in own)]
 
 
 def run_studies(
