@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trilemma import config, simulate
 from trilemma.cli.app import app
+from trilemma.config import Cell
 from trilemma.errors import UserError
 from trilemma.papers import arena
+from trilemma.simulate import engine
 
 ROW = arena.Row("phishing-7", "LDP", 3, "caf", "loss", 1, 0.8, 0, 1, 69, 1.5)
 
@@ -101,6 +104,31 @@ def test_a_cell_is_run_once_recorded_and_shown(tmp_path: Path) -> None:
     assert found.device in {"cpu", "cuda"}
     shown = CliRunner().invoke(app, ["arena", "--show", str(kept)])
     assert "phishing-7" in shown.output
+
+
+@pytest.mark.parametrize("fine", [0, 1])
+def test_a_seed_that_diverged_is_a_row_with_nothing_right_whatever_its_last_round_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fine: int
+) -> None:
+    """Also where it did so in its first round, of which there is no record."""
+    step = engine.step
+
+    def diverging(experiment: engine.Experiment, progress: engine.Progress) -> object:
+        if experiment.seed == 2 and progress.round == fine:
+            raise engine.Diverged(fine + 1)
+        return step(experiment, progress)
+
+    monkeypatch.setattr(engine, "step", diverging)
+    said = {"privacy": {"threat": "ldp", "clip": 1.0, "epsilon": 30.0, "delta": 1e-4}}
+    run = {"rounds": 2, "seeds": [1, 2], "evaluate_every": 1, "device": "cpu"}
+    cell = Cell({}, config.parse({**said, "run": run}))
+    simulate.run(cell.config, tmp_path / cell.name)
+    bout = arena.Bout("phishing-7", "LDP", 3, "caf", "foe", cell)
+    well, lost = arena.rows([bout], tmp_path)
+    assert (lost.seed, lost.accuracy, lost.d) == (2, 0.0, well.d)
+    assert well.accuracy > 0
+    assert lost.epsilon is not None
+    assert fine or lost.epsilon == well.epsilon, "what it was to spend: clients noised for that"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from trilemma import files, report
 from trilemma.config import Cell, load
 from trilemma.errors import ConfigError
 from trilemma.report import Result, Table
+from trilemma.simulate.directory import RunDirectory
 from trilemma.simulate.experiment import choose_device
 from trilemma.simulate.sweep.grid import finished
 
@@ -174,7 +175,10 @@ def bouts(
 
 @dataclass(frozen=True)
 class Row:
-    """One seed of one cell: where it stands, its last accuracy, whom it expelled, ε and d."""
+    """One seed of one cell: where it stands, its last accuracy, whom it expelled, ε and d.
+
+    One that diverged got nothing right, and its ε is what it was to spend.
+    """
 
     ground: str
     threat: str
@@ -213,9 +217,13 @@ def rows(bouts: Iterable[Bout], out: Path) -> list[Row]:
 
 
 def _row(bout: Bout, result: Result, seed: int) -> Row:
-    records, federation = result.seeds[seed], result.config.federation
-    last, honest = records[-1], federation.clients - federation.byzantine
+    records, federation, summary = result.seeds[seed], result.config.federation, result.summary
+    honest = federation.clients - federation.byzantine  # liars are the last ones
     gone = [int(one["client"]) for record in records for one in record.expelled]
+    if str(seed) in summary.diverged:  # in its first round, maybe, of which there is no record
+        accuracy, epsilon = 0.0, summary.epsilon.get(summary.accountant)
+    else:
+        accuracy, epsilon = records[-1].metrics.get("accuracy") or 0.0, records[-1].epsilon
     return Row(
         bout.ground,
         bout.threat,
@@ -223,11 +231,11 @@ def _row(bout: Bout, result: Result, seed: int) -> Row:
         bout.rule,
         bout.adversary,
         seed,
-        round(float(last.metrics.get("accuracy") or 0.0), 4),  # 0 where it diverged
-        sum(client < honest for client in gone),  # liars are the last ones
+        round(float(accuracy), 4),
+        sum(client < honest for client in gone),
         sum(client >= honest for client in gone),
-        round(last.facts["up_scalars"] / max(1, len(last.weights))),
-        round(last.epsilon, 3) if math.isfinite(last.epsilon) else None,
+        RunDirectory.open(result.directory).dim,
+        round(epsilon, 3) if epsilon is not None and math.isfinite(epsilon) else None,
         None if result.config.run.device == "auto" else result.config.run.device,
     )
 

@@ -213,19 +213,31 @@ class RunDirectory:
         shapes = [[name, list(shape)] for name, shape in model.shapes]
         files.write_atomically(self.path / "model.json", json.dumps({"tensors": shapes}).encode())
 
+    @property
+    def dim(self) -> int:
+        """How many numbers are trained."""
+        return sum(math.prod(shape) for _, shape in self._shapes)
+
     def tensors(self, flat: Tensor) -> dict[str, Tensor]:
         """Return a model's parameters (d,) by name: those that were trained."""
-        path = self.path / "model.json"
-        if not path.exists():
-            raise UserError(f"{str(self.path)!r} was run before tensors had names there; run --resume on it")
         found: dict[str, Tensor] = {}
         start = 0
-        with files.readable(path, "names of tensors"):
-            for name, shape in json.loads(path.read_text("utf-8"))["tensors"]:
+        with files.readable(self.path / "model.json", "names of tensors"):
+            for name, shape in self._shapes:
                 stop = start + math.prod(shape)
                 found[name] = flat[start:stop].reshape(shape).clone()
                 start = stop
         return found
+
+    @property
+    def _shapes(self) -> list[tuple[str, list[int]]]:
+        """Names and shapes of what is trained."""
+        path = self.path / "model.json"
+        if not path.exists():
+            raise UserError(f"{str(self.path)!r} was run before tensors had names there; run --resume on it")
+        with files.readable(path, "names of tensors"):
+            said = json.loads(path.read_text("utf-8"))["tensors"]
+            return [(str(name), [int(side) for side in shape]) for name, shape in said]
 
     def task(self) -> Task | None:
         """Return the task of the run, where it came from a file; refuse one that was changed since.
