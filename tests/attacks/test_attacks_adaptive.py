@@ -50,7 +50,9 @@ def tryout(noise: str, limit: float = np.inf) -> Tryout:
         rows = torch.cat([vectors, beside])
         return rows @ rows.T
 
-    def outcomes(gram: torch.Tensor, rows: np.ndarray, changes: torch.Tensor) -> Foreseen:
+    def outcomes(
+        gram: torch.Tensor, rows: np.ndarray, changes: torch.Tensor, beside: torch.Tensor
+    ) -> Foreseen:
         after = torch.eye(10, len(gram), dtype=torch.float64).repeat(len(changes), 1, 1)
         after[:, rows] += STEP * changes
         lengths = torch.einsum("bip,pq,biq->bi", after, gram, after)
@@ -151,7 +153,7 @@ def test_what_is_foreseen_for_all_lies_is_what_the_server_does_with_each(case: t
         made.outlook, made.senders[-made.liars :], np.ones(made.liars), way[None], made.truth, noise
     )
     lies = there.lies(0, [0.3, 1.0, 3.0, 8.0, 15.0, 30.0, 80.0])
-    found = there.defence.outcomes(there.measured, there.active, torch.from_numpy(lies.changes))
+    found = there.defence.outcomes(there.measured, there.active, torch.from_numpy(lies.changes), there.beside)
     basis = torch.cat([there.defence.vectors.double(), way[None], made.truth[None] / made.truth.norm()])
     for place in range(len(lies)):
         expelled, move = made.after(there.sent(lies, place))

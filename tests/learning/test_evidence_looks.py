@@ -171,13 +171,13 @@ def test_liars_are_told_the_truth_about_rounds_with_and_without_a_look() -> None
         gram = outlook.gram(push)
         changes = torch.zeros(1, LIARS, len(gram), dtype=torch.float64)
         changes[..., -1] = 3.6 if round_ < 12 else 7.2
-        foreseen = outlook.outcomes(gram, np.arange(CLIENTS - LIARS, CLIENTS), changes)
+        foreseen = outlook.outcomes(gram, np.arange(CLIENTS - LIARS, CLIENTS), changes, push)
         sent[-LIARS:] += changes[0, :, -1:].float() * push
         origin = File.read(state).origin
         step = algorithm.server(Messages(sent), state, round_, Key(3))
         assert bool(foreseen.expelled) == bool(step.report["expelled"])
         reckoned = outlook.looked()
-        looked = reckoned.outcomes(reckoned.gram(push), np.arange(CLIENTS - LIARS, CLIENTS), changes)
+        looked = reckoned.outcomes(reckoned.gram(push), np.arange(CLIENTS - LIARS, CLIENTS), changes, push)
         assert bool(looked.expelled) or not foreseen.expelled
         if looked.expelled and not foreseen.expelled:
             awaited.add(round_)
@@ -187,6 +187,50 @@ def test_liars_are_told_the_truth_about_rounds_with_and_without_a_look() -> None
         state = step.state
     assert awaited == {13, 14, 15}  # after the look in round 12
     assert len(step.report["expelled"]) == LIARS
+
+
+@pytest.mark.parametrize(
+    ("rule", "geometric"),
+    [
+        ("evidence+caf", True),
+        ("evidence+nnm+caf", True),
+        ("evidence+nnm+mean", True),
+        ("evidence+cwmed", False),
+        ("evidence+nnm+cwmed", False),
+        ("evidence+cwtm", False),
+    ],
+)
+def test_liars_are_told_what_the_rule_after_evidence_makes_of_their_messages(
+    rule: str, geometric: bool
+) -> None:
+    """A median of columns too, with members missing and a direction that stands out and is set right.
+
+    Where the aggregate is no combination of the messages, its products with all of them are the server's.
+    """
+    algorithm, push, set_right = server(rule, clip=0.05), torch.eye(2, MODEL.dim), set()
+    state = start(algorithm)
+    for round_, members in enumerate([EVERYBODY, EVERYBODY, EVERYBODY[2:], EVERYBODY[:1] + EVERYBODY[3:]]):
+        sent = noise(round_)[list(members)]
+        sent[:, 1] += 2.0
+        outlook = Outlook.of(algorithm.court, state, sent, members, round_)
+        gram, lying = outlook.gram(push), np.arange(len(members) - LIARS, len(members))
+        changes = torch.zeros(2, LIARS, len(gram), dtype=torch.float64)
+        changes[1, :, -2] = 1.5
+        found = outlook.outcomes(gram, lying, changes, push)
+        basis, origin = torch.cat([outlook.vectors, push]).double(), File.read(state).origin
+        for place in range(2):
+            told = sent.clone()
+            told[-LIARS:] += changes[place, :, -2:].float() @ push
+            step = algorithm.server(Messages(told, senders=members), state, round_, Key(3))
+            assert not found.expelled[place]
+            assert not step.report["expelled"]
+            move = (step.broadcast["params"] - origin).double()
+            reckoned = gram @ found.move[place]
+            assert torch.allclose(basis @ move, reckoned, atol=1e-4 * float(reckoned.abs().max()))
+            assert not geometric or torch.allclose(found.move[place] @ basis, move, atol=1e-4)
+        set_right.add(bool(found.corrected[1] > 0))
+        state = step.state
+    assert True in set_right
 
 
 @pytest.mark.parametrize("method", ["byz-clip-sgd", "fedavg"])
@@ -236,7 +280,7 @@ def test_what_a_gpu_records_is_what_is_worked_out_step_by_step(
         gram = outlook.gram(push)
         changes = torch.zeros(30, LIARS, len(gram), dtype=torch.float64)
         changes[..., -3] = torch.linspace(0.0, 20.0, 30, dtype=torch.float64)[:, None]
-        expected = outlook.outcomes(gram, liars, changes)
+        expected = outlook.outcomes(gram, liars, changes, push)
         there = {name: part.to(device) for name, part in state.items()}
         same = Outlook.of(algorithm.court, there, sent.to(device), EVERYBODY, round_)
         given = (gram.to(device), torch.from_numpy(liars).to(device), changes.to(device), same.step)

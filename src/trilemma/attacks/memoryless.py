@@ -59,7 +59,7 @@ class RuleAlone:
         wide = torch.promote_types(self.vectors.dtype, torch.float32)
         return inner_products(torch.cat([self.vectors.to(wide), beside.to(wide)])).cpu()
 
-    def outcomes(self, gram: Tensor, rows: Places, changes: Tensor) -> Foreseen:
+    def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return where the aggregate lies for each of the lies; nobody is expelled and nothing set right."""
         which = torch.from_numpy(rows).to(gram.device)
         messages = Changed(gram, 0, len(self.senders), which, changes)

@@ -87,7 +87,8 @@ class Tryout:
         # The truth moves the model by step × truth; harm is counted against that.
         downhill = math.copysign(1.0, defence.step) * truth
         downhill = downhill / torch.linalg.vector_norm(downhill).clamp(min=1e-30)
-        self.measured: Tensor = defence.gram(torch.cat([directions, downhill[None]]))
+        self.beside = torch.cat([directions, downhill[None]])
+        self.measured: Tensor = defence.gram(self.beside)
         self.gram: Array = self.measured.numpy()
         # What lies mix: rows of the basis, and how far a change of messages moves them. Noise is turned in
         # messages or in their sums; where it stays as it is, one comes to the same as the other.
@@ -134,7 +135,7 @@ class Tryout:
         harm, corrected = [there.new_zeros(0)], [there.new_zeros(0)]
         for start in range(0, len(lies), count):
             some = torch.from_numpy(lies.changes[start : start + count])
-            found = self.defence.outcomes(there, self.active, some.to(there))
+            found = self.defence.outcomes(there, self.active, some.to(there), self.beside)
             harm.append(torch.where(found.expelled, -math.inf, -(found.move @ there[:, -1])))
             corrected.append(found.corrected)
         return Judged(*(torch.cat(parts).cpu().numpy() for parts in (harm, corrected)))

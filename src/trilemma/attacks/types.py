@@ -62,7 +62,8 @@ class Foreseen:
     """What would become of a round for each of B lies.
 
     `expelled` (B,) says where somebody is expelled; there nothing more is worked out. `move` (B, p) is how
-    far the model then is from where it started, in the basis, `corrected` (B,) how far it was set right.
+    far the model then is from where it started, in the basis, or what has the same inner products with all of
+    it; `corrected` (B,) how far it was set right.
     """
 
     expelled: Tensor
@@ -94,10 +95,11 @@ class Defence(Protocol):
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix (p, p) of the basis with more rows after it, on the host."""
 
-    def outcomes(self, gram: Tensor, rows: Any, changes: Tensor) -> Foreseen:
+    def outcomes(self, gram: Tensor, rows: Any, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return what becomes of the round when `changes` (B, r, p) are added to the messages in `rows`.
 
-        Changes are combinations of the basis, of Gram matrix `gram`; it is worked out where both lie.
+        Changes are combinations of the basis and the rows `beside` after it, of Gram matrix `gram`; it is
+        worked out where both lie.
         """
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from trilemma.aggregation import Chain
 from trilemma.aggregation.evidence import Evidence
+from trilemma.aggregation.mean import Mean
 from trilemma.learning.evidence.conviction import Expulsion, clients_of, convict, proved
 from trilemma.learning.evidence.correction import Correction, Direction, correct, visible, worth_correcting
 from trilemma.learning.evidence.file import File, added
@@ -83,6 +84,10 @@ class Court:
     def liars(self, file: File) -> int:
         """How many of the members may still lie: of two that were set aside only one did for certain."""
         return max(0, self.setup.byzantine - int(file.proved.sum()))
+
+    def expected(self, count: int, file: File) -> int:
+        """Return how many liars the rule is told to expect among so many messages."""
+        return min(self.liars(file), (count - 1) // 2)
 
     def heard(self, file: File, x: Tensor, senders: Places, round_: int, sharing: int | None = None) -> File:
         """Add a round's messages x (k, d), all finite, of `senders` to the file.
@@ -187,13 +192,12 @@ class Court:
         """Whether the rule after this stage does without it: whether it is not the mean."""
         return not self.setup.rule.name.endswith("mean")
 
-    def weighing(self, count: int, file: File) -> Chain | None:
-        """Return the rule that weighs so many messages by their Gram matrix; None: they count alike."""
-        rule = lessened(self.setup.rule, self.liars(file))
-        if not rule.geometric or not self.robust or count <= 2 * rule.f:
-            return None
+    def rule(self, count: int, file: File) -> Chain | None:
+        """Return the rule as it is applied to so many messages; None: it is their mean."""
+        rule = lessened(self.setup.rule, self.expected(count, file))
         assert isinstance(rule, Chain)
-        return rule
+        plain = isinstance(rule.last, Mean) and all(step.passes for step in rule.steps)
+        return None if plain else rule
 
     def able(self, members: int, file: File) -> bool:
         """Whether the moves of so many are set right."""

@@ -225,8 +225,7 @@ def _aggregated(
     if not len(staying):
         return _Step(torch.zeros_like(model), weights, {})
     file, trace, by = judged.file, court.trace, court.trace.step(heard.round)
-    expected = min(court.liars(file), (len(staying) - 1) // 2)
-    done = inner(expected).server(sound, {trace.model: model}, heard.round, key)
+    done = inner(court.expected(len(staying), file)).server(sound, {trace.model: model}, heard.round, key)
     weights[torch.from_numpy(heard.rows[staying])] = done.report["weights"].detach().double().cpu()
     change = done.broadcast[trace.model] - model
     right = court.corrected(judged.messages, lambda: _products(vectors, change / by), file.carried, file)

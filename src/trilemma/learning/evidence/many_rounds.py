@@ -50,20 +50,20 @@ class Round:
         self,
         grams: Sequence[Tensor],
         seen: Sequence[many.Directions],
-        weights: Tensor,
+        aggregates: Tensor,
         parts: Tensor,
         bounded: many.Bounded | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return how far the model then is from where it started (B, p), and how far it was set right (B,).
 
-        `grams` and `seen` are those of the looks, `weights` (B, k) the rule's, `parts` as in `many.correct`.
+        `grams` and `seen` are those of the looks, `aggregates` (B, p) the rule's, `parts` as in
+        `many.correct`.
         """
         gram, (fresh, whole) = self.sent.gram, self.looks
-        mean, corrected = self.sent.combined(weights), gram.new_zeros(len(weights))
-        move = self.step * mean
+        move, corrected = self.step * aggregates, gram.new_zeros(len(aggregates))
         move[:, self.sent.start + self.sent.count] += 1.0
         if many.corrects(fresh, seen[0]):
-            right = many.correct(grams[0], self.sent.beside(mean, fresh.rows), fresh, None, seen[0])
+            right = many.correct(grams[0], self.sent.beside(aggregates, fresh.rows), fresh, None, seen[0])
             once = self.step * self.sent.combined(right.mix, fresh.rows)
             move, corrected = move + once, _lengths(gram, once)
         after = move
@@ -142,7 +142,8 @@ def _moved(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> T
     now = of["taken"] + of["weights"]
     parts = now / now.sum(1, keepdim=True).clamp(min=1e-300)
     seen = [many.Directions(*(of[name] for name in _names(place))) for place in range(2)]
-    after, corrected = round_.moved((of["grams"][0], of["grams"][1]), seen, of["weights"], parts, bounded)
+    aggregates = round_.sent.combined(of["weights"])
+    after, corrected = round_.moved((of["grams"][0], of["grams"][1]), seen, aggregates, parts, bounded)
     going_on = torch.stack([of["going_on"], *bounded.going_on]).any(0)
     return {"after": after, "corrected": corrected, "going_on": going_on}
 

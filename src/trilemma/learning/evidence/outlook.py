@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trilemma import aggregation
+from trilemma.aggregation import Chain
 from trilemma.attacks.changed import Changed
 from trilemma.attacks.span import inner_products
 from trilemma.attacks.types import Foreseen
@@ -28,6 +29,10 @@ from trilemma.learning.evidence.many_rounds import Round, foreseen, recordable
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.learning.trace import Law, Places
+
+SINGULAR = 1e-10
+"""Parts of a basis of unit vectors whose squared length is such a share of the longest are none of it: after
+one round sums are multiples of messages."""
 
 
 @dataclass(frozen=True)
@@ -108,17 +113,18 @@ class Outlook:
         _ = self._looks  # worked out meanwhile
         return found.cpu()
 
-    def outcomes(self, gram: Tensor, rows: Places, changes: Tensor) -> Foreseen:
+    def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return where somebody would be expelled, and where the model would be moved.
 
-        `gram` (p, p) is the basis', `changes` (B, r, p) what is added to the messages in `rows` (r,), in it.
-        All of it is worked out where these two lie.
+        `gram` (p, p) is the basis', with the rows `beside` (q, d) in it, `changes` (B, r, p) what is added to
+        the messages in `rows` (r,), in it. All of it is worked out where these two lie.
         """
         k, (whole, fresh) = len(self.senders), self._looks
+        geometric = self._rule is None or self._rule.geometric
         n, taken = len(self.vectors) - k - 1, self.file.taken.to(gram)
         everybody = n == k and bool((self.senders == np.arange(n)).all())
         which = torch.from_numpy(rows).to(gram.device)
-        if gram.is_cuda and self.due and everybody and recordable(whole, fresh):
+        if gram.is_cuda and self.due and everybody and geometric and recordable(whole, fresh):
             found = foreseen(gram, which, changes, self.step, whole, fresh, taken, self._weights)
             if found is not None:
                 return found
@@ -131,9 +137,13 @@ class Outlook:
         judged = _judged(looked_at)
         left = judged.left
         sums, sent, grams = sums.only(left), sent.only(left), [some[left] for some, _ in looked_at]
-        weights = self._weights(grams[0] if fresh.rows is None else sent.grams())
+        if geometric:
+            weights = self._weights(grams[0] if fresh.rows is None else sent.grams())
+            aggregates = sent.combined(weights)
+        else:
+            aggregates, weights = self._columnwise(sent, beside)
         round_ = Round(sent, sums if self.due else None, (fresh, whole), self.step)
-        after, corrected = round_.moved(grams, judged.seen, weights, self._parts(weights, taken))
+        after, corrected = round_.moved(grams, judged.seen, aggregates, self._parts(weights, taken))
         return Foreseen(
             judged.expelled,
             gram.new_zeros(len(changes), len(gram)).index_copy(0, left, after),
@@ -168,9 +178,34 @@ class Outlook:
             look(self.senders, np.arange(k), k, fresh, file.carried, court.alarms[1]),
         )
 
+    @cached_property
+    def _rule(self) -> Chain | None:
+        """The rule as the server applies it to the round's messages; None: it is their mean."""
+        return self.court.rule(len(self.senders), self.file)
+
+    def _columnwise(self, sent: Changed, beside: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the aggregates (B, p) of a rule that decides in every column, and its weights (B, k).
+
+        Such an aggregate is no combination of the basis: the rule is asked with the messages themselves, of
+        one lie after the other. What stands for it has the same inner product with every vector of the basis,
+        and the rest of the round, as all that liars ask for, is made of these.
+        """
+        assert self._rule is not None
+        basis = torch.cat([self.vectors, beside.to(self.vectors)])
+        messages = basis[sent.start : sent.start + sent.count]
+        products, weights = sent.gram.new_zeros(len(sent.changes), len(basis)), []
+        for place, change in enumerate(sent.changes.to(basis)):
+            done = self._rule(messages.index_add(0, sent.which, change @ basis))
+            products[place] = basis @ done.value
+            weights.append(done.weights)
+        scale = sent.gram.diagonal().clamp(min=1e-300).rsqrt() * (sent.gram.diagonal() > 0)
+        inverse = torch.linalg.pinv(scale[:, None] * sent.gram * scale, hermitian=True, rtol=SINGULAR)
+        shares = torch.stack(weights) if weights else products[:, : sent.count]
+        return (products * scale) @ inverse * scale, shares.to(products)
+
     def _weights(self, grams: Tensor) -> Tensor:
-        """Return the rule's weights (B, k) of messages with Gram matrices (B, k, k)."""
-        rule = self.court.weighing(grams.shape[1], self.file)
+        """Return a geometric rule's weights (B, k) of messages with Gram matrices (B, k, k)."""
+        rule = self._rule
         if rule is None or not len(grams):
             return grams.new_full(grams.shape[:2], 1 / grams.shape[1])
         if grams.is_cuda and rule.weights_from_grams is not None:
