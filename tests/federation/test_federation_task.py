@@ -17,7 +17,7 @@ from trilemma.federation import provisioning, spending
 from trilemma.federation.layout import parties
 from trilemma.federation.public_facts import Federation
 from trilemma.federation.task import load_task
-from trilemma.task.file import TaskFile
+from trilemma.task.file import TaskFile, copy_task, sources, task_digest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "federation"
 TASK = """
@@ -136,6 +136,43 @@ def test_two_parties_in_one_process_do_not_mix_their_modules(tmp_path, monkeypat
     dims = [task.call("model").dim for task in (three, five, three)]
     assert dims == [4 * 3 + 3 + 2 * 3 + 2, 4 * 5 + 5 + 2 * 5 + 2, 4 * 3 + 3 + 2 * 3 + 2]
     assert sys.modules["helpers"] is outside
+
+
+@pytest.mark.parametrize(
+    ("imports", "path"),
+    [
+        ("from tools import statistics", "tools/statistics.py"),
+        ("import tools.types as kinds", "tools/types.py"),
+        ("from tools import *", "tools/random.py"),
+        ("from tools.steps import one", "tools/queue.py"),
+        ("from loosely.words import one", "loosely/words.py"),
+    ],
+)
+def test_no_file_that_a_task_runs_is_left_out_of_what_is_copied_and_allowed(tmp_path, imports, path):
+    """Not for having, in its package, a name of the standard library's, nor for lying in no package."""
+    task, source = beside(tmp_path / "code", size=3), tmp_path / "code" / path
+    task.write_text(f"{imports}\n")
+    (tmp_path / "code" / "tools" / "steps.py").write_text("from .queue import one\n")
+    source.parent.mkdir(exist_ok=True)
+    source.write_text("one = 1\n")
+    copy_task(task, tmp_path / "copy", "task.py")
+    assert (tmp_path / "copy" / path).read_text() == "one = 1\n"
+    TaskFile(tmp_path / "copy" / "task.py")
+    before = task_digest(task)
+    source.write_text("one = 2\n")
+    assert task_digest(task) != before
+
+
+def test_names_of_the_standard_library_are_not_a_tasks(tmp_path, monkeypatch):
+    """Not even of a module that nobody has imported yet: nothing runs that is not in the digest."""
+    monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
+    task = beside(tmp_path / "code", size=3)
+    task.write_text("import tabnanny\n")
+    (tmp_path / "code" / "tabnanny.py").write_text("raise SystemExit\n")
+    finders = list(sys.meta_path)
+    TaskFile(task)
+    assert sources(task) == [task]
+    assert sys.meta_path == finders
 
 
 def test_the_number_of_examples_is_public(tmp_path):

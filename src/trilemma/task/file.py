@@ -8,15 +8,19 @@ that name too: so a task's modules are in `sys.modules` only while its code is c
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
+import pkgutil
 import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from modulefinder import ModuleFinder
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -110,14 +114,32 @@ class TaskFile:
             own = _beside(self.path.parent)
             others = _take(own)
             sys.modules.update(self._modules)
+            standard = _StandardLibrary(folder)
+            sys.meta_path.insert(0, standard)
             sys.path.insert(0, folder)
             importlib.invalidate_caches()
             try:
                 yield
             finally:
                 sys.path.remove(folder)
+                sys.meta_path.remove(standard)
                 self._modules = _take(own)
                 sys.modules.update(others)
+
+
+class _StandardLibrary(MetaPathFinder):
+    """Finds modules of the standard library where they are, and never in a task's folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where such a module is; None for everybody else's, and for what Python has built in."""
+        if path is not None or name not in sys.stdlib_module_names:
+            return None
+        return PathFinder.find_spec(name, [one for one in sys.path if one != self._folder])
 
 
 def _beside(folder: Path) -> set[str]:
@@ -134,15 +156,59 @@ def _take(names: set[str]) -> dict[str, ModuleType]:
 
 
 def sources(path: Path) -> list[Path]:
-    """Return a `task.py` and, of the files beside it, those that it imports."""
-    finder = ModuleFinder([str(path.parent)])
+    """Return a `task.py` and, of the files beside it, those that it imports, and that these import.
+
+    Whatever a module in a package is called, it is the task's own; a folder of modules need not be a package.
+    """
+    PathFinder.invalidate_caches()
+    found, waiting = {path}, [(path, "")]
+    while waiting:
+        for module in _imported(*waiting.pop(), path.parent):
+            if module[0] not in found:
+                found.add(module[0])
+                waiting.append(module)
+    return [path, *sorted(found - {path})]
+
+
+def _imported(file: Path, package: str, folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the modules beside a task that one of them, in `package`, imports: their files and packages."""
+    if file.suffix != ".py":
+        return
     try:
-        finder.run_script(str(path))
-    except SyntaxError as error:
-        raise UserError(f"{path} cannot be imported: {error}") from None
-    found = {Path(getattr(module, "__file__", None) or path) for module in finder.modules.values()}
-    own = {source for source in found if source.stem not in sys.stdlib_module_names}
-    return [path, *sorted(own - {path})]
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{file} cannot be imported: {error}") from None
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                yield from _modules(one.name, folder)
+        elif isinstance(node, ast.ImportFrom):
+            try:
+                name = resolve_name("." * node.level + (node.module or ""), package)
+            except ImportError:
+                continue  # above the topmost package: it fails when it is run
+            for one in node.names:
+                yield from _modules(f"{name}.{one.name}", folder)
+
+
+def _modules(name: str, folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the modules on the way to `name`, those that are beside a task: their files and packages."""
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return
+    search, whole = [str(folder)], ""
+    for part in name.split("."):
+        if part == "*":
+            for one in pkgutil.iter_modules(search):
+                yield from _modules(f"{whole}.{one.name}", folder)
+            return
+        spec = PathFinder.find_spec(part, search)
+        if spec is None:
+            return
+        before, whole = whole, f"{whole}.{part}".removeprefix(".")
+        inside = spec.submodule_search_locations
+        search = list(inside or ())
+        if spec.origin is not None:
+            yield Path(spec.origin), before if inside is None else whole
 
 
 def copy_task(path: Path, folder: Path, name: str) -> None:
