@@ -11,8 +11,9 @@ The rooms of the house, from the ground up:
 * `trilemma.simulate`: the engine that runs n clients on one machine.
 * `trilemma.report`: what a run gave, simulated or deployed.
 
-and, for short, `Task`, `Privacy` and `run`: a run in one call; `load`: the result in a folder. What is named
-here is imported when it is first used, so that `import trilemma` costs nothing.
+and, for short, `Task`, `Privacy` and `run`: a run in one call; `load`: the result in a folder; `inputs`: what
+an exported model takes. What is named here is imported when it is first used, so that `import trilemma` costs
+nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trilemma import aggregation, attacks, config, data, learning, models, privacy, report, simulate, task
     from trilemma.api import Privacy, load, run
+    from trilemma.config import inputs
     from trilemma.task import Task
 
 __version__ = "0.1.0"
@@ -30,7 +32,7 @@ __version__ = "0.1.0"
 _ROOMS = (
     "aggregation", "attacks", "config", "data", "learning", "models", "privacy", "report", "simulate", "task",
 )  # fmt: skip
-_SHORT = {"Privacy": "api", "Task": "task", "load": "api", "run": "api"}
+_SHORT = {"Privacy": "api", "Task": "task", "inputs": "config", "load": "api", "run": "api"}
 """Names that belong to a room and are also found here."""
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "attacks",
     "config",
     "data",
+    "inputs",
     "learning",
     "load",
     "models",

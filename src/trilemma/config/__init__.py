@@ -7,6 +7,7 @@
 """
 
 from trilemma.config.load import Choice, Config, load, parse
+from trilemma.config.model_inputs import Inputs, inputs
 from trilemma.config.own import OWN, Own
 from trilemma.config.ready import ready
 from trilemma.config.schema import parse_seeds
@@ -17,9 +18,11 @@ __all__ = [
     "Cell",
     "Choice",
     "Config",
+    "Inputs",
     "Own",
     "Sweep",
     "described",
+    "inputs",
     "load",
     "load_sweep",
     "parse",

@@ -12,6 +12,7 @@ import torch
 
 from trilemma import data, models
 from trilemma.config.load import Config
+from trilemma.config.model_inputs import features_key
 from trilemma.data import Dataset, FederatedData
 from trilemma.errors import ConfigError, UserError
 from trilemma.keys import Key
@@ -107,7 +108,7 @@ def _features(config: Config, dataset: Dataset, key: Key, device: torch.device |
         config.features.options,
         project=config.holding.project,
         norm=config.holding.norm,
-        key=key.fold("features"),
+        key=features_key(key),
         storage=data.Storage.from_environment(),
         device=device,
     )

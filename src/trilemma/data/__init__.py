@@ -22,9 +22,9 @@ from trilemma.data.catalogue import (
     loaded,
     partitions,
 )
-from trilemma.data.centred import centred
+from trilemma.data.centred import around_own, centred
 from trilemma.data.dealing import mirror, set_aside
-from trilemma.data.features import with_features
+from trilemma.data.features import features_of, with_features
 from trilemma.data.federated import EpochBatches, FederatedData, Split
 from trilemma.data.own import from_clients
 from trilemma.data.storage import Storage
@@ -50,12 +50,14 @@ __all__ = [
     "Split",
     "Storage",
     "Target",
+    "around_own",
     "centred",
     "columns_of",
     "datasets",
     "divide",
     "each",
     "feature_maps",
+    "features_of",
     "from_clients",
     "from_folder",
     "from_table",

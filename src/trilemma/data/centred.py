@@ -64,9 +64,18 @@ def centred(dataset: Dataset, holdings: Holdings, whiten: bool = False) -> Datas
             train[holdings.valid[client]] = own(train[holdings.valid[client]])
         if holdings.test:
             test[holdings.test[client]] = own(test[holdings.test[client]])
-    if not holdings.test and len(test):
-        test = _Own.of(test, whiten)(test)
+    if not holdings.test:
+        test = around_own(test, whiten)
     return replace(dataset, x_train=train, x_test=test)
+
+
+def around_own(x: Tensor, whiten: bool = False) -> Tensor:
+    """Return examples of one holder around their mean, whitened where that is asked for.
+
+    >>> around_own(torch.tensor([[1.0], [5.0]])).flatten().tolist()
+    [-2.0, 2.0]
+    """
+    return _Own.of(x, whiten)(x)
 
 
 @dataclass(frozen=True)

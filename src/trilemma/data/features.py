@@ -86,6 +86,26 @@ def with_features(
     return replace(dataset, x_train=train, x_test=test, description=description)
 
 
+def features_of(
+    examples: Features,
+    features: FeatureOptions | nn.Module = UNCHANGED,
+    *,
+    project: int | None = None,
+    norm: float | None = None,
+    key: Key,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Return the features that `with_features` would put in the place of these examples; nothing is kept.
+
+    >>> features_of(torch.ones(2, 9), project=4, norm=1.0, key=Key(1)).shape
+    torch.Size([2, 4])
+    """
+    if not len(next(iter(columns_of(examples).values()))):
+        raise UserError("there is no example to compute features of")
+    steps = _Steps(features, project, norm, key.fold("project"), torch.device(device))
+    return _in_pieces(examples, steps.build(examples), steps.device)
+
+
 @dataclass(frozen=True)
 class _Steps:
     """What is done to an example, and where."""

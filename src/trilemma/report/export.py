@@ -10,28 +10,45 @@ import torch
 from torch import Tensor
 
 from trilemma import files
+from trilemma.config import Inputs
 from trilemma.errors import UserError
 
 KINDS = (".safetensors", ".pt")
 """How a model's file may end: safetensors (no code inside, read by every framework), or torch's own."""
 
+BESIDE = ".input.toml"
+"""How the file beside it ends that says what the model takes."""
 
-def export(state: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors by name; what is there already is not touched."""
+
+def export(state: Mapping[str, Tensor], path: Path, inputs: Inputs | None = None) -> Path | None:
+    """Write tensors by name, and beside them what the model takes, where that is no example as it is.
+
+    Returns that second file, if there is one. What is there already is not touched.
+    """
     if path.suffix not in KINDS:
         raise UserError(f"{path.name!r}: a model is written to a file that ends in {' or '.join(KINDS)}")
-    if path.exists():
-        raise UserError(f"{path} is there already; name another file")
+    contents = {path: _content(state, path.suffix)}
+    beside = path.with_suffix(BESIDE) if inputs is not None and inputs.computed else None
+    if inputs is not None and beside is not None:
+        contents[beside] = inputs.toml(path.name).encode()
+    for one in contents:
+        if one.exists():
+            raise UserError(f"{one} is there already; name another file")
+    for one, content in contents.items():
+        try:
+            files.write_atomically(one, content)
+        except OSError as error:
+            raise UserError(f"{one} cannot be written: {error.strerror}") from None
+    return beside
+
+
+def _content(state: Mapping[str, Tensor], kind: str) -> bytes:
+    """Return the bytes of a model's file."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    if path.suffix == ".safetensors":
+    if kind == ".safetensors":
         from safetensors.torch import save
 
-        content = save(tensors, metadata={"format": "pt"})
-    else:
-        buffer = io.BytesIO()
-        torch.save(tensors, buffer)
-        content = buffer.getvalue()
-    try:
-        files.write_atomically(path, content)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        return save(tensors, metadata={"format": "pt"})
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    return buffer.getvalue()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from trilemma.config import Config
+from trilemma.config import Config, Inputs
 from trilemma.errors import UserError
 from trilemma.records import Record, Summary
 from trilemma.report.curves import Curve, plot_curves
@@ -63,10 +63,7 @@ class Result:
 
         A flat vector (d,), or (k, d) where the clients that compute keep models of their own.
         """
-        wanted = next(iter(self.seeds)) if seed is None else seed
-        if wanted not in self.seeds:
-            raise UserError(f"there is no seed {wanted}; allowed: {', '.join(map(str, self.seeds))}")
-        return self.read_model(wanted)
+        return self.read_model(self._seed(seed))
 
     def state_dict(self, seed: int | None = None, client: int | None = None) -> dict[str, Tensor]:
         """Return a seed's model under its own names: `net.load_state_dict(result.state_dict())`.
@@ -82,7 +79,18 @@ class Result:
             flat = flat[client]
         elif client is not None:
             raise UserError(f"all clients have one model: client = {client} has none of its own")
-        return self.name_tensors(flat, next(iter(self.seeds)) if seed is None else seed)
+        return self.name_tensors(flat, self._seed(seed))
+
+    def inputs(self, seed: int | None = None) -> Inputs:
+        """Return the way from examples to what a seed's model takes: `net(result.inputs()(examples))`."""
+        return Inputs(self.config, self._seed(seed))
+
+    def _seed(self, seed: int | None) -> int:
+        """Return the seed that is meant, the first one by default."""
+        wanted = next(iter(self.seeds)) if seed is None else seed
+        if wanted not in self.seeds:
+            raise UserError(f"there is no seed {wanted}; allowed: {', '.join(map(str, self.seeds))}")
+        return wanted
 
     def table(self) -> Table:
         """Return the scores beside ε, f, the attack and the run without liars."""
