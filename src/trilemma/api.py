@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -176,11 +177,9 @@ def _meant(key: str, known: Sequence[str]) -> str:
     return nearest(key, known)
 
 
-def _bar(progress: bool) -> Any:
-    import contextlib
-
+def _bar(progress: bool) -> AbstractContextManager[simulate.Observer | None]:
     if not progress:
-        return contextlib.nullcontext()
+        return nullcontext()
     from rich.console import Console
 
     from trilemma.report.progress import ProgressBar

@@ -42,9 +42,12 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
     >>> nearest("cwmde", ["cwmed", "krum", "krum"])
     "did you mean 'cwmed'? Allowed: cwmed, krum"
+    >>> nearest("zeno", ["cwmed", "krum"])
+    'allowed: cwmed, krum'
     """
     names = sorted(set(allowed))
-    return f"{hint(name, names)}Allowed: {', '.join(names) or '(none)'}"
+    meant = hint(name, names)
+    return f"{meant}{'A' if meant else 'a'}llowed: {', '.join(names) or '(none)'}"
 
 
 def hint(name: str, allowed: Iterable[str]) -> str:

@@ -131,6 +131,13 @@ def test_what_a_new_name_leaves_behind_is_noted_on_standard_error(tmp_path: Path
     assert json.loads(result.stdout)["attack"] == "sf"
 
 
+def test_an_attack_that_nobody_plays_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()  # so that nothing is run
+    result = CliRunner().invoke(app, ["run", "--set", "attack.name=sf", "--json", "--out", str(tmp_path)])
+    assert "already holds something" in str(result.exception)
+    assert result.stderr == "note: nobody plays the attack sf: [federation] byzantine = 0\n"
+
+
 def test_resume_of_a_finished_run_prints_the_same_result(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = CliRunner().invoke(app, ["run", *TINY, "--json", "--out", "out"])

@@ -124,7 +124,7 @@ def test_a_folder_of_runs_will_do(out: Path, tmp_path: Path) -> None:
         found.cross("agregation.rule")
     with pytest.raises(UserError, match="no run was scored by 'acuracy'"):
         found.cross("aggregation.rule", metric="acuracy")
-    with pytest.raises(UserError, match="has no finished runs"):
+    with pytest.raises(UserError, match="there is no folder"):
         report.load_sweep(tmp_path / "nothing")
 
 

@@ -205,6 +205,16 @@ def test_what_is_wrong_with_a_task_is_said_where_it_is_stated(change, complaint)
         tl.Task(**{"model": net, "clients": [examples(0)], **change})
 
 
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()])
+def test_classes_that_no_output_is_for_are_refused_where_the_first_examples_do_not_show_them(tmp_path, loss):
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(1))
+    sorted_by_label = x, (torch.arange(200) >= 150).long()
+    task = tl.Task(model=lambda: nn.Linear(4, 1), clients=[sorted_by_label] * 2, loss=loss)
+    with pytest.raises(UserError, match=r"Linear has outputs \(128, 1\) for 2 classes"):
+        tl.run(task, rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 TASK = """
 import numpy as np
 from torch import nn

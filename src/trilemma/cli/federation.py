@@ -164,7 +164,8 @@ def _settings(config: str | None, clients: int | None, task: Task | None, plugin
             settings = settings.with_("federation.clients=5")
     real = pilot.deployed(settings)
     if real is not settings:
-        say(f"[attack] is for simulations and is left out; f = {real.federation.f} liars are tolerated")
+        left_out = "" if settings.attack.name == "none" else "[attack] is for simulations and is left out; "
+        say(f"{left_out}f = {real.federation.f} liars are tolerated")
     return real
 
 

@@ -155,6 +155,8 @@ def _settings(
         extra.append(f"run.device='{device}'")
     own = None if task is None else configuration.Own(task.clients_known)
     settings = configuration.load(path, extra, own, plugins)
-    for note in settings.notes:  # on standard error: what assignments made of the file
+    idle = settings.attack.name != "none" and not settings.federation.byzantine
+    nobody = f"nobody plays the attack {settings.attack.name}: [federation] byzantine = 0"
+    for note in (*settings.notes, *([nobody] if idle else [])):  # on standard error, before anything runs
         Console(stderr=True).print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
     return settings

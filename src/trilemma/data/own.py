@@ -162,7 +162,7 @@ def read_examples(given: Any, place: Place, label: str | None = None) -> ClientE
     else:
         raise UserError(
             f"{place.who}: cannot read a {type(given).__name__}; allowed: (x, y), a torch Dataset, or a "
-            "mapping of columns (for data frames: data.from_table)"
+            "mapping of columns; of a data frame (frame[features].to_numpy(), frame[label].to_numpy())"
         )
     columns = x if isinstance(x, Mapping) else {"": x}
     read = {str(name): read_column(values, place, str(name)) for name, values in columns.items()}
@@ -186,7 +186,7 @@ def _without_label(
         wanted = (
             f"no column {label!r}" if label is not None else f"{len(names)} columns that may be the label"
         )
-        raise UserError(f"{place.who}: {wanted}; say which with label. {nearest(label or 'label', columns)}")
+        raise UserError(f"{place.who}: {wanted}; say which with label; {nearest(label or 'label', columns)}")
     return {name: values for name, values in columns.items() if name != names[0]}, columns[names[0]]
 
 

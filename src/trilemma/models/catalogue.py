@@ -69,7 +69,7 @@ def build(name: str, features_shape: Sequence[int], classes: int, **options: Any
     25818
     >>> build("cnn", (1, 28, 28), 10, hiden=3)
     Traceback (most recent call last):
-    trilemma.errors.ConfigError: model 'cnn': unknown option 'hiden': Allowed: (none)
+    trilemma.errors.ConfigError: model 'cnn': unknown option 'hiden': allowed: (none)
     """
     chosen = models[name]
     shape = tuple(int(size) for size in features_shape)

@@ -125,6 +125,8 @@ class SweepResult:
 def load_sweep(directory: Path | str) -> SweepResult:
     """Read the results below a folder: of a sweep, or of any runs whose directories are in it."""
     folder = Path(directory)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {str(folder)!r}")
     if (folder / "sweep.json").is_file():
         values = known_cells(folder)
         failed = failures(folder)

@@ -199,6 +199,8 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """Open a run that was started before."""
+        if not path.is_dir():
+            raise UserError(f"there is no folder {str(path)!r}")
         if not (path / "config.toml").exists():
             raise UserError(f"{str(path)!r} is not a run directory: it has no config.toml")
         return cls(path, configuration.load(path / "config.toml"))

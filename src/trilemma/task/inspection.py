@@ -79,7 +79,7 @@ def trained(learner: Learner) -> list[str]:
     lines += [f"  {name} {_shape(shape)}" for name, shape in model.shapes]
     if frozen:
         count = sum(tensor.numel() for tensor in frozen.values())
-        lines.append(f"{count:,} numbers stay as they are (frozen, buffers, or tied): {_few([*frozen])}")
+        lines.append(f"{count:,} numbers are not trained (frozen, buffers, or tied): {_few([*frozen])}")
     return lines
 
 
@@ -114,10 +114,12 @@ def _loss(task: Task, learner: Learner, params: Tensor, batch: Batch, dataset: D
     yield f"{name}: {scores['loss']:.4g} on client 0 before training"
     if not math.isfinite(scores["loss"]):
         yield "  not finite: nothing can be learned from here"
-    if learner.coupled is None:
-        yield "a mean over examples: may be clipped per client and per example"
-    else:
+    if learner.coupled is not None:
         yield "couples the examples of a batch: may be clipped per client only"
+    elif learner.model.buffers:  # what that means for clipping is said of its gradients
+        yield "a mean over examples, which batch normalisation couples"
+    else:
+        yield "a mean over examples: may be clipped per client and per example"
     if len(dataset.y_test) and not (dataset.natural and dataset.natural.test):
         found = learner.score(params, dataset.x_test, dataset.y_test, statistics)
         yield "on the test data before training: " + ", ".join(f"{k} {v:.4g}" for k, v in found.items())
@@ -144,6 +146,8 @@ def _gradients(
     if learner.coupled is not None or model.buffers:
         what = "the loss couples examples" if learner.coupled is not None else "batch normalisation"
         yield f"single examples have no gradient of their own ({what}): clip per client"
+        if model.buffers:
+            yield "running statistics need an algorithm that keeps them (fedavg); nn.GroupNorm needs none"
         if by_example:
             problems += _refusal(model, batch)
         return

@@ -30,6 +30,20 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.mse_loss(outputs.flatten(), targets.to(outputs.dtype).flatten())
 
 
+def refuse_missing_outputs(loss: Loss, outputs: Tensor, classes: int | None, model: str) -> None:
+    """Refuse a model that has fewer outputs than there are classes, where the loss takes one for each.
+
+    The examples on which a loss is tried need not show every class: those of a sorted table show one.
+    """
+    by_class = (isinstance(loss, nn.CrossEntropyLoss) and outputs.dim() == 2) or loss is token_cross_entropy
+    if by_class and classes is not None and outputs.shape[-1] < classes:
+        raise UserError(
+            f"{model} has outputs {tuple(outputs.shape)} for {classes} classes: cross entropy takes one for "
+            "each class, in the last axis; for one logit of two classes give targets 0.0 and 1.0 of the "
+            "outputs' shape, with loss = nn.BCEWithLogitsLoss()"
+        )
+
+
 def default_loss(dataset: Dataset | None) -> Loss:
     """Return cross entropy where there are classes (of examples, or of tokens), else the squared error.
 

@@ -19,7 +19,7 @@ from trilemma.keys import Key
 from trilemma.models.types import Model
 from trilemma.task.file import TaskFile
 from trilemma.task.learner import Learner
-from trilemma.task.losses import Loss, default_loss
+from trilemma.task.losses import Loss, default_loss, refuse_missing_outputs
 from trilemma.task.metrics import Metric, chosen
 
 PROBED = 128
@@ -224,6 +224,7 @@ def _couples(model: Model, loss: Loss, dataset: Dataset) -> bool:
     params = model.init(Key(0))
     with _blamed(f"{model.name} cannot be called on examples {shapes}"):
         outputs = models.outputs(model, params, x, buffers=model.initial_buffers(1))
+    refuse_missing_outputs(loss, outputs, dataset.classes, model.name)
     with _blamed(f"the loss cannot compare outputs {tuple(outputs.shape)} with targets {tuple(y.shape)}"):
         loss(outputs, y)
     return not model.buffers and bool(models.couples(model, params, Batch(each(x, _stacked), y[None])))
