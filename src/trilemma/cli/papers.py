@@ -70,7 +70,13 @@ def run_command(
         bool, typer.Option("--quick/--full", help="a look that leaves much out, and says what")
     ] = False,
     seeds: Annotated[str | None, typer.Option(help="as in 1-5 or 1,3,7; default: the study's")] = None,
-    only: Annotated[str, typer.Option(help="runs whose table, row or column contains this")] = "",
+    only: Annotated[
+        str,
+        typer.Option(help="runs whose table, row or column contains this; several words: 'Table 3 / R = 5'"),
+    ] = "",
+    missing: Annotated[
+        bool, typer.Option("--missing", help="only what the results lack: empty places, more seeds of others")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(help="runs at a time", min=1)] = None,
     engine: Annotated[str, typer.Option(help="local or ray")] = "local",
     estimate: Annotated[
@@ -89,40 +95,56 @@ def run_command(
     from rich.console import Console
 
     from trilemma.errors import ConfigError
-    from trilemma.papers import run_studies, studies
+    from trilemma.files import room_for
+    from trilemma.papers import filled, run_studies, studies
     from trilemma.papers.measured import Results, read_results, write_results
     from trilemma.report.progress import GridProgress
 
     console = Console(stderr=True)
     chosen = {name: studies[name] for name in ([*studies] if names == ["all"] else names)}
+    paths = {name: results / f"{name}{'-quick' if quick else ''}.json" for name in chosen}
+
+    def there(name: str) -> Results:
+        return read_results(paths[name]) if paths[name].is_file() else Results(name, ())
+
+    before = {
+        name: there(name) for name in chosen
+    }  # a file that cannot be read is named before anything runs
     places = {name: study.runs(seeds, quick, only) for name, study in chosen.items() if study.compute is None}
     if places and not any(places.values()):
         raise ConfigError(f"{', '.join(places)}: no run whose table, row or column contains {only!r}")
+    if missing:
+        places = {name: filled.missing(one, before[name]) for name, one in places.items()}
+        chosen = {name: one for name, one in chosen.items() if places.get(name, not before[name].cells)}
     if estimate:
         return _estimate(chosen, places, quick, jobs, results)
     if quick:
         _say_what_is_left_out(chosen, jobs, results, console)
-    paths = {name: results / f"{name}{'-quick' if quick else ''}.json" for name in chosen}
-    before = {
-        name: read_results(path) if path.is_file() else Results(name, ()) for name, path in paths.items()
-    }
+
+    for path in paths.values():
+        room_for(path)
 
     def keep(name: str, found: Sequence[Measured]) -> None:
-        together = before[name].merged(found, chosen[name].module)
+        # read anew: another process may have written other places of it meanwhile
+        together = there(name).merged(found, chosen[name].module)
         write_results(chosen[name].ordered(together), paths[name])
 
     for name, study in chosen.items():
         if study.compute is not None:
             keep(name, study.compute(quick))
             print(paths[name])
-    if not places:
+    wanted = {name: one for name, one in places.items() if one}
+    for name in [name for name in places if name not in wanted]:
+        print(f"{name}: nothing to run")
+    if not wanted:
         return
-    folder = out or RUNS / (names[0] if len(chosen) == 1 else "together")
+    folder = out or RUNS / (names[0] if len(names) == 1 and names != ["all"] else "together")
     with GridProgress(console) as watcher:
-        found, outcome = run_studies(places, folder, jobs=jobs, engine=engine, watcher=watcher, keep=keep)
+        found, outcome = run_studies(wanted, folder, jobs=jobs, engine=engine, watcher=watcher, keep=keep)
     for name, cells in found.items():
-        keep(name, cells)
-        print(f"{paths[name]}: {len(cells)} of {len({place.at for place in places[name]})} places")
+        if cells:
+            keep(name, cells)
+        print(f"{paths[name]}: {len(cells)} of {len({place.at for place in wanted[name]})} places")
     if outcome.failed:
         raise typer.Exit(1)
 

@@ -7,16 +7,12 @@ are the same to the last digit, none of the changes has touched them.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trilemma.config.sweep import leaves
 from trilemma.errors import UserError
 from trilemma.papers.age import Again
-from trilemma.papers.grid import Place
-from trilemma.papers.measured import SEEDS, Measured, Results, new_results
+from trilemma.papers.measured import Measured, Results, alike, new_results
 from trilemma.papers.study import Study, run_studies
 from trilemma.simulate import Watcher
 
@@ -51,7 +47,7 @@ def run_again(
     wanted = [
         place.with_(f"run.seeds=[{seed[place.at]}]")
         for place in study.places("1")
-        if place.at in cells and _alike(cells[place.at].settings, place)
+        if place.at in cells and alike(cells[place.at].settings, dict(leaves(place.config.dump())))
     ]
     if not wanted:
         raise UserError(f"no cell of {name} can be run again: what it was run with is not on record")
@@ -77,13 +73,6 @@ def run_again(
 def _of_this(cell: Measured, results: Results) -> bool:
     """Whether a cell was run on the device that the file names, where it was run before the others."""
     return not cell.of or cell.of.startswith(f"{results.device},")
-
-
-def _alike(settings: Mapping[str, Any], place: Place) -> bool:
-    """Whether a place is run as it was then, in all that both configurations know, seeds left out."""
-    now = dict(leaves(place.config.dump()))
-    shared = (settings.keys() & now.keys()) - {SEEDS}
-    return all(json.dumps(settings[key]) == json.dumps(now[key]) for key in shared)
 
 
 def _figures(cell: Measured, seed: int) -> dict[str, float | None]:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import datetime
 import json
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-import torch
-
 from trilemma import files
 from trilemma.papers.grid import Place
+from trilemma.papers.measured import device_name
 from trilemma.papers.study import Study, tried
 from trilemma.simulate import engine
 from trilemma.simulate.engine import Progress
@@ -63,8 +61,7 @@ def keep(found: Mapping[str, Estimate], folder: Path) -> None:
     """Write estimates down beside those of other studies."""
     before, _ = kept(folder)
     together = {name: asdict(one) for name, one in sorted({**before, **found}.items())}
-    here = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    said = {"date": datetime.date.today().isoformat(), "device": here, "studies": together}
+    said = {"date": datetime.date.today().isoformat(), "device": device_name(), "studies": together}
     files.write_atomically(folder / KEPT, (json.dumps(said, indent=1) + "\n").encode())
 
 

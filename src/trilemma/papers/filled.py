@@ -1,12 +1,15 @@
-"""How much of a study there is: places of its tables that have a result, and those that have all seeds."""
+"""How much of a study there is: places that have a result, those that have all seeds, what is missing."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trilemma.config import parse_seeds
-from trilemma.papers.measured import Measured, Results
-from trilemma.papers.study import Study
+from trilemma.config.sweep import leaves
+from trilemma.papers.grid import Place
+from trilemma.papers.measured import Measured, Results, alike
+from trilemma.papers.study import Study, seeded
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,29 @@ def filled(study: Study, results: Results) -> dict[str, Filled]:
     for at in study.order:
         tables.setdefault(at[0], []).append(there.get(at))
     return {table: _count(cells, wanted) for table, cells in tables.items()}
+
+
+def missing(places: Sequence[Place], results: Results) -> list[Place]:
+    """Return the runs that results lack: places without one, and the seeds that others have not.
+
+    Where several were tried at a place, more seeds are run of the one that is shown. A place whose settings
+    are not on record, or are those of no run any more, is run with all its seeds.
+    """
+    there = {cell.place: cell for cell in results.cells if cell.metrics}
+    shown = {place.at for place in places if place.at in there and _is(place, there[place.at])}
+    left = []
+    for place in places:
+        cell = there.get(place.at)
+        more = [seed for seed in place.config.run.seeds if cell is None or seed not in cell.seeds]
+        if cell is None or (more and place.at not in shown):
+            left.append(place)
+        elif more and _is(place, cell):
+            left.append(seeded(place, more))
+    return left
+
+
+def _is(place: Place, cell: Measured) -> bool:
+    return alike(cell.settings, dict(leaves(place.config.dump())))
 
 
 def altogether(tables: dict[str, Filled]) -> Filled:

@@ -105,17 +105,21 @@ class Results:
     def merged(self, cells: Sequence[Measured], compute: str = "") -> Results:
         """Return these results with new ones in the place of old ones; what is kept says of when it is.
 
-        A note stays as long as one of its cells does, what was run again as long as all of those do.
+        Seeds that only the old ones have stay beside the new, where both were run with the same settings.
+        A note stays as long as one of its cells does, what was run again as long as all of those do. Nothing
+        new changes nothing, not even the date.
         """
-        new = {cell.place: cell for cell in cells}
-        fresh = new_results(self.study, [*(cell for cell in self.cells if not cell.of), *cells], compute)
+        there = {cell.place: cell for cell in self.cells}
+        new = {cell.place: cell for cell in cells if not _known(cell, there.get(cell.place))}
+        if not new:
+            return self
+        of_today = [cell for cell in self.cells if not cell.of]
+        fresh = new_results(self.study, [*of_today, *new.values()], compute)
         if not self._continued_by(fresh):
-            fresh = new_results(self.study, cells, compute)
-            old = {cell.place: replace(cell, of=cell.of or self.about) for cell in self.cells}
-        else:
-            old = {cell.place: cell for cell in self.cells}
-        together = {place: new.get(place, cell) for place, cell in old.items()} | new
-        note = self.note if old.keys() - new.keys() else ""
+            fresh = new_results(self.study, [*new.values()], compute)
+            there = {place: replace(cell, of=cell.of or self.about) for place, cell in there.items()}
+        together = {**there, **{at: _beside(there.get(at), cell, fresh) for at, cell in new.items()}}
+        note = self.note if there.keys() - new.keys() else ""
         again = self.again if self.again is not None and new.keys().isdisjoint(self.again.places) else None
         codes = {cell.code for cell in together.values()} | ({again.code} if again is not None else set())
         kept = {code: found for code, found in self.sources.items() if code in codes}
@@ -140,8 +144,8 @@ class Results:
         return f"{self.device or 'device unknown'}, {self.date or 'date unknown'}; {code}"
 
 
-def measured(place: Place, result: Result, metrics: Mapping[str, Spread]) -> Measured:
-    """Return what a finished run gave."""
+def measured(place: Place, result: Result, metrics: Mapping[str, Spread], of: str = "") -> Measured:
+    """Return what a finished run gave; `of` says when, where and by which code, if not today's here."""
     summary = result.summary
     return Measured(
         *(place.table, place.row, place.column, metrics),
@@ -149,6 +153,7 @@ def measured(place: Place, result: Result, metrics: Mapping[str, Spread]) -> Mea
         epsilon=summary.epsilon or summary.printed,
         diverged=summary.diverged,
         settings=dict(leaves(place.config.dump())),
+        of=of,
     )
 
 
@@ -183,6 +188,7 @@ def _pool(cells: Sequence[Measured]) -> Measured:
         seeds=seeds,
         diverged={seed: round_ for cell in cells for seed, round_ in cell.diverged.items()},
         settings={**cells[0].settings, SEEDS: list(seeds)},
+        of=next((cell.of for cell in cells if cell.of), ""),
     )
 
 
@@ -210,12 +216,65 @@ def _score(cell: Measured, metric: str) -> tuple[int, float]:
 
 def new_results(study: str, cells: Sequence[Measured], compute: str = "") -> Results:
     """Return results of today's code on this machine; `compute` is the module of a study without runs."""
-    here = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     today = datetime.date.today().isoformat()
     made_by = sources_of((cell.settings for cell in cells), compute)
     code = code_of(made_by)
     version = importlib.metadata.version("trilemma")
-    return Results(study, tuple(cells), version, code, today, here, sources={code: made_by})
+    return Results(study, tuple(cells), version, code, today, device_name(), sources={code: made_by})
+
+
+def device_name() -> str:
+    """Return what results call this machine."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+
+
+def alike(settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether two runs are the same in all that both configurations know, seeds left out.
+
+    A key that only one of them has came or went with the code. Of settings that are not on record nothing
+    is known.
+
+    >>> alike({"x": 1, "run.seeds": [1]}, {"x": 1, "run.seeds": [2], "y": 3}), alike({}, {"x": 1})
+    (True, False)
+    """
+    shared = (settings.keys() & others.keys()) - {SEEDS}
+    return bool(shared) and all(json.dumps(settings[key]) == json.dumps(others[key]) for key in shared)
+
+
+def _known(cell: Measured, there: Measured | None) -> bool:
+    """Whether a cell that was not run now is already there, where its code is on record."""
+    return bool(cell.of) and there is not None and replace(cell, of=there.of) == there
+
+
+def _beside(old: Measured | None, new: Measured, fresh: Results) -> Measured:
+    """Put seeds that only the old one has beside the new ones; where they are older, say of when each is."""
+    if old is None or not alike(old.settings, new.settings) or old.metrics.keys() != new.metrics.keys():
+        return new
+    more = [seed for seed in old.seeds if seed not in new.seeds]
+    if not more or any(str(seed) not in one.per_seed for one in old.metrics.values() for seed in more):
+        return new
+    of = f"{_seeds(new.seeds)}: {fresh.device}, {fresh.date}; {_seeds(more)}: {old.of}" if old.of else new.of
+    return replace(_pool([new, _of_seeds(old, more)]), of=of)
+
+
+def _of_seeds(cell: Measured, seeds: Sequence[int]) -> Measured:
+    """Return what some of a cell's seeds gave."""
+    values = {name: {seed: one.per_seed[str(seed)] for seed in seeds} for name, one in cell.metrics.items()}
+    return replace(
+        cell,
+        metrics={name: Spread.of(one) for name, one in values.items()},
+        seeds=tuple(seeds),
+        diverged={seed: round_ for seed, round_ in cell.diverged.items() if int(seed) in seeds},
+    )
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Name seeds.
+
+    >>> _seeds((2, 3)), _seeds([1])
+    ('seeds 2, 3', 'seed 1')
+    """
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def write_results(results: Results, path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from trilemma import simulate
 from trilemma.config.sweep import leaves
 from trilemma.papers.grid import Place
+from trilemma.papers.made import made_elsewhere, write_down
 from trilemma.papers.measured import SEEDS, Measured, Results, best, measured, pooled
 from trilemma.papers.published import Paper
 from trilemma.records import Spread
@@ -63,10 +64,17 @@ class Study:
     draw: Draw | None = None
 
     def runs(self, seeds: str | None = None, quick: bool = False, only: str = "") -> list[Place]:
-        """Return the places of a full or a quick look; with `only`, those that contain it in some name."""
+        """Return the places of a full or a quick look; with `only`, those that contain it in some name.
+
+        Of several words with " / " between them every one must be there.
+
+        >>> [place.column for place in studies["safe-dshb"].runs("1", only="multiplier 2 / smea")][:2]
+        ['ALIE (searched)', 'FOE (searched)']
+        """
         wanted = seeds or ("1" if quick else self.seeds)
         found = [place for place in self.places(wanted) if not quick or self.kept(place)]
-        named = [p for p in found if any(only in name for name in (p.table, p.row, p.column))]
+        words = only.split(" / ")
+        named = [place for place in found if all(any(word in name for name in place.at) for word in words)]
         return [place.with_(*(self.shorter if quick else ())) for place in named]
 
     @property
@@ -91,11 +99,13 @@ class Study:
         cells = sorted(results.cells, key=lambda cell: self.order.get(cell.place, last))
         return replace(results, cells=tuple(cells))
 
-    def read(self, places: Sequence[Place], result: Result) -> list[Measured]:
-        """Return what one finished run gave at the places it stands in."""
+    def read(self, places: Sequence[Place], result: Result, of: str = "") -> list[Measured]:
+        """Return what one finished run gave at the places it stands in; `of` says when and by which code."""
         values = self.measure(result)
         return [
-            measured(place, result, {name: one for name, one in values.items() if self._says(place, name)})
+            measured(
+                place, result, {name: one for name, one in values.items() if self._says(place, name)}, of
+            )
             for place in places
         ]
 
@@ -148,7 +158,7 @@ def run_studies(
 def tried(places: Sequence[Place]) -> list[Place]:
     """Return the runs to begin with: at a place of several the first seed alone."""
     often = Counter(place.at for place in places)
-    return [_seeded(place, place.config.run.seeds[:1]) if often[place.at] > 1 else place for place in places]
+    return [seeded(place, place.config.run.seeds[:1]) if often[place.at] > 1 else place for place in places]
 
 
 def remaining(places: Sequence[Place], found: Sequence[Measured]) -> list[Place]:
@@ -156,7 +166,7 @@ def remaining(places: Sequence[Place], found: Sequence[Measured]) -> list[Place]
     often = Counter(place.at for place in places)
     chosen = {cell.place: settings_of(cell) for cell in found}
     return [
-        _seeded(place, place.config.run.seeds[1:])
+        seeded(place, place.config.run.seeds[1:])
         for place in places
         if often[place.at] > 1
         and place.config.run.seeds[1:]
@@ -169,7 +179,8 @@ def settings_of(cell: Measured) -> dict[str, Any]:
     return {**cell.settings, SEEDS: None}
 
 
-def _seeded(place: Place, seeds: Sequence[int]) -> Place:
+def seeded(place: Place, seeds: Sequence[int]) -> Place:
+    """Return the same run with other seeds."""
     return place.with_(f"run.seeds={list(seeds)}")
 
 
@@ -197,6 +208,7 @@ class _Reader(Telling):
 
     def ended(self, job: Job, failure: Failure | None) -> None:
         if failure is None:
+            write_down(self._out / job.name, self._settings(job.name))
             for name in self._read(job.name):
                 self._keep(name, self.found(name))
         super().ended(job, failure)
@@ -208,6 +220,12 @@ class _Reader(Telling):
     def _read(self, cell: str) -> list[str]:
         """Measure a finished run; return the studies it belongs to."""
         result = load(self._out / cell)
+        of = made_elsewhere(self._out / cell, self._settings(cell))
         for name, places in self._places[cell].items():
-            self._measured[name][cell] = studies[name].read(places, result)
+            self._measured[name][cell] = studies[name].read(places, result, of)
         return [*self._places[cell]]
+
+    def _settings(self, cell: str) -> dict[str, Any]:
+        """Return what a run is made with."""
+        place = next(one for places in self._places[cell].values() for one in places)
+        return dict(leaves(place.config.dump()))
