@@ -229,11 +229,12 @@ def test_of_all_lies_towards_errors_the_one_is_sent_after_which_most_examples_ar
     mistakes = [0.2, 0.3, 0.1, 0.5, 0.4, 0.5, 0.3]
     tried, asked = [], []
 
-    def mistaken(stack: torch.Tensor) -> float:
+    def mistaken(stack: torch.Tensor, sharper: float) -> float:
+        assert sharper == 1.0
         tried.append(stack)
         return mistakes[len(tried) - 1]
 
-    def errors(far: float, lie: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+    def errors(far: float, lie: tuple[torch.Tensor, torch.Tensor] | None, sharper: float) -> torch.Tensor:
         asked.append((far, None if lie is None else lie[1]))
         return torch.nn.functional.one_hot(torch.tensor(len(asked) % 4), 4).float()
 
@@ -254,6 +255,35 @@ def test_of_all_lies_towards_errors_the_one_is_sent_after_which_most_examples_ar
     before = [None, 1, 1, 3, 3, 3]  # the lie from which each sets out
     for (_, lie), number in zip(asked, before, strict=True):
         assert lie is None if number is None else torch.equal(lie, tried[number])
+
+
+@pytest.mark.parametrize("sharper", [1.0, 2.0])
+@pytest.mark.parametrize("better", [1.0, 2.0])
+def test_of_lies_found_at_two_sharpnesses_the_one_is_sent_that_errs_more_outright(
+    sharper: float, better: float
+) -> None:
+    """Each climb pushes a coordinate of its own; soft counts of one sharpness say nothing to the other."""
+
+    def pushed(stack: torch.Tensor, sharp: float) -> float:
+        return float(-stack[-1, int(sharp)])
+
+    def mistaken(stack: torch.Tensor, sharp: float) -> float:
+        outright = sharp > 2
+        return pushed(stack, better) if outright else (1000.0 if sharp == 1 else 1.0) * pushed(stack, sharp)
+
+    view = View(
+        honest=torch.ones(5, 4),
+        own=torch.ones(2, 4),
+        byzantine=2,
+        target=lambda x, key=None: SimpleNamespace(value=x.mean(0)),
+        round=0,
+        key=Key(0),
+        uphill=lambda: -torch.ones(4),
+        errors=lambda far, lie, sharp: -torch.nn.functional.one_hot(torch.tensor(int(sharp)), 4).float(),
+        mistaken=mistaken,
+    )
+    crafted = attacks["adaptive"](direction="errors", points=3, sharper=sharper).build().craft(view)
+    assert int(crafted.messages[-1].argmin()) == (int(better) if sharper > 1 else 1)
 
 
 def test_sleepers_behave_until_they_strike_and_a_burst_ends() -> None:

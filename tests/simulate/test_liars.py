@@ -111,7 +111,7 @@ def test_a_climb_towards_errors_ends_where_these_are_no_numbers(
     seen, looks = looking_ahead(), []
     slopes = torch.randn(40, seen.start.numel(), generator=torch.Generator().manual_seed(1))
 
-    def slope(self: Ahead, move: torch.Tensor) -> tuple[float, torch.Tensor]:
+    def slope(self: Ahead, move: torch.Tensor, sharper: float) -> tuple[float, torch.Tensor]:
         looks.append(move)
         number = len(looks) <= fine
         return (0.5, slopes[len(looks)]) if number else (bad, slopes[len(looks)] * (bad if fine % 2 else 1.0))

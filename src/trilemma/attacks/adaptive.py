@@ -69,6 +69,10 @@ how far they lean back along the gradient beside a length of 1. What a server ma
 NEAR = 3.0
 """Lies towards errors have up to so many times the strength of the one along `loss`, or as small a part."""
 
+OUTRIGHT = 64.0
+"""Counted so many times as sharply, an example is mistaken or it is not: by this, liars who climbed at more
+than one sharpness compare what they found."""
+
 BEST = 3
 """Around so many of the best lies finer strengths are tried: harm has edges, and more than one peak."""
 
@@ -93,6 +97,8 @@ class Adaptive(AttackSettings):
     """Take the most harm now; otherwise stay below what can be seen."""
     bold: bool = False
     """Push between looks at sums as far as messages alone let pass, although the next look will see it."""
+    sharper: float = Field(default=1.0, ge=1.0)
+    """Above 1: towards errors as many lies again are tried that count them so many times as sharply."""
     points: int = Field(default=40, ge=2)
     """Strengths tried for every direction; then eight more around the best, and as far as noise can turn."""
     reach: float = Field(default=100.0, gt=1)
@@ -120,7 +126,7 @@ class Adaptive(AttackSettings):
         crafted, far = lie(strengths, self._uphill(view))
         if self.direction == "errors" and far > 0:
             near = [one for one in strengths if 1 / NEAR < one / (crafted.strength or 1.0) < NEAR]
-            return _erring(view, crafted, far, truth, partial(lie, near or strengths))
+            return _erring(view, crafted, far, truth, partial(lie, near or strengths), self.sharper)
         return crafted
 
     def _lie(
@@ -217,26 +223,38 @@ class Adaptive(AttackSettings):
 
 
 def _erring(
-    view: View, along_loss: Crafted, far: float, truth: Tensor, lie: Callable[[Tensor], tuple[Crafted, float]]
+    view: View,
+    along_loss: Crafted,
+    far: float,
+    truth: Tensor,
+    lie: Callable[[Tensor], tuple[Crafted, float]],
+    sharper: float,
 ) -> Crafted:
     """Return the lie after which most examples are mistaken, where `along_loss` gets the aggregate so `far`.
 
     Each sets out from the best before it: where that one leads, its noise and the server's weights included,
-    is known only once it was tried.
+    is known only once it was tried. `sharper` as in the attack's options.
     """
     if view.errors is None or view.mistaken is None:
         return along_loss
-    best, most, from_ = along_loss, view.mistaken(view.stack(along_loss.messages)), None
-    for share, lean in ERRING:
-        way = _leaning(view.errors(share * far, from_).to(truth), truth, lean)
-        tried, reached = lie(way)
-        sent = view.stack(tried.messages)
-        mistaken = view.mistaken(sent)
-        if mistaken > most:
-            best, most = tried, mistaken
-        if reached > 0 and (best is tried or from_ is None):
-            from_, far = (way, sent), reached
-    return best
+    found = []
+    for sharp in (1.0, sharper) if sharper > 1 else (1.0,):
+        best, most = along_loss, view.mistaken(view.stack(along_loss.messages), sharp)
+        from_, distance = None, far
+        for share, lean in ERRING:
+            way = _leaning(view.errors(share * distance, from_, sharp).to(truth), truth, lean)
+            tried, reached = lie(way)
+            sent = view.stack(tried.messages)
+            mistaken = view.mistaken(sent, sharp)
+            if mistaken > most:
+                best, most = tried, mistaken
+            if reached > 0 and (best is tried or from_ is None):
+                from_, distance = (way, sent), reached
+        found.append(best)
+    mistaken_by, outright = view.mistaken, OUTRIGHT
+    if len(found) == 1:
+        return found[0]
+    return max(found, key=lambda one: mistaken_by(view.stack(one.messages), outright))
 
 
 def _leaning(uphill: Tensor, truth: Tensor, slant: float) -> Tensor:

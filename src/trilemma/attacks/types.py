@@ -129,7 +129,8 @@ class View:
     without noise, `uphill` (d,), what to add to messages for the honest clients' loss to rise most at the
     model the round leads to, `unshown`, the same where the server's own examples do not show it, `errors`,
     what to add for most examples to be taken for something else when the aggregate is pushed so far (for
-    several distances), `mistaken`, how many are when the server hears these messages of all clients (k, d),
+    several distances, from a lie before it, counted as softly as the model's best multiple does or so many
+    times sharper), `mistaken`, how many are when the server hears these messages of all clients (k, d),
     `trusted` (d,), the server's own message on public examples, where it measures others by one, and
     `members`, the liars' places among all clients.
 
@@ -152,8 +153,8 @@ class View:
     truth: Callable[[], Tensor] | None = None
     uphill: Callable[[], Tensor] | None = None
     unshown: Callable[[], Tensor] | None = None
-    errors: Callable[[float, tuple[Tensor, Tensor] | None], Tensor] | None = None
-    mistaken: Callable[[Tensor], float] | None = None
+    errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor] | None = None
+    mistaken: Callable[[Tensor, float], float] | None = None
     trusted: Callable[[], Tensor] | None = None
     members: tuple[int, ...] = ()
 

@@ -56,6 +56,9 @@ ADVERSARIES: Mapping[str, tuple[str, ...]] = {
     "rotated slanted": ("attack={name='adaptive', direction='slanted', noise='rotated'}",),
     "errors": ("attack={name='adaptive', direction='errors'}",),
     "stretched errors": ("attack={name='adaptive', direction='errors', noise='stretched'}",),
+    "sharper stretched errors": (
+        "attack={name='adaptive', direction='errors', noise='stretched', sharper=2.0}",
+    ),
     "gradient": ("attack={name='adaptive'}",),
     "rotated": ("attack={name='adaptive', noise='rotated'}",),
     "across": ("attack={name='adaptive', direction='across'}",),

@@ -149,7 +149,7 @@ class Ahead:
             return self.uphill()
         return self.sense * unseen(experiment.root, tuned, self.steepest(tuned.params, self.batch.weight))
 
-    def errors(self, far: float, lie: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    def errors(self, far: float, lie: tuple[Tensor, Tensor] | None = None, sharper: float = 1.0) -> Tensor:
         """Return where to push the aggregate so `far` (d,) that most examples are mistaken.
 
         What rises is the mean of 1 − p, p the probability that the model gives the truth: exp(−loss). A loss
@@ -157,7 +157,8 @@ class Ahead:
         radius, by the curvature that past slopes show (L-BFGS). The sphere lies around where the round would
         lead without a lie; after a `lie`, which is where it pushed and the messages of all clients (k, d)
         with it, around where that one would have led without its push: turned noise is not where it was, and
-        a rule weighs others. The climb then sets out from where the lie pushed.
+        a rule weighs others. The climb then sets out from where the lie pushed. p is that of the multiple of
+        the model that has the least loss, or of one that is so many times `sharper`.
         """
         move, step = self.after - self.start, self.trace.step(self.progress.round)
         way = None
@@ -165,29 +166,29 @@ class Ahead:
             way = self.sense * _unit(lie[0]).to(move)
             landed = self._rehearsed(replace(self.sent, vectors=lie[1])) - self.start
             move = landed - ((landed - move) @ way) * way
-        return self.sense * self._climbed(move, far * abs(step), way)
+        return self.sense * self._climbed(move, far * abs(step), way, sharper)
 
-    def mistaken(self, vectors: Tensor) -> float:
+    def mistaken(self, vectors: Tensor, sharper: float = 1.0) -> float:
         """Return the mean of 1 − p at the model to which the messages `vectors` (k, d) would lead."""
-        return self._mistaken(self._rehearsed(replace(self.sent, vectors=vectors)) - self.start)[1]
+        return self._mistaken(self._rehearsed(replace(self.sent, vectors=vectors)) - self.start, sharper)[1]
 
-    def _mistaken(self, move: Tensor) -> tuple[Tensor, float]:
+    def _mistaken(self, move: Tensor, sharper: float) -> tuple[Tensor, float]:
         """Return p, times every example's share, and the mean of 1 − p where the model is moved so far."""
         model, batch = self.honest.model, self.batch
-        params, x = self.start + self.lengthened * move, each(batch.x, lambda part: part[0])
+        params, x = self.start + sharper * self.lengthened * move, each(batch.x, lambda part: part[0])
         likely = torch.exp(-model.loss(models.outputs(model, params, x)[None], batch.y))
         shares = torch.ones_like(likely) if batch.weight is None else batch.weight
         likely = likely * shares / shares.sum()
         return likely, float(1 - likely.sum())
 
-    def _slope(self, move: Tensor) -> tuple[float, Tensor]:
+    def _slope(self, move: Tensor, sharper: float) -> tuple[float, Tensor]:
         """Return the mean of 1 − p where the model is moved so far, and its gradient there (d,)."""
-        likely, mistaken = self._mistaken(move)
-        return mistaken, self.lengthened * self.steepest(self.start + self.lengthened * move, likely)
+        (likely, mistaken), multiple = self._mistaken(move, sharper), sharper * self.lengthened
+        return mistaken, multiple * self.steepest(self.start + multiple * move, likely)
 
-    def _climbed(self, move: Tensor, radius: float, start: Tensor | None) -> Tensor:
+    def _climbed(self, move: Tensor, radius: float, start: Tensor | None, sharper: float) -> Tensor:
         """Return the unit vector (d,) along which a push so far, after `move`, meets most errors."""
-        way = _unit(self._slope(move)[1] if start is None else start).double()
+        way = _unit(self._slope(move, sharper)[1] if start is None else start).double()
         most, best = -math.inf, way
         free = way.clone().requires_grad_()
         looks = LOOKS if start is None else MORE_LOOKS
@@ -198,7 +199,7 @@ class Ahead:
         def descend() -> float:
             nonlocal most, best
             at = _unit(free.detach())
-            errors, steepest = self._slope(move + radius * at.to(move))
+            errors, steepest = self._slope(move + radius * at.to(move), sharper)
             if not (math.isfinite(errors) and bool(steepest.isfinite().all())):
                 free.grad = torch.zeros_like(free)  # a line search that meets no number may not end well
                 return -max(most, 0.0)
