@@ -1,4 +1,4 @@
-"""The loss where none is given."""
+"""The loss where none is given, and what a loss asks of a model's outputs."""
 
 from __future__ import annotations
 
