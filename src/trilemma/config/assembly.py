@@ -50,10 +50,13 @@ def everybody(
             raise ConfigError(
                 "[aggregation] root: public examples come out of a data set, and a task is none"
             )
+        if config.holding.examples is not None:
+            raise ConfigError("[data] examples: what clients of a task hold is their own; leave it out")
         learner, dataset = of_task(config, key, task.of(config.federation.clients), device)
         return Assembled(learner.model, _natural(config, key, dataset, device), learner)
     dataset = data.loaded(config.data.options, key.fold("data"), data.Storage.from_environment())
     dataset = _features(config, dataset, key, device)
+    dataset = _fewer(dataset, config.holding.examples, key.fold("examples"))
     dataset, public = _rooted(dataset, config.aggregation.root, key.fold("root"))
     holdings = _holdings(config, dataset, honest, key.fold("partition"))
     model = models.build(
@@ -114,15 +117,27 @@ def _features(config: Config, dataset: Dataset, key: Key, device: torch.device |
     )
 
 
+def _fewer(dataset: Dataset, size: int | None, key: Key) -> Dataset:
+    """Return the data with `size` training examples; None: with all of them."""
+    if size is None:
+        return dataset
+    return _apart(dataset, size, key, f"[data] examples = {size}")[1]
+
+
 def _rooted(dataset: Dataset, size: int, key: Key) -> tuple[Dataset, Dataset | None]:
     """Return the data without `size` training examples, and these; None where none are wanted."""
     if not size:
         return dataset, None
+    return _apart(dataset, size, key, f"[aggregation] root = {size}")
+
+
+def _apart(dataset: Dataset, size: int, key: Key, said: str) -> tuple[Dataset, Dataset]:
+    """Return the data without `size` training examples, drawn at random, and with these alone."""
     total = len(dataset.y_train)
     if dataset.natural is not None:
-        raise ConfigError(f"[aggregation] root = {size}: examples of {dataset.name} are their clients' own")
+        raise ConfigError(f"{said}: examples of {dataset.name} are their clients' own")
     if size >= total:
-        raise ConfigError(f"[aggregation] root = {size} of {total} examples; allowed: 0 to {total - 1}")
+        raise ConfigError(f"{said} of {total} examples; allowed: fewer, or leave it out")
     order = torch.from_numpy(key.numpy().permutation(total))
 
     def part(rows: torch.Tensor) -> Dataset:

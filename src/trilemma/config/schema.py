@@ -30,6 +30,11 @@ class DataTable(Table):
         default="honest",
         description="divide the data among honest clients only (Byzantine ones mirror them), or among all",
     )
+    examples: int | None = Field(
+        default=None,
+        ge=1,
+        description="training examples in all, drawn from the seed; default: those there are",
+    )
     project: int | None = Field(
         default=None, ge=1, description="project features at random to this many numbers; drawn from the seed"
     )
@@ -148,15 +153,16 @@ class AggregationTable(Table):
     root: int = Field(
         default=0, ge=0, description="public examples at the server, taken out of the training data"
     )
-    tune: Literal["no", "model", "alone"] = Field(
+    tune: Literal["no", "model", "alone", "clients", "clients-alone"] = Field(
         default="no",
-        description="what goes on learning from them in the end: nothing, the clients' model, or a model "
-        "without clients, for comparison",
+        description="what goes on learning after the last round: nothing; the clients' model, on the "
+        "server's public examples; every client from there, at home on its own; or, for comparison, either "
+        "without the clients' model (alone, clients-alone)",
     )
 
     @model_validator(mode="after")
     def _from_something(self) -> AggregationTable:
-        if self.tune != "no" and self.root < 2:
+        if self.tune in ("model", "alone") and self.root < 2:
             raise ValueError(f"tune = {self.tune!r} needs public examples at the server; allowed: root = 100")
         return self
 

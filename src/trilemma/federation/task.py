@@ -211,6 +211,11 @@ def _check_resolved(config: Config, resolved: Resolved) -> None:
             f"[aggregation] rule = {config.aggregation.rule!r}, root = {config.aggregation.root}: screens "
             "and root sets are for simulations; allowed: another rule, and root = 0"
         )
+    if config.aggregation.tune != "no":
+        raise ConfigError(
+            f"[aggregation] tune = {config.aggregation.tune!r}: a federation ends with the model of all; who "
+            "goes on from there does so on its own machine; allowed: tune = 'no'"
+        )
     if sampled is not None and algorithm.everyone_trains:
         raise ConfigError(
             f"[federation] sampled = {sampled}: in {algorithm.name} clients that are not sampled train too, "

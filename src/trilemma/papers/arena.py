@@ -47,6 +47,8 @@ RULES: Mapping[str, tuple[str, ...]] = {
     **{rule: (f"aggregation.rule={rule}", *ROOT) for rule in ("fltrust+mean", "noise-test-rank+mean")},
     "evidence+mean with a root set": ("aggregation.rule=evidence+mean", *ROOT, "aggregation.tune=model"),
     "root set alone": ("aggregation.rule=mean", *ROOT, "aggregation.tune=alone"),
+    "evidence+caf, then at home": ("aggregation.rule=evidence+caf", "aggregation.tune=clients"),
+    "every client alone": ("aggregation.rule=mean", "aggregation.tune=clients-alone"),
 }
 """smea searches subsets of n − f and is left out where there are too many: everywhere but on phishing-7."""
 
@@ -111,6 +113,7 @@ GROUNDS: Mapping[str, Ground] = {
     "mnist-features": Ground("frontier-mnist"),
     "mnist-whitened": Ground("frontier-mnist-whitened"),
     "mnist-drawn": Ground("frontier-mnist-drawn"),
+    "mnist-few": Ground("frontier-mnist-drawn", ("data.examples=6000",), threats=("guaranteed SecLDP",)),
     "mnist-subspace-once": Ground("few-coordinates-mnist-subspace", once(10.0, 10.0)),
     "mnist-head-once": Ground("cafcor-mnist", ("model.train=head", *once(0.6, 3.0))),
     "mnist-cnn-once": Ground("cafcor-mnist", once(0.15, 3.0)),

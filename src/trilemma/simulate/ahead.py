@@ -6,6 +6,7 @@ What is asked is computed when it is asked.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -20,8 +21,8 @@ from trilemma.learning import Messages
 from trilemma.learning.evidence.file import ORIGIN
 from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import State
-from trilemma.learning.root import unseen
 from trilemma.learning.trace import Trace
+from trilemma.learning.tuning import unseen
 from trilemma.simulate.experiment import Experiment, SimulatedClients
 
 LOOKED_AT = 50
@@ -35,6 +36,10 @@ LOOKS = 24
 
 MORE_LOOKS = 8
 """The same where they set out from where most errors are at another distance."""
+
+
+SHOWN = 8
+"""Clients that go on learning at home whose examples liars look at, to push where these do not show it."""
 
 
 class Progress(Protocol):
@@ -142,12 +147,17 @@ class Ahead:
         return self.sense * self.steepest(params, self.batch.weight)
 
     def unshown(self) -> Tensor:
-        """Return the same, where the model goes on on public examples afterwards: after that."""
-        experiment = self.experiment
-        tuned = experiment.tuned(self.after, self.progress.round + 1)
-        if tuned is None or experiment.root is None:
-            return self.uphill()
-        return self.sense * unseen(experiment.root, tuned, self.steepest(tuned.params, self.batch.weight))
+        """Return the same, where the server or clients go on learning on their own afterwards: after that."""
+        pushes = []
+        for owner in self._shown():
+            tuned = self.experiment.tuned(owner, self.after)
+            pushes.append(unseen(owner, tuned, self.steepest(tuned.params, self.batch.weight)))
+        return self.sense * torch.stack(pushes).mean(0) if pushes else self.uphill()
+
+    def _shown(self) -> Sequence[SimulatedClients]:
+        """Those who go on learning after this round, whose examples show what was pushed; not liars."""
+        going_on = self.experiment.going_on(self.progress.round + 1)
+        return [owner for owner in going_on if not {*owner.ids} & {*self.experiment.byzantine}][:SHOWN]
 
     def errors(self, far: float, lie: tuple[Tensor, Tensor] | None = None, sharper: float = 1.0) -> Tensor:
         """Return where to push the aggregate so `far` (d,) that most examples are mistaken.

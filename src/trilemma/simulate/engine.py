@@ -134,9 +134,7 @@ def latest_model(experiment: Experiment, progress: Progress) -> Tensor:
     """Return the parameters the algorithm is scored by: (d,), or (k, d) for the clients that compute."""
     key = experiment.key.fold("evaluate", progress.round)
     evaluated = experiment.resolved.algorithm.evaluated
-    found = evaluated(progress.broadcast, progress.clients, experiment.clients, key)
-    tuned = experiment.tuned(found, progress.round)
-    return found if tuned is None else tuned.params
+    return evaluated(progress.broadcast, progress.clients, experiment.clients, key)
 
 
 def _clients(
@@ -266,9 +264,14 @@ def _all_finite(experiment: Experiment, vectors: Tensor, rows: list[int]) -> boo
 
 
 def _chosen(experiment: Experiment, progress: Progress) -> Tensor:
+    """Return the model to keep, after the last round as those leave it who go on learning."""
     latest = latest_model(experiment, progress)
     run = experiment.config.run
-    return returned_model(run.returned, progress.chosen, latest, progress.round, run.rounds, experiment.key)
+    kept = returned_model(run.returned, progress.chosen, latest, progress.round, run.rounds, experiment.key)
+    tuned = [experiment.tuned(owner, kept).params for owner in experiment.going_on(progress.round)]
+    if not tuned:
+        return kept
+    return torch.stack(tuned) if experiment.at_home else tuned[0]
 
 
 def _own_scores(

@@ -20,8 +20,8 @@ from trilemma.data.types import Batch
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.protocol import State
-from trilemma.learning.root import SCALES, Tuned, tuned
 from trilemma.learning.rounds import sampled_clients
+from trilemma.learning.tuning import SCALES, Tuned, tuned
 from trilemma.models.precision import products
 from trilemma.models.types import Model
 from trilemma.privacy.accountants import Answer
@@ -157,16 +157,28 @@ class Experiment:
         """
         return products(tf32=self.config.run.precision == "tf32" and self.device.type == "cuda")
 
-    def tuned(self, params: Tensor, round_: int) -> Tuned | None:
-        """Return the model that goes on on the root set after the last round; None: as `params` (d,) are."""
-        how = self.config.aggregation.tune
-        if self.root is None or how == "no" or round_ < self.config.run.rounds:
-            return None
+    @property
+    def at_home(self) -> bool:
+        """Whether every client goes on learning on its own after the last round."""
+        return self.config.aggregation.tune in ("clients", "clients-alone")
+
+    def going_on(self, round_: int) -> tuple[SimulatedClients, ...]:
+        """Who goes on learning after this round: after the last one the root set, or all clients at home."""
+        if self.config.aggregation.tune == "no" or round_ < self.config.run.rounds:
+            return ()
+        if self.at_home:
+            return tuple(self.clients.only(i) for i in self.clients.ids)
+        assert self.root is not None
+        return (self.root,)
+
+    def tuned(self, owner: SimulatedClients, params: Tensor) -> Tuned:
+        """Return the model with which one who goes on learning from `params` (d,) ends."""
         if params.ndim > 1:
             raise ConfigError("[aggregation] tune is for one model of all; clients here have their own")
         start = self.resolved.algorithm.init(self.clients.model, (0,), self.key.fold("init"))
         origin = start.broadcast["params"].to(params)
-        return tuned(self.root, origin, params, SCALES if how == "model" else (0.0,))
+        alone = self.config.aggregation.tune in ("alone", "clients-alone")
+        return tuned(owner, origin, params, (0.0,) if alone else SCALES)
 
     def members(self, server: State) -> tuple[int, ...]:
         """The clients that take part, as the server's state has it: all of them, unless some are expelled."""

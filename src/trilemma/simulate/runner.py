@@ -221,7 +221,8 @@ def _restored(experiment: Experiment, folder: SeedDirectory) -> Progress | None:
 
 def _evaluated(experiment: Experiment, progress: Progress, record: Record) -> Record:
     begin = time.perf_counter()
-    latest = engine.latest_model(experiment, progress)
+    last = experiment.config.run.returned == "last"
+    latest = progress.chosen if last else engine.latest_model(experiment, progress)
     evaluation = evaluate(experiment, latest, _statistics(experiment, progress))
     spent = round(time.perf_counter() - begin, 6)
     scores = {**evaluation.plain(), **record.metrics}

@@ -69,6 +69,7 @@ def refuse_what_cannot_be_cut(experiment: Experiment, ranks: Ranks) -> None:
         f"[aggregation] {said.aggregation.rule!r} looks at whole messages": algorithm.court is not None
         or bool(algorithm.screen),
         "[aggregation] root: its examples are in one process": bool(said.aggregation.root),
+        f"[aggregation] tune = {said.aggregation.tune!r}: clients end with their own": experiment.at_home,
         f"[model] {said.model.name!r}: clients keep running statistics": bool(model.buffers),
     }
     found = [reason for reason, so in reasons.items() if so]

@@ -1,16 +1,17 @@
-"""A root set: a few public examples at the server, and what the final model learns from them.
+"""Going on from the clients' model, on examples in which liars have no say.
 
 Federated training leaves the model at θ = θ_0 + m; m carries privacy noise, and whatever liars hid in it.
-What is public costs no privacy, so the server may go on from there on its own examples:
+Examples that are public, or that do not leave their owner, cost no privacy. So the server may go on from
+there on a root set, a few public examples, and every client on its own, at home:
 
     θ' = argmin  loss(θ') + (pull/2) ‖θ' − (θ_0 + scale · m)‖²
 
 For Gaussian noise that is the most probable model. `scale` makes up for clipped contributions, which are
-shorter than the best move; scale = 0 forgets the clients. Both are chosen on the root set itself, where liars
-have no say: every fifth of it is held out once, and of all choices whose held-out loss is within one standard
-error of the least, the one that leans least on the clients is taken (Breiman, Friedman, Olshen and Stone
-1984); they are forgotten only where that is best. The loss is that of the best multiple of the outputs, so
-that confidence does not count. A lie survives as far as the public examples do not show it.
+shorter than the best move; scale = 0 forgets the clients. Both are chosen on the examples themselves: every
+fifth of them is held out once, and of all choices whose held-out loss is within one standard error of the
+least, the one that leans least on the clients is taken (Breiman, Friedman, Olshen and Stone 1984); they are
+forgotten only where that is best. The loss is that of the best multiple of the outputs, so that confidence
+does not count. A lie survives as far as the examples do not show it.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from trilemma.learning.protocol import Clients
 SCALES = (0.0, 1.0, 2.0, 4.0, 8.0)
 PULLS = (0.01, 0.03, 0.1, 0.3, 1.0)
 PARTS = 5
-"""Parts of the root set, of which each is held out once."""
+"""Parts of the examples, of which each is held out once."""
 
 MULTIPLES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Multiples of a model's outputs that are tried for the least loss."""
+"""Multiples of a classifier's outputs that are tried for the least loss."""
 
 STEPS = 40
 """Steps of L-BFGS at most."""
@@ -48,12 +49,17 @@ class Tuned:
     pull: float
 
 
-def tuned(root: Clients, origin: Tensor, model: Tensor, scales: Sequence[float] = SCALES) -> Tuned:
-    """Return where the root set's one client goes from θ_0 = `origin` and θ = `model`, both (d,)."""
-    if root.model.buffers:
-        raise ConfigError("[aggregation] tune: a model with running statistics cannot go on on the root set")
-    whole = root.everything()
+def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float] = SCALES) -> Tuned:
+    """Return where one client, or the root set, goes from θ_0 = `origin` and θ = `model`, both (d,)."""
+    if owner.model.buffers:
+        raise ConfigError("[aggregation] tune: a model with running statistics cannot go on on few examples")
+    whole = owner.everything()
     examples = whole.y.shape[1]
+    if examples < 2:
+        raise ConfigError(
+            f"[aggregation] tune: whoever goes on learning keeps some examples to choose by, and client "
+            f"{owner.ids[0]} holds {examples}; allowed: 2 or more for everybody, or tune = 'no'"
+        )
     parts = torch.arange(examples, device=whole.y.device) % min(PARTS, examples)
     held = torch.stack([parts == part for part in range(int(parts.max()) + 1)])
     learnt = _weighted(whole, ~held)
@@ -61,13 +67,14 @@ def tuned(root: Clients, origin: Tensor, model: Tensor, scales: Sequence[float] 
     def losses(scale: float, pull: float) -> Tensor:
         """Return the loss of every example (b,) by the model that was not shown it."""
         start = origin + scale * (model - origin)
-        found = _nearest(root, start.expand(len(held), -1), learnt, pull)
+        found = _nearest(owner, start.expand(len(held), -1), learnt, pull)
         outputs = [
-            models.outputs(root.model, params, each(whole.x, lambda column, rows=rows: column[0][rows]))  # type: ignore[misc]
+            models.outputs(owner.model, params, each(whole.x, lambda column, rows=rows: column[0][rows]))  # type: ignore[misc]
             for params, rows in zip(found, held, strict=True)
         ]
         labels = torch.cat([whole.y[0][rows] for rows in held])
-        tried = [root.model.loss(by * torch.cat(outputs), labels) for by in MULTIPLES]
+        multiples = (1.0,) if labels.is_floating_point() else MULTIPLES
+        tried = [owner.model.loss(by * torch.cat(outputs), labels) for by in multiples]
         return min(tried, key=lambda loss: float(loss.mean()))
 
     scored = {(scale, pull): losses(scale, pull) for scale in scales for pull in PULLS}
@@ -77,23 +84,23 @@ def tuned(root: Clients, origin: Tensor, model: Tensor, scales: Sequence[float] 
     least = min(scale for scale, pull in means if means[scale, pull] <= enough and (scale or not best[0]))
     scale, pull = min(((least, pull) for pull in PULLS), key=lambda choice: means[choice])
     start = origin + scale * (model - origin)
-    return Tuned(_nearest(root, start[None], whole, pull)[0], scale, pull)
+    return Tuned(_nearest(owner, start[None], whole, pull)[0], scale, pull)
 
 
-def unseen(root: Clients, found: Tuned, gradient: Tensor) -> Tensor:
+def unseen(owner: Clients, found: Tuned, gradient: Tensor) -> Tensor:
     """Return the change of the clients' model (d,) that raises a loss most after tuning.
 
     `gradient` is that loss's at the tuned model. A change δ moves that by pull · (H + pull)⁻¹ δ, H the second
-    derivative of the loss on the root set: what the examples show, they take back. Conjugate gradients, with
+    derivative of the loss on the owner's examples: what these show, they take back. Conjugate gradients, with
     differences of gradients for H.
     """
-    whole = root.everything()
+    whole = owner.everything()
 
     def curved(vector: Tensor) -> Tensor:
         length = float(torch.linalg.vector_norm(vector))
         small = 1e-2 / max(length, 1e-30)
         ahead, behind = (
-            models.gradients(root.model, found.params + sign * small * vector, whole).value[0]
+            models.gradients(owner.model, found.params + sign * small * vector, whole).value[0]
             for sign in (1.0, -1.0)
         )
         return (ahead - behind) / (2 * small) + found.pull * vector
@@ -123,13 +130,13 @@ def _weighted(whole: Batch, rows: Tensor) -> Batch:
     return replace(whole, x=each(whole.x, repeated), y=repeated(whole.y), weight=weight)
 
 
-def _nearest(root: Clients, start: Tensor, batch: Batch, pull: float) -> Tensor:
+def _nearest(owner: Clients, start: Tensor, batch: Batch, pull: float) -> Tensor:
     """Return the minimisers (k, d) of the losses plus (pull/2)‖θ − start‖², by L-BFGS."""
     params = start.clone().requires_grad_(True)
     steps = torch.optim.LBFGS([params], max_iter=STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> float:
-        found = models.gradients(root.model, params.detach(), batch)
+        found = models.gradients(owner.model, params.detach(), batch)
         away = params.detach() - start
         params.grad = found.value + pull * away
         return float((found.loss + pull / 2 * (away * away).sum(1)).sum())
