@@ -429,11 +429,17 @@ def test_terms_that_a_client_refuses_are_refused_after_a_restart_too(parties):
     assert any("rejected client 4: " in line and "terms: " in line for line in said)
 
 
-def test_a_client_that_runs_while_its_terms_change_does_not_use_the_old_ones(tmp_path):
-    """Everybody agrees on more noise; a process that has loaded the configuration before takes the new."""
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_client_that_runs_while_its_terms_change_does_not_use_the_old_ones(tmp_path, restarted):
+    """Everybody agrees on more noise; a process that has loaded the configuration before takes the new.
+
+    Also one that was asked something before its first hello.
+    """
     parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6)
     server = Server(parties)
     server.open(0, range(CLIENTS))
+    if restarted:
+        server = Server(parties)
     server.ask(0, 0, 0)
     for party in parties:
         party.config.write_text(small_config(CLIENTS, *PRIVATE, "privacy.sigma_ind=0.2"))

@@ -6,18 +6,21 @@ import os
 import threading
 
 import pytest
+import torch
+from malicious_server import Server
 from typer.testing import CliRunner
 
-from federation_harness import PRIVATE, Direct, coordinator, make, small_config
+from federation_harness import INSTANT, PRIVATE, Direct, coordinator, make, small_config
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation import kinds, node_keys, wire
+from trilemma.federation import kinds, node_keys, provisioning, wire
 from trilemma.federation.adoption import adopt, vouch
 from trilemma.federation.authority import Authority
 from trilemma.federation.epochs import Stopped
 from trilemma.federation.node import Node
 from trilemma.federation.permission import Permission
 from trilemma.federation.proposals import KEPT, allow, proposed
+from trilemma.federation.public_facts import Federation
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.rosters import Member
 from trilemma.privacy.secrets import Identity
@@ -94,6 +97,42 @@ def test_a_changed_task_is_allowed_again_or_not(tmp_path, parties):
     (parties[1].folder / "task.py").write_text("def model(): ...\n")
     assert parties[1].plan != before
     assert not Permission.load(parties[1].allowed).allows("run", parties[1].plan, lambda: 1.0)
+
+
+OWN = """
+import torch
+from trilemma import models
+
+def model():
+    return models.build("multinomial", (4,), 2)
+
+def data(client):
+    return torch.full((30, 4), {number}), torch.zeros(30, dtype=torch.int64)
+"""
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_code_that_was_not_asked_about_does_not_run_in_an_epoch_joined_before(tmp_path, restarted):
+    """An owner puts another task.py in place: it runs once it is allowed, and then the old one does not."""
+    (tmp_path / "task.py").write_text(OWN.format(number=1.0))
+    config, facts = small_config(2, tolerate=0), Federation("own", 2, examples=30, timing=INSTANT)
+    parties = provisioning.init(tmp_path / "federation", facts, config, task=tmp_path / "task.py")
+    server = Server(parties)
+    server.open(0, (0, 1))
+    numbers = {"params": torch.zeros(10)}
+    ask = wire.dumps(kinds.Ask(run="run", epoch=0, round=0, heard={}, unused=[]), numbers)
+    (parties[1].folder / "task.py").write_text(OWN.format(number=2.0))
+    node = Node(parties[1]) if restarted else server.nodes[0]
+    with pytest.raises(Refused) as caught:
+        node.answer(ask)
+    assert caught.value.reason is Reason.ALLOWED
+    hello = wire.dumps(kinds.Hello(run="run", epoch=1, terms=parties[0].terms))
+    with pytest.raises(Refused) as caught:
+        node.answer(hello)
+    assert caught.value.reason is Reason.ALLOWED
+    allow(parties[1], "run")
+    node.answer(hello)
+    assert float(node.task.data.dataset.x_train[0, 0]) == 2.0, "what runs is what was allowed"
 
 
 def test_in_advance_by_its_cost(parties):

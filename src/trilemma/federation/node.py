@@ -88,8 +88,14 @@ class Node:
 
     @cached_property
     def task(self) -> PartyTask:
-        """The task, as this client had it when it last agreed to terms."""
+        """The task, as this client had it when it last agreed to terms, or was first asked something."""
+        self.loaded["agreed"] = self._agreed
         return load_task(self.party)
+
+    @property
+    def _agreed(self) -> str:
+        """What a task is loaded from: terms, and the code its owner allows or not."""
+        return f"{self.party.terms} {self.party.plan}"
 
     def answer(self, block: bytes) -> bytes:
         """Answer a block from the server, or raise `Refused`, whose text may travel back.
@@ -173,10 +179,9 @@ class Node:
         if hello.terms != self.party.terms:
             raise Refused(Reason.TERMS, f"the server's are {hello.terms}, this client's {self.party.terms}")
         self._check_folder()
-        if self.loaded.get("terms", hello.terms) != hello.terms:
+        if self.loaded.get("agreed") != self._agreed:
             for name in ("task", "_expected", "_clients"):  # its owner changed them while this process ran
                 self.__dict__.pop(name, None)
-        self.loaded["terms"] = hello.terms
         check_allowed(self.party, self.task, hello.run)
         ledger_position(self.party, self.task)  # a ledger that was set back: better now than among others
         session = self._session(hello.run)

@@ -99,6 +99,7 @@ class _SessionHeader(kinds.Header):
     offers: dict[str, str]
     pairs: dict[str, str]
     terms: str = ""
+    plan: str = ""
     confirmation: str = ""
     confirmed: bool = False
     expelled: list[Expulsion] = Field(default_factory=list)
@@ -114,6 +115,7 @@ class Secrets:
     """What a client knows in an epoch: its offer, and after the agreement everybody's and the pair keys.
 
     `terms` are those it joined under: an epoch ends where this client's own change, whatever was agreed on.
+    `plan` is what its owner had allowed then, the code of its task with it; "" in older files.
     `confirmation` is its own signature under the list of members, `confirmed` whether it saw everybody's.
     `expelled` are those the server named in its call, all since the run began.
     """
@@ -126,6 +128,7 @@ class Secrets:
     confirmation: str = ""
     confirmed: bool = False
     expelled: tuple[Expulsion, ...] = ()
+    plan: str = ""
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -160,6 +163,7 @@ class Session:
             header.confirmation,
             header.confirmed,
             tuple(header.expelled),
+            header.plan,
         )
 
     def _write(self, secrets: Secrets) -> None:
@@ -169,6 +173,7 @@ class Session:
             offers={str(client): offer for client, offer in secrets.offers.items()},
             pairs={str(client): key.hex() for client, key in secrets.pairs.items()},
             terms=secrets.terms,
+            plan=secrets.plan,
             confirmation=secrets.confirmation,
             confirmed=secrets.confirmed,
             expelled=list(secrets.expelled),
@@ -213,7 +218,8 @@ class Session:
         if self._handshake.index != self.party.client:
             raise Refused(Reason.KEYS, f"this identity is client {self._handshake.index} on the roster")
         offer = self._handshake.offer.encode().hex()
-        self._write(Secrets(epoch, offer, {}, {}, self.party.terms, expelled=tuple(expelled)))
+        terms, plan = self.party.terms, self.party.plan
+        self._write(Secrets(epoch, offer, {}, {}, terms, expelled=tuple(expelled), plan=plan))
         return offer
 
     def agree(
@@ -293,7 +299,8 @@ class Session:
         """Refuse a run this client has not joined, or joined under other terms than its folder has now.
 
         A client that refuses a server's terms after a restart, of itself or of the server, refuses its
-        questions too: an epoch from before the restart is no way around them.
+        questions too: an epoch from before the restart is no way around them. Nor is it a way around its
+        owner, for code that was not asked about when the epoch was joined.
         """
         known = self.secrets
         if known is None:
@@ -302,6 +309,8 @@ class Session:
             raise Refused(
                 Reason.TERMS, f"epoch {known.epoch} was joined under {known.terms}, now {self.party.terms}"
             )
+        if known.plan not in ("", self.party.plan):
+            raise Refused(Reason.ALLOWED, f"epoch {known.epoch} was joined with another task")
 
     def require(self, epoch: int) -> Secrets:
         """Return the secrets of an epoch that is ready to run: its members have confirmed each other."""
