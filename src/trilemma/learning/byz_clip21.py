@@ -14,7 +14,7 @@ message is what the rule aggregates, as in every algorithm here. Always m_i = g_
 Each round releases the Gaussian mechanism c_i of a vector of norm at most τ: T rounds cost what CafCor's
 without correlated noise do, with C = τ ([privacy] clip).
 
-Reference: *Byz-Clip21-SGD2M* (Byzantine robustness, clipping, double momentum and differential privacy),
+Reference: Byz-Clip21-SGD2M (Byzantine robustness, clipping, double momentum and differential privacy),
 Algorithm 1; Algorithm 5 for the variant with per-example clipping inside.
 """
 

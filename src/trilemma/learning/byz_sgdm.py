@@ -5,7 +5,7 @@
 Algorithm 2 of the Byz-Clip21 paper: what Byz-Clip21-SGD2M becomes at τ = ∞, β̂ = 1. The loop is in
 `trilemma.learning.momentum`, whose momentum is 1 − β.
 
-Reference: Karimireddy, He, Jaggi, *Learning from history for Byzantine robust optimization*, ICML 2021.
+Reference: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust optimization", ICML 2021.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ server. Summed over all clients the shared noise cancels, so the mean carries li
 single message carries much. The threat model ([privacy] threat) says who knows which secrets: cdp, secldp,
 byzldp, ldp. The loop is in `trilemma.learning.momentum`; the noise comes from `clients.noise`.
 
-Reference: *Towards trustworthy federated learning with untrusted participants*, ICML 2025, Algorithm 1.
+Reference: Allouah, Guerraoui, Stephan, "Towards trustworthy federated learning with untrusted participants",
+ICML 2025, Algorithm 1.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 With the mean as the rule and no adversary this is the baseline every private and robust method is measured
 against; without `[privacy]` it neither clips nor adds noise. The loop is in `trilemma.learning.momentum`.
 
-Reference: Abadi et al., *Deep learning with differential privacy*, CCS 2016 (per-example clip and noise).
+Reference: Abadi et al., "Deep learning with differential privacy", CCS 2016 (per-example clip and noise).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ With `unit = "user"` the averaged gradient is clipped instead of every example's
 that Byz-Clip21-SGD2M is compared with, and CafCor without correlated noise). The loop is in
 `trilemma.learning.momentum`.
 
-Reference: Allouah, Guerraoui, Gupta, Pinot, Stephan, *On the privacy-robustness-utility trilemma in
-distributed learning*, ICML 2023, Algorithm 1.
+Reference: Allouah, Guerraoui, Gupta, Pinot, Stephan, "On the privacy-robustness-utility trilemma in
+distributed learning", ICML 2023, Algorithm 1.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Point:
 
 
 def lines(index: Index) -> list[StudyLine]:
-    """Return the folders that hold more than one run: those that are watched, and those one below."""
+    """Return the folders that hold more than one run: those that are watched, and up to two below."""
     return [
         StudyLine(id=id_, name=id_, runs=len(runs), paper=_paper(id_))
         for id_, runs in _groups(index).items()
@@ -67,7 +67,7 @@ def view(index: Index, study: str, row: str, column: str, score: str) -> StudyVi
 
 
 def _groups(index: Index) -> dict[str, list[Found]]:
-    """Return the runs below each watched folder, and below each folder in it, by name."""
+    """Return the runs below each watched folder, and below the folders up to two below it, by name."""
     groups: dict[str, list[Found]] = {}
     for one in index.all("run"):
         parts = PurePosixPath(one.name).parts

@@ -8,7 +8,7 @@ With L the smoothness of the loss, μ its strong convexity, L₀ its initial gap
 
 with a₃ = 5760, a₄ = 270. They are made for proofs and are far more careful than practice needs.
 
-Reference: Allouah et al., *On the privacy-robustness-utility trilemma in distributed learning*, ICML 2023,
+Reference: Allouah et al., "On the privacy-robustness-utility trilemma in distributed learning", ICML 2023,
 Theorem 4.2.
 """
 
