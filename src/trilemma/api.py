@@ -148,7 +148,7 @@ def configured(task: Task | None = None, **arguments: Any) -> Config:
     inside = {"partition": "data", "features": "data", **dict.fromkeys(DataTable.model_fields, "data")}
     for key, value in arguments.items():
         if key == "seeds":
-            value = tuple(range(1, value + 1)) if isinstance(value, int) else value
+            value = (f"1-{value}" if value > 0 else ()) if isinstance(value, int) else value
         if key in where:
             raw.setdefault(where[key], {})[key] = value
         elif key in inside:

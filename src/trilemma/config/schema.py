@@ -18,6 +18,9 @@ from trilemma.options import Options, mistakes
 from trilemma.privacy.accountants import accountants
 from trilemma.privacy.types import Adjacency, Arithmetic, Assumption, ThreatName
 
+MOST_CLIENTS, MOST_ROUNDS, MOST_SEEDS = 10_000_000, 100_000_000, 10_000
+"""What one configuration may ask for: more is a slip of the pen. A day has 86,400,000 milliseconds."""
+
 
 class Table(Options):
     """One table of a configuration."""
@@ -104,7 +107,7 @@ _TRAIN = 'allowed: "all", "head", a list of names, {subspace = â€¦} or {lora = â
 class FederationTable(Table):
     """`[federation]`: how many clients there are and how many lie."""
 
-    clients: int = Field(default=7, ge=1, description="number of clients n")
+    clients: int = Field(default=7, ge=1, le=MOST_CLIENTS, description="number of clients n")
     byzantine: int = Field(default=0, ge=0, description="number of Byzantine clients")
     tolerate: int | None = Field(
         default=None, ge=0, description="f the rule is told; default: the number of Byzantine clients"
@@ -307,7 +310,7 @@ class EvaluationTable(Table):
 class RunTable(Table):
     """`[run]`: how long, which seeds, where."""
 
-    rounds: int = Field(default=100, ge=1, description="number of rounds T")
+    rounds: int = Field(default=100, ge=1, le=MOST_ROUNDS, description="number of rounds T")
     seeds: tuple[int, ...] = Field(default=(1,), min_length=1, description="one run per seed")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to compute")
     precision: Literal["float32", "tf32"] = Field(
@@ -342,10 +345,6 @@ class RunTable(Table):
         if isinstance(value, int):
             return (value,)
         return parse_seeds(value) if isinstance(value, str) else value
-
-
-MOST_SEEDS = 10_000
-"""Seeds that one configuration may ask for: more is a slip of the pen."""
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

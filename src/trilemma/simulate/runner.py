@@ -23,6 +23,7 @@ from trilemma.simulate.fitting import check_model, check_progress
 from trilemma.simulate.observers import Observer, Silent, with_logs
 from trilemma.simulate.ranks import Ranks
 from trilemma.simulate.rehearsal import verify
+from trilemma.simulate.room import check_room, said_where_memory_ends
 from trilemma.simulate.shards import own_progress, shared_out, whole_progress
 from trilemma.simulate.shelf import Shelf
 from trilemma.task import Task
@@ -44,8 +45,8 @@ def run(
     if leads:
         check_free(out)
     task = None if task is None else task.of(config.federation.clients)
-    experiments = [_assembled(config, seed, task, ranks) for seed in config.run.seeds]
-    verify(experiments[0])
+    with said_where_memory_ends(config):
+        _try_out(config, out, task, ranks)
     directory = RunDirectory.create(out, config, task) if leads else RunDirectory(out, config)
     try:
         return _run(directory, observer or Silent(), task, ranks)
@@ -90,6 +91,15 @@ def without_liars(config: Config) -> Config:
     )
 
 
+def _try_out(config: Config, out: Path, task: Task | None, ranks: Ranks | None) -> None:
+    """Assemble every seed before anything is written, one after the other: all together may not fit."""
+    for seed in config.run.seeds:
+        experiment = _assembled(config, seed, task, ranks)
+        if seed == config.run.seeds[0]:
+            check_room(experiment, out)
+            verify(experiment)
+
+
 def _assembled(config: Config, seed: int, task: Task | None, ranks: Ranks | None) -> Experiment:
     found = assemble(config, seed, task, None if ranks is None else ranks.device)
     if config.run.state == "disk" and (found.device.type != "cpu" or ranks is not None):
@@ -101,7 +111,7 @@ def _assembled(config: Config, seed: int, task: Task | None, ranks: Ranks | None
 
 def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: Ranks | None) -> Summary:
     leads = ranks is None or ranks.leads
-    with directory.locked() if leads else nullcontext():
+    with said_where_memory_ends(directory.config), directory.locked() if leads else nullcontext():
         if ranks is not None:
             ranks.everywhere(None)  # nobody reads before the first one has made and claimed the directory
         observer = with_logs(observer, directory.config.run.log, directory.path) if leads else Silent()
