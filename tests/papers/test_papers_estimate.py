@@ -22,6 +22,14 @@ def test_runs_are_counted_by_seed_and_longer_ones_take_longer() -> None:
     assert longer.seconds > 10 * found.seconds > 0
 
 
+def test_a_row_counts_for_as_many_runs_as_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of SAFE-DSHB the rows under attack have four times as many runs as those without."""
+    seconds = {"smea": {"ALIE (searched)": 34.0, "LF": 2.0}, "nobody lies, mean": {"no attack": 1.0}}
+    monkeypatch.setattr(estimate, "_seconds", lambda place: seconds[place.row][place.column])
+    places = [place for place in studies["safe-dshb"].runs("1", quick=True) if place.row in seconds]
+    assert estimate.estimate(places) == Estimate(10, (8 * 18.0 + 2 * 1.0) / 10)
+
+
 def test_a_grid_counts_once_for_each_of_its_points() -> None:
     place = studies["safe-dshb"].runs("1-3", only="SF")[0].with_("run.rounds=2")
     assert estimate.estimate([place, place.with_("algorithm.lr=0.5")]).runs == 2

@@ -1,7 +1,9 @@
 """How long studies will take on this machine: a few rounds of some of their runs, and how many there are.
 
-Runs of a study differ: of each of its rows the first and the last are looked at, and the others are taken to
-cost what these do on average. Where a round is long, a step of a few clients stands for it.
+Runs of a study differ: of each of its rows the first and the last are looked at, and the others of that row
+are taken to cost what these do on average. Where a round is long, steps of a few and of some more clients
+stand for it: what grows with their number, and what does not. What a run costs beside its rounds is looked at
+too: to put it together and to score it.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from trilemma.simulate import engine
 from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import evaluate
 from trilemma.simulate.experiment import Experiment, assemble
+from trilemma.simulate.rehearsal import verify
 from trilemma.typed import typed
 
-FEW, LONG, LOOK = 2, 5.0, 2
-"""Clients whose step is looked at first; seconds above which it stands for a round; rounds looked at else."""
+FEW, MORE, LONG, LOOK = 2, 10, 5.0, 2
+"""Clients whose steps are looked at; seconds above which they stand for a round; rounds looked at else."""
 
 
 @dataclass(frozen=True)
@@ -89,42 +92,50 @@ def estimates(
 
 
 def estimate(places: Sequence[Place]) -> Estimate:
-    """Look at the first and the last run of each row, and count the runs."""
-    ends = [*{place.row: place for place in reversed(places)}.values()]
-    ends += {place.row: place for place in places}.values()
-    looked = {place.cell.name: place for place in ends}.values()
-    runs = sum(len(place.config.run.seeds) for place in tried(places))
-    return Estimate(runs, round(fmean(_seconds(place) for place in looked), 3))
+    """Look at the first and the last run of each row, which stand for as many runs as the row has."""
+    rows: dict[str, list[Place]] = {}
+    for place in tried(places):
+        rows.setdefault(place.row, []).append(place)
+    counts = {row: sum(len(place.config.run.seeds) for place in own) for row, own in rows.items()}
+    looked = {row: {place.cell.name: place for place in (own[0], own[-1])} for row, own in rows.items()}
+    total = sum(counts[row] * fmean(_seconds(one) for one in ends.values()) for row, ends in looked.items())
+    runs = sum(counts.values())
+    return Estimate(runs, round(total / runs, 3))
 
 
 def _seconds(place: Place) -> float:
     """Return about how long one seed of a run takes."""
     run = place.config.run
-    experiment = assemble(place.config, run.seeds[0])
+    experiment = assemble(place.config, run.seeds[0])  # reads the data set, which a worker does once
     progress = engine.start(experiment)
     clock = Clock(experiment.device.type == "cpu")
+    ready = clock.spent(lambda: verify(assemble(place.config, run.seeds[0])))
     every = run.evaluate_every or max(1, run.rounds // 50)
     statistics = {name: progress.clients[name] for name, _ in experiment.clients.model.buffers}
     scored = clock.spent(lambda: evaluate(experiment, progress.chosen, statistics))
-    return run.rounds * (_a_round(experiment, progress, clock) + scored / every)
+    return ready + scored + run.rounds * (_a_round(experiment, progress, clock) + scored / every)
 
 
 def _a_round(experiment: Experiment, progress: Progress, clock: Clock) -> float:
     everyone, algorithm = experiment.clients, experiment.resolved.algorithm
     heard = [i for i in experiment.sampled(0) if i in everyone.ids]
     training = everyone.ids if algorithm.everyone_trains else tuple(heard)
-    some = training[:FEW]
-    rows = [everyone.ids.index(i) for i in some]
-    state = {name: held[rows] for name, held in progress.clients.items()}
     key = experiment.key.fold("round", 0)
 
-    def step() -> None:
-        algorithm.client(progress.broadcast, state, everyone.only(*some), 0, key)
+    def stepped(count: int) -> float:
+        """What a step of so many clients takes; what is compiled and read at first does not count."""
+        some = training[:count]
+        rows = [everyone.ids.index(i) for i in some]
+        state = {name: held[rows] for name, held in progress.clients.items()}
+        clients = everyone.only(*some)
+        algorithm.client(progress.broadcast, state, clients, 0, key)
+        return clock.spent(lambda: algorithm.client(progress.broadcast, state, clients, 0, key))
 
-    for _ in range(2):  # what is compiled and read at first does not count
-        few = clock.spent(step)
-    if (long := few * len(training) / max(1, len(some))) > LONG:
-        return long
+    few, more = min(FEW, len(training)), min(MORE, len(training))
+    if few and len(training) / few * (first := stepped(few)) > LONG:
+        long = of_all(len(training), {few: first, more: stepped(more)})
+        if long > LONG:
+            return long
 
     def rounds() -> None:
         reached = progress
@@ -133,6 +144,19 @@ def _a_round(experiment: Experiment, progress: Progress, clock: Clock) -> float:
 
     rounds()
     return clock.spent(rounds) / LOOK
+
+
+def of_all(count: int, took: Mapping[int, float]) -> float:
+    """Return what a step of `count` clients takes, where steps of few and of more of them took so long.
+
+    Clients that are stepped together share what does not grow with their number.
+
+    >>> of_all(100, {2: 1.2, 10: 2.0}), of_all(100, {2: 1.0, 10: 0.9}), of_all(2, {2: 1.5})
+    (11.0, 1.0, 1.5)
+    """
+    (few, first), *rest = sorted(took.items())
+    each = (rest[0][1] - first) / (rest[0][0] - few) if rest else 0.0
+    return first + max(0.0, each) * (count - few)
 
 
 @dataclass(frozen=True)
