@@ -97,6 +97,12 @@ def refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def locks_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock of a process that was killed goes free, however long a busy machine takes to end it."""
+    monkeypatch.setattr("trilemma.files.PATIENCE", 240.0)
+
+
+@pytest.fixture
 def plugins_forgotten() -> Iterator[None]:
     """Take out of the registries what a test's plugins entered."""
     from trilemma import plugins

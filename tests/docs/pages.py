@@ -75,7 +75,7 @@ def run_page(page: Path, folder: Path) -> int:
     printed, count = "", 0
     with contextlib.chdir(folder):
         for block in blocks(page):
-            where = f"{page.relative_to(ROOT)}, line {block.line}"
+            where = f"{os.path.relpath(page, ROOT)}, line {block.line}"
             if block.skipped:
                 continue
             if block.title:

@@ -67,21 +67,18 @@ def test_five_hospitals_train_together(tmp_path: Path):
         run_page(DOCS / "tutorials/five-hospitals.md", tmp_path)
     finally:
         subprocess.run(
-            [sys.executable, "-m", "trilemma", "federation", "down", str(tmp_path / "pilot")], timeout=60
+            [sys.executable, "-m", "trilemma", "federation", "down", str(tmp_path / "pilot")], timeout=240
         )
 
 
 def test_a_page_that_prints_something_else_is_found_out(tmp_path: Path):
-    page = ROOT / "docs" / "page-of-a-test.md"
+    page = tmp_path / "page-of-a-test.md"
     text = "```python\nprint(1 + 1)\n```\n\n```text\n{}\n```\n"
-    try:
-        page.write_text(text.format("2"))
-        assert run_page(page, tmp_path) == 1
-        page.write_text(text.format("3"))
-        with pytest.raises(AssertionError, match=r"page-of-a-test.md, line 5"):
-            run_page(page, tmp_path)
-    finally:
-        page.unlink()
+    page.write_text(text.format("2"))
+    assert run_page(page, tmp_path) == 1
+    page.write_text(text.format("3"))
+    with pytest.raises(AssertionError, match=r"page-of-a-test.md, line 5"):
+        run_page(page, tmp_path)
 
 
 def test_python_on_every_page_is_python():

@@ -90,7 +90,7 @@ def test_an_epoch_changes_without_a_round(tmp_path):
         log.update_epoch(commit(2))
 
 
-def test_a_second_server_is_kept_out_until_the_first_is_gone(tmp_path):
+def test_a_second_server_is_kept_out_until_the_first_is_gone(tmp_path, monkeypatch):
     holder = (
         "import sys, time; from pathlib import Path; from trilemma.federation.commits import CommitLog\n"
         f"with CommitLog(Path({str(tmp_path)!r})).locked():\n  print('held', flush=True); time.sleep(60)"
@@ -98,10 +98,12 @@ def test_a_second_server_is_kept_out_until_the_first_is_gone(tmp_path):
     with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "held\n"
+            monkeypatch.setattr(files, "PATIENCE", 0.0)
             with pytest.raises(UserError, match="another server"), CommitLog(tmp_path).locked():
                 pass
         finally:
             process.kill()
+    monkeypatch.setattr(files, "PATIENCE", 240.0)
     with CommitLog(tmp_path).locked():
         pass
 

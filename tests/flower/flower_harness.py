@@ -19,7 +19,7 @@ from trilemma.federation.public_facts import Timing
 from trilemma.flower import SILENCE, deployment
 from trilemma.flower.control import connect
 
-FAST = Timing(round_limit=30.0, join_limit=45.0, poll=0.2)
+FAST = Timing(round_limit=30.0, join_limit=180.0, poll=0.2)
 LIAR = Path(__file__).with_name("flower_liar.py")
 DEAF = Path(__file__).with_name("flower_deaf.py")
 

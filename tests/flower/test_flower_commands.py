@@ -51,8 +51,8 @@ def test_a_pilot_from_its_making_to_its_end(tmp_path, monkeypatch):
         told = json.loads(command("status", folder, "--json"))["parties"]
         assert [one["joined"] for one in told[0]["runs"][0]["members"]] == [True] * 3
         seen = told[0]["door"]["peers"]["2"]
-        assert abs(seen["clock"]) < 5
-        assert time.time() - seen["pulled"] < 60
+        assert abs(seen["clock"]) < 60
+        assert time.time() - seen["pulled"] < 240
         assert seen["facts"]["roster"] == told[0]["door"]["peers"]["0"]["facts"]["roster"]
         assert 'trilemma_rounds_total{run="default"} 3.0' in asked(metrics)
         assert "trilemma_client_epsilon{" in asked(metrics + 3)

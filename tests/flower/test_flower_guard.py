@@ -12,6 +12,7 @@ import time
 from asyncio import sslproto
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,14 @@ from trilemma.flower.guard import Guard
 from trilemma.flower.limits import ANNOUNCES, PATHS, SMALL, UPLOADS, Limits, Settings
 from trilemma.flower.lines import Line
 from trilemma.flower.lost_answers import LostAnswers
+from trilemma.flower.meters import Tokens
 from trilemma.flower.waiting import Waiting
 
 PULL = "/v1/fleet/pull-messages"
 KEY = "a-node-key"
-LIMITS = Limits(message=1_000_000, head_seconds=2.0, idle_seconds=5.0)
+LIMITS = Limits(message=1_000_000, head_seconds=60.0, idle_seconds=60.0)
+HASTY = replace(LIMITS, head_seconds=0.3, idle_seconds=0.3)
+"""With these a door sends people away, and on a busy machine some who do nothing wrong."""
 
 
 @dataclass
@@ -104,8 +108,15 @@ class Door:
     async def works(self) -> bool:
         return (await self.say(request(PULL))).startswith(b"HTTP/1.1 200")
 
+    async def works_at_last(self) -> None:
+        """Wait until somebody is quick enough for a hasty door."""
+        while True:
+            with contextlib.suppress(OSError):
+                if await self.works():
+                    return
 
-async def hear(reader, seconds: float = 30.0) -> bytes:
+
+async def hear(reader, seconds: float = 120.0) -> bytes:
     heard = b""
     with contextlib.suppress(TimeoutError, ConnectionError, ssl.SSLError):
         async with asyncio.timeout(seconds):
@@ -189,7 +200,7 @@ def guarded(folder, scene, limits=LIMITS, **options):
 
     async def play():
         async with opened(folder, limits, **options) as door:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(240):
                 return await scene(door)
 
     return asyncio.run(play())
@@ -372,19 +383,17 @@ def test_records_are_counted_as_flower_counts_them(announced):
 @pytest.mark.parametrize("start", [b"", b"POST /v1/fl", request(UPLOADS, b"", content_length="1000") + b"x"])
 def test_who_is_slow_is_sent_away(folder, start):
     """A handshake and nothing, half a head, half a body: each ends in time, and the door is free again."""
-    limits = replace(LIMITS, head_seconds=0.3, idle_seconds=0.3)
 
     async def scene(door):
-        reader, writer = await door.connect()
-        writer.write(start)
-        since = time.monotonic()
-        while not reader.at_eof() and time.monotonic() - since < 60:
-            await reader.read(1000)
-        assert reader.at_eof()
+        with contextlib.suppress(OSError):  # or it is sent away in the middle of the handshake
+            reader, writer = await door.connect()
+            writer.write(start)
+            while not reader.at_eof():
+                await reader.read(1000)
         assert door.link.seen == []
-        assert await door.works()
+        await door.works_at_last()
 
-    guarded(folder, scene, limits)
+    guarded(folder, scene, HASTY)
 
 
 def test_half_open_connections_do_not_keep_others_out(folder):
@@ -466,12 +475,16 @@ def test_a_peer_has_so_many_connections_and_no_more(folder):
 def test_a_peer_that_asks_too_often_waits_and_is_then_sent_away(folder, monkeypatch):
     monkeypatch.setattr(conversation, "LONGEST_WAIT", 1.0)
 
+    now = [0.0]  # it is the same moment until told otherwise, however long a handshake takes
+    monkeypatch.setattr(guard, "Tokens", partial(Tokens, now=lambda: now[0]))
+
     async def scene(door):
         since = time.monotonic()
         assert all([await door.works() for _ in range(4)])
-        assert time.monotonic() - since >= 1.0, "two at once, then two a second"
-        many = await asyncio.gather(*(door.say(request(PULL)) for _ in range(10)))
-        assert {heard[9:12] for heard in many} == {b"200", b"503"}
+        assert time.monotonic() - since >= 1.5, "two at once, one after half a second, one after a second"
+        assert (await door.say(request(PULL))).startswith(b"HTTP/1.1 503")
+        now[0] = 10.0
+        assert await door.works()
 
     guarded(folder, scene, replace(LIMITS, rate=2.0, burst=2))
 
@@ -502,10 +515,10 @@ def test_bytes_of_any_kind_do_no_harm(folder, pieces):
     """Whatever an authenticated client sends: the door stands, and only whole requests get through."""
 
     async def scene(door):
-        await asyncio.wait_for(door.say(b"".join(pieces)), 60)
+        with contextlib.suppress(OSError):
+            await door.say(b"".join(pieces))
         assert all(path in PATHS for path, _ in door.link.seen)
-        # On a busy machine a tenth of a second may be over before a good request is read.
-        assert await door.works() or await door.works() or await door.works()
+        await door.works_at_last()
 
     guarded(folder, scene, replace(LIMITS, idle_seconds=0.1, head_seconds=0.1))
 
@@ -529,8 +542,8 @@ def test_the_guard_sees_who_asks_how_its_clock_goes_and_what_was_refused(folder,
 
     door, said = guarded(folder, scene, seen=seen)
     peer = door.peers[0]
-    assert peer.clock == pytest.approx(77, abs=5)
-    assert peer.pulled == pytest.approx(time.time(), abs=30)
+    assert peer.clock == pytest.approx(77, abs=30)
+    assert peer.pulled == pytest.approx(time.time(), abs=120)
     assert (peer.requests, peer.received, peer.sent) == (1, 4, len(b"answer"))
     assert (peer.refused, door.strangers, door.peers[1]) == ({"404": 1, "413": 1}, 1, peers.Peer())
     assert [code for code, _ in said] == ["request-refused", "request-refused", "stranger-refused"]
@@ -552,7 +565,7 @@ def test_who_is_let_in_may_compare_what_both_sides_have(folder, tmp_path):
     told, answers, door, behind = guarded(folder, scene, seen=seen)
     answer = json.loads(told.partition(b"\r\n\r\n")[2])
     assert mine.differences(Facts.read(answer["facts"])) == {"roster": ("another", "missing")}
-    assert answer["time"] == pytest.approx(time.time(), abs=60)
+    assert answer["time"] == pytest.approx(time.time(), abs=120)
     assert all(one.startswith(b"HTTP/1.1 400") for one in answers)
     assert door.peers[0].facts == mine
     assert behind == [], "the SuperLink hears nothing of it"

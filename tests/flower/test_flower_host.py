@@ -51,7 +51,7 @@ def order(program, number):
 
 def told(running):
     """What the program wrote, once it is all there."""
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 240.0
     while "complaint" not in (text := processes.Path(running.log).read_text()):
         assert time.monotonic() < deadline, text
         time.sleep(0.05)

@@ -13,7 +13,6 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import anyio
 import anyio.to_thread
@@ -133,24 +132,21 @@ def test_one_message_has_one_reply(supernode, monkeypatch):
 
 
 def test_a_worker_starts_anew_when_it_rests_and_not_while_it_works():
-    events, working = [], threading.Event()
+    events, asked, finish = [], itertools.count(), threading.Event()
 
     class Tasks:
-        tokens: ClassVar = [None, "first", *[None] * 20]
-
         def acquire(self):
-            if not self.tokens:
+            if "rests" in events:
                 raise SystemExit
-            return self.tokens.pop(0)
+            number = next(asked)
+            if number == 20:  # it has asked for longer than it would rest
+                finish.set()
+            return "first" if number == 1 else None
 
-    def at_rest():
-        events.append("rests")
-        Tasks.tokens.clear()
-
-    waiting = Worker(Tasks(), poll=0.01, rest=0.05, at_rest=at_rest)
+    waiting = Worker(Tasks(), poll=0.01, rest=0.05, at_rest=lambda: events.append("rests"))
 
     def run(token):
-        working.wait(0.12)  # longer than it would rest
+        assert finish.wait(240)
         events.append(token)
 
     with pytest.raises(SystemExit):
@@ -158,7 +154,8 @@ def test_a_worker_starts_anew_when_it_rests_and_not_while_it_works():
     assert events == ["first", "rests"]
 
 
-def test_a_worker_asks_when_the_bell_has_rung_also_while_it_asked(tmp_path):
+def test_a_worker_asks_when_the_bell_has_rung_also_while_it_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "LONGEST_WAIT", 60.0)
     bell, asked = Bell(tmp_path / "bell"), []
 
     class Tasks:
@@ -207,14 +204,16 @@ def test_a_superlink_tidies_up_now_and_then(monkeypatch):
 
 def test_a_superlink_has_few_threads(monkeypatch):
     """As many requests as there may be are handled at the same time, and one more waits."""
-    most, now, seen = superlink_internals.THREADS, 0, []
+    most, now, seen, counting = superlink_internals.THREADS, 0, [], threading.Lock()
 
     def handle():
         nonlocal now
-        now += 1
-        seen.append(now)
+        with counting:
+            now += 1
+            seen.append(now)
         time.sleep(0.02)
-        now -= 1
+        with counting:
+            now -= 1
 
     async def app(scope, receive, send):
         async with anyio.create_task_group() as group:

@@ -40,7 +40,7 @@ def test_bytes_are_written_as_they_are(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"a\r\nb\n\x1a\nc"
 
 
-def test_a_lock_goes_free_with_the_process_that_held_it(tmp_path):
+def test_a_lock_goes_free_with_the_process_that_held_it(tmp_path, monkeypatch):
     path = tmp_path / "lock"
     holder = (
         "import time; from pathlib import Path; from trilemma import files\n"
@@ -49,10 +49,12 @@ def test_a_lock_goes_free_with_the_process_that_held_it(tmp_path):
     with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "held\n"
+            monkeypatch.setattr(files, "PATIENCE", 0.0)
             with pytest.raises(RuntimeError, match="in use"), files.locked(path, RuntimeError("in use")):
                 pass
         finally:
             process.kill()
+    monkeypatch.setattr(files, "PATIENCE", 240.0)
     with files.locked(path, RuntimeError("in use")):
         pass
 
@@ -73,6 +75,7 @@ with files.locked(Path(sys.argv[1])):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a process counts as dead there when all of it is")
+@pytest.mark.usefixtures("locks_waited_for")
 def test_the_lock_of_a_killed_process_goes_free_before_anybody_is_refused(tmp_path):
     """Its first thread may be over while others still are not, and its locks are theirs too."""
     path = tmp_path / "lock"

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -58,17 +59,26 @@ def address(watched: Path, growing: simulate.RunDirectory) -> Iterator[str]:
     folders = [str(watched), str(growing.path.parent)]
     with subprocess.Popen([*command, *folders], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        yield server.stdout.readline().strip()
-        server.terminate()
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.kill()
+
+
+@contextmanager
+def visiting(browser, **options: object) -> Iterator[object]:
+    """A visitor with cookies of its own, who waits as long as a busy machine takes."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(120_000)
+    yield context
+    context.close()
 
 
 @pytest.fixture(scope="module")
 def visitor(browser) -> Iterator[object]:
     """A browser that keeps cookies, and what it has loaded."""
-    context = browser.new_context(viewport={"width": 1200, "height": 900})
-    context.set_default_timeout(60_000)
-    yield context
-    context.close()
+    with visiting(browser, viewport={"width": 1200, "height": 900}) as context:
+        yield context
 
 
 @pytest.fixture
@@ -169,21 +179,19 @@ def test_a_federation_is_seen_from_the_server_and_from_a_client(page) -> None:
 
 
 def test_a_phone_in_the_dark_needs_no_sideways_scrolling(browser, address: str) -> None:
-    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme="dark")
-    page = context.new_page()
-    page.goto(address)
-    for view, sign in (("runs", "table.cards"), ("planner", ".big"), ("studies", "table.heat"),
-                       ("federation", "text=Run pilot")):  # fmt: skip
-        page.goto(f"{address.split('?')[0]}#/{view}")
-        page.wait_for_selector(sign)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 24)"
-    context.close()
+    with visiting(browser, viewport={"width": 390, "height": 800}, color_scheme="dark") as context:
+        page = context.new_page()
+        page.goto(address)
+        for view, sign in (("runs", "table.cards"), ("planner", ".big"), ("studies", "table.heat"),
+                           ("federation", "text=Run pilot")):  # fmt: skip
+            page.goto(f"{address.split('?')[0]}#/{view}")
+            page.wait_for_selector(sign)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 24)"
 
 
 def test_a_second_visitor_without_the_token_is_turned_away(browser, address: str) -> None:
-    context = browser.new_context()
-    page = context.new_page()
-    assert page.goto(address.split("?")[0]).status == 403
-    assert page.goto(f"{address.split('?')[0]}api/runs").status == 403
-    context.close()
+    with visiting(browser) as context:
+        page = context.new_page()
+        assert page.goto(address.split("?")[0]).status == 403
+        assert page.goto(f"{address.split('?')[0]}api/runs").status == 403

@@ -245,7 +245,9 @@ def test_two_writers_are_refused(path):
 def test_two_processes_are_refused(path):
     with Ledger(path, BUDGET):
         other = (
-            "import sys; from pathlib import Path; from trilemma.privacy import Budget, Ledger\n"
+            "import sys; from pathlib import Path; from trilemma import files\n"
+            "from trilemma.privacy import Budget, Ledger\n"
+            "files.PATIENCE = 0.0\n"
             "Ledger(Path(sys.argv[1]), Budget(20.0, 1e-5))"
         )
         run = subprocess.run([sys.executable, "-c", other, str(path)], capture_output=True, text=True)

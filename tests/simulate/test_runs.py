@@ -113,7 +113,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_nothing_is_changed(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plugins_forgotten")
+@pytest.mark.usefixtures("plugins_forgotten", "locks_waited_for")
 def test_killed_run_resumes_to_the_same_model(tmp_path: Path) -> None:
     """kill -9 in the middle, a torn last line included."""
     changes = ["run.rounds=100", "run.checkpoint_every=7", "run.evaluate_every=50", "attack={name='slow'}"]

@@ -222,7 +222,7 @@ federation = {clients = 7, byzantine = 2}
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plugins_forgotten")
+@pytest.mark.usefixtures("plugins_forgotten", "locks_waited_for")
 def test_a_killed_sweep_continues_to_the_same_bytes(tmp_path: Path, here: list[str]) -> None:
     """SIGKILL to the whole group in the middle of the third cell, then the same sweep again."""
     slow_attack(tmp_path)
@@ -254,7 +254,7 @@ def test_a_killed_sweep_continues_to_the_same_bytes(tmp_path: Path, here: list[s
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plugins_forgotten")
+@pytest.mark.usefixtures("plugins_forgotten", "locks_waited_for")
 def test_ctrl_c_saves_what_runs_and_the_same_sweep_continues(tmp_path: Path, here: list[str]) -> None:
     """SIGINT to the group, as a terminal sends it: no checkpoint was due, yet the running cell has one."""
     slow_attack(tmp_path)

@@ -22,6 +22,9 @@ from trilemma import files
 from trilemma.errors import UserError
 from trilemma.typed import Count, typed
 
+KILLED = 30.0
+"""Seconds in which what was killed must be gone: a busy machine takes its time over large processes."""
+
 
 class ProcessFailed(UserError):
     """A process of the federation did not come up; the message ends with the tail of its log."""
@@ -65,8 +68,15 @@ def _started(pid: int) -> str:
 
 
 def _lives(pid: int) -> bool:
+    """Tell whether a process has not ended, all of it.
+
+    The system calls it a zombie as soon as its first thread has ended; its ports and its locks are free once
+    the others have too.
+    """
     with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        one = psutil.Process(pid)
+        ended = one.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return not ended or one.num_threads() > 1
     return False
 
 
@@ -146,7 +156,7 @@ def signal_all(running: Iterable[Running], how: signal.Signals = signal.SIGTERM)
 def stop(running: Iterable[Running], folder: Path, grace: float = 5.0) -> None:
     """Stop the groups: SIGTERM, SIGKILL after `grace` seconds, and forget them once they are gone."""
     pending = list(running)
-    for how, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
+    for how, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, KILLED)):
         pending = [one for one in pending if members(one)]
         signal_all(pending, how)
         deadline = time.monotonic() + patience

@@ -97,6 +97,8 @@ def _alert(client: Party) -> ssl.SSLError | None:
     try:
         with contextlib.closing(_connection(client, context)) as connection:
             connection.connect()
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return None  # closed without a word, as by a proxy that reaches nobody
     except ssl.SSLError as error:
         return error
     except OSError:

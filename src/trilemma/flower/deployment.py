@@ -28,7 +28,9 @@ from trilemma.flower.files import write_flower_files
 from trilemma.flower.host import forkable, host
 from trilemma.flower.limits import Limits, Settings
 
-START_LIMIT = 60.0
+START_LIMIT = 180.0
+"""Seconds in which the server must listen; that one of its processes ended is noticed at once."""
+
 Starter = Callable[[Command, Path], Running]
 
 
