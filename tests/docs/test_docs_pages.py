@@ -40,7 +40,7 @@ ELSEWHERE = {"tutorials/five-hospitals": "it starts processes", "data": "it read
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("plugins_forgotten")
+@pytest.mark.usefixtures("plugins_forgotten", "here")
 @pytest.mark.parametrize("name", RUN)
 def test_a_page_runs_from_top_to_bottom(name: str, tmp_path: Path):
     assert run_page(DOCS / f"{name}.md", tmp_path)

@@ -22,7 +22,7 @@ from trilemma.flower.control import connect
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-CLIENTS = 3
+CLIENTS = 2
 """Of the five in the file: what one of them does all do."""
 
 
@@ -54,7 +54,9 @@ def test_the_services_are_a_federation_and_stop_when_told(tmp_path):
     services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
     some = ["server", *(f"client-{number}" for number in range(CLIENTS))]
     folder = tmp_path / "federation"
-    parties = make(folder, CLIENTS, small_config(CLIENTS, rounds=2), timing=FAST, port=free_ports(CLIENTS))
+    parties = make(
+        folder, CLIENTS, small_config(CLIENTS, tolerate=0, rounds=2), timing=FAST, port=free_ports(CLIENTS)
+    )
     with contextlib.ExitStack() as running:
         running.callback(deployment.down, folder)
         attached = [

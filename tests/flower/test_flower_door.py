@@ -140,6 +140,7 @@ def test_an_upload_of_200_megabytes_is_refused_by_its_head(federation):
         assert answer[9:12] in (b"413", b""), answer
 
 
+@pytest.mark.nightly  # and every day in `test_nan_oversized_and_replayed_replies`, with less of it
 def test_a_reply_that_is_too_large_costs_its_sender_and_nobody_else(federation):
     """Through the client's own SuperNode: 50 MB where 4 KB are declared."""
     federation.set_timing(round_limit=10.0)

@@ -1,7 +1,9 @@
 """The fault matrix: every row is a fault in a real federation on loopback, with TLS and node authentication.
 
 Five clients, f = 1. One federation serves all rows that leave it whole; each row is a run of its own.
-Processes are killed by process group, every wait is bounded, and nothing may be left behind.
+Processes are killed by process group, every wait is bounded, and nothing may be left behind. Rows that wait
+for a limit, or bring up a federation of their own, are left to the night: tests/federation has them without
+processes.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ def test_nobody_fails(federation):
     assert not any(record["rejected"] for record in records)
 
 
+@pytest.mark.nightly
 def test_silent_client(federation):
     """It joins and is then never heard again: the first round waits for the limit, all go on without it."""
     federation.set_timing(round_limit=20.0)
@@ -114,6 +117,7 @@ def test_a_second_reply_to_the_same_message(federation):
     assert len(re.findall(refusals, superlink.read_text())) > before
 
 
+@pytest.mark.nightly
 def test_crashed_client_comes_back(federation):
     """kill -9 of a client after round 1; the others go on, and it takes part when it is started again.
 
@@ -181,6 +185,7 @@ def test_server_app_killed(federation):
     assert [record["round"] for record in records] == [1, 2, 3]
 
 
+@pytest.mark.nightly
 def test_superlink_killed(tmp_path):
     """kill -9 of the SuperLink and of the server app; the clients reconnect by themselves."""
     config = small_config(3, *PRIVATE, rounds=3)
@@ -217,6 +222,7 @@ def test_two_dropouts_of_five(federation):
     assert set(records[-1]["weights"]) == {"0", "2", "3"}
 
 
+@pytest.mark.nightly
 def test_expired_certificate(tmp_path):
     """Nobody talks to a server whose certificate has expired."""
     folder = tmp_path / "federation"

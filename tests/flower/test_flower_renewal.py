@@ -1,4 +1,7 @@
-"""A federation changes while it runs, with real processes: a client comes, one gets new keys, one goes."""
+"""A federation changes while it runs, with real processes: a client comes, one gets new keys, one goes.
+
+`tests/federation/test_federation_renewal.py` has all of it without processes, every day.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from trilemma.flower import deployment
 from trilemma.flower.control import connect, node_key_bytes
 from trilemma.privacy.ledger_lines import read_entries
 
-pytestmark = [pytest.mark.federation, pytest.mark.slow]
+pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.nightly]
 
 CLIENTS = 4
 

@@ -93,6 +93,7 @@ def test_all_rivals_of_the_arena_are_cells_and_smea_only_where_it_is_feasible() 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("here")
 def test_a_cell_is_run_once_recorded_and_shown(tmp_path: Path) -> None:
     kept = tmp_path / "rows.json"
     few = ["--ground", "phishing-7", "--rule", "caf", "--adversary", "foe", "--seeds", "1"]
