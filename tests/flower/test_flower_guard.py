@@ -433,6 +433,23 @@ def test_strangers_from_many_addresses_do_not_keep_a_client_out_that_was_here_be
     guarded(folder, scene, limits)
 
 
+def test_strangers_behind_a_clients_own_address_do_not_keep_it_out(folder):
+    """They say nothing, and hold all seats of the address: whoever came first makes room for the newest."""
+    limits = replace(LIMITS, strangers=4, head_seconds=60.0)
+
+    async def scene(door):
+        silent = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(10)]
+        while sum("too many strangers" in event.text for event in door.said) < 6:
+            await asyncio.sleep(0.01)
+        assert await door.works()
+        assert await silent[0][0].read() == b""  # the first was sent away, and not the last
+        assert not silent[-1][0].at_eof()
+        for _, writer in silent:
+            writer.transport.abort()
+
+    guarded(folder, scene, limits)
+
+
 def test_what_is_left_of_connections_is_given_back(folder, monkeypatch):
     """Each has buffers as long as many requests, and refers to itself: nobody but a collector frees it."""
     monkeypatch.setattr(guard, "EVERY", 0.05)

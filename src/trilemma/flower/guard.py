@@ -23,6 +23,7 @@ import logging
 import socket
 import ssl
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import h11
@@ -73,6 +74,7 @@ class Guard:
         self._lines = Tokens(1.0, 100)  # of the log: strangers do not fill the disk either
         self._tls = server_context(settings)
         self._running: set[asyncio.Task[None]] = set()
+        self._shaking: dict[str, list[asyncio.Task[None]]] = {}
         self._say, self._seen, self.presence = say, seen, Presence(settings.peers)
         self._desk = Desk(
             settings=self._current,
@@ -119,7 +121,7 @@ class Guard:
                     await asyncio.sleep(PAUSE)
                     continue
                 self.look()
-                if not self._seats(address[0]).free(address[0]):
+                if not self._seats(address[0]).free(address[0]) and not self._made_room(address[0]):
                     accepted.close()
                     self._stranger(address[0], "too many strangers")
                     continue
@@ -148,6 +150,35 @@ class Guard:
         """
         return self._at_known if self._known.knows(address) else self._strangers
 
+    def _made_room(self, address: str) -> bool:
+        """Send the oldest handshake of an address away that has taken all its seats; False: it has not.
+
+        Whoever means to come in has shaken hands before as many others come. Strangers behind the address of
+        a client would else keep it out by saying nothing.
+        """
+        shaking = self._shaking.get(address)
+        if not shaking or not self._seats(address).used_up(address):
+            return False
+        shaking.pop(0).cancel()
+        self._stranger(address, "too many strangers")
+        return True
+
+    @contextlib.contextmanager
+    def _seated(self, address: str) -> Iterator[None]:
+        """Take a seat while hands are shaken, which a newer one from the same address may have to have."""
+        task = asyncio.current_task()
+        assert task is not None
+        with self._seats(address).taken(address):
+            shaking = self._shaking.setdefault(address, [])
+            shaking.append(task)
+            try:
+                yield
+            finally:
+                if task in shaking:
+                    shaking.remove(task)
+                if not shaking:
+                    self._shaking.pop(address, None)  # addresses come from outside: none is kept for ever
+
     def _stranger(self, address: str, why: str) -> None:
         self.presence.stranger()
         self._tell(events.STRANGER_REFUSED(address=address, error=without_quotes(why)))
@@ -162,8 +193,11 @@ class Guard:
     async def _welcome(self, accepted: socket.socket, address: str) -> None:
         """Let a stranger show its certificate, and talk to who has one."""
         try:
-            with self._seats(address).taken(address):
+            with self._seated(address):
                 line = await self._shake_hands(accepted)
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
         except (OSError, ssl.SSLError, TimeoutError, Full) as error:
             accepted.close()
             self._stranger(address, why_refused(error))

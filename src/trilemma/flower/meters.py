@@ -40,7 +40,11 @@ class Seats:
 
     def free(self, name: str) -> bool:
         """Tell whether there is a seat for `name`."""
-        return self._taken[name] < self._each and self._taken.total() < self._all
+        return not self.used_up(name) and self._taken.total() < self._all
+
+    def used_up(self, name: str) -> bool:
+        """Tell whether `name` has taken all seats that one may have."""
+        return self._taken[name] >= self._each
 
     @contextmanager
     def taken(self, name: str) -> Iterator[None]:
