@@ -38,7 +38,10 @@ def _commands(name: str, command: Any) -> Iterator[str]:
 
 def _row(parameter: Any) -> str:
     flag = parameter.param_type_name == "option"
-    names = ", ".join(f"`{name}`" for name in (parameter.opts if flag else [parameter.human_readable_name]))
+    spelt = parameter.opts if flag else [parameter.human_readable_name]
+    if parameter.default is True:
+        spelt = [*spelt, *parameter.secondary_opts]  # what turns it off
+    names = ", ".join(f"`{name}`" for name in spelt)
     default = (
         "" if parameter.default in (None, False, ()) or callable(parameter.default) else parameter.default
     )
@@ -47,5 +50,9 @@ def _row(parameter: Any) -> str:
 
 
 def _text(help_: str | None) -> str:
-    """Return a help text without the marks that tell terminals what not to fill."""
-    return (help_ or "").replace("\b", "").strip()
+    """Return a help text as Markdown: no tags, no marks that tell terminals what not to fill.
+
+    >>> _text("directory; default: runs/<time>-…")
+    'directory; default: runs/&lt;time>-…'
+    """
+    return (help_ or "").replace("\b", "").replace("<", "&lt;").strip()
