@@ -6,12 +6,14 @@ launched is recorded, and from then on replayed on whatever the arguments are. T
 the same order, so the same bits.
 
 A recording keeps the memory that its kernels work in. Recordings that are kept together share it, for no two
-of them run at a time, and only the latest few are kept.
+of them run at a time, and only the latest few are kept. A process that goes on to something of other shapes
+gives all of it back with `forget`, as a worker of a sweep does between cells that differ in them.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Literal
@@ -61,6 +63,7 @@ class Recordings:
         self.most = most
         self.kept: OrderedDict[Hashable, Recording | Literal[False] | None] = OrderedDict()
         self._one_at_a_time = threading.Lock()
+        _everywhere.add(self)
 
     def run(self, name: Hashable, function: Function, arguments: Tensors) -> Tensors:
         """Compute, or replay what was recorded under the same name for arguments of the same shapes.
@@ -72,6 +75,11 @@ class Recordings:
         shapes = tuple((key, part.shape, part.dtype, part.device) for key, part in arguments.items())
         with self._one_at_a_time:
             return self._run((name, shapes), function, arguments)
+
+    def forget(self) -> None:
+        """Keep nothing of what was recorded so far."""
+        with self._one_at_a_time:
+            self.kept.clear()
 
     def _run(self, signature: Hashable, function: Function, arguments: Tensors) -> Tensors:
         if signature not in self.kept:
@@ -94,6 +102,16 @@ class Recordings:
         """Return the memory of recordings that are kept; None where there are none: it went with the last."""
         kept = (one for one in self.kept.values() if isinstance(one, Recording))
         return next((one.graph.pool() for one in kept if device_of(one.arguments) == device), None)
+
+
+_everywhere: weakref.WeakSet[Recordings] = weakref.WeakSet()
+"""All that is kept in this process, whoever keeps it."""
+
+
+def forget() -> None:
+    """Give the memory of everything that was recorded in this process back to whoever needs it next."""
+    for recordings in [*_everywhere]:
+        recordings.forget()
 
 
 def device_of(tensors: Tensors) -> torch.device:

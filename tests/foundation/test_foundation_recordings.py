@@ -71,3 +71,15 @@ def test_the_memory_of_recordings_that_are_all_forgotten_is_not_asked_for_again(
             kept._run((run, "last"), lambda found: found, arguments)
             kept._run((run, "the last but one"), lambda found: found, arguments)
     assert len(alive) == 6
+
+
+def test_what_is_forgotten_is_computed_and_recorded_anew(monkeypatch):
+    """Whoever keeps it; what is asked for afterwards goes on as if it were the first time."""
+    monkeypatch.setattr(recordings, "Recording", lambda function, arguments, pool: None)
+    several = [Recordings(most=4), Recordings(most=4)]
+    for kept in several:
+        kept._run("products", lambda found: found, {"params": torch.zeros(1)})
+    assert [len(kept.kept) for kept in several] == [1, 1]
+    recordings.forget()
+    assert [len(kept.kept) for kept in several] == [0, 0]
+    assert several[0]._run("products", lambda found: found, {"params": torch.ones(1)})["params"] == 1

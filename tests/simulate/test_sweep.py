@@ -21,7 +21,7 @@ from trilemma.config.sweep import sweep
 from trilemma.errors import ConfigError, UserError
 from trilemma.simulate import sweep as sweeps
 from trilemma.simulate.sweep import grid as on_disk
-from trilemma.simulate.sweep.work import work
+from trilemma.simulate.sweep.work import _of_shapes, _shapes, work
 
 BASE = {
     "federation": {"clients": 7, "byzantine": 2},
@@ -303,3 +303,14 @@ def _alive(group: int) -> list[int]:
             if one.info["status"] != psutil.STATUS_ZOMBIE and os.getpgid(one.pid) == group:
                 found.append(one.pid)
     return found
+
+
+def test_a_worker_gives_recordings_back_between_cells_of_other_shapes(monkeypatch):
+    forgotten = []
+    monkeypatch.setattr("trilemma.recordings.forget", lambda: forgotten.append(True))
+    _of_shapes.cache_clear()
+    counts = []
+    for change in ("run.seeds=1", "attack=sf", "algorithm.lr=0.5", "model=mlp", "federation.clients=9"):
+        _of_shapes(_shapes(config.parse({}, [change])))
+        counts.append(len(forgotten))
+    assert counts == [1, 1, 1, 2, 3]

@@ -7,6 +7,8 @@ be reordered (once, at compile time): the same input gives the same bits. NaN an
 
 Gains are over the best plain torch version of the same operation, on two threads of a CPU (AVX-512), float32
 messages, as `trilemma bench kernels` measures them.
+
+Longer than most modules, so that numba is imported, and what it compiles is named, in one place.
 """
 
 from __future__ import annotations

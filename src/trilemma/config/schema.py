@@ -3,6 +3,8 @@
 A table is a frozen pydantic model. Tables that choose something by name (`[data]`, `[model]`, `[algorithm]`,
 `[attack]`, `[data.partition]` and `[data.features]`) also carry the options of what was chosen; those options
 are declared by the thing itself, in its own file, and found through its registry.
+
+Longer than most modules, so that all tables stand in one place.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ as `trilemma bench kernels --only layers` measures them.
 
 Products are in full float32 unless `torch.set_float32_matmul_precision` allows less: "high" lets a GPU's
 tensor cores round the factors to TF32 (10 bits of mantissa), which `[run] precision = "tf32"` asks for.
+
+Longer than most modules, so that every way of convolving stands beside the choice between them.
 """
 
 from __future__ import annotations

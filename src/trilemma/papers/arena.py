@@ -7,6 +7,8 @@ continues. What is reported is the least accuracy over adversaries and seeds, ne
 What was measured is kept as rows in one file (`record`, results/frontier.json), a row for every seed of every
 cell; tables are made from them: the worst case of every rule (`worst`), and what every adversary left
 (`standings`).
+
+Longer than most modules, so that rows, and the tables that are made from them, stand in one place.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from trilemma import recordings
 from trilemma.config import Config, parse
 from trilemma.errors import UserError
 from trilemma.records import Record
@@ -118,11 +119,25 @@ def work(job: Job, tell: Callable[[int], None]) -> Failure | None:
 
 def _run(job: Job, tell: Callable[[int], None]) -> None:
     settings = parse(job.source)
+    _of_shapes(_shapes(settings))
     folder = Path(job.folder)
     if folder.exists() and not (folder / "config.toml").exists():
         shutil.rmtree(folder)  # killed before its configuration was on disk: nothing ran yet
     task = None if job.task is None else _task(job.task, settings.federation.clients)
     run_or_resume(settings, folder, _Told(settings, tell), task)
+
+
+def _shapes(settings: Config) -> str:
+    """Return what a run's tensors get their shapes from; cells that agree in it replay each other's work."""
+    data, model = settings.data, settings.model
+    which = (settings.features, settings.holding.project, settings.coordinates, settings.algorithm.name)
+    return repr((data, model, which, settings.federation.clients))
+
+
+@lru_cache(maxsize=1)
+def _of_shapes(shapes: str) -> None:
+    """Give the memory of recordings back, unless the last cell of this process had the same shapes."""
+    recordings.forget()
 
 
 @lru_cache(maxsize=1)
