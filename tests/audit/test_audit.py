@@ -96,7 +96,7 @@ def test_the_observer_is_left_with_what_the_certificate_counts_on(threat: Threat
 @pytest.mark.parametrize("case", list(plain((4.0,))), ids=lambda case: case.name)
 def test_the_audit_comes_near_the_certificate_and_not_beyond(case: Case) -> None:
     subject = subject_of(*case.assignments)
-    found = likelihood(subject, canary_pairs(subject.release), 10_000, RISK, Key(1))
+    found = likelihood(subject, canary_pairs(subject.release), 4_000, RISK, Key(1))
     assert not any(outcome.exceeds for outcome in found)
     assert max(outcome.ratio for outcome in found) >= BAR
 

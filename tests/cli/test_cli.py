@@ -254,8 +254,8 @@ def test_list_shows_every_registered_name() -> None:
 
 @pytest.mark.slow
 def test_demo_shows_that_robust_rules_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of its runs, with one of the three seeds."""
-    monkeypatch.setitem(demo.SETTING, "run", {**demo.SETTING["run"], "seeds": "1"})
+    """All of its runs, with one of the three seeds and half of the rounds."""
+    monkeypatch.setitem(demo.SETTING, "run", {"rounds": 200, "seeds": "1"})
     done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert done.exit_code == 0, done.output
     summaries = [json.loads(p.read_text()) for p in sorted((tmp_path / "demo").glob("*/summary.json"))]
