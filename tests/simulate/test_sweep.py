@@ -310,7 +310,13 @@ def test_a_worker_gives_recordings_back_between_cells_of_other_shapes(monkeypatc
     monkeypatch.setattr("trilemma.recordings.forget", lambda: forgotten.append(True))
     _of_shapes.cache_clear()
     counts = []
-    for change in ("run.seeds=1", "attack=sf", "algorithm.lr=0.5", "model=mlp", "federation.clients=9"):
+    for change in (
+        "run.seeds=1",
+        "attack.name=sf",
+        "algorithm.lr=0.5",
+        "model.name=mlp",
+        "federation.clients=9",
+    ):
         _of_shapes(_shapes(config.parse({}, [change])))
         counts.append(len(forgotten))
     assert counts == [1, 1, 1, 2, 3]
