@@ -10,7 +10,9 @@ import torch
 from trilemma import config, models, simulate
 from trilemma.data import FederatedData
 from trilemma.errors import ConfigError
-from trilemma.learning.tuning import PULLS, tuned
+from trilemma.learning import Messages
+from trilemma.learning.tuning import PULLS, tuned, unseen
+from trilemma.simulate.ahead import Ahead
 
 RUN = {
     "data": {"examples": 120},
@@ -129,3 +131,22 @@ def test_targets_that_are_numbers_are_compared_as_they_are() -> None:
     told = models.outputs(model, found.params, whole.x[0])[..., 0]
     assert len(seen) == len(PULLS), "each model is judged by its own outputs, and by no multiple of them"
     assert float((told - whole.y[0]).abs().mean()) < 0.5
+
+
+@pytest.mark.slow
+def test_liars_push_where_honest_clients_examples_do_not_show_it() -> None:
+    """The mean of what each of them would not see; without anybody who goes on it is the loss's slope."""
+    few = "attack={name='adaptive'}", "data.examples=20", "federation.clients=3"
+    ready = assembled("aggregation.tune=clients", "run.rounds=1", *few)
+    progress = simulate.engine.start(ready)
+    sent = Messages(torch.zeros(3, ready.clients.model.dim))
+    ahead = Ahead(ready, progress, sent, tuple(range(3)))
+    pushes = []
+    for i in ready.honest:
+        owner = ready.clients.only(i)
+        found = tuned(owner, origin(ready), ahead.after)
+        pushes.append(unseen(owner, found, ahead.steepest(found.params, ahead.batch.weight)))
+    assert len(pushes) == 2, "liars are not asked"
+    assert ahead.unshown() == pytest.approx(ahead.sense * torch.stack(pushes).mean(0), rel=1e-5, abs=1e-7)
+    plain = Ahead(assembled(*few), progress, sent, tuple(range(3)))
+    assert torch.equal(plain.unshown(), plain.uphill())
