@@ -182,6 +182,31 @@ def test_a_server_does_not_fill_the_disk_with_names(parties):
     assert not (parties[1].folder.parent / "elsewhere.json").exists()
 
 
+def test_a_server_does_not_fill_the_disk_with_runs_that_are_allowed_in_advance(parties):
+    """Joining costs nothing: a client keeps the newest it joined, and every one in which it has answered."""
+    command("allow", parties[1].folder, "--epsilon", 1e6)
+    node, runs = Node(parties[1]), parties[1].state / "runs"
+    for number in range(KEPT + 5):
+        node.answer(wire.dumps(kinds.Hello(run=f"run-{number}", epoch=0, terms=parties[0].terms)))
+        os.utime(runs / f"run-{number}", ns=(number, number))
+        if number == 0:
+            (runs / "run-0" / "journal").touch()
+    kept = {path.name for path in runs.iterdir()}
+    assert kept == {"run-0", *(f"run-{number}" for number in range(5, KEPT + 5))}
+    with pytest.raises(Refused) as caught:
+        node.answer(wire.dumps(kinds.Hello(run="run-1", epoch=0, terms=parties[0].terms)))
+    assert caught.value.reason is Reason.KEYS, "an epoch that was joined is not joined again"
+    node.answer(wire.dumps(kinds.Hello(run="run-1", epoch=1, terms=parties[0].terms)))
+
+
+def test_names_of_runs_that_nobody_joined_take_no_memory(parties):
+    node = Node(parties[1])
+    for number in range(3):
+        with pytest.raises(Refused):
+            node.answer(wire.dumps(kinds.Finished(run=f"run-{number}")))
+    assert not node.sessions
+
+
 def test_an_unreadable_permission_allows_nothing(parties):
     parties[1].allowed.write_text("runs = 7\n[")
     with pytest.raises(Refused) as caught:

@@ -155,9 +155,11 @@ class Node:
 
     def _known(self, run: str) -> Session:
         """Return a run's session, where this client joined it and its terms are still those."""
-        session = self._session(run)
+        session = self.sessions.get(run) or Session(self.party, run)
         session.check_terms()
-        return session
+        return self.sessions.setdefault(
+            run, session
+        )  # not before: names of runs nobody joined are without end
 
     def _read(
         self, block: wire.Block, expected: type[wire.AnyHeader], message: int = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,11 @@ from trilemma.federation.spending import least_members, planned_epsilon
 from trilemma.federation.task import PartyTask, load_task
 
 KEPT = 32
-"""How many proposals a client keeps: a server may think of names without end."""
+"""How many proposals a client keeps, and runs it joined and was asked nothing in: a server may think of names
+without end."""
+
+JOINED = frozenset({"session", "session.tmp", "session.broken"})
+"""What is in the folder of a run in which nothing was answered yet."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ def check_allowed(party: Party, task: PartyTask, run: str) -> None:
     """Refuse a run that this client's owner has not allowed, and keep its manifest for the owner."""
     party.run_folder(run)  # a name from outside: refused where it is none
     if Permission.load(party.allowed).allows(run, party.plan, lambda: planned_epsilon(task, party)):
+        _forget_idle(party, run)
         return
     if not _kept(party, run).is_file():  # once: a server may propose it every second
         _keep(party, run)
@@ -87,6 +93,19 @@ def allow(party: Party, run: str) -> Manifest:
     amend(party.allowed, lambda allowed: allowed.with_run(run, manifest.plan))
     _kept(party, run).unlink(missing_ok=True)
     return manifest
+
+
+def _forget_idle(party: Party, run: str) -> None:
+    """Make room for a new run: of those that were joined and came to nothing, the newest are kept.
+
+    What is lost are keys of epochs without a release; that they were joined is remembered elsewhere.
+    """
+    if party.run_folder(run).exists():
+        return
+    runs = [path for path in (party.state / "runs").glob("*") if path.is_dir()]
+    idle = [folder for folder in runs if {path.name for path in folder.iterdir()} <= JOINED]
+    for folder in sorted(idle, key=lambda folder: folder.stat().st_mtime_ns)[: 1 - KEPT]:
+        shutil.rmtree(folder)
 
 
 def _kept(party: Party, run: str) -> Path:
