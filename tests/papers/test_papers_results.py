@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from trilemma.cli import app
 from trilemma.errors import ConfigError, UserError
-from trilemma.papers import pages, run_studies, studies
+from trilemma.papers import figures, pages, run_studies, studies
 from trilemma.papers.age import Again
 from trilemma.papers.claims import judged
 from trilemma.papers.figures import picture_of
@@ -296,6 +296,16 @@ def test_a_grid_is_tried_with_the_first_seed_and_the_best_of_it_run_with_the_oth
     assert chosen.metrics["accuracy"].per_seed["1"] == max(first.values())
 
 
+def test_a_picture_of_half_a_study_has_room_for_the_rest_and_says_how_much_there_is() -> None:
+    name, scores = "byz-clip21-figure2", {"accuracy": Spread.of({1: 0.5})}
+    cells = tuple(Measured("CNN, f = 5, LF", "SAFE-DSHB", f"ε = {one}", scores, (1,)) for one in (23, 8))
+    assert figures._columns(cells, name) == ["ε = 3", "ε = 8", "ε = 13", "ε = 18", "ε = 23"]
+    assert figures._heading(Results(name, cells)) == "byz-clip21-figure2: 2 of 90 places"
+    assert figures._our_marks(Results(name, cells)) == {}
+    mixed = (cells[0], replace(cells[1], seeds=(1, 2)))
+    assert figures._our_marks(Results(name, mixed)) == {"x": "one seed"}
+
+
 def test_every_paper_has_a_file_of_its_numbers() -> None:
     for study in studies.values():
         assert paper(study.paper).reference
@@ -318,7 +328,7 @@ def test_a_picture_has_its_columns_in_the_order_of_the_study(tmp_path: Path, mon
     places = [("Byz-Clip21-SGD2M", 3), ("Byz-Clip21-SGD2M", 23), ("SAFE-DSHB", 23), ("SAFE-DSHB", 8)]
     cells = [Measured(table, row, f"ε = {one}", {"accuracy": Spread.of({1: 0.5})}) for row, one in places]
     picture_of(name, Results(name, tuple(cells)), Paper("a paper", ()), tmp_path / "a.png")
-    assert drawn == [["ε = 3", "ε = 8", "ε = 23"]]
+    assert drawn == [["ε = 3", "ε = 8", "ε = 13", "ε = 18", "ε = 23"]]
 
 
 @pytest.mark.parametrize("command", ["list", "compare byz-clip21", "figure byz-clip21"])

@@ -1,8 +1,9 @@
-"""A study as a picture: ours as dots with their spread, the paper's as hollow squares."""
+"""A study as a picture: ours as dots with their spread, or crosses, the paper's as hollow squares."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
 from trilemma.papers.study import in_order, studies
 from trilemma.report.picture_files import picture_file
+from trilemma.report.tables import SHARES
 
 MANY, ACROSS = 6, 3
 """From how many panels on several stand in a row, and how many."""
@@ -25,15 +27,18 @@ def picture_of(study: str, results: Results, printed: Paper, path: Path) -> Path
 
 
 def figure(results: Results, printed: Paper, path: Path) -> Path:
-    """Draw a panel for each table, of its first metric: columns along the axis, a colour for each row.
+    """Draw a panel for each metric of each table: columns along the axis, a colour for each row.
 
-    Many panels stand three in a row, as papers have them.
+    Many panels stand three in a row, as papers have them. Columns that are not run yet have their room, and
+    panels of the same score one scale, so that they can be compared.
     """
     if not results.cells:
         raise UserError(f"there is nothing to draw: no run of {results.study} has given a result")
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
 
-    titles = list(dict.fromkeys(cell.table for cell in results.cells))
+    titles = list(dict.fromkeys((name, cell.table) for cell in results.cells for name in cell.metrics))
+    metrics = list(dict.fromkeys(metric for metric, _ in titles))
+    titles.sort(key=lambda title: metrics.index(title[0]))
     across = ACROSS if len(titles) >= MANY else 1
     down = math.ceil(len(titles) / across)
     picture = Figure(figsize=(4.0 + 4.5 * across, 1.0 + 2.8 * down), dpi=120, layout="constrained")
@@ -41,27 +46,55 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
     for unused in panels[len(titles) :]:
         unused.set_axis_off()
     colours = {row: f"C{i % 10}" for i, row in enumerate(dict.fromkeys(cell.row for cell in results.cells))}
-    for axes, title in zip(panels, titles, strict=False):
-        there = [cell for cell in results.cells if cell.table == title]
-        metric = next(iter(there[0].metrics))
-        cells = [cell for cell in there if metric in cell.metrics]
-        rows, columns = (in_order(cells, results.study, axis) for axis in (1, 2))
+    for axes, (metric, title) in zip(panels, titles, strict=False):
+        cells = [cell for cell in results.cells if cell.table == title and metric in cell.metrics]
+        rows, columns = in_order(cells, results.study, 1), _columns(cells, results.study)
         for cell in cells:
             x = columns.index(cell.column) + 0.7 * ((rows.index(cell.row) + 0.5) / len(rows) - 0.5)
             _draw(axes, x, cell, metric, colours[cell.row], printed)
         axes.set_xticks(range(len(columns)), [column.replace(" (", "\n(") for column in columns])
-        axes.set(title=title, ylabel=metric, xlim=(-0.5, len(columns) - 0.5))
+        axes.set(title=title, ylabel=metric.replace("_", " "), xlim=(-0.5, len(columns) - 0.5))
         axes.grid(alpha=0.3, axis="y")
         low, high = axes.dataLim.intervaly
         if low > 0 and high > ORDERS * low:
             axes.set_yscale("log")
+    for score in SHARES:
+        _on_one_scale([axes for axes, (metric, _) in zip(panels, titles, strict=False) if metric == score])
     marks = [panels[0].plot([], [], "o", color=colour, label=row)[0] for row, colour in colours.items()]
-    for mark, label in _paper_marks(results, printed).items():
+    for mark, label in (_our_marks(results) | _paper_marks(results, printed)).items():
         marks.append(panels[0].plot([], [], mark, mfc="none", color="black", label=label)[0])
     picture.legend(handles=marks, loc="outside right upper", fontsize="small", frameon=False)
-    picture.suptitle(results.study)
+    picture.suptitle(_heading(results))
     picture.savefig(picture_file(path))
     return path
+
+
+def _columns(cells: Sequence[Measured], study: str) -> list[str]:
+    """Return the columns of a table, those without a result too, as the study has them."""
+    known = studies[study].order if study in studies else {}
+    own = dict.fromkeys(at[2] for at in known if at[0] == cells[0].table)
+    return [*own, *(column for column in in_order(cells, study, 2) if column not in own)]
+
+
+def _on_one_scale(panels: Sequence[Any]) -> None:
+    linear = [axes for axes in panels if axes.get_yscale() == "linear"]
+    if linear:
+        low, high = (limit(axes.get_ylim()[i] for axes in linear) for i, limit in ((0, min), (1, max)))
+        for axes in linear:
+            axes.set_ylim(low, high)
+
+
+def _heading(results: Results) -> str:
+    """Name the study, and say how many of its places the picture has where that is not all."""
+    places = studies[results.study].order if results.study in studies else {}
+    there = sum(bool(cell.metrics) for cell in results.cells)
+    return f"{results.study}: {there} of {len(places)} places" if there < len(places) else results.study
+
+
+def _our_marks(results: Results) -> dict[str, str]:
+    """Return the mark of what has one seed, where others have more."""
+    counts = {len(cell.seeds) == 1 for cell in results.cells}
+    return {"x": "one seed"} if counts == {True, False} else {}
 
 
 def _paper_marks(results: Results, printed: Paper) -> dict[str, str]:
@@ -75,7 +108,10 @@ def _paper_marks(results: Results, printed: Paper) -> dict[str, str]:
 def _draw(axes: Any, x: float, cell: Measured, metric: str, colour: str, printed: Paper) -> None:
     ours, theirs = cell.metrics[metric], printed.at(*cell.place, metric)
     if ours.mean is not None:
-        axes.errorbar(x, ours.mean, ours.std or 0.0, fmt="o", color=colour, capsize=2, markersize=4)
+        if len(cell.seeds) == 1:
+            axes.plot(x, ours.mean, "x", color=colour, markersize=6)
+        else:
+            axes.errorbar(x, ours.mean, ours.std or 0.0, fmt="o", color=colour, capsize=2, markersize=4)
     if theirs is not None and theirs.value is not None:
         axes.plot(x, theirs.value, "s", mfc="none", color=colour, markersize=8)
     elif theirs is not None and theirs.below is not None:

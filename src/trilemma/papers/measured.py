@@ -253,7 +253,11 @@ def _beside(old: Measured | None, new: Measured, fresh: Results) -> Measured:
     more = [seed for seed in old.seeds if seed not in new.seeds]
     if not more or any(str(seed) not in one.per_seed for one in old.metrics.values() for seed in more):
         return new
-    of = f"{_seeds(new.seeds)}: {fresh.device}, {fresh.date}; {_seeds(more)}: {old.of}" if old.of else new.of
+    of = (
+        f"{named_seeds(new.seeds)}: {fresh.device}, {fresh.date}; {named_seeds(more)}: {old.of}"
+        if old.of
+        else new.of
+    )
     return replace(_pool([new, _of_seeds(old, more)]), of=of)
 
 
@@ -268,10 +272,10 @@ def _of_seeds(cell: Measured, seeds: Sequence[int]) -> Measured:
     )
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def named_seeds(seeds: Sequence[int]) -> str:
     """Name seeds.
 
-    >>> _seeds((2, 3)), _seeds([1])
+    >>> named_seeds((2, 3)), named_seeds([1])
     ('seeds 2, 3', 'seed 1')
     """
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

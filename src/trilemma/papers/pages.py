@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trilemma.papers import arena, studies
 from trilemma.papers.claims import written
-from trilemma.papers.measured import Measured, Results, read_results
+from trilemma.papers.measured import Measured, Results, named_seeds, read_results
 from trilemma.papers.published import Paper, paper
 from trilemma.papers.study import in_order
 from trilemma.papers.verdicts import said
@@ -56,12 +56,31 @@ def markdown(results: Results, printed: Paper, table: str = "", metric: str = ""
         for title in dict.fromkeys(cell.table for cell in cells)
         for one in _tables(title, [c for c in cells if c.table == title], results.study, printed)
     ]
-    seeds = dict.fromkeys(", ".join(map(str, cell.seeds)) for cell in cells)
-    older = Counter(cell.of for cell in cells if cell.of)
-    kept = "".join(f" {count} of {len(cells)} cells are older: {of}." for of, count in older.items())
-    about = f"Seeds {'; '.join(seeds)}; {results.about}; from `results/{results.study}.json`."
+    made = Counter(cell.of or results.about for cell in cells).most_common()
+    alone = f" {made[0][0]};" if len(made) == 1 else ""
+    about = f"{_filled(cells, results.study, table)};{alone} from `results/{results.study}.json`."
+    kept = "".join(f" {count} cell{'s' if count > 1 else ''}: {of}." for of, count in made if not alone)
     note = f" {results.note}." if results.note else ""
     return "\n\n".join([*(one.markdown() for one in tables), about + kept + note])
+
+
+def _filled(cells: Sequence[Measured], study: str, table: str) -> str:
+    """Say how many places of a study, or of one of its tables, have a result, and by which seeds.
+
+    >>> from trilemma.records import Spread
+    >>> half, name = {"accuracy": Spread.of({1: 0.5})}, "CNN, f = 5, IPM"
+    >>> cells = [Measured(name, "SAFE-DSHB", f"ε = {one}", half, (1, 2)[: one % 3]) for one in (8, 13, 23)]
+    >>> _filled(cells, "byz-clip21-figure1", name)
+    '3 of 15 places are filled: 2 by seeds 1, 2; 1 by seed 1'
+    """
+    known = studies[study].order if study in studies else {}
+    places = sum(table in ("", at[0]) for at in known) or len(cells)
+    much = f"{len(cells)} of {places} places are" if len(cells) < places else f"All {places} places are"
+    counts = Counter(cell.seeds for cell in cells).most_common()
+    by = "; ".join(
+        f"{f'{count} ' if len(counts) > 1 else ''}by {named_seeds(seeds)}" for seeds, count in counts if seeds
+    )
+    return f"{much} filled{': ' if len(counts) > 1 else ' '}{by}"
 
 
 def _only(cell: Measured, metric: str) -> Measured:
