@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import py_compile
 import sys
 import types
 from pathlib import Path
@@ -138,6 +140,17 @@ def test_two_parties_in_one_process_do_not_mix_their_modules(tmp_path, monkeypat
     assert sys.modules["helpers"] is outside
 
 
+def test_modules_in_a_folder_that_is_no_package_are_not_mixed_either(tmp_path):
+    tasks = []
+    for number in (1, 2):
+        (tmp_path / str(number) / "loosely").mkdir(parents=True)
+        (tmp_path / str(number) / "loosely" / "words.py").write_text(f"one = {number}\n")
+        (tmp_path / str(number) / "task.py").write_text("from loosely.words import one\n")
+        tasks.append(TaskFile(tmp_path / str(number) / "task.py"))
+    assert [task.value("one") for task in tasks] == [1, 2]
+    assert "loosely" not in sys.modules
+
+
 @pytest.mark.parametrize(
     ("imports", "path"),
     [
@@ -173,6 +186,29 @@ def test_names_of_the_standard_library_are_not_a_tasks(tmp_path, monkeypatch):
     TaskFile(task)
     assert sources(task) == [task]
     assert sys.meta_path == finders
+
+
+@pytest.mark.parametrize("module", ["task", "helper", "tools/inner", "loosely/words"])
+def test_what_runs_is_the_source_and_nothing_that_was_compiled_before(tmp_path, module):
+    """Whoever leaves a `.pyc` there that looks as old and as long has no code run that nobody allowed."""
+    lines = {
+        "task": "import helper\nfrom tools import inner\nfrom loosely import words\nNUMBER = 1\n",
+        "tools/__init__": "",
+        **dict.fromkeys(("helper", "tools/inner", "loosely/words"), "NUMBER = 1\n"),
+    }
+    for name, text in lines.items():
+        source = tmp_path / f"{name}.py"
+        source.parent.mkdir(exist_ok=True)
+        source.write_text(text)
+    source, allowed = tmp_path / f"{module}.py", lines[module]
+    source.write_text(allowed.replace("1", "2"))
+    py_compile.compile(str(source))
+    then = source.stat()
+    source.write_text(allowed)
+    os.utime(source, ns=(then.st_atime_ns, then.st_mtime_ns))
+    task = TaskFile(tmp_path / "task.py")
+    numbers = [task.value("NUMBER"), *(task.value(name).NUMBER for name in ("helper", "inner", "words"))]
+    assert numbers == [1, 1, 1, 1]
 
 
 def test_the_number_of_examples_is_public(tmp_path):

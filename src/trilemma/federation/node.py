@@ -157,9 +157,8 @@ class Node:
         """Return a run's session, where this client joined it and its terms are still those."""
         session = self.sessions.get(run) or Session(self.party, run)
         session.check_terms()
-        return self.sessions.setdefault(
-            run, session
-        )  # not before: names of runs nobody joined are without end
+        # Only now is it kept: there is no end of names of runs that nobody joined.
+        return self.sessions.setdefault(run, session)
 
     def _read(
         self, block: wire.Block, expected: type[wire.AnyHeader], message: int = 0

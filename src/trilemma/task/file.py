@@ -16,10 +16,10 @@ import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
@@ -114,21 +114,21 @@ class TaskFile:
             own = _beside(self.path.parent)
             others = _take(own)
             sys.modules.update(self._modules)
-            standard = _StandardLibrary(folder)
-            sys.meta_path.insert(0, standard)
+            finder = _Finder(folder)
+            sys.meta_path.insert(0, finder)
             sys.path.insert(0, folder)
             importlib.invalidate_caches()
             try:
                 yield
             finally:
                 sys.path.remove(folder)
-                sys.meta_path.remove(standard)
+                sys.meta_path.remove(finder)
                 self._modules = _take(own)
                 sys.modules.update(others)
 
 
-class _StandardLibrary(MetaPathFinder):
-    """Finds modules of the standard library where they are, and never in a task's folder."""
+class _Finder(MetaPathFinder):
+    """Finds modules beside a task by their sources, and those of the standard library never there."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -137,16 +137,41 @@ class _StandardLibrary(MetaPathFinder):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where such a module is; None for everybody else's, and for what Python has built in."""
-        if path is not None or name not in sys.stdlib_module_names:
+        if path is None and name in sys.stdlib_module_names:
+            return PathFinder.find_spec(name, [one for one in sys.path if one != self._folder])
+        inside = [self._folder] if path is None else [one for one in path if self._holds(one)]
+        spec = PathFinder.find_spec(name, inside) if inside else None
+        if spec is None or not isinstance(spec.loader, SourceFileLoader):
             return None
-        return PathFinder.find_spec(name, [one for one in sys.path if one != self._folder])
+        spec.loader = _FromSource(spec.loader.name, spec.loader.path)
+        return spec
+
+    def _holds(self, folder: str) -> bool:
+        return Path(folder).is_relative_to(self._folder)
+
+
+class _FromSource(SourceFileLoader):
+    """Compiles a module anew, whatever was compiled before.
+
+    Python tells a stale `.pyc` by the size and the second of its source. A source that was changed within
+    the second would not run, and one who may write there could have other code run than its owner allowed.
+    """
+
+    def path_stats(self, path: Any) -> Mapping[str, Any]:
+        """Say that nothing is known by which to tell what was compiled before."""
+        raise OSError
 
 
 def _beside(folder: Path) -> set[str]:
-    """Return the names that can be imported from a folder."""
+    """Return the names that can be imported from a folder.
+
+    A folder of modules that is no package gives way to any package of its name, wherever that is.
+    """
     files = {path.stem for path in folder.glob("*.py")}
     packages = {path.parent.name for path in folder.glob("*/__init__.py")}
-    return (files | packages) - sys.stdlib_module_names
+    loose = {path.parent.name for path in folder.glob("*/*.py")}
+    elsewhere = {name for name in loose if getattr(sys.modules.get(name), "__file__", None) is not None}
+    return (files | packages | loose - elsewhere) - sys.stdlib_module_names
 
 
 def _take(names: set[str]) -> dict[str, ModuleType]:
