@@ -13,6 +13,7 @@ class Busy(Exception):
     """Somebody else is at it."""
 
 
+@pytest.mark.usefixtures("refused_at_once")
 @pytest.mark.parametrize(
     "change",
     [
