@@ -11,7 +11,7 @@ from trilemma import config, models, simulate
 from trilemma.data import FederatedData
 from trilemma.errors import ConfigError
 from trilemma.learning import Messages
-from trilemma.learning.tuning import PULLS, tuned, unseen
+from trilemma.learning.tuning import PULLS, check_going_on, tuned, unseen
 from trilemma.simulate.ahead import Ahead
 
 RUN = {
@@ -106,9 +106,15 @@ def test_so_few_examples_are_drawn_anew_for_every_seed() -> None:
         (["aggregation.tune=model"], "root = 100"),
     ],
 )
-def test_what_cannot_go_on_is_refused(changes: list[str], reason: str) -> None:
+def test_what_cannot_go_on_is_refused_before_anything_runs(changes: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        finished(*changes)
+        assembled(*changes)
+
+
+def test_running_statistics_do_not_go_on() -> None:
+    model = replace(assembled().clients.model, buffers=(("mean", (3,)),))
+    with pytest.raises(ConfigError, match="running statistics"):
+        check_going_on(model, 100)
 
 
 def test_targets_that_are_numbers_are_compared_as_they_are() -> None:

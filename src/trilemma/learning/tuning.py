@@ -27,6 +27,7 @@ from trilemma import models
 from trilemma.data.types import Batch, each
 from trilemma.errors import ConfigError
 from trilemma.learning.protocol import Clients
+from trilemma.models.types import Model
 
 SCALES = (0.0, 1.0, 2.0, 4.0, 8.0)
 PULLS = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -49,17 +50,22 @@ class Tuned:
     pull: float
 
 
-def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float] = SCALES) -> Tuned:
-    """Return where one client, or the root set, goes from θ_0 = `origin` and θ = `model`, both (d,)."""
-    if owner.model.buffers:
+def check_going_on(model: Model, examples: int) -> None:
+    """Refuse a model, or so few examples of whoever has fewest, from which nobody can go on."""
+    if model.buffers:
         raise ConfigError("[aggregation] tune: a model with running statistics cannot go on on few examples")
-    whole = owner.everything()
-    examples = whole.y.shape[1]
     if examples < 2:
         raise ConfigError(
-            f"[aggregation] tune: whoever goes on learning keeps some examples to choose by, and client "
-            f"{owner.ids[0]} holds {examples}; allowed: 2 or more for everybody, or tune = 'no'"
+            "[aggregation] tune: whoever goes on learning keeps some examples to choose by, and one client "
+            f"holds {examples}; allowed: 2 or more for everybody, or tune = 'no'"
         )
+
+
+def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float] = SCALES) -> Tuned:
+    """Return where one client, or the root set, goes from θ_0 = `origin` and θ = `model`, both (d,)."""
+    whole = owner.everything()
+    examples = whole.y.shape[1]
+    check_going_on(owner.model, examples)
     parts = torch.arange(examples, device=whole.y.device) % min(PARTS, examples)
     held = torch.stack([parts == part for part in range(int(parts.max()) + 1)])
     learnt = _weighted(whole, ~held)

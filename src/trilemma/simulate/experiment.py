@@ -21,7 +21,7 @@ from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import sampled_clients
-from trilemma.learning.tuning import SCALES, Tuned, tuned
+from trilemma.learning.tuning import SCALES, Tuned, check_going_on, tuned
 from trilemma.models.precision import products
 from trilemma.models.types import Model
 from trilemma.privacy.accountants import Answer
@@ -216,6 +216,9 @@ def assemble(
         )
 
     poorest = int(min(federated.sizes[i] for i in honest))
+    if config.aggregation.tune != "no":
+        public = config.aggregation.tune in ("model", "alone")
+        check_going_on(ground.model, config.aggregation.root if public else int(min(federated.sizes)))
     # Where clients are sampled a round may hear liars only; somebody has to have computed something then.
     computes = (
         attack.reads_own
