@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -224,6 +225,21 @@ def test_nobody_is_expelled_and_the_descent_suffers(said: str) -> None:
     assert any(record.attack_strength > 0 for record in records)
 
 
+def erring(errors: Callable[..., torch.Tensor], mistaken: Callable[..., float]) -> View:
+    """What two liars among seven see of a mean, and of how many examples it gets wrong."""
+    return View(
+        honest=torch.ones(5, 4),
+        own=torch.ones(2, 4),
+        byzantine=2,
+        target=lambda x, key=None: SimpleNamespace(value=x.mean(0)),
+        round=0,
+        key=Key(0),
+        uphill=lambda: -torch.ones(4),
+        errors=errors,
+        mistaken=mistaken,
+    )
+
+
 def test_of_all_lies_towards_errors_the_one_is_sent_after_which_most_examples_are_mistaken() -> None:
     """A world in which mistakes come and go with every try: the most of them is what counts."""
     mistakes = [0.2, 0.3, 0.1, 0.5, 0.4, 0.5, 0.3]
@@ -238,17 +254,7 @@ def test_of_all_lies_towards_errors_the_one_is_sent_after_which_most_examples_ar
         asked.append((far, None if lie is None else lie[1]))
         return torch.nn.functional.one_hot(torch.tensor(len(asked) % 4), 4).float()
 
-    view = View(
-        honest=torch.ones(5, 4),
-        own=torch.ones(2, 4),
-        byzantine=2,
-        target=lambda x, key=None: SimpleNamespace(value=x.mean(0)),
-        round=0,
-        key=Key(0),
-        uphill=lambda: -torch.ones(4),
-        errors=errors,
-        mistaken=mistaken,
-    )
+    view = erring(errors, mistaken)
     crafted = attacks["adaptive"](direction="errors", points=3).build().craft(view)
     assert torch.equal(view.stack(crafted.messages), tried[3])
     assert len(tried) == len(mistakes)
@@ -271,17 +277,10 @@ def test_of_lies_found_at_two_sharpnesses_the_one_is_sent_that_errs_more_outrigh
         outright = sharp > 2
         return pushed(stack, better) if outright else (1000.0 if sharp == 1 else 1.0) * pushed(stack, sharp)
 
-    view = View(
-        honest=torch.ones(5, 4),
-        own=torch.ones(2, 4),
-        byzantine=2,
-        target=lambda x, key=None: SimpleNamespace(value=x.mean(0)),
-        round=0,
-        key=Key(0),
-        uphill=lambda: -torch.ones(4),
-        errors=lambda far, lie, sharp: -torch.nn.functional.one_hot(torch.tensor(int(sharp)), 4).float(),
-        mistaken=mistaken,
-    )
+    def errors(far: float, lie: tuple[torch.Tensor, torch.Tensor] | None, sharp: float) -> torch.Tensor:
+        return -torch.nn.functional.one_hot(torch.tensor(int(sharp)), 4).float()
+
+    view = erring(errors, mistaken)
     crafted = attacks["adaptive"](direction="errors", points=3, sharper=sharper).build().craft(view)
     assert int(crafted.messages[-1].argmin()) == (int(better) if sharper > 1 else 1)
 

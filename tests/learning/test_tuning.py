@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -109,6 +110,17 @@ def test_so_few_examples_are_drawn_anew_for_every_seed() -> None:
 def test_what_cannot_go_on_is_refused_before_anything_runs(changes: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         assembled(*changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1e30, 3e38, math.inf, math.nan])
+def test_a_model_that_is_nowhere_is_forgotten(number: float) -> None:
+    """Whatever was handed out: a client at home then ends with what it reaches alone."""
+    ready = assembled()
+    owner, begin = ready.clients.only(0), origin(ready)
+    found = tuned(owner, begin, torch.full_like(begin, number), (0.0, 1.0))
+    assert found.scale == 0
+    assert torch.equal(found.params, tuned(owner, begin, begin, (0.0,)).params)
 
 
 def test_running_statistics_do_not_go_on() -> None:

@@ -72,7 +72,7 @@ def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float]
 
     def losses(scale: float, pull: float) -> Tensor:
         """Return the loss of every example (b,) by the model that was not shown it."""
-        start = origin + scale * (model - origin)
+        start = _start(origin, model, scale)
         found = _nearest(owner, start.expand(len(held), -1), learnt, pull)
         outputs = [
             models.outputs(owner.model, params, each(whole.x, lambda column, rows=rows: column[0][rows]))  # type: ignore[misc]
@@ -89,7 +89,7 @@ def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float]
     enough = means[best] + float(scored[best].std()) / math.sqrt(examples)
     least = min(scale for scale, pull in means if means[scale, pull] <= enough and (scale or not best[0]))
     scale, pull = min(((least, pull) for pull in PULLS), key=lambda choice: means[choice])
-    start = origin + scale * (model - origin)
+    start = _start(origin, model, scale)
     return Tuned(_nearest(owner, start[None], whole, pull)[0], scale, pull)
 
 
@@ -124,6 +124,11 @@ def unseen(owner: Clients, found: Tuned, gradient: Tensor) -> Tensor:
         before, left = left, float(rest @ rest)
         way = rest + left / before * way
     return found.pull * solution
+
+
+def _start(origin: Tensor, model: Tensor, scale: float) -> Tensor:
+    """Return θ_0 + scale · m; nothing of a model that is forgotten counts, not even that it is no number."""
+    return origin + scale * (model - origin) if scale else origin
 
 
 def _weighted(whole: Batch, rows: Tensor) -> Batch:
