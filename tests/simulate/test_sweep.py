@@ -284,6 +284,55 @@ def test_ctrl_c_saves_what_runs_and_the_same_sweep_continues(tmp_path: Path, her
     assert (running / "model.npy").read_bytes() == (tmp_path / "alone/seed-1/model.npy").read_bytes()
 
 
+DEAF = """
+import pathlib, time
+from trilemma.attacks import Attack, AttackSettings, Crafted, attacks
+from trilemma.simulate.sweep import local
+
+local.GRACE = 1.0
+
+@attacks.register("deaf")
+class Deaf(AttackSettings):
+    "Takes an hour over its second round, and hears nothing meanwhile."
+
+    def build(self):
+        return Attack("deaf", craft=craft)
+
+def craft(view):
+    if view.round > 0:
+        end = time.monotonic() + 3600
+        pathlib.Path("deaf.txt").touch()
+        while time.monotonic() < end:
+            try:
+                time.sleep(end - time.monotonic())
+            except KeyboardInterrupt:
+                pass
+    return Crafted(view.honest.new_zeros(view.byzantine, view.honest.shape[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_hears_nothing_ends_with_its_parent(tmp_path: Path, stop: signal.Signals) -> None:
+    (tmp_path / "deaf.py").write_text(DEAF)
+    (tmp_path / "a.toml").write_text(
+        SLOW.replace("slow", "deaf") + "[run]\nrounds = 3\n[sweep]\naggregation.rule = ['mean']\n"
+    )
+    command = [sys.executable, "-m", "trilemma", "sweep", "a.toml", "--jobs", "1", "--out", "cut"]
+    process = _in_a_group(command, tmp_path, "0")
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and not (tmp_path / "deaf.txt").exists():
+        time.sleep(0.01)
+    process.send_signal(stop)  # the parent alone
+    process.wait(timeout=120)
+    deadline = time.monotonic() + 60
+    while (left := _alive(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for one in left:
+        os.kill(one, signal.SIGKILL)
+    assert not left, "no worker is left behind"
+
+
 def _in_a_group(command: list[str], folder: Path, seconds: str) -> subprocess.Popen[bytes]:
     """Start a sweep whose rounds take so long, in a process group of its own."""
     return subprocess.Popen(

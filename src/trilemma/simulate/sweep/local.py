@@ -2,7 +2,8 @@
 
 A worker is a fresh process (spawn) that is sent one job after another. If it ends in the middle of one, out
 of memory for instance, another takes its place and the cell is tried once more, from its checkpoint; if that
-one ends too, the cell has failed. A worker whose parent is gone saves a checkpoint and ends.
+one ends too, the cell has failed. A worker whose parent is gone saves a checkpoint and ends, or, where it is
+in the middle of something long, ends without: the cell goes on from the checkpoint before.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -25,6 +27,9 @@ from trilemma.simulate.sweep.work import Failure, Job, Watcher, work
 
 PATIENCE = 30.0
 """Seconds that workers have to save their checkpoints after Ctrl-C."""
+
+GRACE = 10.0
+"""Seconds that a worker whose parent is gone has to save its checkpoint: nobody is there to end it later."""
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int | None, watcher: Watcher) -> None:
@@ -184,7 +189,14 @@ def serve(pipe: Connection, threads: int) -> None:
 
 
 def _end_with_parent() -> None:
+    """Wait until the parent is gone, however it ended; then end this process, whatever it is doing.
+
+    What is waited for is a pipe that only the parent holds open, so that it works on every system. An
+    interrupt is heard between two lines of Python: a call that takes minutes, or one that drops it, is cut off.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
+    os._exit(1)
