@@ -112,6 +112,19 @@ def test_what_cannot_go_on_is_refused_before_anything_runs(changes: list[str], r
         assembled(*changes)
 
 
+@pytest.mark.parametrize("name", ["ditto", "lp-proj", "per-fedavg", "pfedme", "local"])
+def test_clients_with_models_of_their_own_are_refused_before_anything_runs(name: str) -> None:
+    """Not after the last round, when all of it would be lost."""
+    with pytest.raises(ConfigError, match=f"clients of {name} have their own already"):
+        assembled(
+            f"algorithm={{name='{name}'}}", "aggregation.tune=clients", "privacy={}", "attack={name='none'}"
+        )
+
+
+def test_an_average_that_carries_statistics_is_one_model() -> None:
+    assert assembled("algorithm={name='fedavg', batch_size=5}", "aggregation.tune=clients").personal is False
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1e30, 3e38, math.inf, math.nan])
 def test_a_model_that_is_nowhere_is_forgotten(number: float) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from trilemma.data.types import Batch
@@ -158,3 +159,12 @@ class Algorithm:
     members: Callable[[State], tuple[int, ...]] | None = None
     court: Any = None
     screen: str = ""
+
+    def personal(self, alone: Clients, key: Key, device: torch.device | str = "cpu") -> bool:
+        """Whether scores are of clients' own models, found out with one client `alone`."""
+        begin = self.init(alone.model, alone.ids, key.fold("init"))
+        broadcast, kept = (
+            {name: tensor.to(device) for name, tensor in part.items()}
+            for part in (begin.broadcast, begin.clients)
+        )
+        return self.evaluated(broadcast, kept, alone, key).dim() != 1

@@ -61,6 +61,15 @@ def check_going_on(model: Model, examples: int) -> None:
         )
 
 
+def check_one_model(personal: bool, algorithm: str) -> None:
+    """Refuse an algorithm whose clients end with models of their own: there is none of all to go on from."""
+    if personal:
+        raise ConfigError(
+            f"[aggregation] tune: it goes on from one model of all, and clients of {algorithm} have their "
+            "own already; allowed: tune = 'no', or an algorithm with one model"
+        )
+
+
 def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float] = SCALES) -> Tuned:
     """Return where one client, or the root set, goes from θ_0 = `origin` and θ = `model`, both (d,)."""
     whole = owner.everything()

@@ -21,7 +21,7 @@ from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import sampled_clients
-from trilemma.learning.tuning import SCALES, Tuned, check_going_on, tuned
+from trilemma.learning.tuning import SCALES, Tuned, check_going_on, check_one_model, tuned
 from trilemma.models.precision import products
 from trilemma.models.types import Model
 from trilemma.privacy.accountants import Answer
@@ -157,6 +157,12 @@ class Experiment:
         """
         return products(tf32=self.config.run.precision == "tf32" and self.device.type == "cuda")
 
+    @cached_property
+    def personal(self) -> bool:
+        """Whether clients have models of their own, each scored by its own."""
+        alone = self.clients.only(self.clients.ids[0])
+        return self.resolved.algorithm.personal(alone, self.key, self.device)
+
     @property
     def at_home(self) -> bool:
         """Whether every client goes on learning on its own after the last round."""
@@ -173,8 +179,6 @@ class Experiment:
 
     def tuned(self, owner: SimulatedClients, params: Tensor) -> Tuned:
         """Return the model with which one who goes on learning from `params` (d,) ends."""
-        if params.ndim > 1:
-            raise ConfigError("[aggregation] tune is for one model of all; clients here have their own")
         start = self.resolved.algorithm.init(self.clients.model, (0,), self.key.fold("init"))
         origin = start.broadcast["params"].to(params)
         alone = self.config.aggregation.tune in ("alone", "clients-alone")
@@ -240,11 +244,14 @@ def assemble(
         root = SimulatedClients((0,), ground.root, ground.model, privacy.Noiseless())
     resolved = resolve(config, poorest, ground.model, root=root, held_out=federated.held_out)
     apart = privacy.SimulatedNoise(key.fold("evaluation noise"), federation.clients)
-    return Experiment(
+    experiment = Experiment(
         *(config, seed, device, byzantine, clients, attack, resolved, ground.learner),
         root=root,
         scoring=apart,
     )
+    if config.aggregation.tune != "no":
+        check_one_model(experiment.personal, resolved.algorithm.name)
+    return experiment
 
 
 def choose_device(wanted: str) -> torch.device:

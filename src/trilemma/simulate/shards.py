@@ -64,7 +64,7 @@ def refuse_what_cannot_be_cut(experiment: Experiment, ranks: Ranks) -> None:
         "(sf, lf; alie, foe and ipm at a given strength)": not _cut_attack(experiment),
         f"[algorithm] {name!r}: what its clients send travels encoded": layout.codec is not None,
         f"[algorithm] {name!r}: its server asks twice in a round": algorithm.inquiry is not None,
-        f"[algorithm] {name!r}: clients have models of their own": _personal(experiment),
+        f"[algorithm] {name!r}: clients have models of their own": experiment.personal,
         f"[algorithm] {name!r} lives with messages that are not finite": algorithm.tolerates_nonfinite,
         f"[aggregation] {said.aggregation.rule!r} looks at whole messages": algorithm.court is not None
         or bool(algorithm.screen),
@@ -79,16 +79,6 @@ def refuse_what_cannot_be_cut(experiment: Experiment, ranks: Ranks) -> None:
 
 def _cut_attack(experiment: Experiment) -> bool:
     return experiment.attack.craft is None or experiment.attack.columnwise
-
-
-def _personal(experiment: Experiment) -> bool:
-    """Whether scores are of clients' own models, found out on the smallest federation there is."""
-    algorithm, alone = experiment.resolved.algorithm, experiment.clients.only(experiment.clients.ids[0])
-    begin = algorithm.init(alone.model, alone.ids, experiment.key.fold("init"))
-    state = [
-        {k: v.to(experiment.device) for k, v in part.items()} for part in (begin.broadcast, begin.clients)
-    ]
-    return algorithm.evaluated(state[0], state[1], alone, experiment.key).dim() != 1
 
 
 def whole_progress(experiment: Experiment, progress: Progress) -> Progress | None:
