@@ -216,6 +216,25 @@ def test_links_are_not_followed(tmp_path: Path, watched: Path) -> None:
     assert list(find(tmp_path / "runs")) == []
 
 
+@pytest.mark.parametrize("link", ["state", "state/runs", "state/runs/default"])
+def test_links_below_a_servers_folder_are_not_followed_either(tmp_path: Path, link: str) -> None:
+    """Who may write into a server's folder does not choose which others of this machine are shown."""
+    elsewhere, server = tmp_path / "elsewhere", tmp_path / "watched" / "server"
+    (elsewhere / "runs" / "default" / "default").mkdir(parents=True)
+    server.mkdir(parents=True)
+    (server / "federation.toml").write_text("")
+    (server / link).parent.mkdir(parents=True, exist_ok=True)
+    (server / link).symlink_to(elsewhere / link.removeprefix("state").strip("/"))
+    assert [one.kind for one in find(tmp_path / "watched")] == ["party"]
+
+
+def test_runs_of_a_server_that_cannot_be_listed_are_none(tmp_path: Path) -> None:
+    (tmp_path / "server" / "state").mkdir(parents=True)
+    (tmp_path / "server" / "federation.toml").write_text("")
+    (tmp_path / "server" / "state" / "runs").write_text("no folder")
+    assert [one.kind for one in find(tmp_path)] == ["party"]
+
+
 # --- planner -----------------------------------------------------------------------------------------------
 
 QUESTIONS = [

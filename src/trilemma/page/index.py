@@ -92,15 +92,25 @@ def find(root: Path) -> Iterator[Found]:
             continue
         if "federation.toml" in names:
             yield Found.at(folder, "party", root)
-            runs = folder / "state" / "runs"
-            if folder.name == "server" and runs.is_dir():
-                yield from (Found.at(run, "deployed", root) for run in sorted(runs.iterdir()) if run.is_dir())
+            if folder.name == "server" and names.get("state"):
+                yield from (Found.at(run, "deployed", root) for run in _deployed(folder / "state" / "runs"))
             continue
         if "config.toml" in names:
             yield Found.at(folder, "run", root)
         if depth < DEEPEST:
             below = [name for name, is_folder in names.items() if is_folder and not _inside(name)]
             waiting += [(folder / name, depth + 1) for name in sorted(below, reverse=True)]
+
+
+def _deployed(runs: Path) -> list[Path]:
+    """Return the folders of a server's runs; a link to a folder elsewhere is none."""
+    if runs.is_symlink():
+        return []
+    try:
+        with os.scandir(runs) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
 
 
 def _inside(name: str) -> bool:
