@@ -16,7 +16,7 @@ from sklearn.datasets import load_breast_cancer
 from trilemma import models
 from trilemma.models import Model
 
-CLIENTS = 5
+clients = 5
 
 
 def model() -> Model:
@@ -30,4 +30,4 @@ def data(client: int) -> tuple[np.ndarray, np.ndarray]:
     # Scaled by public constants: a client's own mean and deviation would leave its machine inside the model.
     scale = np.array([28, 40, 190, 2500, 0.2, 0.4, 0.5, 0.3, 0.4, 0.1] * 3)
     features = table.data / scale - 0.5
-    return features[client::CLIENTS].astype(np.float32), table.target[client::CLIENTS]
+    return features[client::clients].astype(np.float32), table.target[client::clients]

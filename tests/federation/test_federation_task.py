@@ -264,7 +264,7 @@ def test_the_command_line_makes_a_federation(tmp_path):
         (["--budget", "3"], "this configuration adds no noise"),
         (["--round-limit", "0"], "round_limit"),
         (["--task", "nowhere.py", "--examples", "3"], "there is no nowhere.py"),
-        (["--task", str(EXAMPLE / "task.py"), "--examples", "0"], "at least 1"),
+        (["--task", str(EXAMPLE / "task.py"), "--clients", "5", "--examples", "0"], "at least 1"),
     ],
 )
 def test_a_command_that_is_refused_leaves_nothing_behind(tmp_path, options, complaint):
@@ -273,6 +273,32 @@ def test_a_command_that_is_refused_leaves_nothing_behind(tmp_path, options, comp
     assert isinstance(outcome.exception, UserError)
     assert complaint in str(outcome.exception)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--examples", "30"]], ids=["looked up", "agreed on"])
+def test_more_clients_than_a_task_says_it_has_data_for_are_refused(tmp_path, options):
+    task, folder = tmp_path / "task.py", tmp_path / "federation"
+    task.write_text("clients = 2\n" + TASK.format(rows=40))
+    arguments = ["init", str(folder), "--clients", "3", "--task", str(task), *options]
+    outcome = CliRunner().invoke(federation_app, arguments)
+    assert str(outcome.exception) == (
+        "3 clients: task.py says clients = 2; leave --clients out, or change the file"
+    )
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "fl.example.org"])
+def test_clients_of_a_pilot_that_find_no_data_are_named(tmp_path, host):
+    """On one machine whoever makes a federation can know; elsewhere data are the clients' own business."""
+    task, folder = tmp_path / "task.py", tmp_path / "federation"
+    none = "    if client == 2: raise LookupError('no table for client 2')\n    rng"
+    task.write_text(TASK.format(rows=40).replace("    rng", none, 1))
+    arguments = ["init", str(folder), "--clients", "3", "--task", str(task), "--examples", "30"]
+    outcome = CliRunner().invoke(federation_app, [*arguments, "--host", host])
+    assert outcome.exit_code == 0, outcome.output
+    said = " ".join(outcome.output.split())
+    assert ("client-2 has no data, and takes no part before it has: task.py" in said) == (host == "127.0.0.1")
+    assert "client-1 has no data" not in said
 
 
 @pytest.mark.slow

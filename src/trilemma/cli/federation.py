@@ -78,14 +78,13 @@ def init_command(
     from trilemma.federation.requests import Request
     from trilemma.federation.spending import write_budgets
     from trilemma.federation.task import load_task
-    from trilemma.task import Task
 
     if join != bool(requests):
         raise UserError("--join goes with the requests of the clients, and requests with --join")
     asked = [Request.load(path) for path in requests or []]
     if join:
         clients = len(asked) if clients is None else clients
-    own = None if task is None else Task.from_file(task, clients)
+    own = None if task is None else _task(task, clients)
     settings = _settings(config, clients, own, plugin or [])
     count = settings.federation.clients
     looked_up = own is not None and examples is None
@@ -118,6 +117,8 @@ def init_command(
         say(f"{party.folder}")
     if own is not None:
         _say_public(own, facts, linked)
+        for problem in [] if looked_up or not facts.on_one_machine else pilot.without_data(made):
+            say(f"\n{problem}")
     if limit is not None:
         say(f"\nEvery client will spend at most ε = {limit:.3g} (budget.toml)")
     if not facts.on_one_machine:
@@ -130,6 +131,18 @@ def init_command(
         f"\nKeep {folder / 'authority'} off-line. Each other folder goes to its party and to nobody else.\n"
         f"On this machine: trilemma federation up {folder}; trilemma federation run {folder}"
     )
+
+
+def _task(path: Path, clients: int | None) -> Task:
+    """Read a task for so many clients; refuse another number of them than it says it has data for."""
+    from trilemma.task import Task
+
+    known = Task.from_file(path).clients_known
+    if known is not None and clients not in (None, known):
+        raise UserError(
+            f"{clients} clients: {path.name} says clients = {known}; leave --clients out, or change the file"
+        )
+    return Task.from_file(path, clients)
 
 
 def _say_founded(folder: Path, server: Party, written: list[Path]) -> None:

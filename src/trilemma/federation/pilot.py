@@ -63,6 +63,21 @@ def rehearsed(parties: list[Party], task: Path) -> list[str]:
     return linked
 
 
+def without_data(parties: list[Party]) -> list[str]:
+    """Say which clients find no data here, and what that means; for folders that are all on one machine."""
+    problems = []
+    for party in parties:
+        try:
+            if party.client is not None:
+                load_task(party)
+        except UserError as error:
+            problems.append(
+                f"{party.name} has no data, and takes no part before it has: {error} (then: trilemma "
+                f"federation doctor {party.folder})"
+            )
+    return problems
+
+
 def spent(parties: list[Party], run: str, rounds: int) -> tuple[float, str] | None:
     """Return the largest ε that a client's ledger has when `rounds` of a run are over, and its accountant.
 
