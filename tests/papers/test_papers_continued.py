@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from trilemma.cli import app
@@ -176,3 +177,19 @@ def test_results_that_cannot_be_written_are_refused_before_anything_runs(tmp_pat
     )
     assert isinstance(refused.exception, UserError)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_runs_are_shortened_from_the_command_line_and_results_say_so(tmp_path: Path, here: None) -> None:
+    def run(*more: str) -> Result:
+        places = ["--only", "multiplier 1 / smea / SF", "--seeds", "1", "--results", str(tmp_path)]
+        said = CliRunner().invoke(app, ["papers", "run", *more, *places, "--out", str(tmp_path / "out")])
+        assert (said.exit_code == 0) == ("run.rounds=2" in more), said.output
+        return said
+
+    run("safe-dshb", "--set", "run.rounds=2")
+    (found,) = read_results(tmp_path / "safe-dshb.json").cells
+    assert (found.settings["run.rounds"], found.seeds) == (2, (1,))
+    assert "nothing to run" in run("safe-dshb", "--missing", "--set", "run.rounds=2").output
+    assert "rounds" in str(run("safe-dshb", "--set", "run.rouns=2").exception)
+    assert "lp-proj-theory" in str(run("safe-dshb", "lp-proj-theory", "--set", "run.rounds=3").exception)

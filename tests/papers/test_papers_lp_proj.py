@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trilemma import models, simulate
-from trilemma.errors import ConfigError
+from trilemma.errors import ConfigError, UserError
 from trilemma.learning.compressed.count_sketch import Sketch
 from trilemma.papers import lp_proj
 from trilemma.papers.lp_proj import ATTACKS, METHODS, TASKS, Point, Reached, SeedCurve, points, printed
@@ -147,6 +148,27 @@ def test_figures_are_drawn_from_results(tmp_path: Path) -> None:
     name = "lp-proj-synthetic00"
     drawn = picture_of(name, Results(name, cells), paper("lp-proj").of(name), tmp_path / "picture.png")
     assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_growth_is_drawn_where_cells_are_missing_or_diverged(tmp_path: Path) -> None:
+    """Of two rows under two attacks one was not run, one diverged; of no results there is no picture."""
+    from trilemma.papers.figures import picture_of
+    from trilemma.papers.measured import Measured, Results
+    from trilemma.papers.published import paper
+    from trilemma.records import Spread
+
+    def cell(lam: int, attack: str, growth: float | None) -> Measured:
+        row = f"η_l = 0.1, η_p = 0.05, λ = {lam}, R = 1"
+        return Measured("Growth", row, attack, {"growth": Spread.of({1: growth})})
+
+    name = "lp-proj-growth"
+    some = (cell(1, "flips", 1.1), cell(10, "flips", None), cell(1, "poison", -0.2))
+    for i, cells in enumerate((some, (replace(some[0], metrics={}),))):
+        path = tmp_path / f"{i}.png"
+        drawn = picture_of(name, Results(name, cells), paper("lp-proj").of(name), path)
+        assert drawn.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="nothing to draw"):
+        picture_of(name, Results(name, ()), paper("lp-proj").of(name), tmp_path / "none.png")
 
 
 def test_tuning_tries_the_grid_and_puts_the_best_first() -> None:

@@ -77,6 +77,10 @@ def run_command(
     missing: Annotated[
         bool, typer.Option("--missing", help="only what the results lack: empty places, more seeds of others")
     ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="table.key=value in every run, repeatable: run.rounds=20; results say so"),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="runs at a time", min=1)] = None,
     engine: Annotated[str, typer.Option(help="local or ray")] = "local",
     estimate: Annotated[
@@ -110,7 +114,14 @@ def run_command(
     before = {
         name: there(name) for name in chosen
     }  # a file that cannot be read is named before anything runs
-    places = {name: study.runs(seeds, quick, only) for name, study in chosen.items() if study.compute is None}
+    changes = set_ or []
+    if changes and (computed := [name for name, study in chosen.items() if study.compute is not None]):
+        raise ConfigError(f"{', '.join(computed)}: computed, without runs that --set could change")
+    places = {
+        name: [place.with_(*changes) for place in study.runs(seeds, quick, only)]
+        for name, study in chosen.items()
+        if study.compute is None
+    }
     if places and not any(places.values()):
         raise ConfigError(f"{', '.join(places)}: no run whose table, row or column contains {only!r}")
     if missing:

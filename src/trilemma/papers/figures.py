@@ -23,6 +23,8 @@ ORDERS = 300.0
 
 def picture_of(study: str, results: Results, printed: Paper, path: Path) -> Path:
     """Draw what a study gave beside what was printed: as it draws itself, or else as all are drawn."""
+    if not results.cells:
+        raise UserError(f"there is nothing to draw: no run of {results.study} has given a result")
     return (studies[study].draw or figure)(results, printed, path)
 
 
@@ -32,8 +34,6 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
     Many panels stand three in a row, as papers have them. Columns that are not run yet have their room, and
     panels of the same score one scale, so that they can be compared.
     """
-    if not results.cells:
-        raise UserError(f"there is nothing to draw: no run of {results.study} has given a result")
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
 
     titles = list(dict.fromkeys((name, cell.table) for cell in results.cells for name in cell.metrics))

@@ -59,6 +59,7 @@ def markdown(results: Results, printed: Paper, table: str = "", metric: str = ""
     made = Counter(cell.of or results.about for cell in cells).most_common()
     alone = f" {made[0][0]};" if len(made) == 1 else ""
     about = f"{_filled(cells, results.study, table)};{alone} from `results/{results.study}.json`."
+    about += _rounds(cells, results.study) if table else ""
     kept = "".join(f" {count} cell{'s' if count > 1 else ''}: {of}." for of, count in made if not alone)
     note = f" {results.note}." if results.note else ""
     return "\n\n".join([*(one.markdown() for one in tables), about + kept + note])
@@ -81,6 +82,36 @@ def _filled(cells: Sequence[Measured], study: str, table: str) -> str:
         f"{f'{count} ' if len(counts) > 1 else ''}by {named_seeds(seeds)}" for seeds, count in counts if seeds
     )
     return f"{much} filled{': ' if len(counts) > 1 else ' '}{by}"
+
+
+def _rounds(cells: Sequence[Measured], study: str) -> str:
+    """Say after how many rounds each cell of a table is, where they differ.
+
+    >>> def cell(row: str, column: str, rounds: int) -> Measured:
+    ...     return Measured("t", row, column, {}, settings={"run.rounds": rounds})
+    >>> _rounds([cell("a", "0 %", 20), cell("b", "0 %", 20), cell("a", "9 %", 20), cell("b", "9 %", 5)], "s")
+    ' After 20 rounds: a; b (0 %). After 5: b (9 %).'
+    """
+    there: dict[int, dict[str, list[str]]] = {}
+    for cell in cells:
+        if "run.rounds" in cell.settings:
+            there.setdefault(cell.settings["run.rounds"], {}).setdefault(cell.row, []).append(cell.column)
+    if len(there) < 2:
+        return ""
+    columns = in_order(cells, study, 2)
+    every = Counter(cell.row for cell in cells)
+    said: list[str] = []
+    for rounds, rows in sorted(there.items(), reverse=True):
+        alike: dict[str, list[str]] = {}
+        for row, own in rows.items():
+            some = ", ".join(sorted(own, key=columns.index)) if len(own) < every[row] else ""
+            alike.setdefault(some, []).append(row)
+        groups = [
+            ("every row" if len(names) == len(every) else ", ".join(names)) + (f" ({some})" if some else "")
+            for some, names in alike.items()
+        ]
+        said.append(f" After {rounds}{'' if said else ' rounds'}: {'; '.join(groups)}.")
+    return "".join(said)
 
 
 def _only(cell: Measured, metric: str) -> Measured:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
+from trilemma.records import Spread
 from trilemma.report.picture_files import picture_file
 
 
@@ -83,19 +86,41 @@ def draw_growth(results: Results, printed: Paper, path: Path) -> Path:
 
     columns = list(dict.fromkeys(cell.column for cell in results.cells))
     picture = Figure(figsize=(1.0 + 4.6 * len(columns), 4.4), dpi=120, layout="constrained")
+    down, across = (list(dict.fromkeys(_halves(cell.row)[i] for cell in results.cells)) for i in (0, 1))
     for axes, column in zip(picture.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
-        found = {_halves(c.row): c.metrics["growth"].mean for c in results.cells if c.column == column}
-        down, across = (list(dict.fromkeys(half[i] for half in found)) for i in (0, 1))
-        values = [[found[row, one] for one in across] for row in down]
-        axes.imshow(values, cmap="RdBu_r", vmin=-1.2, vmax=1.2, aspect="auto")
+        found = {_halves(c.row): c.metrics.get("growth") for c in results.cells if c.column == column}
+        values = [[_mean(found.get((row, one))) for one in across] for row in down]
+        axes.imshow(values, cmap="RdBu_r", vmin=-STRONGEST, vmax=STRONGEST, aspect="auto")
         axes.set_xticks(range(len(across)), [one.replace(", ", "\n") for one in across])
         axes.set_yticks(range(len(down)), down)
-        for y, x in ((y, x) for y in range(len(down)) for x in range(len(across))):
-            axes.text(x, y, f"{values[y][x]:.2f}", ha="center", va="center", fontsize="small")
+        for (y, row), (x, one) in product(enumerate(down), enumerate(across)):
+            said = _said(found.get((row, one)))
+            dark = abs(values[y][x]) > DARK
+            axes.text(
+                *(x, y, said), ha="center", va="center", fontsize="small", color="white" if dark else "black"
+            )
         axes.set(title=column)
     picture.suptitle("growth exponent a round; below 0 liars do not blow w up")
     picture.savefig(picture_file(path))
     return path
+
+
+STRONGEST, DARK = 1.2, 0.7
+"""The exponent of the darkest colour, and that from which on black cannot be read."""
+
+
+def _mean(growth: Spread | None) -> float:
+    """Return an exponent; of a place that was not run, or is no number, that for which no colour is drawn."""
+    return math.nan if growth is None or growth.mean is None else growth.mean
+
+
+def _said(growth: Spread | None) -> str:
+    """Write an exponent down: nothing where none was computed, a star where it is no number.
+
+    >>> _said(Spread.of({1: 0.5})), _said(Spread.of({1: None})), _said(None)
+    ('0.50', '*', '')
+    """
+    return "" if growth is None else "*" if growth.mean is None else f"{growth.mean:.2f}"
 
 
 def _halves(row: str) -> tuple[str, str]:
