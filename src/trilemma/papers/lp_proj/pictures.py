@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,19 +17,19 @@ from trilemma.report.picture_files import picture_file
 
 def draw(results: Results, printed: Paper, path: Path) -> Path:
     """Draw Figure 6, ours filled and the paper's hollow; and Figure 5, where curves were measured."""
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     curves = [cell for cell in results.cells if cell.table == "Figure 5"]
     ends = [cell for cell in results.cells if cell.table == "Table 3"]
     panels = (["train_loss", "accuracy"] if curves else []) + ["fairness"]
-    picture = Figure(figsize=(1.0 + 4.4 * len(panels), 4.6), dpi=120, layout="constrained")
-    rows = dict.fromkeys(cell.row for cell in (*ends, *curves))
-    looks = {row: (colormaps["tab20"](i % 20), MARKS[i % len(MARKS)]) for i, row in enumerate(rows)}
-    for axes, panel in zip(picture.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    widths = [1.4 if panel == "fairness" else 1.0 for panel in panels]
+    picture = Figure(figsize=(1.8 + 4.4 * sum(widths), 4.8), dpi=120, layout="constrained")
+    looks = _looks(list(dict.fromkeys(cell.row for cell in (*ends, *curves))))
+    all_axes = picture.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
+    for axes, panel in zip(all_axes, panels, strict=True):
         if panel == "fairness":
             for cell in ends:
-                _fairness(axes, cell, printed, *looks[cell.row])
+                _fairness(axes, cell, printed, looks[cell.row])
             axes.set(
                 xlabel="accuracy",
                 ylabel="variance over clients",
@@ -36,7 +38,7 @@ def draw(results: Results, printed: Paper, path: Path) -> Path:
             )
         else:
             for cell in curves:
-                _curve(axes, cell, panel, looks[cell.row][0])
+                _curve(axes, cell, panel, looks[cell.row])
             axes.set(xlabel="round", xscale="log", title=f"Figure 5: {panel.replace('_', ' ')}")
             last = max((t for cell in curves for t, _ in _points(cell, panel)), default=1)
             rounds = [t for t in (1, 2, 5, 10, 20, 50, 100, 200) if t <= last]
@@ -44,30 +46,77 @@ def draw(results: Results, printed: Paper, path: Path) -> Path:
             axes.set_xticks([], minor=True)
             axes.set_yscale("log" if panel == "train_loss" else "linear")
         axes.grid(alpha=0.3)
-    marks = [axes.plot([], [], mark, color=colour, label=row)[0] for row, (colour, mark) in looks.items()]
-    marks.append(axes.plot([], [], "o", mfc="none", color="black", label="paper")[0])
+    marks = [
+        axes.plot([], [], look.line, marker=look.mark, color=look.colour, label=row)[0]
+        for row, look in looks.items()
+    ]
+    marks.append(axes.plot([], [], "o:", mfc="none", color="black", label="paper, joined to ours")[0])
     picture.legend(handles=marks, loc="outside right upper", fontsize="small", frameon=False)
     picture.suptitle(results.study)
     picture.savefig(picture_file(path))
     return path
 
 
-MARKS = "osD^v<>PX*hp"
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn: its colour, mark and line."""
+
+    colour: str
+    mark: str
+    line: str = "-"
 
 
-def _fairness(axes: Any, cell: Measured, printed: Paper, colour: Any, mark: str) -> None:
-    accuracy, variance = cell.metrics.get("accuracy"), cell.metrics.get("variance")
-    if accuracy is not None and variance is not None and accuracy.mean and variance.mean:
-        axes.plot(accuracy.mean, variance.mean, mark, color=colour)
+LOOKS = {
+    "Ditto": Look("tab:blue", "o"),
+    "pFedMe": Look("tab:cyan", "s"),
+    "Per-FedAvg": Look("tab:orange", "D"),
+    "FedAvg": Look("goldenrod", "^"),
+    "Local": Look("yellowgreen", "v"),
+    "Local, 20 steps": Look("tab:green", "<", "--"),
+    "Local, 100 steps": Look("darkgreen", ">", "--"),
+    "lp-proj-1": Look("tab:red", "P"),
+    "lp-proj-2": Look("tab:purple", "X"),
+    "lp-proj-1, R = 5": Look("darkred", "P", "-."),
+    "lp-proj-2, R = 5": Look("indigo", "X", "-."),
+    "RSA": Look("tab:brown", "p"),
+    "LG-FedAvg": Look("tab:gray", "*"),
+}
+"""The same in every picture; Local with lp-proj's steps is broken, so that both show where they coincide."""
+
+
+def _looks(rows: Sequence[str]) -> dict[str, Look]:
+    """Return how rows are drawn; those of no table of the paper's in black.
+
+    >>> _looks(("Ditto", "another"))["another"].colour
+    'black'
+    """
+    return {row: LOOKS.get(row, Look("black", "h")) for row in rows}
+
+
+def _fairness(axes: Any, cell: Measured, printed: Paper, look: Look) -> None:
+    """Draw ours filled, the paper's hollow, and what joins them."""
+    accuracy, variance = (cell.metrics.get(metric) for metric in ("accuracy", "variance"))
+    ours = [one.mean for one in (accuracy, variance) if one is not None and one.mean]
     theirs = [printed.at(*cell.place, metric) for metric in ("accuracy", "variance")]
     values = [one.value for one in theirs if one is not None and one.value]
+    if len(values) == len(ours) == 2:
+        axes.plot(*zip(values, ours, strict=True), ":", color=look.colour, linewidth=1, alpha=0.6)
+    if len(ours) == 2:
+        axes.plot(*ours, look.mark, color=look.colour, mec="white", mew=0.6, markersize=8, alpha=0.9)
     if len(values) == 2:
-        axes.plot(*values, mark, mfc="none", color=colour, markersize=9)
+        axes.plot(*values, look.mark, mfc="none", color=look.colour, markersize=9)
 
 
-def _curve(axes: Any, cell: Measured, metric: str, colour: Any) -> None:
+def _curve(axes: Any, cell: Measured, metric: str, look: Look) -> None:
     if points := _points(cell, metric):
-        axes.plot(*zip(*points, strict=True), ".-", color=colour, linewidth=1)
+        axes.plot(
+            *zip(*points, strict=True),
+            look.line,
+            marker=look.mark,
+            markersize=3.5,
+            color=look.colour,
+            linewidth=1.2,
+        )
 
 
 def _points(cell: Measured, metric: str) -> list[tuple[int, float]]:
