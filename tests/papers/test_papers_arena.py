@@ -13,7 +13,7 @@ from trilemma import config, simulate
 from trilemma.cli.app import app
 from trilemma.config import Cell
 from trilemma.errors import UserError
-from trilemma.papers import arena
+from trilemma.papers import arena, gaps
 from trilemma.simulate import engine
 
 ROW = arena.Row("phishing-7", "LDP", 3, "caf", "loss", 1, 0.8, 0, 1, 69, 1.5)
@@ -52,7 +52,7 @@ def test_a_row_says_on_which_device_it_ran_and_one_from_before_that_was_written_
 
 
 def test_a_cell_of_the_arena_says_its_device() -> None:
-    few = {"grounds": ["phishing-7"], "rules": ["caf"], "adversaries": ["loss"]}
+    few = {"grounds": ["phishing-7"], "rules": ["caf"], "adversaries": ["loss"], "threats": ["LDP"]}
     [here], [there] = (list(arena.bouts(**few, changes=said)) for said in ((), ("run.device=cpu",)))
     assert here.cell.config.run.device in {"cpu", "cuda"}
     assert there.cell.config.run.device == "cpu"
@@ -85,6 +85,13 @@ def test_every_ground_has_a_table_of_worst_cases_with_the_seeds_of_the_adversary
     assert "phishing-7: d = 69, ε = 1.5" in arena.markdown(rows, "worst")
 
 
+def test_where_every_rule_was_run_smea_says_why_it_was_not() -> None:
+    [table] = arena.worst([row(ground="phishing-30", f=10, rule=rule) for rule in ("safeguard+mean", "mean")])
+    assert [one[0] for one in table.rows] == ["mean", "smea", "safeguard+mean"]
+    assert table.rows[1] == ("smea", "(3·10⁷ subsets)")
+    assert all(one[0] != "smea" for one in arena.worst([row(rule="mean")])[0].rows), "feasible: to be run"
+
+
 def test_all_rivals_of_the_arena_are_cells_and_smea_only_where_it_is_feasible() -> None:
     small = {bout.rule for bout in arena.bouts(["phishing-7"])}
     large = {bout.rule for bout in arena.bouts(["mnist-features"], liars=[5], adversaries=["loss"])}
@@ -97,7 +104,18 @@ def test_all_rivals_of_the_arena_are_cells_and_smea_only_where_it_is_feasible() 
 def test_a_cell_is_run_once_recorded_and_shown(tmp_path: Path) -> None:
     kept = tmp_path / "rows.json"
     few = ["--ground", "phishing-7", "--rule", "caf", "--adversary", "foe", "--seeds", "1"]
-    said = ["arena", *few, "--set", "run.rounds=2", "--out", str(tmp_path / "cells"), "--jobs", "1"]
+    said = [
+        "arena",
+        *few,
+        "--threat",
+        "LDP",
+        "--set",
+        "run.rounds=2",
+        "--out",
+        str(tmp_path / "cells"),
+        "--jobs",
+        "1",
+    ]
     done = CliRunner().invoke(app, [*said, "--results", str(kept)])
     assert done.exit_code == 0, done.output
     [found] = arena.read(kept)
@@ -149,3 +167,39 @@ def test_a_name_that_is_none_is_refused_with_those_that_are() -> None:
     refused = CliRunner().invoke(app, ["arena", "--ground", "phishing-8"])
     assert refused.exit_code != 0
     assert "phishing-7" in str(refused.exception or refused.output)
+
+
+def test_noise_that_is_shared_spends_what_ldp_does_and_ldp_keeps_its_papers_multiplier() -> None:
+    few = {"grounds": ["phishing-7", "phishing-30"], "rules": ["caf"], "adversaries": ["loss"]}
+    found = {(bout.ground, bout.threat): bout.cell.config.privacy for bout in arena.bouts(**few)}
+    assert {threat for _, threat in found} == set(arena.THREATS)
+    for (ground, threat), privacy in found.items():
+        spent = {"phishing-7": 1.375, "phishing-30": 8.369}[ground]
+        ldp = threat == "LDP"
+        assert (privacy.epsilon, privacy.noise_multiplier) == ((None, 1.0) if ldp else (spent, None))
+
+
+def test_what_is_missing_are_cells_that_the_strongest_liars_did_not_meet() -> None:
+    everybody = [row(adversary=name, seed=seed) for name in gaps.STRONGEST for seed in (1, 2, 3)]
+    lost = [row(rule="mean", accuracy=0.44)]
+    some = [row(rule="cwmed", adversary="foe"), row(rule="cwmed", seed=4, adversary="errors", accuracy=0.7)]
+    listed = {one[:4]: one[4:] for one in gaps.missing([*everybody, *lost, *some]).rows}
+    place = ("phishing-7", "LDP", "3")
+    assert (*place, "caf") not in listed, "all of them, with three seeds"
+    assert (*place, "mean") not in listed, "it is lost"
+    assert listed[*place, "cwmed"] == (
+        "0.70",
+        "stretched errors, errors, rotated slanted, rotated loss, foe (1 of 3)",
+    )
+    assert listed[*place, "smea"] == ("–", "anybody")
+    assert not any(one[0] == "phishing-30" and one[3] == "smea" for one in listed)
+    assert not any("root set" in one[3] or "alone" in one[3] for one in listed)
+
+
+def test_a_file_says_what_it_lacks(tmp_path: Path) -> None:
+    kept = tmp_path / "rows.json"
+    arena.record(kept, [ROW])
+    shown = CliRunner().invoke(app, ["arena", "--show", str(kept), "--missing"])
+    assert "| phishing-7 | LDP | 3 | caf | 0.80 | stretched errors, errors" in shown.output
+    refused = CliRunner().invoke(app, ["arena", "--missing"])
+    assert isinstance(refused.exception, UserError)

@@ -26,6 +26,9 @@ def arena_command(
     ),
     results: Annotated[Path | None, typer.Option(help="put what was measured into this file too")] = None,
     details: Annotated[bool, typer.Option(help="what every adversary left, beside the worst case")] = False,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="with --show: cells that did not meet the strongest liars")
+    ] = False,
     show: Annotated[
         Path | None,
         typer.Option(help="run nothing: the table of such a file; --results takes its rows over"),
@@ -36,15 +39,18 @@ def arena_command(
 
     from trilemma import aggregation, files, simulate
     from trilemma.errors import UserError
-    from trilemma.papers import arena
+    from trilemma.papers import arena, gaps
     from trilemma.report.progress import GridProgress
 
     if show is not None:
         shown = arena.read(show)
         if results is not None:
             arena.record(results, shown)
-        print(arena.markdown(shown, "adversaries" if details else "worst"))
+        part = "adversaries" if details else "worst"
+        print(gaps.missing(shown).markdown() if missing else arena.markdown(shown, part))
         return
+    if missing:
+        raise UserError("--missing tells what a file lacks: name it with --show")
     _known("nothing is trained", ground, arena.GROUNDS)
     _known("there is no threat model", threat, arena.THREATS)
     _known("there is no adversary", adversary, arena.EVERY_ADVERSARY)
@@ -60,7 +66,7 @@ def arena_command(
             rule or tuple(arena.RULES),
             seeds or ("1" if quick else "1-3"),
             set_ or (),
-            threat or tuple(arena.THREATS),
+            threat or (arena.QUICK_THREATS if quick else tuple(arena.THREATS)),
             adversary or (),
             liars or (),
             reasons.append,

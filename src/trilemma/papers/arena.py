@@ -57,6 +57,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
 ADVERSARIES: Mapping[str, tuple[str, ...]] = {
     "loss": ("attack={name='adaptive', direction='loss'}",),
     "rotated loss": ("attack={name='adaptive', direction='loss', noise='rotated'}",),
+    "stretched loss": ("attack={name='adaptive', direction='loss', noise='stretched'}",),
     "rotated slanted": ("attack={name='adaptive', direction='slanted', noise='rotated'}",),
     "errors": ("attack={name='adaptive', direction='errors'}",),
     "stretched errors": ("attack={name='adaptive', direction='errors', noise='stretched'}",),
@@ -92,7 +93,10 @@ THREATS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Ground:
-    """What is trained: a ready configuration, changes to it, how many may lie; `small`: few clients."""
+    """What is trained: a ready configuration, changes to it, how many may lie; `small`: few clients.
+
+    `shared` are more changes where clients share noise, under every threat model but LDP.
+    """
 
     ready: str
     changes: tuple[str, ...] = ()
@@ -100,6 +104,7 @@ class Ground:
     threats: tuple[str, ...] = tuple(THREATS)
     adversaries: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: ADVERSARIES)
     small: bool = False
+    shared: tuple[str, ...] = ()
 
 
 def once(lr: float, clip: float) -> tuple[str, ...]:
@@ -111,6 +116,11 @@ def once(lr: float, clip: float) -> tuple[str, ...]:
     )
 
 
+def spending(epsilon: float) -> tuple[str, ...]:
+    """Return the changes to noise that spends so much: a multiplier, as papers give it, is LDP's alone."""
+    return (f"privacy={{threat='secldp', clip=1.0, epsilon={epsilon}, delta=1e-4}}",)
+
+
 GROUNDS: Mapping[str, Ground] = {
     "mnist-features": Ground("frontier-mnist"),
     "mnist-whitened": Ground("frontier-mnist-whitened"),
@@ -119,16 +129,16 @@ GROUNDS: Mapping[str, Ground] = {
     "mnist-subspace-once": Ground("few-coordinates-mnist-subspace", once(10.0, 10.0)),
     "mnist-head-once": Ground("cafcor-mnist", ("model.train=head", *once(0.6, 3.0))),
     "mnist-cnn-once": Ground("cafcor-mnist", once(0.15, 3.0)),
-    "phishing-7": Ground("safe-dshb-phishing", liars=(3,), threats=("LDP",), small=True),
-    "phishing-30": Ground("safe-dshb-phishing", ("federation.clients=30",), (10,), ("LDP",)),
+    "phishing-7": Ground("safe-dshb-phishing", liars=(3,), small=True, shared=spending(1.375)),
+    "phishing-30": Ground("safe-dshb-phishing", ("federation.clients=30",), (10,), shared=spending(8.369)),
     "mnist-subspace": Ground("few-coordinates-mnist-subspace", adversaries=EVERY_ADVERSARY),
     "mnist-head": Ground(
         "cafcor-mnist", ("model.train=head", "algorithm.lr=0.3"), adversaries=EVERY_ADVERSARY
     ),
     "mnist-cnn": Ground("cafcor-mnist", adversaries=EVERY_ADVERSARY),
 }
-QUICK = ("phishing-7",)
-"""What a quick look trains: minutes on a CPU."""
+QUICK, QUICK_THREATS = ("phishing-7",), ("LDP",)
+"""What a quick look trains, and whom it trusts: minutes on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +168,7 @@ def bouts(
     `rules` are names of `RULES` or any rule's. Without `adversaries` and `liars`: all of a ground's. A cell
     says on which device it runs: this machine's, unless `changes` do.
 
-    >>> [bout.rule for bout in bouts(["phishing-7"], ["mean", "caf"], adversaries=["loss"])]
+    >>> [bout.rule for bout in bouts(["phishing-7"], ["mean", "caf"], threats=["LDP"], adversaries=["loss"])]
     ['mean', 'caf']
     """
     wanted = adversaries or tuple(EVERY_ADVERSARY)
@@ -166,10 +176,11 @@ def bouts(
     for name in grounds:
         ground = GROUNDS[name]
         for threat in (one for one in ground.threats if one in threats):
+            noise = () if threat == "LDP" else ground.shared
             for count in (one for one in ground.liars if one in (liars or ground.liars)):
                 for rule in (one for one in rules if one != "smea" or ground.small):
                     for adversary in (one for one in ground.adversaries if one in wanted):
-                        said = [*ground.changes, *THREATS[threat], f"federation.byzantine={count}"]
+                        said = [*ground.changes, *noise, *THREATS[threat], f"federation.byzantine={count}"]
                         said += [*RULES.get(rule, (f"aggregation.rule={rule}",)), f"run.seeds='{seeds}'"]
                         try:
                             told = (*said, *ground.adversaries[adversary], here, *changes)
@@ -282,7 +293,8 @@ def record(path: Path, found: Iterable[Row]) -> None:
 def worst(found: Sequence[Row]) -> list[Table]:
     """Return a table for every ground: rules, and the least accuracy under every threat model and f.
 
-    In parentheses how many seeds met the adversary that left it, where it is fewer than three.
+    In parentheses how many seeds met the adversary that left it, where it is fewer than three. Where every
+    rule was run, smea's row says how many subsets it would have to look at, if it cannot.
     """
     tables = []
     for ground in (name for name in GROUNDS if any(row.ground == name for row in found)):
@@ -297,12 +309,27 @@ def worst(found: Sequence[Row]) -> list[Table]:
             of_rule = [row for row in there if row.rule == rule]
             cells = ([row for row in of_rule if (row.threat, row.f) == column] for column in columns)
             body.append((rule, *map(_worst, cells)))
+        if not GROUNDS[ground].small and any(rule == "mean" for rule, *_ in body):
+            body.append(("smea", *(subsets(ground, liars) for _, liars in columns)))
+            body.sort(key=lambda row: _rank(row[0]))
         heads = (f"{threat}, f = {liars}" for threat, liars in columns)
         dims = ", ".join(f"{d:,}" for d in sorted({row.d for row in there}))
         spent = sorted({f"{row.epsilon:.1f}" for row in there if row.epsilon is not None})
         title = f"{ground}: d = {dims}, ε = {', '.join(spent) or 'none'}"
         tables.append(Table(title, ("rule", *heads), tuple(body), words=1))
     return tables
+
+
+def subsets(ground: str, liars: int) -> str:
+    """Say how many subsets of all but `liars` messages there are, which smea would search in every round.
+
+    >>> subsets("phishing-30", 10), subsets("mnist-features", 20)
+    ('(3·10⁷ subsets)', '(5·10²⁰ subsets)')
+    """
+    there = GROUNDS[ground]
+    clients = load(there.ready).with_(*there.changes, f"federation.byzantine={liars}").federation.clients
+    digit, power = f"{float(math.comb(clients, liars)):.0e}".split("e+")
+    return f"({digit}·10{str(int(power)).translate(str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹'))} subsets)"
 
 
 def _rank(rule: str) -> tuple[int, str]:
