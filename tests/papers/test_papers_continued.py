@@ -16,9 +16,10 @@ from trilemma.cli import app
 from trilemma.config.sweep import leaves
 from trilemma.errors import UserError
 from trilemma.papers import made, run_studies, studies
-from trilemma.papers.filled import missing
+from trilemma.papers.filled import missing, partly_searched, settled
 from trilemma.papers.grid import Place
 from trilemma.papers.measured import Measured, Results, new_results, read_results, write_results
+from trilemma.papers.study import Study
 from trilemma.records import Spread
 
 SETTINGS = {"algorithm.lr": 0.5, "run.rounds": 2}
@@ -99,6 +100,137 @@ def test_what_is_missing_is_empty_places_and_seeds_of_what_is_shown() -> None:
         ("b", (1, 3), 1.0),
         ("d", (1, 2, 3), 1.0),
     ]
+
+
+def lr_of(one: Place) -> tuple[str, tuple[int, ...], float]:
+    return one.row, one.config.run.seeds, one.config.algorithm.options.lr
+
+
+def tried_at(one: Place, values: Mapping[int, float | None]) -> Measured:
+    """What a point of a grid of step sizes gave."""
+    name = f"algorithm.lr={one.config.algorithm.options.lr}"
+    made = replace(cell(one.row, values), settings=one.settings)
+    return replace(made, tried={name: dict(made.metrics["accuracy"].per_seed)})
+
+
+def test_the_rest_of_a_grid_is_missing_before_more_seeds_are() -> None:
+    """One of three step sizes was tried at a; at b it is not on record which were."""
+    grid = [place(row, lr) for row in "ab" for lr in (1.0, 0.1, 0.01)]
+    there = (tried_at(grid[1], {1: 0.5}), filled_by(grid[4], 1))
+    left = missing(grid, Results("s", there))
+    assert [lr_of(one) for one in left] == [("a", (1,), 1.0), ("a", (1,), 0.01), ("b", (2, 3), 0.1)]
+
+
+def test_the_rest_of_a_grid_is_tried_with_a_seed_that_is_there_to_compare() -> None:
+    grid = [place("a", lr, "1-3") for lr in (1.0, 0.1)]
+    left = missing(grid, Results("s", (tried_at(grid[0], {2: 0.5, 3: 0.6}),)))
+    assert [lr_of(one) for one in left] == [("a", (2,), 0.1)]
+
+
+def test_another_point_of_a_grid_takes_the_place_only_where_it_is_better() -> None:
+    """By the seeds that both have; what was tried stays on record either way."""
+    low, high = place("a", 0.1), place("a", 1.0)
+    then = of_then(tried_at(low, {1: 0.5, 2: 0.9, 3: 0.9}))
+    kept = then.merged([tried_at(high, {1: 0.4})]).cells[0]
+    assert (kept.settings["algorithm.lr"], kept.seeds, kept.of) == (0.1, (1, 2, 3), then.about)
+    new = then.merged([tried_at(high, {1: 0.6})]).cells[0]
+    assert (new.settings["algorithm.lr"], new.seeds) == (1.0, (1,))
+    assert new.tried == {"algorithm.lr=0.1": {"1": 0.5, "2": 0.9, "3": 0.9}, "algorithm.lr=1.0": {"1": 0.6}}
+    assert kept.tried.keys() == new.tried.keys()
+    longer = then.merged([tried_at(high.with_("run.rounds=7"), {1: 0.4})]).cells[0]  # of no grid with it
+    assert (longer.seeds, longer.tried) == ((1,), {"algorithm.lr=1.0": {"1": 0.4}})
+    diverged = then.merged([tried_at(high, {1: None})]).cells[0]
+    assert diverged.settings["algorithm.lr"] == 0.1
+    assert missing([low, high], Results("s", (kept,))) == []
+
+
+def test_more_seeds_of_a_cell_do_not_say_that_its_grid_was_not_searched() -> None:
+    """Nothing is on record of what was tried there, and one point more of it is no search."""
+    low, high = place("a", 0.1), place("a", 1.0)
+    then = of_then(filled_by(low, 1))
+    assert then.merged([tried_at(low, {2: 0.5})]).cells[0].tried == {}
+    some = then.merged([tried_at(high, {1: 0.5})]).cells[0]
+    assert some.tried == {"algorithm.lr=1.0": {"1": 0.5}}
+
+
+def test_what_was_tried_is_written_and_read(tmp_path: Path) -> None:
+    made = new_results("s", [tried_at(place("a", 0.1), {1: 0.5, 2: None})])
+    write_results(made, tmp_path / "s.json")
+    assert read_results(tmp_path / "s.json").cells[0].tried == {"algorithm.lr=0.1": {"1": 0.5, "2": None}}
+
+
+def test_a_settled_grid_is_one_point_that_of_the_nearest_place_in_its_row() -> None:
+    """Fewer keys apart is nearer; a cell that is there keeps its own point; a row without any is searched."""
+
+    def at(table: str, lr: float, *changes: str) -> Place:
+        return replace(place("a", lr).with_(*changes), table=table)
+
+    def found(one: Place, **more: Any) -> Measured:
+        return replace(tried_at(one, {1: 0.5}), table=one.table, tried={}, **more)
+
+    def both(row: str, table: str) -> list[Place]:
+        return [replace(at(table, lr), row=row) for lr in (1.0, 0.1)]
+
+    wanted = [*both("a", "empty"), *both("a", "there"), *both("b", "alone")]
+    near = found(at("x", 0.1, "federation.byzantine=2"))
+    further = found(at("y", 1.0, "federation.byzantine=2", "run.rounds=7"))
+    shown = found(wanted[2])
+
+    def settled_by(*cells: Measured) -> list[tuple[str, float]]:
+        chosen = settled(wanted, Results("s", cells))
+        return [(one.table, one.config.algorithm.options.lr) for one in chosen if one.table != "alone"]
+
+    assert settled_by(further, near) == [("empty", 0.1), ("there", 0.1)]
+    assert settled_by(further, near, shown) == [("empty", 1.0), ("there", 1.0)]
+    other_column = replace(shown, table="z", column="another")
+    assert settled_by(other_column, near)[0] == ("empty", 1.0)  # one key apart each, by no factor
+    unsearched = replace(other_column, tried={"algorithm.lr=1.0": {"1": 0.5}})
+    assert settled_by(unsearched, near)[0] == ("empty", 0.1)
+    results = Results("s", (further, near, shown))
+    left = missing(settled(wanted, results), results)
+    assert [(one.table, one.config.run.seeds) for one in left] == [
+        ("empty", (1, 2, 3)),
+        ("there", (2, 3)),
+        ("alone", (1, 2, 3)),
+        ("alone", (1, 2, 3)),
+    ]
+
+
+@pytest.mark.slow
+def test_a_grid_that_was_settled_is_searched_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None
+) -> None:
+    """Of two step sizes that of the neighbour is run; without --settled the other too, then more seeds."""
+    monkeypatch.chdir(tmp_path)
+    first = studies["safe-dshb"].runs("1", only="multiplier 1 / smea / SF")[0].with_("run.rounds=2")
+    grid = [first.with_(f"algorithm.lr={lr}") for lr in (1e-6, 0.5)]
+    study = Study(
+        paper="safe-dshb",
+        figures="",
+        left_out="",
+        places=lambda seeds: [one.with_(f"run.seeds='{seeds}'") for one in grid],
+        seeds="1-2",
+    )
+    monkeypatch.setitem(studies._things, "two-steps", study)
+    neighbour = replace(tried_at(grid[0], {1: 0.5}), row=first.row, tried={})
+    written = Path("results") / "two-steps.json"
+    write_results(of_then(neighbour), written)
+
+    def shown(*more: str) -> Measured:
+        said = CliRunner().invoke(app, ["papers", "run", "two-steps", "--missing", "--jobs", "1", *more])
+        assert said.exit_code == 0, said.output
+        return next(one for one in read_results(written).cells if one.place == first.at)
+
+    only = shown("--settled", "--seeds", "1")
+    assert [*only.tried] == ["algorithm.lr=1e-06"]
+    assert partly_searched(study, [only]) == [only]
+    both = shown()
+    assert {*both.tried} == {"algorithm.lr=1e-06", "algorithm.lr=0.5"}
+    assert both.seeds == (1, 2)
+    better = max(both.tried, key=lambda name: both.tried[name]["1"])
+    assert better == f"algorithm.lr={both.settings['algorithm.lr']}"
+    assert [*both.tried[better]] == ["1", "2"]
+    assert partly_searched(study, [both]) == []
 
 
 @pytest.mark.slow

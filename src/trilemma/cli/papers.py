@@ -81,6 +81,13 @@ def run_command(
         list[str] | None,
         typer.Option("--set", help="table.key=value in every run, repeatable: run.rounds=20; results say so"),
     ] = None,
+    settled: Annotated[
+        bool,
+        typer.Option(
+            "--settled",
+            help="search no grid of hyper-parameters: take what is shown, or was best at the nearest place",
+        ),
+    ] = False,
     jobs: Annotated[int | None, typer.Option(help="runs at a time", min=1)] = None,
     engine: Annotated[str, typer.Option(help="local or ray")] = "local",
     estimate: Annotated[
@@ -124,6 +131,9 @@ def run_command(
     }
     if places and not any(places.values()):
         raise ConfigError(f"{', '.join(places)}: no run whose table, row or column contains {only!r}")
+    if settled:
+        places = {name: filled.settled(one, before[name]) for name, one in places.items()}
+    asked = places
     if missing:
         places = {name: filled.missing(one, before[name]) for name, one in places.items()}
         chosen = {name: one for name, one in chosen.items() if places.get(name, not before[name].cells)}
@@ -150,14 +160,23 @@ def run_command(
     if not wanted:
         return
     folder = out or RUNS / (names[0] if len(names) == 1 and names != ["all"] else "together")
-    with GridProgress(console) as watcher:
-        found, outcome = run_studies(wanted, folder, jobs=jobs, engine=engine, watcher=watcher, keep=keep)
-    for name, cells in found.items():
-        if cells:
-            keep(name, cells)
-        print(f"{paths[name]}: {len(cells)} of {len({place.at for place in wanted[name]})} places")
-    if outcome.failed:
-        raise typer.Exit(1)
+    ran: set[str] = set()
+    while wanted:
+        with GridProgress(console) as watcher:
+            found, outcome = run_studies(wanted, folder, jobs=jobs, engine=engine, watcher=watcher, keep=keep)
+        for name, cells in found.items():
+            if cells:
+                keep(name, cells)
+            print(f"{paths[name]}: {len(cells)} of {len({place.at for place in wanted[name]})} places")
+        if outcome.failed:
+            raise typer.Exit(1)
+        if not missing:
+            return
+        # where the rest of a grid was tried, what was best there has yet to be run with the other seeds
+        ran |= {one.cell.name for own in wanted.values() for one in own}
+        left = {name: filled.missing(asked[name], there(name)) for name in wanted}
+        more = {name: [one for one in own if one.cell.name not in ran] for name, own in left.items()}
+        wanted = {name: own for name, own in more.items() if own}
 
 
 def _estimate(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trilemma.config import Cell, Config
+from trilemma.config.sweep import leaves
 from trilemma.simulate import Observer
+
+SEEDS = "run.seeds"
+"""The key of a run's seeds."""
 
 Watch = Callable[[str], AbstractContextManager[Observer]]
 """Opens a progress display for a label."""
@@ -38,3 +43,35 @@ class Place:
     def with_(self, *changes: str) -> Place:
         """Return the same place with a changed run."""
         return replace(self, config=self.config.with_(*changes)) if changes else self
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the run says, by key."""
+        return dict(leaves(self.config.dump()))
+
+
+Searched = Mapping[tuple[str, str, str], tuple[str, ...]]
+"""By place, the keys in which the points of its grid of hyper-parameters differ."""
+
+
+def searched(places: Iterable[Place]) -> Searched:
+    """Return what is searched at the places that have a grid."""
+    runs: dict[tuple[str, str, str], list[Place]] = {}
+    for place in places:
+        runs.setdefault(place.at, []).append(place)
+    return {at: _differing([one.settings for one in own]) for at, own in runs.items() if len(own) > 1}
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    first = settings[0]
+    keys = sorted(set().union(*settings) - {SEEDS})
+    return tuple(key for key in keys if any(one.get(key) != first.get(key) for one in settings))
+
+
+def point(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Name a point of a grid by its values.
+
+    >>> point({"algorithm.lr": 0.1, "run.rounds": 5}, ["algorithm.lr"])
+    'algorithm.lr=0.1'
+    """
+    return ", ".join(f"{key}={settings.get(key)}" for key in keys)

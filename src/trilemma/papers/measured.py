@@ -4,7 +4,8 @@
     sources                                 by code: the sources that made it, with a digest of each
     again                                   cells that were run again since, and whether they are the same
     base                                    what all its configurations say, by key
-    cells                                   table, row, column; what differs from the base; metrics over seeds
+    cells                                   table, row, column; what differs from the base; metrics by seed;
+                                            of a grid of hyper-parameters, what each that was tried gave
 
 `code` is a digest of the sources that make the study's results (`trilemma.papers.sources`). It is empty for
 results that were taken over from pages written by hand, and so is `per_seed` there. A cell that was kept when
@@ -18,7 +19,7 @@ import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,9 @@ from typing import Any
 import torch
 
 from trilemma import files
-from trilemma.config.sweep import leaves
 from trilemma.errors import UserError
 from trilemma.papers.age import Again, Age
-from trilemma.papers.grid import Place
+from trilemma.papers.grid import SEEDS, Place
 from trilemma.papers.sources import Sources, changed, code_of, sources_of
 from trilemma.records import Spread
 from trilemma.report import Result
@@ -50,6 +50,9 @@ class Measured:
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     of: str = ""
     """When, where and by which code, if not as the file says."""
+    tried: Mapping[str, Mapping[Seed, Number | None]] = field(default_factory=dict, repr=False)
+    """By point of the place's grid that was tried: its accuracy for each seed. Empty where the place has no
+    grid, or where it is not on record what was tried."""
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -144,16 +147,22 @@ class Results:
         return f"{self.device or 'device unknown'}, {self.date or 'date unknown'}; {code}"
 
 
-def measured(place: Place, result: Result, metrics: Mapping[str, Spread], of: str = "") -> Measured:
-    """Return what a finished run gave; `of` says when, where and by which code, if not today's here."""
+def measured(
+    place: Place, result: Result, metrics: Mapping[str, Spread], of: str = "", point: str = ""
+) -> Measured:
+    """Return what a finished run gave; `of` says when, where and by which code, if not today's here.
+
+    `point` names which of the place's grid it is, where there is one.
+    """
     summary = result.summary
     return Measured(
         *(place.table, place.row, place.column, metrics),
         seeds=place.config.run.seeds,
         epsilon=summary.epsilon or summary.printed,
         diverged=summary.diverged,
-        settings=dict(leaves(place.config.dump())),
+        settings=place.settings,
         of=of,
+        tried={point: dict(metrics[CHOSEN_BY].per_seed) if CHOSEN_BY in metrics else {}} if point else {},
     )
 
 
@@ -171,7 +180,8 @@ def pooled(cells: Sequence[Measured]) -> list[Measured]:
     return [_pool(group) for group in groups.values()]
 
 
-SEEDS = "run.seeds"
+CHOSEN_BY = "accuracy"
+"""By which metric the best of a grid is chosen."""
 
 
 def _pool(cells: Sequence[Measured]) -> Measured:
@@ -189,10 +199,20 @@ def _pool(cells: Sequence[Measured]) -> Measured:
         diverged={seed: round_ for cell in cells for seed, round_ in cell.diverged.items()},
         settings={**cells[0].settings, SEEDS: list(seeds)},
         of=next((cell.of for cell in cells if cell.of), ""),
+        tried=_tried(cells),
     )
 
 
-def best(cells: Sequence[Measured], metric: str = "accuracy") -> list[Measured]:
+def _tried(cells: Sequence[Measured]) -> dict[str, dict[str, float | None]]:
+    """Return all points that were tried; of those that several tried, the values of the first."""
+    found: dict[str, dict[str, float | None]] = {}
+    for cell in reversed(cells):
+        for name, values in cell.tried.items():
+            found.setdefault(name, {}).update(values)
+    return found
+
+
+def best(cells: Sequence[Measured], metric: str = CHOSEN_BY) -> list[Measured]:
     """Return one measurement for each place: where a grid was tried, the best of its first metric.
 
     What was run with more seeds is preferred: the others were tried and left.
@@ -201,12 +221,12 @@ def best(cells: Sequence[Measured], metric: str = "accuracy") -> list[Measured]:
     >>> [cell.metrics["accuracy"].mean for cell in best(tried)]
     [0.7]
     """
-    found: dict[tuple[str, str, str], Measured] = {}
+    found: dict[tuple[str, str, str], list[Measured]] = {}
     for cell in cells:
-        rival = found.get(cell.place)
-        if rival is None or _score(cell, metric) > _score(rival, metric):
-            found[cell.place] = cell
-    return [*found.values()]
+        found.setdefault(cell.place, []).append(cell)
+    return [
+        replace(max(own, key=lambda cell: _score(cell, metric)), tried=_tried(own)) for own in found.values()
+    ]
 
 
 def _score(cell: Measured, metric: str) -> tuple[int, float]:
@@ -243,22 +263,50 @@ def alike(settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 
 def _known(cell: Measured, there: Measured | None) -> bool:
     """Whether a cell that was not run now is already there, where its code is on record."""
-    return bool(cell.of) and there is not None and replace(cell, of=there.of) == there
+    return bool(cell.of) and there is not None and replace(cell, of=there.of, tried=there.tried) == there
 
 
 def _beside(old: Measured | None, new: Measured, fresh: Results) -> Measured:
     """Put seeds that only the old one has beside the new ones; where they are older, say of when each is."""
-    if old is None or not alike(old.settings, new.settings) or old.metrics.keys() != new.metrics.keys():
+    if old is None or old.metrics.keys() != new.metrics.keys():
         return new
+    if not alike(old.settings, new.settings):
+        return _better(old, new)
+    # one more look at what is shown says nothing about the rest of a grid of which nothing is on record
+    tried = _tried([new, old]) if old.tried or len(new.tried) > 1 else {}
     more = [seed for seed in old.seeds if seed not in new.seeds]
     if not more or any(str(seed) not in one.per_seed for one in old.metrics.values() for seed in more):
-        return new
+        return replace(new, tried=tried)
     of = (
         f"{named_seeds(new.seeds)}: {fresh.device}, {fresh.date}; {named_seeds(more)}: {old.of}"
         if old.of
         else new.of
     )
-    return replace(_pool([new, _of_seeds(old, more)]), of=of)
+    return replace(_pool([new, _of_seeds(old, more)]), of=of, tried=tried)
+
+
+def _better(old: Measured, new: Measured) -> Measured:
+    """Return the better of two points of a grid by the seeds of both, with all that was tried there.
+
+    Where they are not of one grid, or no seed of both is there, the new one.
+    """
+    keys = {part.partition("=")[0] for name in (*old.tried, *new.tried) for part in name.split(", ")}
+    then_else, now_else = (
+        {key: value for key, value in one.settings.items() if key not in keys} for one in (old, new)
+    )
+    if not (old.tried and new.tried and alike(then_else, now_else)):
+        return new
+    tried = _tried([new, old])
+    then, now = (one.metrics[CHOSEN_BY].per_seed if CHOSEN_BY in one.metrics else {} for one in (old, new))
+    both = then.keys() & now.keys()
+    if both and _sum(then[seed] for seed in both) >= _sum(now[seed] for seed in both):
+        return replace(old, tried=tried)
+    return replace(new, tried=tried)
+
+
+def _sum(values: Iterable[float | None]) -> float:
+    """Add up; a run that diverged is worse than any other."""
+    return sum(-math.inf if one is None else one for one in values)
 
 
 def _of_seeds(cell: Measured, seeds: Sequence[int]) -> Measured:
@@ -303,6 +351,7 @@ def write_results(results: Results, path: Path) -> None:
             "epsilon": dict(cell.epsilon),
             "diverged": dict(cell.diverged),
             **({"of": cell.of} if cell.of else {}),
+            **({"tried": {name: dict(one) for name, one in cell.tried.items()}} if cell.tried else {}),
         }
         for cell, own in zip(results.cells, settings, strict=True)
     ]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from trilemma.papers import arena, studies
 from trilemma.papers.claims import written
+from trilemma.papers.filled import partly_searched
 from trilemma.papers.measured import Measured, Results, named_seeds, read_results
 from trilemma.papers.published import Paper, paper
 from trilemma.papers.study import in_order
@@ -61,7 +62,7 @@ def markdown(results: Results, printed: Paper, table: str = "", metric: str = ""
     about = f"{_filled(cells, results.study, table)};{alone} from `results/{results.study}.json`."
     about += _rounds(cells, results.study) if table else ""
     kept = "".join(f" {count} cell{'s' if count > 1 else ''}: {of}." for of, count in made if not alone)
-    note = f" {results.note}." if results.note else ""
+    note = _searching(cells, results.study) + (f" {results.note}." if results.note else "")
     return "\n\n".join([*(one.markdown() for one in tables), about + kept + note])
 
 
@@ -112,6 +113,33 @@ def _rounds(cells: Sequence[Measured], study: str) -> str:
         ]
         said.append(f" After {rounds}{'' if said else ' rounds'}: {'; '.join(groups)}.")
     return "".join(said)
+
+
+def _searching(cells: Sequence[Measured], study: str) -> str:
+    """Say where less than a whole grid of hyper-parameters was tried.
+
+    >>> from trilemma.records import Spread
+    >>> half, at = {"accuracy": Spread.of({1: 0.5})}, ("CNN, f = 5, IPM", "SAFE-DSHB", "ε = 8")
+    >>> _searching([Measured(*at, half, (1,), tried={"algorithm.lr=0.1": {"1": 0.5}})], "byz-clip21-figure1")
+    ' 1 cell shows the one point of its grid that was tried: the best may be higher.'
+    """
+    if study not in studies:
+        return ""
+    counts = Counter(
+        (len(cell.tried), studies[study].points[cell.place])
+        for cell in partly_searched(studies[study], cells)
+    )
+    said = ""
+    for (tried, points), count in sorted(counts.items()):
+        who = "1 cell shows" if count == 1 else f"{count} cells show"
+        its = "its" if count == 1 else "their"
+        what = (
+            f"the one point of {its} grid that was tried"
+            if tried == 1
+            else f"the best of {tried} of the {points} points of {its} grid"
+        )
+        said += f" {who} {what}: the best may be higher."
+    return said
 
 
 def _only(cell: Measured, metric: str) -> Measured:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trilemma import simulate
-from trilemma.config.sweep import leaves
-from trilemma.papers.grid import Place
+from trilemma.papers.grid import SEEDS, Place, Searched, point, searched
 from trilemma.papers.made import made_elsewhere, write_down
-from trilemma.papers.measured import SEEDS, Measured, Results, best, measured, pooled
+from trilemma.papers.measured import Measured, Results, best, measured, pooled
 from trilemma.papers.published import Paper
 from trilemma.records import Spread
 from trilemma.registry import Registry
@@ -87,6 +86,16 @@ class Study:
         """The number of every place."""
         return {at: i for i, at in enumerate(dict.fromkeys(place.at for place in self.places("1")))}
 
+    @cached_property
+    def searched(self) -> Searched:
+        """The keys that are searched at each place that has a grid of hyper-parameters."""
+        return searched(self.places("1"))
+
+    @cached_property
+    def points(self) -> Mapping[tuple[str, str, str], int]:
+        """How many points the grid of each place has; 1 is no grid."""
+        return Counter(place.at for place in self.places("1"))
+
     def ordered(self, results: Results) -> Results:
         """Return results in the order of the study's places, whenever each of them was run.
 
@@ -104,7 +113,11 @@ class Study:
         values = self.measure(result)
         return [
             measured(
-                place, result, {name: one for name, one in values.items() if self._says(place, name)}, of
+                place,
+                result,
+                {name: one for name, one in values.items() if self._says(place, name)},
+                of,
+                point(place.settings, self.searched.get(place.at, ())),
             )
             for place in places
         ]
@@ -170,7 +183,7 @@ def remaining(places: Sequence[Place], found: Sequence[Measured]) -> list[Place]
         for place in places
         if often[place.at] > 1
         and place.config.run.seeds[1:]
-        and chosen.get(place.at) == dict(leaves(place.config.dump())) | {SEEDS: None}
+        and chosen.get(place.at) == place.settings | {SEEDS: None}
     ]
 
 
@@ -228,4 +241,4 @@ class _Reader(Telling):
     def _settings(self, cell: str) -> dict[str, Any]:
         """Return what a run is made with."""
         place = next(one for places in self._places[cell].values() for one in places)
-        return dict(leaves(place.config.dump()))
+        return place.settings

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trilemma.papers.claims import Kind, judged, written
+from trilemma.papers.filled import partly_searched
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper, Printed
+from trilemma.papers.study import studies
 from trilemma.report import Table
 from trilemma.report.tables import SHARES
 
@@ -138,13 +140,23 @@ def verdict_table(name: str, results: Results, paper: Paper, compute: str = "") 
     given: list[str] = [*(one.kind for one in found), *(one.kind for one in claimed)]
     counts = ", ".join(f"{kind}: {given.count(kind)}" for kind in kinds) if given else NOTHING
     age = results.age(compute).words
-    remarks = [counts, paper.reference, *([f"{age} ({AGAIN})"] if age else [])]
+    partly = partly_searched(studies[name], results.cells) if name in studies else []
+    remarks = [
+        counts,
+        paper.reference,
+        *([f"{len(partly)} of {len(results.cells)} cells: {PARTLY}"] if partly else []),
+        *([f"{age} ({AGAIN})"] if age else []),
+    ]
     heads = ("table", "row", "column", "there", "what", "ours", "paper", "verdict", "known cause")
     return Table(f"{name}: ours beside the paper's", heads, lines, tuple(remarks), words=len(heads))
 
 
 NOTHING = (
     "nothing to compare: the paper has no number for a place that was run; trilemma papers figure draws ours"
+)
+
+PARTLY = (
+    "not all of the grid was tried, the best may be higher (trilemma papers run --missing tries the rest)"
 )
 
 AGAIN = "trilemma papers check tells whether that matters, run makes new results"
