@@ -24,6 +24,7 @@ COMMANDS = (
     "federation budget here/client-0",
     "federation replay here run",
     "export here model.pt",
+    "export here/client-0 model.pt",
 )
 """Those that only look: a damaged list of processes must not make anybody end one."""
 

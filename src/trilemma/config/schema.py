@@ -161,8 +161,9 @@ class AggregationTable(Table):
     tune: Literal["no", "model", "alone", "clients", "clients-alone"] = Field(
         default="no",
         description="what goes on learning after the last round: nothing; the clients' model, on the "
-        "server's public examples; every client from there, at home on its own; or, for comparison, either "
-        "without the clients' model (alone, clients-alone)",
+        "server's public examples; every client from there, at home on its own (in a federation when its "
+        "owner calls `trilemma export`); or, for comparison, either without the clients' model (alone, "
+        "clients-alone)",
     )
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ other without losing, repeating, leaking or believing anything:
 * `epochs`, `commits`, `exchange`, `coordinator`: who takes part, what is committed, the server's side;
   `transcript`, `replay`: what a run follows from, and whether it does.
 * `sessions`, `spending`, `journal`, `node`: a client's keys, budget and memory, and its side of a run.
-* `task`: the model and this party's data, perhaps by its own code.
+* `task`: the model and this party's data, perhaps by its own code; `at_home`: what a client takes home.
 * `transport`, `inprocess`, `server`: what a carrier has to do, the smallest one, and a server on top of one.
 * `processes`: real processes, started and stopped by process group.
 * `events`, `event_fields`, `event_log`: what may be said about all this, once and for all, and where it is

@@ -26,7 +26,9 @@ from trilemma.keys import Key
 from trilemma.learning import MessageLayout
 from trilemma.learning.own_scores import right_shares
 from trilemma.learning.protocol import global_model
+from trilemma.learning.tuning import check_going_on, check_one_model
 from trilemma.models.types import Model
+from trilemma.privacy import Noiseless
 from trilemma.privacy.types import NoiseSource
 from trilemma.task import Task
 
@@ -168,7 +170,9 @@ def load_task(party: Party) -> PartyTask:
         places = len(roster.keys)
         found = everybody(_with_clients(founded, places), key, None, places)
         poorest, kept = int(found.held.sizes.min()), found.held.held_out
-        return PartyTask(config, key, found, _resolve(config, poorest, found.model, kept))
+        task = PartyTask(config, key, found, _resolve(config, poorest, found.model, kept))
+        _check_going_on(task, party, poorest)
+        return task
     examples = party.federation.examples
     if examples is None:
         raise ConfigError("federation.toml must say `examples`: how many the poorest client holds")
@@ -179,7 +183,9 @@ def load_task(party: Party) -> PartyTask:
         # Before any ε is spent: what is clipped must be the gradients of single examples.
         first = found.data.sample((0,), min(2, int(found.data.sizes[0])), key)
         models.verify(found.model, found.model.init(key), first)
-    return PartyTask(config, key, found, resolved)
+    task = PartyTask(config, key, found, resolved)
+    _check_going_on(task, party, examples - kept)
+    return task
 
 
 def _with_clients(config: Config, clients: int) -> Config:
@@ -204,17 +210,23 @@ def _check_config(config: Config, party: Party) -> None:
         raise ConfigError("[attack] is for simulations: in a federation nobody plays the attacker")
 
 
+def _check_going_on(task: PartyTask, party: Party, examples: int) -> None:
+    """Refuse, before the first round, that clients go on at home where they cannot."""
+    if task.config.aggregation.tune == "no":
+        return
+    check_going_on(task.model, examples)
+    if task.data is not None:  # the server of a `task.py` has nobody's, and clients see to it themselves
+        alone = OneClient(party.client or 0, task, Noiseless(), seed=0)
+        algorithm = task.resolved.algorithm
+        check_one_model(algorithm.personal(alone, task.key), algorithm.name)
+
+
 def _check_resolved(config: Config, resolved: Resolved) -> None:
     algorithm, sampled = resolved.algorithm, config.federation.sampled
     if algorithm.screen or config.aggregation.root:
         raise ConfigError(
             f"[aggregation] rule = {config.aggregation.rule!r}, root = {config.aggregation.root}: screens "
             "and root sets are for simulations; allowed: another rule, and root = 0"
-        )
-    if config.aggregation.tune != "no":
-        raise ConfigError(
-            f"[aggregation] tune = {config.aggregation.tune!r}: a federation ends with the model of all; who "
-            "goes on from there does so on its own machine; allowed: tune = 'no'"
         )
     if sampled is not None and algorithm.everyone_trains:
         raise ConfigError(

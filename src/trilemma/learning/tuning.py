@@ -26,7 +26,8 @@ from torch import Tensor
 from trilemma import models
 from trilemma.data.types import Batch, each
 from trilemma.errors import ConfigError
-from trilemma.learning.protocol import Clients
+from trilemma.keys import Key
+from trilemma.learning.protocol import Algorithm, Clients
 from trilemma.models.types import Model
 
 SCALES = (0.0, 1.0, 2.0, 4.0, 8.0)
@@ -48,6 +49,7 @@ class Tuned:
     params: Tensor
     scale: float
     pull: float
+    """Of `SCALES` and `PULLS`, as the examples chose."""
 
 
 def check_going_on(model: Model, examples: int) -> None:
@@ -70,26 +72,31 @@ def check_one_model(personal: bool, algorithm: str) -> None:
         )
 
 
+def origin_of(algorithm: Algorithm, model: Model, key: Key) -> Tensor:
+    """Return θ_0 (d,), from which the run with this key started."""
+    return algorithm.init(model, (0,), key.fold("init")).broadcast["params"]
+
+
+def scales_of(tune: str) -> Sequence[float]:
+    """Return which multiples of the clients' move are tried: `[aggregation] tune` may say that they are none.
+
+    >>> scales_of("clients-alone"), scales_of("clients")
+    ((0.0,), (0.0, 1.0, 2.0, 4.0, 8.0))
+    """
+    return (0.0,) if tune in ("alone", "clients-alone") else SCALES
+
+
 def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float] = SCALES) -> Tuned:
     """Return where one client, or the root set, goes from θ_0 = `origin` and θ = `model`, both (d,)."""
     whole = owner.everything()
     examples = whole.y.shape[1]
     check_going_on(owner.model, examples)
-    parts = torch.arange(examples, device=whole.y.device) % min(PARTS, examples)
-    held = torch.stack([parts == part for part in range(int(parts.max()) + 1)])
-    learnt = _weighted(whole, ~held)
 
     def losses(scale: float, pull: float) -> Tensor:
         """Return the loss of every example (b,) by the model that was not shown it."""
-        start = _start(origin, model, scale)
-        found = _nearest(owner, start.expand(len(held), -1), learnt, pull)
-        outputs = [
-            models.outputs(owner.model, params, each(whole.x, lambda column, rows=rows: column[0][rows]))  # type: ignore[misc]
-            for params, rows in zip(found, held, strict=True)
-        ]
-        labels = torch.cat([whole.y[0][rows] for rows in held])
+        outputs, labels = held_out(owner, start_of(origin, model, scale), pull)
         multiples = (1.0,) if labels.is_floating_point() else MULTIPLES
-        tried = [owner.model.loss(by * torch.cat(outputs), labels) for by in multiples]
+        tried = [owner.model.loss(by * outputs[None], labels[None])[0] for by in multiples]
         return min(tried, key=lambda loss: float(loss.mean()))
 
     scored = {(scale, pull): losses(scale, pull) for scale in scales for pull in PULLS}
@@ -98,8 +105,28 @@ def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float]
     enough = means[best] + float(scored[best].std()) / math.sqrt(examples)
     least = min(scale for scale, pull in means if means[scale, pull] <= enough and (scale or not best[0]))
     scale, pull = min(((least, pull) for pull in PULLS), key=lambda choice: means[choice])
-    start = _start(origin, model, scale)
+    start = start_of(origin, model, scale)
     return Tuned(_nearest(owner, start[None], whole, pull)[0], scale, pull)
+
+
+def held_out(owner: Clients, start: Tensor, pull: float | None) -> tuple[Tensor, Tensor]:
+    """Return outputs (b, …) for the owner's examples, in parts, and their labels (b, …).
+
+    Every part's are those of the model that goes on from `start` (d,), pulled back to it, on all the others;
+    with no pull at all, None, those of `start` itself.
+    """
+    whole = owner.everything()
+    examples = whole.y.shape[1]
+    parts = torch.arange(examples, device=whole.y.device) % min(PARTS, examples)
+    held = torch.stack([parts == part for part in range(int(parts.max()) + 1)])
+    found = start.expand(len(held), -1)
+    if pull is not None:
+        found = _nearest(owner, found, _weighted(whole, ~held), pull)
+    outputs = [
+        models.outputs(owner.model, params, each(whole.x, lambda column, rows=rows: column[0][rows]))  # type: ignore[misc]
+        for params, rows in zip(found, held, strict=True)
+    ]
+    return torch.cat(outputs), torch.cat([whole.y[0][rows] for rows in held])
 
 
 def unseen(owner: Clients, found: Tuned, gradient: Tensor) -> Tensor:
@@ -135,7 +162,7 @@ def unseen(owner: Clients, found: Tuned, gradient: Tensor) -> Tensor:
     return found.pull * solution
 
 
-def _start(origin: Tensor, model: Tensor, scale: float) -> Tensor:
+def start_of(origin: Tensor, model: Tensor, scale: float) -> Tensor:
     """Return θ_0 + scale · m; nothing of a model that is forgotten counts, not even that it is no number."""
     return origin + scale * (model - origin) if scale else origin
 

@@ -25,8 +25,7 @@ def export(state: Mapping[str, Tensor], path: Path, inputs: Inputs | None = None
 
     Returns that second file, if there is one. What is there already is not touched.
     """
-    if path.suffix not in KINDS:
-        raise UserError(f"{path.name!r}: a model is written to a file that ends in {' or '.join(KINDS)}")
+    check_target(path)
     contents = {path: _content(state, path.suffix)}
     beside = path.with_suffix(BESIDE) if inputs is not None and inputs.computed else None
     if inputs is not None and beside is not None:
@@ -40,6 +39,14 @@ def export(state: Mapping[str, Tensor], path: Path, inputs: Inputs | None = None
         except OSError as error:
             raise UserError(f"{one} cannot be written: {error.strerror}") from None
     return beside
+
+
+def check_target(path: Path) -> None:
+    """Refuse a file of another kind, or one that is there."""
+    if path.suffix not in KINDS:
+        raise UserError(f"{path.name!r}: a model is written to a file that ends in {' or '.join(KINDS)}")
+    if path.exists():
+        raise UserError(f"{path} is there already; name another file")
 
 
 def _content(state: Mapping[str, Tensor], kind: str) -> bytes:

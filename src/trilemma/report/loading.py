@@ -98,8 +98,12 @@ def _federation(folder: Path, name: str | None) -> Result:
         return models.state_dict(load_task(server).model, flat)
 
     def caveat() -> str:
-        buffers = load_task(server).model.buffers
-        layers = ", ".join(sorted({name.rpartition(".")[0] for name, _ in buffers}))
-        return STATISTICS.format(layers) if buffers else ""
+        return about_statistics(load_task(server).model)
 
     return Result(log.folder, settings, summary, seeds, model, named, find_caveat=caveat)
+
+
+def about_statistics(model: models.Model) -> str:
+    """Say what is to be known about a federation's model with running statistics; "": it has none."""
+    layers = ", ".join(sorted({name.rpartition(".")[0] for name, _ in model.buffers}))
+    return STATISTICS.format(layers) if model.buffers else ""

@@ -21,7 +21,7 @@ from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import sampled_clients
-from trilemma.learning.tuning import SCALES, Tuned, check_going_on, check_one_model, tuned
+from trilemma.learning.tuning import Tuned, check_going_on, check_one_model, origin_of, scales_of, tuned
 from trilemma.models.precision import products
 from trilemma.models.types import Model
 from trilemma.privacy.accountants import Answer
@@ -179,10 +179,8 @@ class Experiment:
 
     def tuned(self, owner: SimulatedClients, params: Tensor) -> Tuned:
         """Return the model with which one who goes on learning from `params` (d,) ends."""
-        start = self.resolved.algorithm.init(self.clients.model, (0,), self.key.fold("init"))
-        origin = start.broadcast["params"].to(params)
-        alone = self.config.aggregation.tune in ("alone", "clients-alone")
-        return tuned(owner, origin, params, (0.0,) if alone else SCALES)
+        origin = origin_of(self.resolved.algorithm, self.clients.model, self.key).to(params)
+        return tuned(owner, origin, params, scales_of(self.config.aggregation.tune))
 
     def members(self, server: State) -> tuple[int, ...]:
         """The clients that take part, as the server's state has it: all of them, unless some are expelled."""

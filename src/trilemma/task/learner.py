@@ -30,7 +30,11 @@ class Learner:
     @torch.no_grad()
     def score(self, params: Tensor, x: Inputs, y: Tensor, buffers: Buffers | None = None) -> dict[str, float]:
         """Return the loss and every metric of parameters (d,) on examples (n, …)."""
-        outputs = models.outputs(self.model, params, x, buffers=buffers)
+        return self.judged(models.outputs(self.model, params, x, buffers=buffers), y)
+
+    @torch.no_grad()
+    def judged(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """Return the loss and every metric of outputs (n, …), of one model or of several."""
         if self.coupled is not None:
             loss = float(self.coupled(outputs, y).double().mean())
         else:

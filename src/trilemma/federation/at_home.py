@@ -1,0 +1,123 @@
+"""What a client takes home from a run: the model of all, or where that goes on its own examples.
+
+A client's folder keeps what the server handed out when the run ended, and its owner has the examples: nobody
+else is asked, nothing is sent, and no ε is spent (`trilemma.learning.tuning`, the same that a simulation with
+`[aggregation] tune = "clients"` does for every client). A model that went on has learnt from these examples
+without noise: it is its owner's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from trilemma.errors import UserError, nearest
+from trilemma.federation import kinds, wire
+from trilemma.federation.broadcasts import described
+from trilemma.federation.layout import Party
+from trilemma.federation.public_facts import PUBLIC
+from trilemma.federation.task import OneClient, PartyTask, load_task
+from trilemma.learning import tuning
+from trilemma.privacy import Noiseless
+from trilemma.task import Learner
+
+Scores = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class AtHome:
+    """Where a client went from the model of all, and what its own examples say of both.
+
+    `before` and `after` are scores on examples that were held out: each by a model that went on without it.
+    `tested` are both models' on test examples, where the client has some.
+    """
+
+    found: tuning.Tuned
+    examples: int
+    before: Scores
+    after: Scores
+    tested: tuple[Scores, Scores]
+
+
+@dataclass(frozen=True)
+class Received:
+    """What one client has of a run that has ended."""
+
+    party: Party
+    run: str
+
+    @cached_property
+    def task(self) -> PartyTask:
+        """The client's model and examples."""
+        return load_task(self.party)
+
+    @cached_property
+    def params(self) -> Tensor:
+        """The model of all (d,), as it was handed out."""
+        path = self.party.run_folder(self.run) / "result"
+        if not path.is_file():
+            raise UserError(f"run {self.run!r} has handed out no model to {self.party.name} yet")
+        _, tensors = wire.read_file(path, kinds.Finished)
+        algorithm = self.task.resolved.algorithm
+        begin = algorithm.init(self.task.model, (self._client,), self.task.key.fold("init"))
+        if described(tensors) != described(begin.broadcast):
+            raise UserError(
+                f"{path}: what was handed out is no model of this folder's configuration and task; were they "
+                "changed since?"
+            )
+        if "params" not in tensors:
+            raise UserError(f"{algorithm.name} has no common model; its clients keep their own")
+        return tensors["params"]
+
+    @property
+    def _client(self) -> int:
+        assert self.party.client is not None
+        return self.party.client
+
+    def at_home(self) -> AtHome:
+        """Go on from the model of all on this client's own examples."""
+        task, params, key = self.task, self.params, self.task.key
+        algorithm, tune = task.resolved.algorithm, task.config.aggregation.tune
+        owner = OneClient(self._client, task, Noiseless(), seed=0)
+        tuning.check_one_model(algorithm.personal(owner, key), algorithm.name)
+        origin = tuning.origin_of(algorithm, task.model, key)
+        found = tuning.tuned(owner, origin, params, tuning.scales_of(tune))
+        start = tuning.start_of(origin, params, found.scale)
+        before, after = (
+            self._judged(*tuning.held_out(owner, *by)) for by in ((params, None), (start, found.pull))
+        )
+        tested = task.score(params), task.score(found.params)
+        return AtHome(found, owner.everything().y.shape[1], before, after, tested)
+
+    def _judged(self, outputs: Tensor, labels: Tensor) -> Scores:
+        """Return loss and metrics of outputs for this client's examples."""
+        model = self.task.model
+
+        def accuracy(outputs: Tensor, labels: Tensor) -> float:
+            return float((model.predict(outputs) == labels).double().mean())
+
+        learner = self.task.assembled.learner or Learner(model, {"accuracy": accuracy})
+        return learner.judged(outputs, labels)
+
+
+def client_in(folder: Path) -> Party | None:
+    """Return the client whose own folder this is; None: it is something else."""
+    if not (folder / PUBLIC).is_file():
+        return None
+    party = Party.open(folder)
+    return None if party.client is None else party
+
+
+def received(party: Party, run: str | None = None) -> Received:
+    """Return what a client has of a run: of the only one that has ended, where none is named."""
+    ended = {path.parent.name for path in (party.state / "runs").glob("*/result")}
+    if run is not None and run not in ended:
+        raise UserError(f"{party.name} has no model of a run {run!r}: {nearest(run, sorted(ended))}")
+    if run is None and len(ended) != 1:
+        several = f"models of several runs; name one with --run: {', '.join(sorted(ended))}"
+        raise UserError(f"{party.folder} holds {several if ended else 'no model yet: no run has ended'}")
+    return Received(party, run or ended.pop())
