@@ -192,7 +192,7 @@ def _end_with_parent() -> None:
     """Wait until the parent is gone, however it ended; then end this process, whatever it is doing.
 
     What is waited for is a pipe that only the parent holds open, so that it works on every system. An
-    interrupt is heard between two lines of Python: a call that takes minutes, or one that drops it, is cut off.
+    interrupt is heard between two lines of Python; a call that takes minutes, or drops it, is cut off.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
