@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import trilemma
-from trilemma.papers import studies
+from trilemma.papers import sources, studies
 from trilemma.papers.measured import Measured, new_results, read_results, write_results
 from trilemma.papers.sources import changed, code_of, sources_of
 from trilemma.records import Spread
@@ -56,6 +56,19 @@ def test_only_code_of_what_a_run_uses_counts(copy: Path, path: str, line: str, c
         (copy / path).write_text(text)
     assert changed(before, after) == ([path] if counts else [])
     assert (code_of(before) != code_of(after)) == counts
+
+
+def test_what_is_written_while_a_process_runs_is_not_what_it_ran(copy: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sources, "__file__", str(copy / "papers" / "sources.py"))
+    sources.own_tree.cache_clear()
+    try:
+        before = sources_of([SETTINGS])
+        text = (copy / "simulate" / "engine.py").read_text()
+        (copy / "simulate" / "engine.py").write_text(text + "CHANGED = 1\n")
+        assert sources_of([SETTINGS]) == before
+        (copy / "simulate" / "engine.py").write_text(text)
+    finally:
+        sources.own_tree.cache_clear()
 
 
 def test_what_is_computed_is_made_by_its_module() -> None:

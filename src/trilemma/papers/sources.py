@@ -4,6 +4,9 @@ A run is made by what every run goes through, found by following imports from th
 configuration names: a rule, an attack, an algorithm, a model, data. The files of other rules and attacks are
 not among its sources. What is computed without runs is made by the module that computes it and what that
 imports. Comments, docstrings and empty lines do not count.
+
+The package is read once in a process: what runs is what was there when it began, whatever is written into the
+files meanwhile.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ def sources_of(settings: Iterable[Mapping[str, Any]], compute: str = "", root: P
     >>> [f"aggregation/{name}.py" in found for name in ("mixing", "coordinate", "gram", "smea")]
     [True, True, True, False]
     """
-    tree = _Tree(root or Path(__file__).parents[1])
+    tree = own_tree() if root is None else _Tree(root)
     reached = tree.reached([*([compute] if compute else ENTRIES), *_named(settings)])
     return {tree.path(module): tree.digest(module) for module in sorted(reached)}
 
@@ -91,19 +94,21 @@ def _words(value: Any) -> Iterator[str]:
 
 
 class _Tree:
-    """The package's modules below a folder, and what they import of each other."""
+    """The package's modules below a folder as they are now, and what they import of each other."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
-        self._paths = {_dotted(path.relative_to(root)): path for path in root.rglob("*.py")}
+        paths = {_dotted(path.relative_to(root)): path for path in root.rglob("*.py")}
+        self._paths = {module: path.relative_to(root).as_posix() for module, path in paths.items()}
+        self._texts = {module: path.read_bytes() for module, path in paths.items()}
+        self._needed: dict[str, list[str]] = {}
 
     def path(self, module: str) -> str:
         """Where a module stands in the package."""
-        return self._paths[module].relative_to(self._root).as_posix()
+        return self._paths[module]
 
     def digest(self, module: str) -> str:
         """Eight digits of what a module says."""
-        return _digest(self._paths[module], self._paths[module].stat().st_mtime_ns)
+        return _digest(self._texts[module])
 
     def reached(self, entries: Iterable[str]) -> set[str]:
         """Return these modules and all that they need."""
@@ -113,11 +118,13 @@ class _Tree:
             module = waiting.pop()
             if module not in found:
                 found.add(module)
-                waiting += self._imported(module)
+                if module not in self._needed:
+                    self._needed[module] = self._imported(module)
+                waiting += self._needed[module]
         return found
 
     def _imported(self, module: str) -> list[str]:
-        stated = _stated(self._paths[module], self._paths[module].stat().st_mtime_ns)
+        stated = _stated(self._texts[module])
         packages = {alias: whole for whole, alias in stated.imported if self._is_package(whole)}
         names = [whole.rpartition(".") for whole, _ in stated.imported if not self._is_package(whole)]
         where = {self._definer(origin, name) for origin, _, name in names}
@@ -131,14 +138,20 @@ class _Tree:
         if f"{module}.{name}" in self._paths:
             return f"{module}.{name}"
         if self._is_package(module):
-            offered = _stated(self._paths[module], self._paths[module].stat().st_mtime_ns).offered
+            offered = _stated(self._texts[module]).offered
             origin, _, original = offered.get(name, "").rpartition(".")
             if origin in self._paths:
                 return self._definer(origin, original)
         return module
 
     def _is_package(self, module: str) -> bool:
-        return module in self._paths and self._paths[module].name == "__init__.py"
+        return module in self._paths and self._paths[module].endswith("__init__.py")
+
+
+@cache
+def own_tree() -> _Tree:
+    """Read this package, the first time that it is asked for."""
+    return _Tree(Path(__file__).parents[1])
 
 
 def _dotted(path: Path) -> str:
@@ -160,8 +173,8 @@ class _Stated:
 
 
 @cache
-def _stated(path: Path, _changed_at: int) -> _Stated:
-    tree = ast.parse(path.read_bytes())
+def _stated(text: bytes) -> _Stated:
+    tree = ast.parse(text)
     used = frozenset(
         (node.value.id, node.attr)
         for node in ast.walk(tree)
@@ -188,8 +201,8 @@ def _run_time(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 @cache
-def _digest(path: Path, _changed_at: int) -> str:
-    return hashlib.sha256(_bare(path.read_text("utf-8")).encode()).hexdigest()[:8]
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(_bare(text.decode()).encode()).hexdigest()[:8]
 
 
 def _bare(text: str) -> str:

@@ -14,6 +14,7 @@ from trilemma.papers.grid import SEEDS, Place, Searched, point, searched
 from trilemma.papers.made import made_elsewhere, write_down
 from trilemma.papers.measured import Measured, Results, best, measured, pooled
 from trilemma.papers.published import Paper
+from trilemma.papers.sources import own_tree
 from trilemma.records import Spread
 from trilemma.registry import Registry
 from trilemma.report import Result, load
@@ -157,6 +158,7 @@ def run_studies(
     A run that stands in several studies is run once. A place whose run failed has no measurement; the outcome
     says why. What is measured is kept as runs end, so that a study that is stopped has given what it could.
     """
+    own_tree()  # what is read now is what workers are going to run, hours later too
     reader = _Reader(out, watcher or simulate.Unwatched(), keep)
     outcome = reader.run({name: tried(places) for name, places in wanted.items()}, jobs, engine)
     others = {name: remaining(places, reader.found(name)) for name, places in wanted.items()}

@@ -13,6 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from trilemma.records import Record
 from trilemma.simulate.sweep import Failure, Job
 
+DRAWN = 2
+"""How often bars are drawn in a second: it is the runs that are to have the processor."""
+
 
 class _Shown:
     """Something with a bar that is shown while it is entered."""
@@ -42,6 +45,7 @@ class ProgressBar(_Shown):
             TextColumn("{task.fields[facts]}"),
             TimeRemainingColumn(),
             console=console,
+            refresh_per_second=DRAWN,
         )
         self._task: TaskID | None = None
 
@@ -78,6 +82,7 @@ class GridProgress(_Shown):
             TextColumn("rounds"),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
+            refresh_per_second=DRAWN,
         )
         self._left: dict[str, int] = {}
         self._rounds: dict[str, int] = {}
