@@ -25,7 +25,7 @@ from trilemma.papers.measured import (
     write_results,
 )
 from trilemma.papers.published import Cause, Claim, Paper, Printed, paper
-from trilemma.papers.verdicts import verdicts
+from trilemma.papers.verdicts import verdict_table, verdicts
 from trilemma.records import Spread
 from trilemma.report import load
 
@@ -294,6 +294,25 @@ def test_a_grid_is_tried_with_the_first_seed_and_the_best_of_it_run_with_the_oth
             first[run.config.algorithm.options.lr] = run.summary.metrics["accuracy"].mean
     assert first[chosen.settings["algorithm.lr"]] == max(first.values())
     assert chosen.metrics["accuracy"].per_seed["1"] == max(first.values())
+
+
+def test_a_comparison_and_a_page_say_where_not_all_of_a_grid_was_tried() -> None:
+    """Of three steps one was tried, two, all; of the fourth cell it is not on record."""
+    name, table = "byz-clip21-figure2", "CNN, f = 5, LF"
+    lrs = ("1.0", "0.1", "0.01")
+    cells = [
+        Measured(
+            *(table, "SAFE-DSHB", f"ε = {epsilon}", {"accuracy": Spread.of({1: 0.5})}, (1,)),
+            tried={f"algorithm.lr={lr}": {"1": 0.5} for lr in lrs[:count]},
+        )
+        for epsilon, count in ((3, 1), (8, 2), (13, 3), (18, 0))
+    ]
+    results = Results(name, tuple(cells))
+    said = verdict_table(name, results, Paper("a paper", ())).markdown()
+    assert "2 of 4 cells: not all of the grid was tried, the best may be higher" in said
+    page = pages.markdown(results, Paper("a paper", ()))
+    assert "1 cell shows the one point of its grid that was tried: the best may be higher." in page
+    assert "1 cell shows the best of 2 of the 3 points of its grid: the best may be higher." in page
 
 
 def test_a_picture_of_half_a_study_has_room_for_the_rest_and_says_how_much_there_is() -> None:
