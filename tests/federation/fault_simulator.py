@@ -21,8 +21,10 @@ price: which accountant says what is tested elsewhere, here it matters that entr
 from __future__ import annotations
 
 import atexit
+import errno
 import itertools
 import json
+import os
 import shutil
 import tempfile
 import tomllib
@@ -104,6 +106,19 @@ class Crash:
 
 
 @dataclass(frozen=True)
+class Full:
+    """The disk of `party` (-1: the server) is full at its `nth` write and so many more; its process lives on.
+
+    Half of what was to be written, or nothing, is on it.
+    """
+
+    party: int
+    nth: int
+    more: int = 0
+    how: Literal["before", "torn"] = "torn"
+
+
+@dataclass(frozen=True)
 class Killed:
     """The server dies when it has sent for the `nth` time, or just before."""
 
@@ -152,7 +167,7 @@ class MemoryBroken:
     how: Literal["changed", "cut", "gone"]
 
 
-Fault = Carried | Crash | Killed | SetBack | ServerSetBack | NewKeys | Jump | MemoryBroken
+Fault = Carried | Crash | Full | Killed | SetBack | ServerSetBack | NewKeys | Jump | MemoryBroken
 
 
 AT_SENDS = Killed | ServerSetBack | NewKeys | Jump | MemoryBroken
@@ -263,6 +278,7 @@ class Disk:
 
     parties: list[Party]
     crashes: dict[tuple[int, int], Crash]
+    full: dict[tuple[int, int], Full] = field(default_factory=dict)
     writes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     versions: dict[Path, list[tuple[int, bytes | None]]] = field(default_factory=dict)
     tick: int = 0
@@ -278,6 +294,10 @@ class Disk:
         """Surround a write: its party may die before it, in its middle (`torn` leaves half) or after."""
         owner = self.owner(path)
         self.writes[owner] += 1
+        if (full := self.full.pop((owner, self.writes[owner]), None)) is not None:
+            if full.how == "torn":
+                torn()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         crash = self.crashes.pop((owner, self.writes[owner]), None)
         if crash is not None and crash.how != "after":
             if crash.how == "torn":
@@ -479,7 +499,10 @@ class World:
         self.set_back = {(one.client, one.nth): one for one in faults if isinstance(one, SetBack)}
         self.at_sends = [one for one in faults if isinstance(one, AT_SENDS)]
         crashes = {(one.party, one.nth): one for one in faults if isinstance(one, Crash)}
-        self.disk = Disk(self.parties, crashes)
+        full = [one for one in faults if isinstance(one, Full)]
+        self.disk = Disk(
+            self.parties, crashes, {(one.party, one.nth + k): one for one in full for k in range(one.more + 1)}
+        )
         self.releases = Releases(self.parties)
         self.carrier = Carrier(self)
         self.nodes: dict[int, Node] = {}
@@ -610,7 +633,7 @@ class World:
 
     def run(self) -> bool:
         """Run, and start again whoever died, until the run is over; tell whether it came to an end."""
-        for _ in range(len(self.faults) + 3):
+        for _ in range(len(self.faults) + len(self.disk.full) + 3):
             runner = open_run(
                 self.parties[0],
                 RUN,
@@ -618,7 +641,7 @@ class World:
                 lambda event: self.said.append(event.text),
                 self.carrier.clock,
             )
-            with suppress(Dies, Stopped):
+            with suppress(Dies, Stopped, OSError):
                 runner.go()
                 return True
             self.carrier.time += 60.0  # a supervisor, or an operator, needs a while

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 
 import pytest
@@ -12,8 +13,8 @@ from typer.testing import CliRunner
 
 from federation_harness import INSTANT, PRIVATE, Direct, coordinator, make, small_config
 from trilemma.cli.federation import federation_app
-from trilemma.errors import UserError
-from trilemma.federation import kinds, node_keys, provisioning, wire
+from trilemma.errors import PrivacyError, UserError
+from trilemma.federation import joined, kinds, node_keys, provisioning, wire
 from trilemma.federation.adoption import adopt, vouch
 from trilemma.federation.authority import Authority
 from trilemma.federation.epochs import Stopped
@@ -23,7 +24,7 @@ from trilemma.federation.proposals import KEPT, allow, proposed
 from trilemma.federation.public_facts import Federation
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.rosters import Member
-from trilemma.privacy.secrets import Identity
+from trilemma.privacy.secrets import Identity, RunLog
 
 CLIENTS = 5
 
@@ -197,6 +198,51 @@ def test_a_server_does_not_fill_the_disk_with_runs_that_are_allowed_in_advance(p
         node.answer(wire.dumps(kinds.Hello(run="run-1", epoch=0, terms=parties[0].terms)))
     assert caught.value.reason is Reason.KEYS, "an epoch that was joined is not joined again"
     node.answer(wire.dumps(kinds.Hello(run="run-1", epoch=1, terms=parties[0].terms)))
+
+
+def test_a_server_does_not_fill_the_disk_with_epochs(parties):
+    """Of each run the last epoch is known for good: none before it is joined again, whatever else is lost."""
+    command("allow", parties[1].folder, "--epsilon", 1e6)
+    node, sizes = Node(parties[1]), []
+
+    def joins(epoch, run="run"):
+        node.answer(wire.dumps(kinds.Hello(run=run, epoch=epoch, terms=parties[0].terms)))
+        sizes.append((parties[1].state / "joined").stat().st_size)
+
+    for epoch in range(10, 40):
+        joins(epoch)
+    assert len(set(sizes)) == 1
+    joins(0, "other")
+    shutil.rmtree(parties[1].state / "runs")
+    for epoch in (5, 10, 39):
+        with pytest.raises(Refused) as caught:
+            joins(epoch)
+        assert caught.value.reason is Reason.KEYS
+    joins(40)
+
+
+def test_joined_runs_that_came_to_nothing_are_forgotten_some_day(tmp_path, monkeypatch):
+    monkeypatch.setattr(joined, "KEPT", 3)
+    log = joined.Joined(tmp_path / "joined", tmp_path / "runs")
+    (tmp_path / "runs" / "run-1").mkdir(parents=True)
+    for number in range(9):
+        log.claim(f"run-{number}", 7)
+    for number in (1, 5, 6, 7, 8):
+        with pytest.raises(PrivacyError, match="epoch 7 was joined before"):
+            log.claim(f"run-{number}", 7)
+    log.claim("run-2", 7)
+
+
+def test_what_earlier_versions_joined_is_not_joined_again_and_a_changed_line_is_none(tmp_path):
+    log = joined.Joined(tmp_path / "joined", tmp_path / "runs")
+    RunLog(log.path).claim("monday/3")
+    with pytest.raises(PrivacyError, match="joined before"):
+        log.claim("monday", 3)
+    log.claim("monday", 4)
+    log.path.write_bytes(log.path.read_bytes().replace(b" 4 monday", b" 9 monday"))
+    log.claim("monday", 5)
+    with pytest.raises(PrivacyError, match="joined before"):
+        log.claim("monday", 3)
 
 
 def test_names_of_runs_that_nobody_joined_take_no_memory(parties):

@@ -12,6 +12,7 @@ from fault_simulator import (
     SHAPES,
     Carried,
     Crash,
+    Full,
     Jump,
     Killed,
     MemoryBroken,
@@ -50,6 +51,13 @@ def lists_of_faults(name: int | str):
             st.builds(Carried, clients, blocks, how, looks),
             st.builds(Crash, clients, writes, crash, looks),
             st.builds(Crash, st.just(-1), st.integers(1, 40) if name == LYING else writes, crash),
+            st.builds(
+                Full,
+                st.integers(-1, SHAPES[name].clients - 1),
+                writes,
+                st.integers(0, 6),
+                st.sampled_from(["before", "torn"]),
+            ),
             st.builds(Killed, sends, st.sampled_from(["before", "after"])),
             st.builds(SetBack, clients, blocks, what, st.integers(1, 6)),
             st.builds(ServerSetBack, sends, st.integers(1, 3)),
@@ -115,6 +123,15 @@ def test_a_crash_at_any_write_of_an_expulsion(whose, how):
     for nth in range(1, happens([], LYING).disk.writes[whose] + 1):
         world = happens([Crash(whose, nth, how)], LYING)
         assert whose == 3 or world.log.last().expelled, nth
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [0, pytest.param(4, marks=pytest.mark.nightly)])
+def test_a_full_disk_at_any_write_costs_rounds_and_no_promise(more):
+    """A client's, or the server's; it lives on, and goes on when there is room again."""
+    for whose in (-1, 0):
+        for nth in range(1, happens([], 1).disk.writes[whose] + 1):
+            happens([Full(whose, nth, more)], 1)
 
 
 @pytest.mark.slow

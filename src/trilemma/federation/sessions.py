@@ -22,6 +22,7 @@ from trilemma.errors import PrivacyError
 from trilemma.federation import kinds, sealed_files, wire
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Sighting, Witness
 from trilemma.federation.expulsions import Expulsion, clients_of
+from trilemma.federation.joined import Joined
 from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.privacy.covariance import partners
@@ -30,7 +31,6 @@ from trilemma.privacy.secrets import (
     Identity,
     Offer,
     Roster,
-    RunLog,
     SecretNoise,
     check_signature,
     run_digest,
@@ -152,7 +152,7 @@ class Session:
             return None
         found = sealed_files.read(self._file, _SessionHeader)
         if found is None:
-            return None  # as good as lost: its epoch is not joined again (`RunLog` has its name), the next is
+            return None  # as good as lost: its epoch is not joined again (`Joined` has it), the next is
         header, _ = found
         return Secrets(
             header.epoch,
@@ -209,15 +209,15 @@ class Session:
         if epoch < 0:
             raise Refused(Reason.EPOCH, f"there is no epoch {epoch}")
         self.party.state.mkdir(exist_ok=True)
-        log = RunLog(self.party.state / "joined")
         try:
             identity, roster = Identity.load(self.party.identity), self.party.keys
-            self._handshake = Handshake(identity, roster, epoch_name(self.run, epoch), log)
+            handshake = Handshake(identity, roster, epoch_name(self.run, epoch))
+            if handshake.index != self.party.client:
+                raise PrivacyError(f"this identity is client {handshake.index} on the roster")
+            Joined(self.party.state / "joined", self.party.state / "runs").claim(self.run, epoch)
         except PrivacyError as error:
             raise Refused(Reason.KEYS, str(error)) from None
-        if self._handshake.index != self.party.client:
-            raise Refused(Reason.KEYS, f"this identity is client {self._handshake.index} on the roster")
-        offer = self._handshake.offer.encode().hex()
+        self._handshake, offer = handshake, handshake.offer.encode().hex()
         terms, plan = self.party.terms, self.party.plan
         self._write(Secrets(epoch, offer, {}, {}, terms, expelled=tuple(expelled), plan=plan))
         return offer
