@@ -247,8 +247,11 @@ def test_a_study_is_run_compared_and_drawn(tmp_path: Path, monkeypatch, here: No
     compared = CliRunner().invoke(app, ["papers", "compare", "safe-dshb"])
     assert "| smea | SF | Section 6 |" in compared.output
     assert "differs: " in compared.output
-    listed = CliRunner().invoke(app, ["papers", "list"], env={"COLUMNS": "160"})
-    assert "cafcor-mnist" in listed.output
+    listed = CliRunner().invoke(app, ["papers", "list"], env={"COLUMNS": "80"}).output.splitlines()
+    assert "cafcor-costs          CafCor, Table 1: what rules cost beside averaging, n = 30," in listed
+    here = listed.index(next(line for line in listed if line.startswith("safe-dshb ")))
+    assert listed[here + 1].strip() == "4 runs, quick 4; filled: 4 of 54, 0 with all seeds"
+    assert listed[here + 2].strip() == f"results of {results.date}"
     drawn = CliRunner().invoke(app, ["papers", "figure", "safe-dshb"])
     assert drawn.output.strip() == "safe-dshb.png"
     assert (tmp_path / "safe-dshb.png").read_bytes().startswith(b"\x89PNG")

@@ -36,31 +36,57 @@ def list_command(
         bool, typer.Option("--tables", help="how many places of each table are filled")
     ] = False,
 ) -> None:
-    """Show every study, its number of runs, how much of it is there and of when."""
+    """Show every study: what it is, its runs, how many places are filled, of when and by which code."""
     from rich.console import Console
+    from rich.table import Table as ScreenTable
+    from rich.text import Text
 
     from trilemma.papers import studies
-    from trilemma.papers.filled import altogether, filled
+    from trilemma.papers.filled import filled
     from trilemma.papers.measured import Results, read_results
     from trilemma.report import Table
 
-    lines: list[tuple[str, ...]] = []
-    for name, study in sorted(studies.items()):
-        found = results / f"{name}.json"
-        there = read_results(found) if found.is_file() else None
-        places = {} if study.compute else filled(study, there or Results(name, ()))
-        if tables:
-            lines += [(name, table, one.words) for table, one in places.items()]
-            continue
-        when = "none" if there is None else (there.date or "undated")
-        age = "" if there is None else there.age(study.module).brief
-        when += f", {age}" if age else ""
-        runs = "–" if study.compute else f"{len(study.runs())}, {len(study.runs(quick=True))}"
-        much = altogether(places).words if places else "–"
-        lines.append((name, runs, much, when, studies.summary(name)))
-    about = ("runs, quick", "places filled", "results", "what it is")
-    heads = ("study", *(("table", "places filled") if tables else about))
-    Console().print(Table("", heads, tuple(lines), words=len(heads)))
+    def found(name: str) -> Results:
+        path = results / f"{name}.json"
+        return read_results(path) if path.is_file() else Results(name, ())
+
+    there = {name: found(name) for name in sorted(studies)}
+    if tables:
+        rows = [
+            (name, table, one.words)
+            for name, kept in there.items()
+            if studies[name].compute is None
+            for table, one in filled(studies[name], kept).items()
+        ]
+        Console().print(Table("", ("study", "table", "places filled"), tuple(rows), words=3))
+        return
+    shown = ScreenTable.grid(padding=(0, 2))
+    shown.add_column(no_wrap=True, style="bold")  # a name that is cut short cannot be typed
+    shown.add_column()
+    for name, kept in there.items():
+        shown.add_row(name, Text(studies.summary(name)))
+        for line in _standing(studies[name], kept):
+            shown.add_row("", Text(line, style="dim"))
+    Console().print(shown)
+
+
+def _standing(study: Study, found: Results) -> list[str]:
+    """Say how many runs a study has and how much of it is there; of when that is, and by which code."""
+    from trilemma.papers.filled import altogether, filled
+
+    much = (
+        []
+        if study.compute
+        else [
+            f"{len(study.runs())} runs, quick {len(study.runs(quick=True))}",
+            f"filled: {altogether(filled(study, found)).words}",
+        ]
+    )
+    if not found.cells:
+        return ["; ".join([*much, "no results"])]
+    age = found.age(study.module).brief
+    of = f"results of {found.date}" if found.date else "results without a date"
+    return [*(["; ".join(much)] if much else []), f"{of}, {age}" if age else of]
 
 
 @papers_app.command("run")

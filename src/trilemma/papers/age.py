@@ -31,7 +31,8 @@ class Age:
     def brief(self) -> str:
         """Say it in a few words."""
         unknown = "of earlier code" if self.unknown == self.cells else "in part of earlier code"
-        changes = f"{len(self.changed)} sources changed since" if self.changed else ""
+        count = len(self.changed)
+        changes = f"{count} source{'s' if count > 1 else ''} changed since" if count else ""
         return "; ".join(one for one in (unknown if self.unknown else "", changes, self.again) if one)
 
     def _of_unknown_code(self) -> str:
