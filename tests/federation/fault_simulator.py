@@ -501,7 +501,9 @@ class World:
         crashes = {(one.party, one.nth): one for one in faults if isinstance(one, Crash)}
         full = [one for one in faults if isinstance(one, Full)]
         self.disk = Disk(
-            self.parties, crashes, {(one.party, one.nth + k): one for one in full for k in range(one.more + 1)}
+            self.parties,
+            crashes,
+            {(one.party, one.nth + k): one for one in full for k in range(one.more + 1)},
         )
         self.releases = Releases(self.parties)
         self.carrier = Carrier(self)

@@ -6,8 +6,10 @@ network position would.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import shutil
 import threading
 from dataclasses import replace
@@ -18,8 +20,9 @@ import torch
 from malicious_server import DIM, Server, entries, refusal
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
+from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import kinds, spending, wire
+from trilemma.federation import kinds, sessions, spending, wire
 from trilemma.federation.admission import Reply
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
 from trilemma.federation.epochs import Stopped
@@ -28,6 +31,7 @@ from trilemma.federation.layout import REPRODUCIBLE
 from trilemma.federation.node import Node
 from trilemma.federation.permission import Permission
 from trilemma.federation.reasons import Reason, Refused
+from trilemma.federation.sessions import Session
 from trilemma.privacy.covariance import SecretGraph, covariance
 from trilemma.privacy.ledger import Ledger
 from trilemma.privacy.secrets import Identity, Roster
@@ -522,6 +526,49 @@ def test_what_goes_wrong_inside_stays_inside(parties, monkeypatch, error):
     monkeypatch.setattr(Node, "_step", fails)
     refusal(Reason.BLOCK if error is wire.WireError else Reason.FAILED, server.ask, 0, 0, 0)
     assert "patient 4711" in parties[1].log.read_text()
+
+
+def test_a_log_that_cannot_be_written_changes_no_answer_and_no_reason(parties, capfd):
+    """On a full disk nobody learns more, or less, than otherwise; what the log would say is said aloud."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    parties[1].log.mkdir(parents=True)
+    refusal(Reason.ROUND, server.ask, 0, 0, 99)
+    assert "node.log cannot be written (Is a directory): " in capfd.readouterr().err
+    (parties[1].run_folder("run") / "notes.jsonl").mkdir()
+    server.ask(0, 0, 0)
+
+
+def test_notes_are_begun_anew(parties, monkeypatch):
+    """Where rounds cost nothing a server may ask for them without end."""
+    monkeypatch.setattr(sessions, "LARGEST_NOTES", 300)
+    session = Session(parties[1], "run")
+    session.open(0)
+    for number in range(50):
+        session.note({"round": number})
+    assert sum(path.stat().st_size for path in parties[1].run_folder("run").glob("notes*")) < 1000
+
+
+@pytest.mark.parametrize("full", ["ledger-head", "journal"])
+def test_a_client_whose_disk_is_full_says_so_and_goes_on_in_the_next_epoch(parties, monkeypatch, full):
+    """What was paid for and not written down does not leave, nor does it later under the same keys."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    honest = files.write_atomically
+
+    def write(path, *parts, **options):
+        if path.name == full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        honest(path, *parts, **options)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(files, "write_atomically", write)
+        refusal(Reason.DISK, server.ask, 0, 0, 0)
+    assert "No space left on device" in parties[1].log.read_text()
+    refusal(Reason.LOST, server.ask, 0, 0, 0)
+    server.open(1, range(CLIENTS))
+    server.ask(0, 1, 0)
+    assert [(entry.run, entry.round) for entry in entries(parties[1])] == [("run/0", 0), ("run/1", 0)]
 
 
 class Talkative(Direct):

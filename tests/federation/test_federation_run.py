@@ -337,7 +337,7 @@ def durable_writes(monkeypatch, victim, fail_at):
 
 @pytest.mark.parametrize("fail_at", range(1, 12))
 def test_a_client_killed_at_any_write_is_replaced_and_nothing_is_hidden(parties, monkeypatch, fail_at):
-    """Writes: epoch joined, offer, pair keys, ledgers seen, confirmed; thrice the ledger's position and an answer.
+    """Writes: epoch, offer, pair keys, ledgers seen, confirmed; thrice the ledger's position and an answer.
 
     It dies in one of them and is started again.
     """

@@ -46,7 +46,7 @@ from trilemma.federation.journal import (
 from trilemma.federation.layout import Party
 from trilemma.federation.long_blocks import LongBlocks, Whole
 from trilemma.federation.proposals import check_allowed
-from trilemma.federation.reasons import Reason, Refused, write_down
+from trilemma.federation.reasons import Reason, Refused, reason_for, write_down
 from trilemma.federation.scoring import SHARE
 from trilemma.federation.sessions import Session, WentBack
 from trilemma.federation.spending import least_members, ledger_position, pay, pay_score
@@ -113,7 +113,7 @@ class Node:
         except Refused as error:
             failure, reason = error, error.reason
         except (Exception, SystemExit) as error:  # a task.py may call sys.exit, with a text
-            failure, reason = error, Reason.FAILED
+            failure, reason = error, reason_for(error)
         write_down(self.party.log, kind, failure)
         asked = kind if kind in {*self._handlers, *CARRYING} else "unknown"
         self.say(events.REFUSED(asked=asked, reason=reason.code))

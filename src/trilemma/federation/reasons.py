@@ -10,6 +10,9 @@ the catalogue's sentence where there is a code of it, and at most 200 characters
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import sys
 import traceback
 from datetime import UTC, datetime
 from enum import Enum
@@ -23,6 +26,12 @@ LARGEST_LOG = 1 << 20
 
 LONGEST = 200
 """Characters of a reason that is not the catalogue's: what others say goes into records and onto consoles."""
+
+
+NO_ROOM = frozenset(
+    getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name)
+)
+"""What a system says where nothing more can be written."""
 
 
 class Reason(Enum):
@@ -50,6 +59,7 @@ class Reason(Enum):
     ALLOWED = "the client's owner has not allowed this run (yet)"
     RUN = "the client has not joined such a run"
     BLOCK = "the client does not read such a block"
+    DISK = "the client cannot write to its disk, which may be full"
     UNSAFE = "the client's folder is not fit for a real run"
     FAILED = "the client failed; its own log says why"
 
@@ -82,7 +92,18 @@ def what_travels(error: BaseException) -> str:
     >>> what_travels(ValueError("patient 4711 has no label"))
     'failed: the client failed; its own log says why'
     """
-    return (error.reason if isinstance(error, Refused) else Reason.FAILED).told
+    return reason_for(error).told
+
+
+def reason_for(error: BaseException) -> Reason:
+    """Return the entry of the catalogue for any failure of a client.
+
+    >>> reason_for(OSError(errno.ENOSPC, "No space left on device")), reason_for(KeyError("patient 4711"))
+    (<Reason.DISK: 'the client cannot write to its disk, which may be full'>, <Reason.FAILED: 'the client...
+    """
+    if isinstance(error, Refused):
+        return error.reason
+    return Reason.DISK if isinstance(error, OSError) and error.errno in NO_ROOM else Reason.FAILED
 
 
 def shortened(text: str) -> str:
@@ -109,11 +130,20 @@ def heard(text: str) -> str:
 
 
 def write_down(log: Path, kind: str, error: BaseException) -> None:
-    """Add a failure, with all that is known about it, to a client's own log."""
+    """Add a failure, with all that is known about it, to a client's own log.
+
+    Where the log cannot be written it goes to the error stream: what is refused stays refused, and why.
+    """
     detail = error.detail if isinstance(error, Refused) else "".join(traceback.format_exception(error))
     moment = datetime.now(UTC).isoformat(timespec="seconds")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    if log.exists() and log.stat().st_size > LARGEST_LOG:
-        log.replace(log.with_name(log.name + ".1"))
-    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(f"{moment} {kind[:40]!r} refused, {what_travels(error)}. {detail}\n")
+    line = f"{moment} {kind[:40]!r} refused, {what_travels(error)}. {detail}"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists() and log.stat().st_size > LARGEST_LOG:
+            log.replace(log.with_name(log.name + ".1"))
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{line}\n")
+    except OSError as unwritten:
+        said = f"{log.name} cannot be written ({unwritten.strerror}): {line}"
+        with contextlib.suppress(OSError):  # it may be a file on the same disk
+            print(said.encode(errors="backslashreplace").decode(), file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ its mind about the keys or about who was expelled, or tells two clients of two e
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,10 @@ from trilemma.privacy.secrets import (
     check_signature,
     run_digest,
 )
+
+LARGEST_NOTES = 4 << 20
+"""Bytes after which notes are put aside and begun anew: where rounds cost nothing a server may ask for them
+without end."""
 
 
 def epoch_name(run: str, epoch: int) -> str:
@@ -343,6 +348,10 @@ class Session:
         return SecretNoise(self._client, {}, seed)
 
     def note(self, facts: Mapping[str, Any]) -> None:
-        """Write down what this client saw of a round, for itself."""
-        with (self.party.run_folder(self.run) / "notes.jsonl").open("a") as file:
-            file.write(json.dumps(facts) + "\n")
+        """Write down what this client saw of a round, for itself; where that is impossible nothing stops."""
+        notes = self.party.run_folder(self.run) / "notes.jsonl"
+        with contextlib.suppress(OSError):
+            if notes.exists() and notes.stat().st_size > LARGEST_NOTES:
+                notes.replace(notes.with_name(f"{notes.name}.1"))
+            with notes.open("a") as file:
+                file.write(json.dumps(facts) + "\n")

@@ -33,7 +33,7 @@ from trilemma.errors import UserError
 from trilemma.federation import events
 from trilemma.federation.facts import installed
 from trilemma.federation.layout import Party
-from trilemma.federation.reasons import Refused, what_travels
+from trilemma.federation.reasons import Reason, Refused, reason_for, what_travels
 from trilemma.flower import BELL, REST
 from trilemma.flower.bell import Bell
 from trilemma.flower.client_app import PARTY
@@ -154,7 +154,13 @@ def what_an_operator_reads(error: Exception) -> str:
     '2 of 5 clients joined'
     >>> what_an_operator_reads(ValueError("patient 4711 has no label"))
     'ValueError: worker.log says more'
+    >>> import errno
+    >>> what_an_operator_reads(OSError(errno.ENOSPC, "No space left on device"))
+    'No space left on device: make room where the server writes, and run it again; it goes on where it was'
     """
+    if reason_for(error) is Reason.DISK:
+        assert isinstance(error, OSError)
+        return f"{os.strerror(error.errno or 0)}: make room where the server writes, and run it again; it goes on where it was"
     own = isinstance(error, UserError) and error.__cause__ is None
     return str(error)[:4000] if own else f"{type(error).__name__}: worker.log says more"
 
