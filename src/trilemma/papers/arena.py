@@ -44,6 +44,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
             "safeguard+mean",
             "evidence+mean",
             "evidence+caf",
+            "evidence+nnm+caf",
         )
     },
     **{rule: (f"aggregation.rule={rule}", *ROOT) for rule in ("fltrust+mean", "noise-test-rank+mean")},
