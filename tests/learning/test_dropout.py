@@ -23,7 +23,7 @@ BRIEF: dict[str, dict[str, Any]] = {
     "pfedme": SOLVES,
     "rsa": SOLVES,
     "fedavg": STEPS,
-    "ditto": STEPS,
+    "ditto": {**STEPS, "inner_steps": 2},
     "lg-fedavg": STEPS,
     "per-fedavg": {**STEPS, "order": "product"},
     "local": {"steps": 2, "batch_size": 16},

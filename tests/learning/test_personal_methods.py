@@ -23,6 +23,7 @@ from trilemma.learning.personal.per_fedavg import PerFedAvg, hessian_product
 from trilemma.models.normalisation import EPSILON
 from trilemma.papers.lp_proj import linear as oracle
 from trilemma.privacy.types import NoiseLaw, Release
+from trilemma.testing.test_algorithms import settings_of
 
 NAMES = ["fedavg", "local", "ditto", "per-fedavg", "lg-fedavg", "lp-proj", "pfedme", "rsa"]
 
@@ -51,7 +52,7 @@ def test_training_works(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_stacked_clients_equal_clients_alone(name: str) -> None:
     clients = classification(_model())
-    algorithm = algorithms[name]().build(setup(6))
+    algorithm = settings_of(name).build(setup(6))
     start = algorithm.init(clients.model, clients.ids, Key(1))
     together = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
     alone = {field: value[3:4] for field, value in start.clients.items()}
@@ -190,7 +191,7 @@ def test_private_messages_are_clipped_and_noised(name: str) -> None:
     quiet, loud = Release(0.01, NoiseLaw()), Release(0.01, NoiseLaw(sigma_ind=3.0))
     sent = []
     for release in (quiet, loud):
-        algorithm = algorithms[name]().build(setup(6, release=release))
+        algorithm = settings_of(name).build(setup(6, release=release))
         assert algorithm.release == release
         start = algorithm.init(clients.model, clients.ids, Key(1))
         step = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))

@@ -15,14 +15,14 @@ from trilemma.learning.messages import STEPS, Asked
 from trilemma.learning.privatise import publish
 from trilemma.privacy import grid
 from trilemma.privacy.grid import Grid
-from trilemma.testing.test_algorithms import CLIENTS, is_private, make_clients, run_rounds
+from trilemma.testing.test_algorithms import CLIENTS, is_private, make_clients, run_rounds, settings_of
 
 LAW = privacy.NoiseLaw(sigma_ind=0.1, sigma_cor=0.2)
 PRIVATE = [name for name in learning.algorithms if is_private(name)]
 
 
 def built(name: str, arithmetic: str, law: privacy.NoiseLaw = LAW, **options):
-    settings = learning.algorithms[name](**options)
+    settings = settings_of(name, **options)
     release = replace(settings.exposure(clip=1.0, examples=2100), law=law)
     rule = aggregation.parse("mean", f=0)
     return settings.build(learning.Setup(CLIENTS, 0, 5, rule, release, arithmetic))

@@ -43,7 +43,7 @@ def recordings(monkeypatch):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("name", ["mnist-mlp", "cnn", "fashion-resnet"])
+@pytest.mark.parametrize("name", ["mnist-mlp", "cnn", pytest.param("fashion-resnet", marks=pytest.mark.slow)])
 def test_replayed_is_computed(name, padded, device, recordings):
     model, *_ = asked(name, device, 0, padded)
     kept = []

@@ -33,13 +33,17 @@ def residual_covariance(graph: SecretGraph, law: NoiseLaw, senders: list[int], k
     return sigma
 
 
+LARGE = pytest.param(40, marks=pytest.mark.slow)
+GRAPHS = ((10, 5), (12, 6), (10, 9))
+
+
 def slow_multipliers(graph, law, sensitivity, byzantine, colluding):
     senders = [i for i in range(graph.clients) if i not in byzantine]
     inverse = np.linalg.inv(residual_covariance(graph, law, senders, set(colluding)))
     return {i: 1 / (sensitivity * math.sqrt(inverse[k, k])) for k, i in enumerate(senders)}
 
 
-@pytest.mark.parametrize("n", [2, 3, 7, 16, 40])
+@pytest.mark.parametrize("n", [2, 3, 7, 16, LARGE])
 def test_closed_form_equals_numeric_for_every_f_and_q(n):
     law, graph = NoiseLaw(sigma_ind=0.37, sigma_cor=0.83), SecretGraph.complete(n)
     for f in range(n):
@@ -50,7 +54,7 @@ def test_closed_form_equals_numeric_for_every_f_and_q(n):
             np.testing.assert_allclose(list(z.values()), closed, rtol=1e-10)
 
 
-@pytest.mark.parametrize("n", [3, 9, 40])
+@pytest.mark.parametrize("n", [3, 9, LARGE])
 def test_closed_form_without_independent_noise(n):
     law, graph = NoiseLaw(sigma_cor=0.6), SecretGraph.complete(n)
     for f in range(1, n):
@@ -95,7 +99,9 @@ def test_dropouts_leave_their_pair_noise_uncancelled():
     assert all(some[i] > everyone[i] for i in some)
 
 
-@pytest.mark.parametrize(("n", "degree"), [(9, 4), (10, 5), (12, 6), (10, 9)])
+@pytest.mark.parametrize(
+    ("n", "degree"), [(9, 4), (9, 8), *(pytest.param(*one, marks=pytest.mark.slow) for one in GRAPHS)]
+)
 def test_bound_holds_for_every_colluding_and_hidden_set(n, degree):
     graph = SecretGraph.regular(n, degree, Key(n)) if degree < n - 1 else SecretGraph.complete(n)
     for law in (NoiseLaw(0.3, 1.0), NoiseLaw(0.05, 0.7)):

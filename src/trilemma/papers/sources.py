@@ -108,7 +108,7 @@ class _Tree:
 
     def digest(self, module: str) -> str:
         """Eight digits of what a module says."""
-        return _digest(self._texts[module])
+        return _stated(self._texts[module]).digest
 
     def reached(self, entries: Iterable[str]) -> set[str]:
         """Return these modules and all that they need."""
@@ -164,51 +164,50 @@ class _Stated:
     """What a module says about others: what it imports and under which name, what it uses of those names.
 
     `offered` is what can be imported from it though it stands elsewhere, for type checkers too: a package
-    may find its names when they are first used.
+    may find its names when they are first used. `digest` are eight digits of all that it says.
     """
 
     imported: tuple[tuple[str, str], ...]
     used: frozenset[tuple[str, str]]
     offered: Mapping[str, str]
+    digest: str
 
 
 @cache
-def _stated(text: bytes) -> _Stated:
-    tree = ast.parse(text)
-    used = frozenset(
-        (node.value.id, node.attr)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    )
-    everything = {alias: whole for whole, alias in _imports(ast.walk(tree))}
-    return _Stated(tuple(_imports(_run_time(tree))), used, everything)
+def _stated(source: bytes) -> _Stated:
+    text = source.decode()
+    imported: list[tuple[str, str]] = []
+    offered: dict[str, str] = {}
+    used: set[tuple[str, str]] = set()
+    words: list[ast.stmt] = []
+    for node, at_run_time in _nodes(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            used.add((node.value.id, node.attr))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trilemma":
+            found = [(f"{node.module}.{one.name}", one.asname or one.name) for one in node.names]
+            imported += found if at_run_time else []
+            offered |= {alias: whole for whole, alias in found}
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            words.append(node)
+    digest = hashlib.sha256(_bare(text, words).encode()).hexdigest()[:8]
+    return _Stated(tuple(imported), frozenset(used), offered, digest)
 
 
-def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trilemma":
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}", alias.asname or alias.name
-
-
-def _run_time(tree: ast.AST) -> Iterator[ast.AST]:
-    """Walk all but what stands there for type checkers."""
-    for node in ast.iter_child_nodes(tree):
+def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
+    """Walk a module from its top to its end; whether a node is more than a word to type checkers."""
+    waiting = [(tree, True)]
+    while waiting:
+        node, at_run_time = waiting.pop()
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
-        yield node
-        yield from _run_time(node)
+            at_run_time = False
+        yield node, at_run_time
+        waiting += [(child, at_run_time) for child in reversed([*ast.iter_child_nodes(node)])]
 
 
-@cache
-def _digest(text: bytes) -> str:
-    return hashlib.sha256(_bare(text.decode()).encode()).hexdigest()[:8]
+def _bare(text: str, words: Iterable[ast.stmt]) -> str:
+    r"""Return a source without comments, empty lines and those expressions: docstrings.
 
-
-def _bare(text: str) -> str:
-    r"""Return a source without comments, docstrings and empty lines.
-
-    >>> _bare("'What it is.'\n\nx = 1  # why\n")
+    >>> _bare("'What it is.'\n\nx = 1  # why\n", ast.parse("'What it is.'").body)
     'x = 1'
     """
     lines = text.splitlines()
@@ -216,8 +215,7 @@ def _bare(text: str) -> str:
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            for row in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                lines[row - 1] = ""
+    for node in words:
+        for row in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+            lines[row - 1] = ""
     return "\n".join(line.rstrip() for line in lines if line.strip())
