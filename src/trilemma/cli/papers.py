@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from trilemma.papers.grid import Place
-    from trilemma.papers.measured import Measured, Results
+    from trilemma.papers.kept import Kept
+    from trilemma.papers.measured import Results
     from trilemma.papers.published import Paper
     from trilemma.papers.study import Study
 
@@ -43,14 +44,11 @@ def list_command(
 
     from trilemma.papers import studies
     from trilemma.papers.filled import filled
-    from trilemma.papers.measured import Results, read_results
+    from trilemma.papers.kept import Kept
     from trilemma.report import Table
 
-    def found(name: str) -> Results:
-        path = results / f"{name}.json"
-        return read_results(path) if path.is_file() else Results(name, ())
-
-    there = {name: found(name) for name in sorted(studies)}
+    files = Kept(studies, results)
+    there = {name: files.read(name) for name in sorted(studies)}
     if tables:
         rows = [
             (name, table, one.words)
@@ -74,19 +72,14 @@ def _standing(study: Study, found: Results) -> list[str]:
     """Say how many runs a study has and how much of it is there; of when that is, and by which code."""
     from trilemma.papers.filled import altogether, filled
 
-    much = (
-        []
-        if study.compute
-        else [
-            f"{len(study.runs())} runs, quick {len(study.runs(quick=True))}",
-            f"filled: {altogether(filled(study, found)).words}",
-        ]
-    )
-    if not found.cells:
-        return ["; ".join([*much, "no results"])]
+    much = ""
+    if study.compute is None:
+        runs = f"{len(study.runs())} runs, quick {len(study.runs(quick=True))}"
+        much = f"{runs}; filled: {altogether(filled(study, found)).words}"
     age = found.age(study.module).brief
-    of = f"results of {found.date}" if found.date else "results without a date"
-    return [*(["; ".join(much)] if much else []), f"{of}, {age}" if age else of]
+    when = f"results of {found.date}" if found.date else "results without a date"
+    standing = ", ".join(one for one in (when, age) if one) if found.cells else "no results"
+    return [line for line in (much, standing) if line]
 
 
 @papers_app.command("run")
@@ -131,78 +124,83 @@ def run_command(
     """
     from rich.console import Console
 
-    from trilemma.errors import ConfigError
-    from trilemma.files import room_for
-    from trilemma.papers import filled, run_studies, studies
-    from trilemma.papers.measured import Results, read_results, write_results
-    from trilemma.report.progress import GridProgress
+    from trilemma.papers import filled, studies
+    from trilemma.papers.kept import Kept
 
     console = Console(stderr=True)
     chosen = {name: studies[name] for name in ([*studies] if names == ["all"] else names)}
-    paths = {name: results / f"{name}{'-quick' if quick else ''}.json" for name in chosen}
+    kept = Kept(chosen, results, quick)
+    before = {name: kept.read(name) for name in chosen}  # what cannot be read is named before anything runs
+    asked = _places(chosen, seeds, quick, only, set_ or [])
+    if settled:
+        asked = {name: filled.settled(one, before[name]) for name, one in asked.items()}
+    places = asked
+    if missing:
+        places = {name: filled.missing(one, before[name]) for name, one in asked.items()}
+        chosen = {name: one for name, one in chosen.items() if places.get(name, not before[name].cells)}
+    if estimate:
+        return _estimate(chosen, places, quick, jobs, results)
+    if quick:
+        _say_what_is_left_out(chosen, jobs, results, console)
+    kept.check_room()
+    for name, study in chosen.items():
+        if study.compute is not None:
+            kept.add(name, study.compute(quick))
+            print(kept.path(name))
+    wanted = {name: one for name, one in places.items() if one}
+    for name in [name for name in places if name not in wanted]:
+        print(f"{name}: nothing to run")
+    folder = out or RUNS / (names[0] if len(names) == 1 and names != ["all"] else "together")
+    ran: set[str] = set()
+    while wanted:
+        _run(wanted, kept, folder, jobs, engine, console)
+        if not missing:
+            return
+        # where the rest of a grid was tried, what was best there has yet to be run with the other seeds
+        ran |= {one.cell.name for own in wanted.values() for one in own}
+        left = {name: filled.missing(asked[name], kept.read(name)) for name in wanted}
+        more = {name: [one for one in own if one.cell.name not in ran] for name, own in left.items()}
+        wanted = {name: own for name, own in more.items() if own}
 
-    def there(name: str) -> Results:
-        return read_results(paths[name]) if paths[name].is_file() else Results(name, ())
 
-    before = {
-        name: there(name) for name in chosen
-    }  # a file that cannot be read is named before anything runs
-    changes = set_ or []
+def _places(
+    chosen: Mapping[str, Study], seeds: str | None, quick: bool, only: str, changes: Sequence[str]
+) -> dict[str, Sequence[Place]]:
+    """Return the runs that are asked for, by study; refuse what asks for none."""
+    from trilemma.errors import ConfigError
+
     if changes and (computed := [name for name, study in chosen.items() if study.compute is not None]):
         raise ConfigError(f"{', '.join(computed)}: computed, without runs that --set could change")
-    places = {
+    places: dict[str, Sequence[Place]] = {
         name: [place.with_(*changes) for place in study.runs(seeds, quick, only)]
         for name, study in chosen.items()
         if study.compute is None
     }
     if places and not any(places.values()):
         raise ConfigError(f"{', '.join(places)}: no run whose table, row or column contains {only!r}")
-    if settled:
-        places = {name: filled.settled(one, before[name]) for name, one in places.items()}
-    asked = places
-    if missing:
-        places = {name: filled.missing(one, before[name]) for name, one in places.items()}
-        chosen = {name: one for name, one in chosen.items() if places.get(name, not before[name].cells)}
-    if estimate:
-        return _estimate(chosen, places, quick, jobs, results)
-    if quick:
-        _say_what_is_left_out(chosen, jobs, results, console)
+    return places
 
-    for path in paths.values():
-        room_for(path)
 
-    def keep(name: str, found: Sequence[Measured]) -> None:
-        # read anew: another process may have written other places of it meanwhile
-        together = there(name).merged(found, chosen[name].module)
-        write_results(chosen[name].ordered(together), paths[name])
+def _run(
+    wanted: Mapping[str, Sequence[Place]],
+    kept: Kept,
+    folder: Path,
+    jobs: int | None,
+    engine: str,
+    console: Console,
+) -> None:
+    """Run places of studies, keep what they give as they end, and say how many there are."""
+    from trilemma.papers import run_studies
+    from trilemma.report.progress import GridProgress
 
-    for name, study in chosen.items():
-        if study.compute is not None:
-            keep(name, study.compute(quick))
-            print(paths[name])
-    wanted = {name: one for name, one in places.items() if one}
-    for name in [name for name in places if name not in wanted]:
-        print(f"{name}: nothing to run")
-    if not wanted:
-        return
-    folder = out or RUNS / (names[0] if len(names) == 1 and names != ["all"] else "together")
-    ran: set[str] = set()
-    while wanted:
-        with GridProgress(console) as watcher:
-            found, outcome = run_studies(wanted, folder, jobs=jobs, engine=engine, watcher=watcher, keep=keep)
-        for name, cells in found.items():
-            if cells:
-                keep(name, cells)
-            print(f"{paths[name]}: {len(cells)} of {len({place.at for place in wanted[name]})} places")
-        if outcome.failed:
-            raise typer.Exit(1)
-        if not missing:
-            return
-        # where the rest of a grid was tried, what was best there has yet to be run with the other seeds
-        ran |= {one.cell.name for own in wanted.values() for one in own}
-        left = {name: filled.missing(asked[name], there(name)) for name in wanted}
-        more = {name: [one for one in own if one.cell.name not in ran] for name, own in left.items()}
-        wanted = {name: own for name, own in more.items() if own}
+    with GridProgress(console) as watcher:
+        found, outcome = run_studies(wanted, folder, jobs=jobs, engine=engine, watcher=watcher, keep=kept.add)
+    for name, cells in found.items():
+        if cells:
+            kept.add(name, cells)
+        print(f"{kept.path(name)}: {len(cells)} of {len({place.at for place in wanted[name]})} places")
+    if outcome.failed:
+        raise typer.Exit(1)
 
 
 def _estimate(
