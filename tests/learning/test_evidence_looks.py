@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -378,12 +379,12 @@ def test_long_messages_are_measured_in_float32_and_the_same_comes_of_them(
     own, shared = (torch.randn(3, CLIENTS, model.dim, generator=generator) for _ in range(2))
     asked: list[bool] = []
 
-    def geometry(vectors: torch.Tensor, *, single: bool = False) -> aggregation.Geometry:
+    def later(vectors: torch.Tensor, *, single: bool = False) -> Callable[[], aggregation.Geometry]:
         asked.append(single)
-        return measured(vectors, single=single)
+        return measuring(vectors, single=single)
 
-    measured = aggregation.geometry
-    monkeypatch.setattr(aggregation, "geometry", geometry)
+    measuring = aggregation.geometry_later
+    monkeypatch.setattr(aggregation, "geometry_later", later)
     for least in (SINGLE, SINGLE * 100):
         monkeypatch.setattr("trilemma.learning.evidence.guard.SINGLE", least)
         algorithm, weights = server("evidence+caf"), []

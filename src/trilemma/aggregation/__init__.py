@@ -21,9 +21,9 @@ from trilemma.aggregation.distributed import sharded
 from trilemma.aggregation.filter import Filter as filter
 from trilemma.aggregation.geomed import GeometricMedian as geomed
 from trilemma.aggregation.gram import Geometry, geometry, gram
-from trilemma.aggregation.gram_later import gram_later
 from trilemma.aggregation.krum import Krum as krum
 from trilemma.aggregation.krum import MultiKrum as multikrum
+from trilemma.aggregation.later import geometry_later, gram_later
 from trilemma.aggregation.mda import MinimumDiameter as mda
 from trilemma.aggregation.mean import Mean as mean
 from trilemma.aggregation.mixing import Arc as arc
@@ -61,6 +61,7 @@ __all__ = [
     "filter",
     "geomed",
     "geometry",
+    "geometry_later",
     "gram",
     "gram_later",
     "krum",

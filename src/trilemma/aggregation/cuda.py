@@ -123,17 +123,28 @@ def in_range(X: Tensor, found: Tensor) -> bool:
     return not any(bool(X[int(row)].any()) for row in (found.diagonal() <= TINY).nonzero())
 
 
-def around_origin(X: Tensor) -> Geometry | None:
+def around_origin(inner: Array) -> Geometry | None:
     """Return the geometry of float32 rows around the origin, None unless most of them lie around it.
 
-    Messages that are mostly noise do. No row has to be found near the others then, and nothing is shifted.
+    `inner` (n, n) are their `products`. Messages that are mostly noise do. No row has to be found near the
+    others then, and nothing is shifted.
     """
-    inner = products(X).cpu().numpy()
     if not np.isfinite(inner).all():  # some rows are not, or only their squares
         return None
     around = Geometry(np.pad(inner, (0, 1)), len(inner))
-    near, away = halfway(around.distances).min(), np.sort(inner.diagonal())[len(inner) // 2]
+    near, away = _nearest_two(around), np.sort(inner.diagonal())[len(inner) // 2]
+    if not (away <= NEAR * near and near > TINY):  # nearly always it is: no row is sorted then
+        near = halfway(around.distances).min()
     return around if away <= NEAR * near and near > TINY else None
+
+
+def _nearest_two(around: Geometry) -> float:
+    """Return the squared distance of the two rows that are nearest: no row has half of the others nearer."""
+    if around.n < 2:
+        return 0.0
+    apart = around.distances.copy()
+    np.fill_diagonal(apart, np.inf)
+    return float(apart.min())
 
 
 def weighted_sum(X: Tensor, rows: Numpy, used: Array) -> Tensor:

@@ -183,7 +183,7 @@ def measure(X: Tensor, wide: int = WIDE) -> Geometry:
     if X.is_cuda and not wide and X.dtype == torch.float32:
         from trilemma.aggregation import cuda
 
-        if (around := cuda.around_origin(X)) is not None:
+        if (around := cuda.around_origin(cuda.products(X).cpu().numpy())) is not None:
             return around
     sample = _rough(_sample(X))
     base, precise = sample.centre(), X.dtype == torch.float64 or d < wide or not _tame(sample)

@@ -83,7 +83,7 @@ class Court:
 
     def liars(self, file: File) -> int:
         """How many of the members may still lie: of two that were set aside only one did for certain."""
-        return max(0, self.setup.byzantine - int(file.proved.sum()))
+        return max(0, self.setup.byzantine - file.liars_proved)
 
     def expected(self, count: int, file: File) -> int:
         """Return how many liars the rule is told to expect among so many messages."""
@@ -187,7 +187,7 @@ class Court:
         length = float(rest @ rest)
         return seen + rest * (max(0.0, 1 - noise / length) if length > 0 else 0.0)
 
-    @property
+    @cached_property
     def robust(self) -> bool:
         """Whether the rule after this stage does without it: whether it is not the mean."""
         return not self.setup.rule.name.endswith("mean")

@@ -101,6 +101,11 @@ class File:
         """Who is still in, as places."""
         return np.flatnonzero(self.members.cpu().numpy()).astype(np.int64)
 
+    @cached_property
+    def liars_proved(self) -> int:
+        """How many liars are proved for certain."""
+        return int(self.proved.cpu().numpy().sum())
+
     def reaching(self, places: int) -> File:
         """Return the file with a row for each of so many places at least.
 

@@ -1,0 +1,71 @@
+"""Messages that a GPU measures while its host does something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from trilemma.aggregation import inputs
+from trilemma.aggregation.gram import Geometry, geometry, gram
+from trilemma.aggregation.types import Vectors
+
+
+def gram_later(X: Tensor) -> Callable[[], Tensor]:
+    """Begin to measure X Xᵀ, and return what waits for it: `trilemma.aggregation.gram(X, single=True)`.
+
+    Nothing is begun on a CPU, which has nobody to do it meanwhile.
+
+    >>> gram_later(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))()
+    tensor([[ 5., 11.],
+            [11., 25.]], dtype=torch.float64)
+    """
+    if not _measured_elsewhere(X):
+        return lambda: gram(X, single=True)
+    from trilemma.aggregation import cuda
+
+    begun = to_the_host(cuda.products(X))
+
+    def waited() -> Tensor:
+        found = begun()
+        return found if cuda.in_range(X, found) else gram(X, single=True)
+
+    return waited
+
+
+def geometry_later(X: Vectors, *, single: bool = False) -> Callable[[], Geometry]:
+    """Begin to measure the rows of X; what is returned waits for `trilemma.aggregation.geometry` of them.
+
+    >>> geometry_later(torch.tensor([[0.0, 3.0], [4.0, 0.0]]))().distances[0, 1].item()
+    25.0
+    """
+    messages = inputs.messages(X).X
+    if not (single and _measured_elsewhere(messages)):
+        return lambda: geometry(X, single=single)
+    from trilemma.aggregation import cuda
+
+    begun = to_the_host(cuda.products(messages))
+
+    def waited() -> Geometry:
+        around = cuda.around_origin(begun().numpy())
+        return geometry(X, single=True) if around is None else around
+
+    return waited
+
+
+def to_the_host(found: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy what a GPU is to find; what is returned waits for that, and for nothing asked later."""
+    there = torch.empty(found.shape, dtype=found.dtype, pin_memory=True).copy_(found, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record(torch.cuda.current_stream(found.device))
+
+    def waited() -> Tensor:
+        copied.synchronize()
+        return there
+
+    return waited
+
+
+def _measured_elsewhere(X: Tensor) -> bool:
+    return X.is_cuda and X.dtype == torch.float32
