@@ -59,7 +59,14 @@ def tryout(noise: str, limit: float = np.inf) -> Tryout:
         lengths = torch.einsum("bip,pq,biq->bi", after, gram, after)
         return Foreseen((lengths > limit).any(1), after.mean(1), torch.zeros(len(changes)))
 
-    defence = SimpleNamespace(vectors=vectors, senders=np.arange(10), step=STEP, gram=gram, outcomes=outcomes)
+    defence = SimpleNamespace(
+        vectors=vectors,
+        rows=lambda places: vectors[places],
+        senders=np.arange(10),
+        step=STEP,
+        gram=gram,
+        outcomes=outcomes,
+    )
     return Tryout(defence, (7, 8, 9), np.ones(3), -WAY[None], torch.ones(50, dtype=torch.float64), noise)
 
 

@@ -173,6 +173,7 @@ def test_liars_are_told_the_truth_about_rounds_with_and_without_a_look() -> None
         changes = torch.zeros(1, LIARS, len(gram), dtype=torch.float64)
         changes[..., -1] = 3.6 if round_ < 12 else 7.2
         foreseen = outlook.outcomes(gram, np.arange(CLIENTS - LIARS, CLIENTS), changes, push)
+        sent = sent.clone()
         sent[-LIARS:] += changes[0, :, -1:].float() * push
         origin = File.read(state).origin
         step = algorithm.server(Messages(sent), state, round_, Key(3))

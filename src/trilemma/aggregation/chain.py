@@ -98,6 +98,8 @@ class Staged(Rule):
         weigh = last.weights_from_grams
         if weigh is None or None in matrices:
             return None
+        if not matrices:
+            return weigh
 
         def weigh_many(grams: Tensor) -> Tensor:
             self.check(grams.shape[1])

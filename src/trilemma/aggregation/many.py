@@ -18,9 +18,9 @@ from torch import Tensor
 from trilemma.aggregation.spectral import ROUNDING
 from trilemma.recordings import Recordings, Tensors
 
-SCALED, SQUARED = 5, 5
-"""So many times a matrix is squared so often and scaled: (1/n)³² is still a number. 2²⁵ steps of the power
-method tell eigenvalues apart that differ by a millionth; those of noise differ by thousandths."""
+SCALED, SQUARED = 3, 6
+"""So many times a matrix is squared so often and scaled: (1/n)⁶⁴ is still a number. 2¹⁸ steps of the power
+method tell eigenvalues apart that differ by a ten-thousandth; those of noise differ by thousandths."""
 
 TOGETHER = 32
 """On a GPU problems are filled up to so many, 1.5 times that, or doubles of these: few sizes are recorded."""

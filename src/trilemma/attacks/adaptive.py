@@ -41,7 +41,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 import numpy as np
@@ -117,17 +117,28 @@ class Adaptive(AttackSettings):
         if len(honest) < len(view.honest):  # the server leaves these out, and so do the attackers
             view = replace(view, honest=honest, positions=None)
         truth = (honest.mean(0) if view.truth is None else view.truth()).double()
-        length = float(torch.linalg.vector_norm(truth)) or 1.0
-        strengths = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
+        longest = torch.linalg.vector_norm(truth)
+
+        @cache
+        def strengths() -> list[float]:
+            """Return what is tried; who asks waits for the truth."""
+            return self._strengths(float(longest) or 1.0)
+
         defence = RuleAlone.of(view, own) if view.defence is None else view.defence()
         if defence is not None and not self.bold:
             defence = defence.looked()
         lie = partial(self._lie, view, own, truth, defence)
         crafted, far = lie(strengths, self._uphill(view))
         if self.direction == "errors" and far > 0:
-            near = [one for one in strengths if 1 / NEAR < one / (crafted.strength or 1.0) < NEAR]
-            return _erring(view, crafted, far, truth, partial(lie, near or strengths), self.sharper)
+            near = [one for one in strengths() if 1 / NEAR < one / (crafted.strength or 1.0) < NEAR]
+            tried = near or strengths()
+            return _erring(view, crafted, far, truth, partial(lie, lambda: tried), self.sharper)
         return crafted
+
+    def _strengths(self, length: float) -> list[float]:
+        """Return the strengths that are tried where the truth is so long."""
+        found: list[float] = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
+        return found
 
     def _lie(
         self,
@@ -135,7 +146,7 @@ class Adaptive(AttackSettings):
         own: Tensor,
         truth: Tensor,
         defence: Defence | None,
-        strengths: list[float],
+        strengths: Callable[[], list[float]],
         uphill: Tensor | None,
     ) -> tuple[Crafted, float]:
         """Return what is sent, and how much further it gets the aggregate where it is meant to go.
@@ -148,16 +159,16 @@ class Adaptive(AttackSettings):
             directions = self._directions(view, truth, uphill, defence)
             against = -directions[0] if self.direction in UPHILL else truth
             tryout = Tryout(defence, view.members, lying, directions, against, self.noise)
-            return self._strongest(tryout, own, strengths)
+            return self._strongest(tryout, own, strengths())
         shift = -truth if uphill is None else uphill.double()
         shift = shift / torch.linalg.vector_norm(shift).clamp(min=1e-30)
         ways = leaning(shift, None if view.trusted is None else view.trusted().to(shift))
         ways += _slanted(shift, truth) if self.direction == "slanted" else []
         if defence is None:
-            return one_by_one(view, own, ways, lying, strengths, self.noise)
+            return one_by_one(view, own, ways, lying, strengths(), self.noise)
         liars = tuple(np.flatnonzero(view.order.numpy() >= len(view.honest)).tolist())
         tryout = Tryout(defence, liars, lying, torch.stack(ways), -shift, self.noise)
-        return self._strongest(tryout, own, strengths)
+        return self._strongest(tryout, own, strengths())
 
     def _strongest(self, tryout: Tryout, own: Tensor, strengths: list[float]) -> tuple[Crafted, float]:
         """Return the most harmful lie that may be sent, of all strengths, then of those around the best.
@@ -216,7 +227,7 @@ class Adaptive(AttackSettings):
                 vector = -truth
                 if name == "across":
                     vector = _across(vector, defence)
-                vector = vector if float(vector @ vector) > 0 else torch.ones_like(vector)
+                vector = torch.where(vector @ vector > 0, vector, 1.0)  # nobody waits for the answer
             vector = vector.to(truth)
             found.append(vector / torch.linalg.vector_norm(vector).clamp(min=1e-30))
         return torch.stack(found + (_slanted(found[0], truth) if self.direction == "slanted" else []))

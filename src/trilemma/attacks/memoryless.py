@@ -45,6 +45,10 @@ class RuleAlone:
         messages = view.stack(own.to(view.honest))
         return cls(torch.cat([messages, torch.zeros_like(messages[:1])]), view, view.target)
 
+    def rows(self, places: Places) -> Tensor:
+        """Return some vectors of the basis."""
+        return self.vectors[torch.from_numpy(places).to(self.vectors.device)]
+
     @property
     def senders(self) -> Places:
         """Everybody who sent something."""
@@ -57,7 +61,7 @@ class RuleAlone:
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix of the basis with the rows `beside` after it, on the host."""
         wide = torch.promote_types(self.vectors.dtype, torch.float32)
-        return inner_products(torch.cat([self.vectors.to(wide), beside.to(wide)])).cpu()
+        return inner_products(self.vectors.to(wide), beside.to(wide)).cpu()
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return where the aggregate lies for each of the lies; nobody is expelled and nothing set right."""

@@ -102,17 +102,25 @@ class Span:
         return float(torch.sqrt(self.gram[-2, -2]))
 
 
-def inner_products(rows: Tensor) -> Tensor:
-    """Return the Gram matrix of rows (k, d) in float64, products and sums, where they lie.
+def inner_products(*parts: Tensor) -> Tensor:
+    """Return the Gram matrix of rows, parts of (k, d) each, in float64, products and sums, where they lie.
 
-    >>> inner_products(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    Of all rows together there is never a copy, only of a block of columns.
+
+    >>> inner_products(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
     """
-    found = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
-    width = max(1, (CUDA_BLOCK if rows.is_cuda else BLOCK) // max(len(rows), 1))
-    for start in range(0, rows.shape[1], width):
-        block = rows[:, start : start + width].double()
-        found += in_pieces(block) if rows.is_cuda else block @ block.T
+    first, count = parts[0], sum(len(part) for part in parts)
+    d, on_gpu = first.shape[1], first.is_cuda
+    width = min(d, max(1, (CUDA_BLOCK if on_gpu else BLOCK) // max(count, 1)))
+    rows = first.new_empty(count, width, dtype=torch.float64)
+    found = rows.new_zeros(count, count)
+    for start in range(0, d, max(width, 1)):
+        block, place = rows[:, : d - start], 0
+        for part in parts:
+            block[place : place + len(part)] = part[:, start : start + width]
+            place += len(part)
+        found += in_pieces(block) if on_gpu else block @ block.T
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -80,7 +81,6 @@ class Tryout:
     ) -> None:
         self.defence, self.noise, self.directions = defence, noise, directions
         senders = np.asarray(defence.senders)
-        self.k, self.n = len(senders), len(defence.vectors) - len(senders) - 1
         rows = {int(client): row for row, client in enumerate(senders)}
         self.places = np.array([rows[i] for i in liars])  # of all liars among the senders
         self.active, self.lying = self.places[lying > 0], lying[lying > 0]
@@ -90,6 +90,8 @@ class Tryout:
         self.beside = torch.cat([directions, downhill[None]])
         self.measured: Tensor = defence.gram(self.beside)
         self.gram: Array = self.measured.numpy()
+        self.k, self.basis = len(senders), len(self.gram) - len(self.beside)
+        self.n = self.basis - self.k - 1
         # What lies mix: rows of the basis, and how far a change of messages moves them. Noise is turned in
         # messages or in their sums; where it stays as it is, one comes to the same as the other.
         self.mixable = [(self.n + self.active, 1.0)]
@@ -130,22 +132,36 @@ class Tryout:
 
     def judged(self, lies: Lies) -> Judged:
         """Return what becomes of every one of them."""
-        there = self.measured.to(self.defence.vectors.device)
+        there = self._there
         count = max(1, TOGETHER // (self.n + self.k) ** 2)
-        harm, corrected = [there.new_zeros(0)], [there.new_zeros(0)]
+        judged = [there.new_zeros(2, 0)]
         for start in range(0, len(lies), count):
-            some = torch.from_numpy(lies.changes[start : start + count])
-            found = self.defence.outcomes(there, self.active, some.to(there), self.beside)
-            harm.append(torch.where(found.expelled, -math.inf, -(found.move @ there[:, -1])))
-            corrected.append(found.corrected)
-        return Judged(*(torch.cat(parts).cpu().numpy() for parts in (harm, corrected)))
+            some = self._sent_there(lies.changes[start : start + count])
+            found = self.defence.outcomes(there, self.active, some, self.beside)
+            harm = torch.where(found.expelled, -math.inf, -(found.move @ there[:, -1]))
+            judged.append(torch.stack([harm, found.corrected]))
+        return Judged(*torch.cat(judged, 1).cpu().numpy())
+
+    @cached_property
+    def _there(self) -> Tensor:
+        """The Gram matrix, where messages lie."""
+        return self.measured.to(self.directions.device)
+
+    def _sent_there(self, changes: Array) -> Tensor:
+        """Return changes (B, r, p) where messages lie; sent are the columns that are not zero."""
+        if not self.directions.is_cuda:
+            return torch.from_numpy(changes)
+        ways = [self.along(which) for which in range(len(self.directions))]
+        used = np.unique(np.concatenate([*(rows for rows, _ in self.mixable), ways]))
+        some, index = (torch.from_numpy(part).to(self._there.device) for part in (changes[:, :, used], used))
+        return self._there.new_zeros(changes.shape).index_copy_(2, index, some)
 
     def sent(self, lies: Lies, place: int) -> Tensor:
         """Return what all liars add to their messages (f, d) by one of the lies."""
         mix = np.zeros((len(self.places), len(self.gram) - 1))
         mix[np.isin(self.places, self.active)] = lies.changes[place, :, :-1]
-        used, basis = np.flatnonzero(mix.any(axis=0)), len(self.defence.vectors)
-        rows, ways = used[used < basis], used[used >= basis] - basis
-        vectors = self.defence.vectors[torch.from_numpy(rows).to(self.directions.device)].to(self.directions)
-        used_rows = torch.cat([vectors, self.directions[torch.from_numpy(ways).to(self.directions.device)]])
+        used = np.flatnonzero(mix.any(axis=0))
+        rows, ways = used[used < self.basis], used[used >= self.basis] - self.basis
+        there = self.directions[torch.from_numpy(ways).to(self.directions.device)]
+        used_rows = torch.cat([self.defence.rows(rows).to(self.directions), there])
         return torch.from_numpy(mix[:, used]).to(self.directions) @ used_rows

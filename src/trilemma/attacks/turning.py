@@ -2,11 +2,14 @@
 
 Rows of Gram matrix Γ may have any inner products g with a direction of length 1 for which Γ − g gᵀ, what is
 left of them across it, is a Gram matrix: gᵀ Γ⁻¹ g ≤ 1. With b these inner products before, P = Γ − b bᵀ is
-what was left and W = Γ − g gᵀ what is to be left; the symmetric M that takes one to the other mixes the rows,
+what was left and W = Γ − g gᵀ = P + b bᵀ − g gᵀ what is to be left; M takes one to the other and mixes the
+rows,
 
-    M P M = W,    M = P^(-½) (P^½ W P^½)^½ P^(-½),
+    M P Mᵀ = W,    M = P^½ (I + u uᵀ − v vᵀ)^½ P^(-½),    u = P^(-½) b,  v = P^(-½) g,
 
-and as much of the direction is added as then lacks in g, which is g − M b.
+and as much of the direction is added as then lacks in g, which is g − M b. P is decomposed once. The root
+differs from I in the plane of u and v only, where it is one of two rows and columns: √T = (T + δI)/√(tr T +
+2δ), δ = √det T. So a hundred goals are a few products.
 """
 
 from __future__ import annotations
@@ -74,9 +77,26 @@ def turned(inner: Array, before: Array, goals: Array, further: bool = False) -> 
     needed = np.einsum("bi,ib->b", goals, np.linalg.solve(inner, goals.T))  # gᵀ Γ⁻¹ g
     taken = np.minimum(1.0, (1 - 1e-12) / np.maximum(needed, 1e-300)) if further else np.ones(len(goals))
     places = np.arange(len(goals)) if further else np.flatnonzero(needed <= 1.0)
-    wanted = inner - taken[:, None, None] * goals[:, :, None] * goals[:, None, :]
     root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
-    squares, axes = np.linalg.eigh(root @ wanted[places] @ root)
-    middle = (axes * np.sqrt(np.maximum(squares, 0.0))[:, None, :]) @ axes.transpose(0, 2, 1)
-    mixes = inverse @ middle @ inverse  # M present M = wanted
+    u, v = inverse @ before, (np.sqrt(taken)[:, None] * goals)[places] @ inverse
+    mixes = np.eye(len(inner)) + _bent(u, v, root, inverse)  # M present Mᵀ = wanted
     return places, np.concatenate([mixes, (goals[places] - mixes @ before)[:, :, None]], axis=2)
+
+
+def _bent(u: Array, v: Array, root: Array, inverse: Array) -> Array:
+    """Return P^½ ((I + u uᵀ − v vᵀ)^½ − I) P^(-½) (B, r, r) for B vectors v (B, r)."""
+    first = u / (np.linalg.norm(u) or 1.0)
+    along = v @ first
+    across = v - along[:, None] * first
+    rest = np.linalg.norm(across, axis=1)
+    second = across / np.where(rest > 0, rest, 1.0)[:, None]
+    # In the plane of `first` and `second`: [[one, both], [both, two]] and its square root.
+    one, both, two = 1 + u @ u - along**2, -along * rest, 1 - rest**2
+    delta = np.sqrt(np.maximum(one * two - both**2, 0.0))
+    scale = np.sqrt(one + two + 2 * delta)
+    one, both, two = (one + delta) / scale - 1, both / scale, (two + delta) / scale - 1
+    left, right = (first @ root, second @ root), (first @ inverse, second @ inverse)
+    along_first = one[:, None] * right[0] + both[:, None] * right[1]
+    along_second = both[:, None] * right[0] + two[:, None] * right[1]
+    found: Array = left[0][:, None] * along_first[:, None, :] + left[1][:, :, None] * along_second[:, None, :]
+    return found

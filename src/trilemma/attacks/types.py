@@ -81,6 +81,9 @@ class Defence(Protocol):
         A server that remembers its clients has s = n of the first, one without memory none.
         """
 
+    def rows(self, places: Any) -> Tensor:
+        """Return some vectors of the basis, in rising order."""
+
     @property
     def senders(self) -> Any:
         """Whose messages they are (k,)."""

@@ -99,18 +99,16 @@ class Court:
         everybody = len(senders) == len(file.members) and bool((np.diff(senders) == 1).all())
         rows = slice(None) if everybody else torch.from_numpy(senders)
         sums = added(file.sums, x, rows, step, self.spare[0])
+        # numpy: for so few numbers torch would wake all its threads, which takes longer than to add them.
         carried, coefficients = (
-            spare.like(one).copy_(one)
+            _copied(one, spare)
             for spare, one in zip(self.spare[1:], (file.carried, file.coefficients), strict=True)
         )
-        held = carried[:, so_far] if everybody else carried[rows, so_far]
-        held = held.mul_(self.trace.keeps(round_))
+        mine = slice(None) if everybody else senders
+        held = self.trace.keeps(round_) * carried[mine, so_far]
         held[:, round_] = self.trace.adds(round_)
-        if everybody:
-            coefficients[:, so_far].add_(held, alpha=step)
-        else:
-            carried[rows, so_far] = held
-            coefficients[rows, so_far] += step * held
+        carried[mine, so_far] = held
+        coefficients[mine, so_far] += step * held
         spreads, shared, clips = file.spreads.clone(), file.shared.clone(), file.clips.clone()
         shared[round_] = law.sigma_cor**2
         spreads[round_] = law.sigma_ind**2 + (sharing or len(file.staying)) * law.sigma_cor**2
@@ -119,8 +117,8 @@ class Court:
         return replace(
             file,
             sums=sums,
-            carried=carried,
-            coefficients=coefficients,
+            carried=torch.from_numpy(carried),
+            coefficients=torch.from_numpy(coefficients),
             spreads=spreads,
             shared=shared,
             clips=clips,
@@ -235,6 +233,13 @@ class Court:
         taken = file.taken.cpu().numpy()
         found: Array = taken[file.staying] / max(float(taken[file.staying].sum()), 1e-300)
         return found
+
+
+def _copied(part: Tensor, spare: Spare) -> Array:
+    """Return a copy of what lies on the host, in what is spare."""
+    found: Array = spare.like(part).numpy()
+    np.copyto(found, part.numpy())
+    return found
 
 
 def combined(sums: Tensor, coefficients: Array) -> Tensor:

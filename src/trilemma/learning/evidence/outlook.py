@@ -70,13 +70,15 @@ class Outlook:
     then a few matrices of n rows, whatever d is.
 
     Attributes:
-        vectors: The basis (n + k + 1, d): sums of all n, messages of the k senders, the move so far.
+        messages: What the k senders send (k, d), without the model.
+        moved: The model's move before the round (d,).
         senders: Whose messages they are.
         step: What the round's aggregate is multiplied by.
         due: Whether the sums are looked at in this round.
     """
 
-    vectors: Tensor
+    messages: Tensor
+    moved: Tensor
     senders: Places
     step: float
     due: bool
@@ -94,22 +96,42 @@ class Outlook:
         file = court.heard(before, x, places, round_)
         due = court.due(before, round_)  # between looks the model goes on from where it is
         moved = before.moved if due else state[trace.model] - before.origin
-        vectors = torch.cat([file.sums, x.to(file.sums.dtype), moved[None]])
-        return cls(vectors, places, trace.step(round_), due, court, file)
+        return cls(x.to(file.sums.dtype), moved, places, trace.step(round_), due, court, file)
+
+    @property
+    def basis(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The vectors of the basis, in three parts: sums of all n, messages, the move so far."""
+        return self.file.sums, self.messages, self.moved[None]
+
+    @cached_property
+    def vectors(self) -> Tensor:
+        """The basis (n + k + 1, d) in one piece: a copy, which nobody asks for who needs a few rows."""
+        return torch.cat(self.basis)
+
+    def rows(self, places: Places) -> Tensor:
+        """Return some vectors of the basis, in rising order."""
+        ends = np.cumsum([len(part) for part in self.basis])
+        some = np.split(places, np.searchsorted(places, ends[:-1]))
+        starts = (0, *ends[:-1])
+        return torch.cat(
+            [
+                part[torch.from_numpy(mine - start).to(part.device)]
+                for part, mine, start in zip(self.basis, some, starts, strict=True)
+            ]
+        )
 
     def looked(self) -> Outlook:
         """Return the same round as if sums were looked at in it: what the next look will make of it."""
         if self.due:
             return self
-        return replace(self, vectors=torch.cat([self.vectors[:-1], self.file.moved[None]]), due=True)
+        return replace(self, moved=self.file.moved, due=True)
 
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix (p, p) of the basis with the rows `beside` (q, d) after it, on the host."""
-        rows = torch.cat([self.vectors, beside.to(self.vectors)])
-        if not rows.is_cuda:
-            return aggregation.gram(rows)
+        if not beside.is_cuda:
+            return aggregation.gram(torch.cat([*self.basis, beside.to(self.messages)]))
         # All of it is noise around nothing: a GPU need not look for a row to measure from.
-        found = inner_products(rows)
+        found = inner_products(*self.basis, beside.to(self.messages))
         _ = self._looks  # worked out meanwhile
         return found.cpu()
 
@@ -121,7 +143,7 @@ class Outlook:
         """
         k, (whole, fresh) = len(self.senders), self._looks
         geometric = self._rule is None or self._rule.geometric
-        n, taken = len(self.vectors) - k - 1, self.file.taken.to(gram)
+        n, taken = len(self.file.sums), self.file.taken.to(gram)
         everybody = n == k and bool((self.senders == np.arange(n)).all())
         which = torch.from_numpy(rows).to(gram.device)
         if gram.is_cuda and self.due and everybody and geometric and recordable(whole, fresh):
@@ -166,7 +188,7 @@ class Outlook:
         whole, fresh = court.law(file).select(file.staying), file.law(file.carried, sent)
 
         def look(clients: Places, rows: Places, count: int, law: Law, weights: Tensor, alarm: float) -> Look:
-            heard, device = law.heard, self.vectors.device
+            heard, device = law.heard, self.messages.device
             able = court.able(len(heard), file)
             shares = court.shares(clients, weights)[heard] if able else None
             there = rows_of(rows[heard], count, device)
@@ -191,7 +213,7 @@ class Outlook:
         and the rest of the round, as all that liars ask for, is made of these.
         """
         assert self._rule is not None
-        basis = torch.cat([self.vectors, beside.to(self.vectors)])
+        basis = torch.cat([self.vectors, beside.to(self.messages)])
         messages = basis[sent.start : sent.start + sent.count]
         products, weights = sent.gram.new_zeros(len(sent.changes), len(basis)), []
         for place, change in enumerate(sent.changes.to(basis)):
