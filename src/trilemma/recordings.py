@@ -42,11 +42,10 @@ class Recording:
 
     def replay(self, arguments: Tensors) -> Tensors:
         """Do it with these arguments."""
-        _copy(arguments, self.arguments)
+        for name, part in arguments.items():
+            self.arguments[name].copy_(part)
         self.graph.replay()
-        found = {name: torch.empty_like(part) for name, part in self.found.items()}
-        _copy(self.found, found)
-        return found
+        return {name: part.clone() for name, part in self.found.items()}
 
 
 class Recordings:
@@ -103,13 +102,6 @@ class Recordings:
         """Return the memory of recordings that are kept; None where there are none: it went with the last."""
         kept = (one for one in self.kept.values() if isinstance(one, Recording))
         return next((one.graph.pool() for one in kept if device_of(one.arguments) == device), None)
-
-
-def _copy(tensors: Tensors, to: Tensors) -> None:
-    """Copy tensors to others of the same names and shapes: all of a type are one launch."""
-    for kind in {part.dtype for part in tensors.values()}:
-        names = [name for name, part in tensors.items() if part.dtype == kind]
-        torch._foreach_copy_([to[name] for name in names], [tensors[name] for name in names])
 
 
 _everywhere: weakref.WeakSet[Recordings] = weakref.WeakSet()

@@ -229,6 +229,21 @@ def test_device_gram_of_rows_whose_squares_are_too_small_for_float32():
 
 @cuda
 @needs_device
+@pytest.mark.parametrize("case", ["noise", "offset", "nan"])
+def test_device_geometry_that_is_asked_for_later_is_the_one_asked_for_now(case: str):
+    """Whatever is done to other memory meanwhile; messages that are no noise are measured from near by."""
+    X = torch.randn(9, 70_000, generator=torch.Generator().manual_seed(1)).cuda()
+    X += 50.0 if case == "offset" else 0.0
+    X[3, 5] = torch.nan if case == "nan" else X[3, 5]
+    later = agg.geometry_later(X, single=True)
+    torch.add(X, X, alpha=-0.5)
+    found, expected = later(), agg.geometry(X, single=True)
+    np.testing.assert_array_equal(found.inner, expected.inner)
+    assert found.base == expected.base
+
+
+@cuda
+@needs_device
 def test_device_same_input_same_bits():
     X = torch.randn(40, 1_200_000, generator=torch.Generator().manual_seed(2)).cuda()
     for name in ("caf", "cwmed", "nnm+cwtm"):

@@ -409,6 +409,16 @@ def test_long_messages_are_measured_in_float32_and_the_same_comes_of_them(
     assert float((moved - expected).norm()) < 1e-5 * float(expected.norm())
 
 
+def test_rows_of_the_basis_are_those_of_its_one_piece() -> None:
+    """Sums, messages and the move lie apart; liars ask for a few rows of any of them."""
+    algorithm = server()
+    state, sent = start(algorithm), noise(0)
+    outlook = Outlook.of(algorithm.court, state, sent, EVERYBODY, 0)
+    last = len(outlook.vectors) - 1
+    for places in ([], [0, 3], [2, CLIENTS, CLIENTS + 4, last], [last]):
+        assert torch.equal(outlook.rows(np.array(places, dtype=np.int64)), outlook.vectors[places])
+
+
 def test_of_two_who_are_set_aside_one_counts_as_a_liar_that_is_gone() -> None:
     """Four may lie and one copies an honest client: both go, and three may still lie among the others."""
     algorithm = server(rounds=2)

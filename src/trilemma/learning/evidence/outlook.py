@@ -117,6 +117,7 @@ class Outlook:
             [
                 part[torch.from_numpy(mine - start).to(part.device)]
                 for part, mine, start in zip(self.basis, some, starts, strict=True)
+                if len(mine) or part is self.file.sums
             ]
         )
 
