@@ -79,6 +79,6 @@ __all__ = [
     "stream",
 ]
 
-discover(__name__, but=("cuda", "cuda_kernels", "cuda_network", "kernels"))
+discover(__name__, but=("cuda", "cuda_kernels", "cuda_network", "kernels", "window_kernels"))
 globals().update(mixings)  # those of new files too: `agg.name` is the class registered as "name"
 globals().update(rules)

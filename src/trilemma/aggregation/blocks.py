@@ -30,9 +30,9 @@ SMALL = 1 << 10
 """Up to so many numbers plain torch calls do, and numba need not be loaded."""
 
 
-def compiled() -> ModuleType | None:
-    """Return the numba kernels, or None where numba is not installed."""
-    return optional("kernels")
+def compiled(name: str = "kernels") -> ModuleType | None:
+    """Return numba kernels, or None where numba is not installed."""
+    return optional(name)
 
 
 @functools.cache

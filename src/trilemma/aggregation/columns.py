@@ -72,7 +72,7 @@ def window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | None =
         from trilemma.aggregation import cuda
 
         return cuda.window_means(X, rows, window, mixture)
-    kernels = blocks.compiled() if X.numel() > blocks.SMALL else None
+    kernels = blocks.compiled("window_kernels") if X.numel() > blocks.SMALL else None
     if kernels is None:
         return plain_window_means(X, rows, window, mixture)
     exact = mixture is not None and mixture.reference is None

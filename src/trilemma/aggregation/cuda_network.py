@@ -4,7 +4,7 @@ Triton passes the n loaded values to the program as one element-wise operation. 
 the same network of some thousand compare-exchanges takes minutes to compile; as one opaque operation, a
 second.
 
-The program computes what `trilemma.aggregation.kernels.window_means` does for a column:
+The program computes what `trilemma.aggregation.window_kernels.window_means` does for a column:
 
     $0  mean of the window (float64)      $1, $2  its first and last value
     $3  2 · rank of the first value in the window, + 1 if an equal value lies just outside
