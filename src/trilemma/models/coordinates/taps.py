@@ -14,12 +14,10 @@ from trilemma.models.tape import ByExample, ConvTap, LinearTap, NormTap, Tap, al
 
 
 @dataclass(frozen=True)
-class _HalfTap:
-    """W or β alone of z = W ∗ a + β."""
+class _PartTap:
+    """A part of a layer, or what was added to it: name and output are the layer's."""
 
     tap: Tap
-    shift: Tensor
-    """β, shared or per client."""
 
     @property
     def name(self) -> str:
@@ -30,6 +28,14 @@ class _HalfTap:
     def output(self) -> Tensor:
         """See `Tap`."""
         return self.tap.output
+
+
+@dataclass(frozen=True)
+class _HalfTap(_PartTap):
+    """W or β alone of z = W ∗ a + β."""
+
+    shift: Tensor
+    """β, shared or per client."""
 
 
 @dataclass(frozen=True)
@@ -92,27 +98,16 @@ class WeightTap(_HalfTap):
 
 
 @dataclass(frozen=True)
-class LowRankTap:
+class LowRankTap(_PartTap):
     """A (r × in) and B (out × r) of z = a (W + s B A)ᵀ + β, shared or per client.
 
     An example's gradients are outer products again, G_A = s (Bᵀ ∂ℓ/∂z) ⊗ a and G_B = s ∂ℓ/∂z ⊗ (A a), so
     their norms need nothing formed.
     """
 
-    tap: Tap
     a: Tensor
     b: Tensor
     scale: float
-
-    @property
-    def name(self) -> str:
-        """See `Tap`."""
-        return self.tap.name
-
-    @property
-    def output(self) -> Tensor:
-        """See `Tap`."""
-        return self.tap.output
 
     def floats(self, by_example: bool) -> int:
         """Count as for the layer, and both products of rank r."""
