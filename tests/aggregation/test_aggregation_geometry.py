@@ -33,7 +33,7 @@ def distances(X: torch.Tensor) -> np.ndarray:
 @pytest.fixture(params=["numba", "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
-        monkeypatch.setattr(blocks, "compiled", lambda: None)
+        monkeypatch.setattr(blocks, "compiled", lambda *_: None)
     return request.param
 
 
