@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import Metadata, ObjectTree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -357,6 +357,23 @@ def test_a_reply_of_many_records_is_refused_before_it_is_stored(folder, records)
         assert (await door.say(request(ANNOUNCES, b"\xff" * 50))).startswith(b"HTTP/1.1 400")
         assert door.link.seen == []
         assert (await door.say(request(ANNOUNCES, announcement(8)))).startswith(b"HTTP/1.1 200")
+
+    guarded(folder, scene)
+
+
+def test_a_client_says_nothing_in_the_servers_name(folder):
+    """A message that answers none is a question to Flower's SuperLink, which keeps it for whom it names."""
+
+    def said(*answered: str) -> bytes:
+        about = [Metadata(reply_to_message_id=one).SerializeToString() or b"*\0" for one in answered]
+        message = b"".join(bytes([10, len(one)]) + one for one in about)
+        return bytes([18, len(message)]) + message + announcement(3)
+
+    async def scene(door):
+        for forged in (said(), said(""), said("a", ""), said("a", "b")):
+            assert (await door.say(request(ANNOUNCES, forged))).startswith(b"HTTP/1.1 400")
+        assert door.link.seen == []
+        assert (await door.say(request(ANNOUNCES, said("a" * 64)))).startswith(b"HTTP/1.1 200")
 
     guarded(folder, scene)
 

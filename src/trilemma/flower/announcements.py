@@ -29,6 +29,25 @@ def records_announced(body: bytes) -> int:
     return count
 
 
+def only_replies(body: bytes) -> bool:
+    """Tell whether all messages of an announcement answer one: what answers none would be a question.
+
+    The SuperLink takes that for the server's own, from any client, as often as it comes. Field 2 of the
+    announcement are the messages, field 1 of a message is what it says about itself, once, and field 5 of
+    that names the message that is answered, once: of several two readers may take two different ones.
+
+    >>> reply, question = bytes([10, 3, 42, 1, 65]), bytes([10, 2, 42, 0])
+    >>> only_replies(bytes([18, 5]) + reply), only_replies(bytes([18, 4]) + question)
+    (True, False)
+    """
+    for message in _within(body, 2):
+        about = _within(message, 1)
+        answered = _within(about[0], 5) if len(about) == 1 else []
+        if len(answered) != 1 or not answered[0]:
+            return False
+    return True
+
+
 def _within(message: bytes, number: int) -> list[bytes]:
     """Return the messages in field `number` of a message whose type need not be known."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import h11
 
 from trilemma.federation.facts import FACTS
-from trilemma.flower.announcements import records_announced
+from trilemma.flower.announcements import only_replies, records_announced
 from trilemma.flower.limits import Limits, Settings
 
 PUBLIC_KEY, CLOCK = b"flwr-public-key", b"flwr-timestamp"
@@ -45,10 +45,12 @@ def check_head(name: str, request: h11.Request, settings: Settings) -> tuple[str
 
 
 def check_announcement(body: bytes, limits: Limits) -> None:
-    """Refuse an announcement of more records than a reply has."""
+    """Refuse an announcement of more records than a reply has, or of anything but replies."""
     try:
-        records = records_announced(body)
+        records, replies = records_announced(body), only_replies(body)
     except ValueError as error:
         raise Refusal(400, str(error)) from None
     if records > limits.records:
         raise Refusal(413, f"{records} records where at most {limits.records} are allowed")
+    if not replies:
+        raise Refusal(400, "a client answers, and asks nothing")

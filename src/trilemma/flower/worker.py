@@ -160,7 +160,8 @@ def what_an_operator_reads(error: Exception) -> str:
     """
     if reason_for(error) is Reason.DISK:
         assert isinstance(error, OSError)
-        return f"{os.strerror(error.errno or 0)}: make room where the server writes, and run it again; it goes on where it was"
+        why = os.strerror(error.errno or 0)
+        return f"{why}: make room where the server writes, and run it again; it goes on where it was"
     own = isinstance(error, UserError) and error.__cause__ is None
     return str(error)[:4000] if own else f"{type(error).__name__}: worker.log says more"
 
