@@ -14,7 +14,11 @@ directions and strengths that are tried, the one that does most harm to the mode
                 unshown    as loss, but after the model went on on public examples (`[aggregation] tune`)
                 errors     where most of the honest clients' examples are taken for something else once the
                            model is pushed as far as can be: as far as a lie along `loss` gets
-                best       all but the last four, in every round
+                unshown-errors
+                           as errors, but after the model went on: from the lie of `errors` on they climb to
+                           examples that are mistaken once clients, or the server, learnt from it on their
+                           own; before the last round, and where nobody goes on, it is `errors`
+                best       all but the last five, in every round
     noise       protocol   own message + shift
                 rotated    their messages, or their sums, are turned so that all their lengths and inner
                            products stay what honest ones would be, and yet their common part points in the
@@ -39,8 +43,8 @@ they face its rule alone, along `gradient`, `loss`, `slanted` or `errors`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Literal
 
@@ -57,7 +61,7 @@ from trilemma.attacks.turning import Array
 from trilemma.attacks.types import Attack, Crafted, Defence, View
 
 DIRECTIONS = ("gradient", "ones", "std", "top", "across")
-UPHILL = ("loss", "slanted", "unshown", "errors")
+UPHILL = ("loss", "slanted", "unshown", "errors", "unshown-errors")
 
 SLANTS = (-0.5, 0.25, 0.5, 1.0, 2.0)
 """How far slanted lies lean back along the gradient, beside a length of 1 uphill."""
@@ -65,6 +69,15 @@ SLANTS = (-0.5, 0.25, 0.5, 1.0, 2.0)
 ERRING = ((1.0, 0.0), (1.0, 0.0), (1.0, -0.25), (0.9, 0.0), (1.1, 0.0), (1.0, -0.25))
 """Lies towards errors, one after the other: at which multiple of the distance that the best so far gets, and
 how far they lean back along the gradient beside a length of 1. What a server makes of lies has edges."""
+
+OTHERWISE = 2.0
+"""How sharply errors are counted for lies beside the usual ones, where others go on from where they lead."""
+
+CLIMBS = 4
+"""Climbs at most towards what is mistaken after others have gone on, each from the best lie before it."""
+
+PARTS_OF_THE_WAY = (1.0, 0.5, 0.25, 0.1)
+"""How far towards the end of such a climb lies go, one after the other, until one is better."""
 
 NEAR = 3.0
 """Lies towards errors have up to so many times the strength of the one along `loss`, or as small a part."""
@@ -82,7 +95,17 @@ class Adaptive(AttackSettings):
     """Liars who know the defence: the most harmful lie each round that lets nobody be expelled."""
 
     direction: Literal[
-        "gradient", "ones", "std", "top", "across", "loss", "slanted", "unshown", "errors", "best"
+        "gradient",
+        "ones",
+        "std",
+        "top",
+        "across",
+        "loss",
+        "slanted",
+        "unshown",
+        "errors",
+        "unshown-errors",
+        "best",
     ] = "gradient"
     """Where the model is pushed."""
     noise: Literal["protocol", "rotated", "stretched"] = "protocol"
@@ -129,16 +152,34 @@ class Adaptive(AttackSettings):
             defence = defence.looked()
         lie = partial(self._lie, view, own, truth, defence)
         crafted, far = lie(strengths, self._uphill(view))
-        if self.direction == "errors" and far > 0:
+        if self.direction in ("errors", "unshown-errors") and far > 0:
             near = [one for one in strengths() if 1 / NEAR < one / (crafted.strength or 1.0) < NEAR]
             tried = near or strengths()
-            return _erring(view, crafted, far, truth, partial(lie, lambda: tried), self.sharper)
+            return self._erring(view, _Found(crafted, far), truth, partial(lie, lambda: tried))
         return crafted
 
     def _strengths(self, length: float) -> list[float]:
         """Return the strengths that are tried where the truth is so long."""
         found: list[float] = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
         return found
+
+    def _erring(
+        self, view: View, along_loss: _Found, truth: Tensor, lie: Callable[[Tensor], tuple[Crafted, float]]
+    ) -> Crafted:
+        """Return the lie after which most examples are mistaken, of those that set out from `along_loss`."""
+        if view.errors is None or view.mistaken is None:
+            return along_loss.crafted
+        mistaken, sharpness = view.mistaken, [1.0, *({self.sharper} - {1.0})]
+        if self.direction == "unshown-errors" and view.unshown_errors is not None:
+            sharpness = [*sharpness, *({OTHERWISE} - {self.sharper})]
+        tries = [_climbed(view, along_loss, truth, lie, view.errors, mistaken, sharp) for sharp in sharpness]
+        if self.direction == "unshown-errors" and view.unshown_errors and view.unshown_mistaken:
+            every = [one for tried in tries for one in tried]
+            return _gone_on(view, every, truth, lie, view.unshown_errors, view.unshown_mistaken)
+        if len(tries) == 1:
+            return tries[0][-1].crafted
+        found = [tried[-1].crafted for tried in tries]
+        return max(found, key=lambda one: mistaken(view.stack(one.messages), OUTRIGHT))
 
     def _lie(
         self,
@@ -233,39 +274,82 @@ class Adaptive(AttackSettings):
         return torch.stack(found + (_slanted(found[0], truth) if self.direction == "slanted" else []))
 
 
-def _erring(
+@dataclass(frozen=True)
+class _Found:
+    """A lie, how `far` it gets the aggregate and, where that is known, which `way` it was meant to go."""
+
+    crafted: Crafted
+    far: float
+    way: Tensor | None = None
+
+
+def _climbed(
     view: View,
-    along_loss: Crafted,
-    far: float,
+    begin: _Found,
     truth: Tensor,
     lie: Callable[[Tensor], tuple[Crafted, float]],
-    sharper: float,
-) -> Crafted:
-    """Return the lie after which most examples are mistaken, where `along_loss` gets the aggregate so `far`.
+    errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor],
+    mistaken: Callable[[Tensor, float], float],
+    sharp: float,
+) -> list[_Found]:
+    """Return `begin` and lies after it, the one after which most examples are mistaken, so `sharp`, last.
 
     Each sets out from the best before it: where that one leads, its noise and the server's weights included,
-    is known only once it was tried. `sharper` as in the attack's options.
+    is known only once it was tried.
     """
-    if view.errors is None or view.mistaken is None:
-        return along_loss
-    found = []
-    for sharp in (1.0, sharper) if sharper > 1 else (1.0,):
-        best, most = along_loss, view.mistaken(view.stack(along_loss.messages), sharp)
-        from_, distance = None, far
-        for share, lean in ERRING:
-            way = _leaning(view.errors(share * distance, from_, sharp).to(truth), truth, lean)
-            tried, reached = lie(way)
-            sent = view.stack(tried.messages)
-            mistaken = view.mistaken(sent, sharp)
-            if mistaken > most:
-                best, most = tried, mistaken
-            if reached > 0 and (best is tried or from_ is None):
-                from_, distance = (way, sent), reached
-        found.append(best)
-    mistaken_by, outright = view.mistaken, OUTRIGHT
-    if len(found) == 1:
-        return found[0]
-    return max(found, key=lambda one: mistaken_by(view.stack(one.messages), outright))
+    sent = view.stack(begin.crafted.messages)
+    found, best, most = [begin], begin, mistaken(sent, sharp)
+    from_, distance = None, begin.far
+    for share, lean in ERRING:
+        way = _leaning(errors(share * distance, from_, sharp).to(truth), truth, lean)
+        tried, reached = lie(way)
+        sent = view.stack(tried.messages)
+        count = mistaken(sent, sharp)
+        found.append(_Found(tried, reached, way))
+        if count > most:
+            best, most = found[-1], count
+        if reached > 0 and (best is found[-1] or from_ is None):
+            from_, distance = (way, sent), reached
+    return [*(one for one in found if one is not best), best]
+
+
+def _gone_on(
+    view: View,
+    every: Sequence[_Found],
+    truth: Tensor,
+    lie: Callable[[Tensor], tuple[Crafted, float]],
+    errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor],
+    mistaken: Callable[[Tensor, float], float],
+) -> Crafted:
+    """Return the lie after which most examples are mistaken outright once others have gone on from it.
+
+    The best of `every` lie towards errors, or one found from there. Whoever goes on chooses anew after every
+    lie, and a server lets some directions pass much further than others: where the lie at the end of a climb
+    is none, one that goes a part of that way may be. How sure of themselves models are that went on says
+    nothing, so examples are mistaken or they are not.
+    """
+
+    def counted(one: _Found) -> float:
+        return mistaken(view.stack(one.crafted.messages), OUTRIGHT)
+
+    best = max(every, key=counted)
+    most = counted(best)
+    for _ in range(CLIMBS):
+        from_ = (
+            None if best.way is None or not best.far > 0 else (best.way, view.stack(best.crafted.messages))
+        )
+        aim = errors(best.far, from_, 1.0).to(truth)
+        for part in PARTS_OF_THE_WAY if best.way is not None else (1.0,):
+            way = _leaning(
+                aim if best.way is None else part * aim + (1 - part) * best.way.to(aim), truth, 0.0
+            )
+            tried = _Found(*lie(way), way)
+            if (count := counted(tried)) > most:
+                best, most = tried, count
+                break
+        else:
+            break
+    return best.crafted
 
 
 def _leaning(uphill: Tensor, truth: Tensor, slant: float) -> Tensor:

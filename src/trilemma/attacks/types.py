@@ -134,6 +134,7 @@ class View:
     what to add for most examples to be taken for something else when the aggregate is pushed so far (for
     several distances, from a lie before it, counted as softly as the model's best multiple does or so many
     times sharper), `mistaken`, how many are when the server hears these messages of all clients (k, d),
+    `unshown_errors` and `unshown_mistaken`, both after those who go on learning have gone on,
     `trusted` (d,), the server's own message on public examples, where it measures others by one, and
     `members`, the liars' places among all clients.
 
@@ -158,6 +159,8 @@ class View:
     unshown: Callable[[], Tensor] | None = None
     errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor] | None = None
     mistaken: Callable[[Tensor, float], float] | None = None
+    unshown_errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor] | None = None
+    unshown_mistaken: Callable[[Tensor, float], float] | None = None
     trusted: Callable[[], Tensor] | None = None
     members: tuple[int, ...] = ()
 

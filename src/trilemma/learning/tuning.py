@@ -105,8 +105,13 @@ def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float]
     enough = means[best] + float(scored[best].std()) / math.sqrt(examples)
     least = min(scale for scale, pull in means if means[scale, pull] <= enough and (scale or not best[0]))
     scale, pull = min(((least, pull) for pull in PULLS), key=lambda choice: means[choice])
+    return going_on(owner, origin, model, scale, pull)
+
+
+def going_on(owner: Clients, origin: Tensor, model: Tensor, scale: float, pull: float) -> Tuned:
+    """Return where one goes whose choices are made: from θ_0 + scale · m on all examples, pulled back."""
     start = start_of(origin, model, scale)
-    return Tuned(_nearest(owner, start[None], whole, pull)[0], scale, pull)
+    return Tuned(_nearest(owner, start[None], owner.everything(), pull)[0], scale, pull)
 
 
 def held_out(owner: Clients, start: Tensor, pull: float | None) -> tuple[Tensor, Tensor]:

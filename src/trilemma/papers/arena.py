@@ -65,6 +65,7 @@ ADVERSARIES: Mapping[str, tuple[str, ...]] = {
     "sharper stretched errors": (
         "attack={name='adaptive', direction='errors', noise='stretched', sharper=2.0}",
     ),
+    "stretched unshown errors": ("attack={name='adaptive', direction='unshown-errors', noise='stretched'}",),
     "gradient": ("attack={name='adaptive'}",),
     "rotated": ("attack={name='adaptive', noise='rotated'}",),
     "across": ("attack={name='adaptive', direction='across'}",),

@@ -121,8 +121,12 @@ class Ahead:
 
     @cached_property
     def lengthened(self) -> float:
-        """The multiple of the move that has the least loss."""
-        tried = torch.stack([self.start + scale * (self.after - self.start) for scale in LENGTHENED])
+        """The multiple of the round's move that has the least loss."""
+        return self._best_multiple(self.after - self.start)
+
+    def _best_multiple(self, move: Tensor) -> float:
+        """Return the multiple of a move (d,) that has the least loss."""
+        tried = torch.stack([self.start + scale * move for scale in LENGTHENED])
         x, weight = each(self.batch.x, lambda part: part[0]), self.batch.weight
         shares = None if weight is None else weight[0]
         model = self.honest.model
@@ -149,13 +153,13 @@ class Ahead:
     def unshown(self) -> Tensor:
         """Return the same, where the server or clients go on learning on their own afterwards: after that."""
         pushes = []
-        for owner in self._shown():
+        for owner in self.shown():
             tuned = self.experiment.tuned(owner, self.after)
             pushes.append(unseen(owner, tuned, self.steepest(tuned.params, self.batch.weight)))
         return self.sense * torch.stack(pushes).mean(0) if pushes else self.uphill()
 
-    def _shown(self) -> Sequence[SimulatedClients]:
-        """Those who go on learning after this round, whose examples show what was pushed; not liars."""
+    def shown(self) -> Sequence[SimulatedClients]:
+        """Return some who go on learning after this round, whose examples show what was pushed; no liars."""
         going_on = self.experiment.going_on(self.progress.round + 1)
         return [owner for owner in going_on if not {*owner.ids} & {*self.experiment.byzantine}][:SHOWN]
 
@@ -184,8 +188,12 @@ class Ahead:
 
     def _mistaken(self, move: Tensor, sharper: float) -> tuple[Tensor, float]:
         """Return p, times every example's share, and the mean of 1 − p where the model is moved so far."""
+        return self._likely(self.start + sharper * self.lengthened * move)
+
+    def _likely(self, params: Tensor) -> tuple[Tensor, float]:
+        """Return p, times every example's share, and the mean of 1 − p of a model (d,)."""
         model, batch = self.honest.model, self.batch
-        params, x = self.start + sharper * self.lengthened * move, each(batch.x, lambda part: part[0])
+        x = each(batch.x, lambda part: part[0])
         likely = torch.exp(-model.loss(models.outputs(model, params, x)[None], batch.y))
         shares = torch.ones_like(likely) if batch.weight is None else batch.weight
         likely = likely * shares / shares.sum()

@@ -18,6 +18,7 @@ from trilemma.learning.evidence.outlook import Outlook, Rehearsal
 from trilemma.privacy import Noiseless
 from trilemma.simulate.ahead import Ahead, Progress
 from trilemma.simulate.experiment import Experiment
+from trilemma.simulate.going_on import AheadGoingOn
 
 
 def informed(
@@ -51,6 +52,8 @@ def informed(
             ahead = Ahead(experiment, progress, sent.rows(rows), heard)
             view = replace(view, uphill=ahead.uphill, unshown=ahead.unshown)
             view = replace(view, errors=ahead.errors, mistaken=ahead.mistaken)
+            if (later := AheadGoingOn.of(ahead)) is not None:
+                view = replace(view, unshown_errors=later.errors, unshown_mistaken=later.mistaken)
     return view
 
 
