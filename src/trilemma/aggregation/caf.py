@@ -69,7 +69,7 @@ class Caf(Geometric):
         """Take the walk for every one of (B, n, n)."""
         n = grams.shape[-1]
         self.check(n)
-        best = many.walked(many.recentred(many.filled_up(grams)), above=n - 2 * self.f)
+        best = many.walked(many.filled_up(grams), above=n - 2 * self.f)
         return (best / best.sum(1, keepdim=True))[: len(grams)]
 
     def kappa(self, n: int) -> float:

@@ -118,9 +118,10 @@ def in_range(X: Tensor, found: Tensor) -> bool:
     >>> in_range(X, X @ X.T), in_range(X[1:], X[1:] @ X[1:].T)
     (False, True)
     """
-    if not bool(found.isfinite().all()):
+    inner = found.numpy()
+    if not np.isfinite(inner).all():
         return False
-    return not any(bool(X[int(row)].any()) for row in (found.diagonal() <= TINY).nonzero())
+    return not any(bool(X[int(row)].any()) for row in np.flatnonzero(inner.diagonal() <= TINY))
 
 
 def around_origin(inner: Array) -> Geometry | None:

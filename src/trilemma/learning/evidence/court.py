@@ -43,6 +43,9 @@ class Look:
     gram: Array
     law: Law
     _seen: dict[int, list[Direction]] = field(default_factory=dict, repr=False, compare=False)
+    _convicted: dict[tuple[int, float], list[Expulsion]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def seen(self, liars: int) -> list[Direction]:
         """Return the directions that stand out among those who sent something; worked out once."""
@@ -51,6 +54,14 @@ class Look:
             gram = self.gram if len(heard) == len(self.gram) else self.gram[np.ix_(heard, heard)]
             self._seen[liars] = visible(gram, self.law.select(heard), liars + 1) if len(heard) else []
         return self._seen[liars]
+
+    def convicted(self, liars: int, alarm: float) -> list[Expulsion]:
+        """Return who of them is proved to lie, of whom `liars` may, by place in `rows`; worked out once."""
+        if (liars, alarm) not in self._convicted:
+            self._convicted[liars, alarm] = convict(
+                self.gram, self.law, liars, alarm, partial(self.seen, liars)
+            )
+        return self._convicted[liars, alarm]
 
     def without(self, clients: Places) -> Look:
         """Return the look at the others."""
@@ -155,7 +166,7 @@ class Court:
                 continue
             left = look.without(clients_of(found))
             liars = max(0, self.liars(file) - int(proved(found)))
-            for one in convict(left.gram, left.law, liars, alarm, partial(left.seen, liars)):
+            for one in left.convicted(liars, alarm):
                 client, others = left.rows[one.client], (int(left.rows[j]) for j in one.others)
                 found.append(replace(one, client=int(client), others=tuple(others)))
         return sorted(found, key=lambda one: one.client)

@@ -1,8 +1,8 @@
 """A round for many lies at once, after they are judged: where the model is moved. On a GPU as a recording.
 
 All that is done to a hundred lies takes a GPU a millisecond or two, and several hundred small launches take
-the processor ten. So where nobody is missing it is replayed (`trilemma.recordings`), in two parts, one that
-judges and one that moves, with the rule's weights between them.
+the processor ten. So where nobody is missing it is replayed (`trilemma.recordings`): before a mean in one
+piece, otherwise in two parts, one that judges and one that moves, with the rule's weights between them.
 A recording cannot wait for what it finds: all lies go through all of it, those too that are expelled, and
 its loops take a fixed number of steps (`many.Bounded`). Where one of them should have gone on, the round is
 worked out step by step.
@@ -89,12 +89,13 @@ def foreseen(
     whole: Look,
     fresh: Look,
     taken: Tensor,
-    weigh: Callable[[Tensor], Tensor],
+    weigh: Callable[[Tensor], Tensor] | None,
 ) -> Foreseen | None:
     """Return what becomes of B lies, as recordings play it; None where it takes more steps than they have.
 
     `changes` (B, r, p) are added to the messages `which` (r,) of all; `taken` (n,) is what each client had
-    in the model's steps so far, and `weigh` gives the rule's weights (B, n) for Gram matrices.
+    in the model's steps so far, and `weigh` gives the rule's weights (B, n) for Gram matrices; None: all the
+    same, the mean's.
     """
     facts = (fresh.facts, whole.facts)
     given = {
@@ -104,16 +105,20 @@ def foreseen(
         "step": torch.full_like(gram[0, 0], step),
         "fresh": fresh.numbers,
         "whole": whole.numbers,
+        "taken": taken,
     }
     for steps in STEPS:
-        judged = _recordings.run(("judged", steps, *facts), partial(_judged, facts, steps), given)
-        # How messages of the expelled would be weighed does not matter: as those of the first lie are.
-        grams = judged["grams"][0]
-        weights = weigh(torch.where(judged["expelled"][:, None, None], grams[:1], grams))
-        told = judged | {"taken": taken, "weights": weights}
-        found = _recordings.run(("moved", steps, *facts), partial(_moved, facts, steps), given | told)
+        if weigh is None:
+            found = _recordings.run(("averaged", steps, *facts), partial(_averaged, facts, steps), given)
+        else:
+            judged = _recordings.run(("judged", steps, *facts), partial(_judged, facts, steps), given)
+            # How messages of the expelled would be weighed does not matter: as those of the first lie are.
+            grams = judged["grams"][0]
+            weights = weigh(torch.where(judged["expelled"][:, None, None], grams[:1], grams))
+            told = given | judged | {"weights": weights}
+            found = judged | _recordings.run(("moved", steps, *facts), partial(_moved, facts, steps), told)
         count = len(changes)
-        expelled = judged["expelled"][:count]
+        expelled = found["expelled"][:count]
         if not bool((found["going_on"][:count] & ~expelled).any()):
             return Foreseen(
                 expelled,
@@ -121,6 +126,14 @@ def foreseen(
                 torch.where(expelled, math.inf, found["corrected"][:count]),
             )
     return None
+
+
+def _averaged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
+    """Judge B lies and tell where the model is moved, by a server that takes the mean of messages."""
+    judged = _judged(facts, steps, of)
+    n, count = facts[0].members, len(of["changes"])
+    told = of | judged | {"weights": of["gram"].new_full((count, n), 1 / n)}
+    return {"expelled": judged["expelled"], **_moved(facts, steps, told)}
 
 
 def _judged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:

@@ -148,7 +148,8 @@ class Outlook:
         everybody = n == k and bool((self.senders == np.arange(n)).all())
         which = torch.from_numpy(rows).to(gram.device)
         if gram.is_cuda and self.due and everybody and geometric and recordable(whole, fresh):
-            found = foreseen(gram, which, changes, self.step, whole, fresh, taken, self._weights)
+            weigh = None if self._rule is None else self._weights
+            found = foreseen(gram, which, changes, self.step, whole, fresh, taken, weigh)
             if found is not None:
                 return found
         whose = torch.from_numpy(self.senders[rows]).to(gram.device)
