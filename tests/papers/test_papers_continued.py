@@ -57,6 +57,15 @@ def test_more_seeds_stand_beside_those_that_are_there_and_each_says_of_when_it_i
     assert now.cells[1].of == then.about
 
 
+def test_seeds_of_three_days_are_named_one_after_the_other() -> None:
+    first = of_then(cell("a", {1: 0.5}))
+    second = replace(first.merged([cell("a", {2: 0.7})]), date="2026-02-02")
+    third = second.merged([cell("a", {3: 0.9})])
+    parts = third.cells[0].of.split("; ")
+    assert [part.partition(":")[0] for part in parts[:3]] == ["seed 3", "seed 2", "seed 1"]
+    assert parts[2:] == ["seed 1: a GPU, 2026-01-01", f"code {first.code}"]
+
+
 def test_more_seeds_of_the_same_day_device_and_code_are_not_older() -> None:
     assert [
         one.of for one in new_results("s", [cell("a", {1: 0.5})]).merged([cell("a", {2: 0.7})]).cells

@@ -277,11 +277,12 @@ def _beside(old: Measured | None, new: Measured, fresh: Results) -> Measured:
     more = [seed for seed in old.seeds if seed not in new.seeds]
     if not more or any(str(seed) not in one.per_seed for one in old.metrics.values() for seed in more):
         return replace(new, tried=tried)
-    of = (
-        f"{named_seeds(new.seeds)}: {fresh.device}, {fresh.date}; {named_seeds(more)}: {old.of}"
-        if old.of
-        else new.of
-    )
+    of = new.of
+    if old.of:
+        # where what is old says it of each seed already, and all of these stay, it goes on saying so
+        each = old.of.startswith("seed") and len(more) == len(old.seeds)
+        before = old.of if each else f"{named_seeds(more)}: {old.of}"
+        of = f"{named_seeds(new.seeds)}: {fresh.device}, {fresh.date}; {before}"
     return replace(_pool([new, _of_seeds(old, more)]), of=of, tried=tried)
 
 
