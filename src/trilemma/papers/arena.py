@@ -265,12 +265,13 @@ def read(path: Path) -> list[Row]:
     """Return the rows that were recorded in a file; refuse one that holds anything else."""
     with files.readable(path, "results of an arena"):
         said = json.loads(path.read_text("utf-8"))
-        return [_checked(Row(**row)) for row in (said if isinstance(said, list) else [said])]
+        kinds = get_type_hints(Row)
+        return [_checked(Row(**row), kinds) for row in (said if isinstance(said, list) else [said])]
 
 
-def _checked(row: Row) -> Row:
+def _checked(row: Row, kinds: Mapping[str, type]) -> Row:
     """Return a row of a file; refuse one that no table has a place for."""
-    for name, kind in get_type_hints(Row).items():
+    for name, kind in kinds.items():
         if not isinstance(getattr(row, name), kind):
             raise ValueError(f"{name} = {getattr(row, name)!r}")
     for one, known in ((row.ground, GROUNDS), (row.threat, THREATS)):
