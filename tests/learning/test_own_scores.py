@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from trilemma.config import parse
 from trilemma.config.resolve import resolve
 from trilemma.errors import ConfigError, PrivacyError
+from trilemma.learning import algorithms
 from trilemma.learning.own_scores import OwnScores, release_of
 from trilemma.privacy import Guarantee, Noiseless
 from trilemma.privacy.accountants import accountants
@@ -129,6 +130,19 @@ def test_an_epsilon_that_is_aimed_at_holds_with_the_evaluations(kind):
     alone = accountants["exact"].epsilon(past[1:], 1e-5)
     assert alone == pytest.approx(3.0, rel=1e-3)
     assert "clients evaluate 3 times" in found.notes[-1]
+
+
+@pytest.mark.parametrize("name", sorted(algorithms))
+def test_algorithms_say_whether_clients_end_with_models_of_their_own(name):
+    asked = parse({"data": {"name": "synthetic", "size": 300}, "model": {"name": "multinomial"}}, [])
+    experiment = assemble(asked.with_("federation.clients=100", f"algorithm={{name='{name}'}}"), seed=1)
+    assert experiment.personal == experiment.resolved.algorithm.own_models
+
+
+@pytest.mark.parametrize("name", ["fedavg", "dsgd"])
+def test_whoever_has_one_model_for_all_may_evaluate_it(name):
+    asked = parse({}, [*EVALUATED, f"algorithm.name={name}"])
+    assert resolve(asked, 400).own_scores is not None
 
 
 def test_what_evaluations_need_is_said():

@@ -18,7 +18,7 @@ from trilemma.config.load import Config
 from trilemma.errors import ConfigError, PrivacyError
 from trilemma.learning import Algorithm, Setup
 from trilemma.learning.own_scores import OwnScores, release_of
-from trilemma.learning.protocol import Clients, global_model
+from trilemma.learning.protocol import Clients
 from trilemma.learning.screens.screen import stage_of
 from trilemma.learning.stages import staged
 from trilemma.models.types import Model
@@ -168,7 +168,7 @@ USUAL_SHARE = 0.1
 
 def _said(algorithm: Algorithm, model: Model | None, own_scores: OwnScores) -> _Words:
     """Refuse evaluations that mean nothing; return what must be said about the others."""
-    if algorithm.evaluated is not global_model:
+    if algorithm.own_models:
         raise ConfigError(
             f"[evaluation] clients = true: the models of {algorithm.name} are the clients' own, and one "
             "score for all is asked for; leave it out"

@@ -196,7 +196,7 @@ def _with_clients(config: Config, clients: int) -> Config:
 def _resolve(config: Config, examples: int, model: Model, held_out: int) -> Resolved:
     # What leaves a real client is integers on a public grid, whatever a simulation of it does.
     resolved = resolve(config, examples, model, arithmetic="grid", held_out=held_out)
-    _check_resolved(config, resolved)
+    _check_resolved(config, resolved, model)
     return resolved
 
 
@@ -221,7 +221,7 @@ def _check_going_on(task: PartyTask, party: Party, examples: int) -> None:
         check_one_model(algorithm.personal(alone, task.key), algorithm.name)
 
 
-def _check_resolved(config: Config, resolved: Resolved) -> None:
+def _check_resolved(config: Config, resolved: Resolved, model: Model) -> None:
     algorithm, sampled = resolved.algorithm, config.federation.sampled
     if algorithm.screen or config.aggregation.root:
         raise ConfigError(
@@ -245,7 +245,9 @@ def _check_resolved(config: Config, resolved: Resolved) -> None:
             "with different absentees takes it out again; allowed: algorithm.momentum = 0, or another threat "
             "model"
         )
-    if config.run.returned != "last" and algorithm.evaluated is not global_model:
+    # in FedAvg too, where clients average the running statistics of a model that has some
+    own = algorithm.own_models or (bool(model.buffers) and algorithm.evaluated is not global_model)
+    if config.run.returned != "last" and own:
         raise ConfigError(
             f"[run] returned = {config.run.returned!r}: the models of {algorithm.name} are the clients' own, "
             "the server cannot keep them; allowed: last"

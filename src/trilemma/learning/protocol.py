@@ -130,6 +130,7 @@ class Algorithm:
         release: What one client lets out in one round, for the accountant; None: no privacy mechanism.
         evaluated: (broadcast, state, clients, key) -> the parameters that are scored: (d,) for one global
             model, (k, d) for personal ones. The key is for methods that fine-tune before they are scored.
+        own_models: Whether clients end with models of their own, whatever the model is.
         everyone_trains: Whether clients that were not sampled this round train too; their messages are not
             aggregated, their state is kept. Otherwise only sampled clients are stepped.
         tolerates_nonfinite: Whether honest messages that are not finite are part of the method's life, and
@@ -150,6 +151,7 @@ class Algorithm:
     message: Declaration
     release: Release | None = None
     evaluated: Callable[[State, State, Clients, Key], Tensor] = global_model
+    own_models: bool = False
     everyone_trains: bool = False
     tolerates_nonfinite: bool = False
     everyone_listens: bool = False

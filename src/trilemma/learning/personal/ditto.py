@@ -84,5 +84,6 @@ class Ditto(WholeClientSettings):
             moved(setup, one_vector("params")),
             setup.release,
             evaluated=personal_model,
+            own_models=True,
             everyone_trains=True,
         )

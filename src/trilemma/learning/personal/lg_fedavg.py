@@ -70,5 +70,7 @@ class LGFedAvg(GlobalSettings):
         server = blending_server(setup, "head", self.beta)
         message = moved(setup, one_vector("head", lambda model: model.last(self.head_layers).size))
         return Algorithm(
-            "lg-fedavg", init, client, server, message, setup.release, joined, everyone_listens=True
+            *("lg-fedavg", init, client, server, message, setup.release, joined),
+            own_models=True,
+            everyone_listens=True,
         )

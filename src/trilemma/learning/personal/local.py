@@ -64,5 +64,8 @@ class Local(AlgorithmSettings):
 
         nothing_sent = one_vector("nothing", lambda _: 0)
         return Algorithm(
-            "local", init, client, server, nothing_sent, evaluated=personal_model, everyone_trains=True
+            *("local", init, client, server, nothing_sent),
+            evaluated=personal_model,
+            own_models=True,
+            everyone_trains=True,
         )

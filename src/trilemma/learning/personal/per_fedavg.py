@@ -96,7 +96,7 @@ class PerFedAvg(GlobalSettings):
 
         server = blending_server(setup, "params", self.beta)
         message = moved(setup, one_vector("params"))
-        return Algorithm("per-fedavg", init, client, server, message, setup.release, adapted)
+        return Algorithm("per-fedavg", init, client, server, message, setup.release, adapted, own_models=True)
 
 
 def hessian_product(
