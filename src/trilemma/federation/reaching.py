@@ -29,6 +29,9 @@ LARGEST = 1 << 16
 NO_CHECK_TIME = 0x200000
 """OpenSSL's flag for taking a certificate whatever the clock says; Python has no name for it."""
 
+TRIES = 3
+"""How often a server is asked what it has against a client, where its answer is cut off."""
+
 
 class NobodyThereError(OSError):
     """Something takes connections, and closes them before any certificate was shown."""
@@ -90,18 +93,23 @@ def _alert(client: Party) -> ssl.SSLError | None:
     """Return what the server's TLS says against this client, where it says something.
 
     In TLS 1.3 a client is done before the server has looked at its certificate, and may then find a closed
-    connection where an alert was meant; in TLS 1.2 it waits for the server's word.
+    connection where an alert was meant; in TLS 1.2 it waits for the server's word. That word too is lost
+    where the connection is reset behind it before it is read, so there is more than one try.
     """
-    context = _context(client)
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        with contextlib.closing(_connection(client, context)) as connection:
-            connection.connect()
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-        return None  # closed without a word, as by a proxy that reaches nobody
-    except ssl.SSLError as error:
-        return error
-    except OSError:
+    for _ in range(TRIES):
+        context = _context(client)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            with contextlib.closing(_connection(client, context)) as connection:
+                connection.connect()
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return None  # closed without a word, as by a proxy that reaches nobody
+        except ssl.SSLError as error:
+            return error
+        except ConnectionResetError:
+            continue
+        except OSError:
+            return None
         return None
     return None
 

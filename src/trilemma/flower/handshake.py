@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from asyncio import sslproto
+from typing import Any
 
 from trilemma.flower.limits import Settings
 from trilemma.flower.lines import CHUNK
@@ -18,6 +20,7 @@ def why_refused(error: Exception) -> str:
 
 def server_context(settings: Settings) -> ssl.SSLContext:
     """Return the TLS of the door: the server's certificate, and none but the authority's clients."""
+    say_why_refused()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(settings.certificate, settings.key)
@@ -31,6 +34,25 @@ def certified_name(writer: asyncio.StreamWriter) -> str:
     certificate = writer.get_extra_info("peercert") or {}
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 else ""
+
+
+def say_why_refused() -> None:
+    """Have asyncio send the alert of a handshake that failed; it closes without a word else.
+
+    A client then cannot tell a certificate that is not taken from a server that is not there.
+    """
+    ends = sslproto.SSLProtocol._on_handshake_complete
+    if getattr(ends, "says_why", False):
+        return
+
+    def ends_with_a_word(protocol: Any, error: BaseException | None) -> None:
+        if error is not None:
+            with contextlib.suppress(OSError, ssl.SSLError):
+                protocol._process_outgoing()
+        ends(protocol, error)
+
+    setattr(ends_with_a_word, "says_why", True)  # noqa: B010
+    setattr(sslproto.SSLProtocol, ends.__name__, ends_with_a_word)
 
 
 def small_buffers() -> None:
