@@ -146,7 +146,7 @@ class Folder:
 
     def __init__(self, source: str, device: str | None) -> None:
         here = Path(__file__)
-        path = os.pathsep.join([source, str(here.parent)])
+        path = os.pathsep.join([source, str(here.parent), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, str(here), "--serve", *([] if device is None else ["--device", device])]
         self.process = subprocess.Popen(
             command,
@@ -187,9 +187,8 @@ def compare(cases: list[str], sources: list[str], chosen: argparse.Namespace) ->
             rounds_ = middle["attack"] / middle["rest"]
             columns = [("case", case), ("code", source), *((n, f"{v:.5g}") for n, v in middle.items())]
             if chosen.stages:
-                columns = columns[:2] + [
-                    ("milliseconds", ", ".join(f"{n} {v:.2f}" for n, v in middle.items()))
-                ]
+                told = ", ".join(f"{name} {spent:.2f}" for name, spent in middle.items())
+                columns = [*columns[:2], ("milliseconds", told)]
             rows.append((*columns, ("rounds", f"{rounds_:.2f}")))
             print(*(f"{value}" for _, value in rows[-1]), sep=" | ", flush=True)
     for folder in folders.values():
