@@ -11,11 +11,13 @@ import torch
 from one_by_one import Round, rounds, strongest
 
 from trilemma import config, simulate
+from trilemma.aggregation import many
 from trilemma.attacks import View, attacks
 from trilemma.attacks.memoryless import one_by_one
 from trilemma.attacks.tryout import Tryout
 from trilemma.attacks.types import Foreseen
 from trilemma.keys import Key
+from trilemma.learning.evidence.many_rounds import Weigher, foreseen, recordable
 from trilemma.learning.evidence.outlook import Outlook
 
 RUN = {
@@ -161,7 +163,8 @@ def test_what_is_foreseen_for_all_lies_is_what_the_server_does_with_each(case: t
         made.outlook, made.senders[-made.liars :], np.ones(made.liars), way[None], made.truth, noise
     )
     lies = there.lies(0, [0.3, 1.0, 3.0, 8.0, 15.0, 30.0, 80.0])
-    found = there.defence.outcomes(there.measured, there.active, torch.from_numpy(lies.changes), there.beside)
+    changes = there.in_the_basis(lies.changes)
+    found = there.defence.outcomes(there.measured, there.active, changes, there.beside)
     basis = torch.cat([there.defence.vectors.double(), way[None], made.truth[None] / made.truth.norm()])
     for place in range(len(lies)):
         expelled, move = made.after(there.sent(lies, place))
@@ -169,6 +172,38 @@ def test_what_is_foreseen_for_all_lies_is_what_the_server_does_with_each(case: t
         if not expelled:
             foreseen = found.move[place] @ basis
             assert float((foreseen - move).norm()) < 1e-4 * float(move.norm())
+
+
+@pytest.mark.parametrize("steps", [4, 1])
+@pytest.mark.parametrize("noise", ["protocol", "rotated"])
+@pytest.mark.parametrize("rule", ["evidence+mean", "evidence+caf", "evidence+nnm+caf", "evidence+smea"])
+def test_what_is_foreseen_in_one_piece_is_what_is_foreseen_step_by_step(
+    rule: str, noise: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU replays it, without waiting for anything: where it would have to wait, it says so.
+
+    Walks that are cut short after their first step have to be taken to their end.
+    """
+    monkeypatch.setattr(many, "FIRST", steps)
+    made = rounds(1, rule, 20, 4, 300, 2, 0, 1.0)
+    outlook, way = made.outlook.looked(), -made.truth / made.truth.norm()
+    there = Tryout(outlook, made.senders[-4:], np.ones(4), way[None], made.truth, noise)
+    lies = there.lies(0, np.geomspace(0.3, 80.0, 24).tolist())
+    changes = there.in_the_basis(lies.changes)
+    expected = outlook.outcomes(there.measured, there.active, changes, there.beside)
+    (whole, fresh), chain = outlook._looks, outlook._rule
+    assert recordable(whole, fresh)
+    weigher = None
+    if chain is not None:
+        weigher = Weigher(rule, chain.weights_from_grams or outlook._weights, rule != "evidence+smea")
+    which, taken = torch.from_numpy(there.active), outlook.file.taken
+    found = foreseen(there.measured, which, changes, outlook.step, whole, fresh, taken, weigher)
+    assert found is not None
+    assert torch.equal(found.expelled, expected.expelled)
+    assert 0 < int(found.expelled.sum()) < len(lies)
+    torch.testing.assert_close(found.move, expected.move, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found.corrected, expected.corrected, rtol=1e-6, atol=1e-7)
+    assert bool((expected.corrected[~expected.expelled] > 0).any())
 
 
 def test_bold_liars_push_between_looks_as_far_as_messages_hide() -> None:

@@ -5,11 +5,19 @@ has no good way to decompose a hundred small matrices, but multiplies them in mi
 eigenvectors by squaring: Mˢ for s = 2, 4, 8, … tends to a multiple of v vᵀ as (λ₂/λ₁)ˢ tends to 0, after k
 squarings as far as after 2ᵏ steps of the power method. Rounding M² costs no more than rounding M, since
 the gap has doubled.
+
+Eigenvalues of noise hardly differ, and the first squarings are better spent on Chebyshev's polynomials
+T₂ₛ = 2Tₛ² − 1: with [0, θ] mapped to [−1, 1] whatever is at most θ stays within 1, and what is θ(1 + δ) grows
+like cosh(2s√δ), where powers have (1 + δ)ˢ. No top eigenvalue is below the mean of all, which is the trace's;
+where only those above an edge are asked for, θ is the edge.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 
 import torch
@@ -18,16 +26,23 @@ from torch import Tensor
 from trilemma.aggregation.spectral import ROUNDING
 from trilemma.recordings import Recordings, Tensors
 
-SCALED, SQUARED = 3, 6
-"""So many times a matrix is squared so often and scaled: (1/n)⁶⁴ is still a number. 2¹⁸ steps of the power
-method tell eigenvalues apart that differ by a ten-thousandth; those of noise differ by thousandths."""
+SHARPENED, SQUARED, SQUARED_ABOVE = 6, 8, 5
+"""So often a matrix is squared by Chebyshev's way, and then plainly, without an edge and with one. Without,
+eigenvalues are told apart that differ by a few ten-thousandths, and those of noise differ by thousandths.
+With one, whatever is above it by a ten-thousandth is found."""
+
+SCALED = 6
+"""After so many squarings a matrix is scaled: (1/n)⁶⁴ is still a number."""
 
 TOGETHER = 32
 """On a GPU problems are filled up to so many, 1.5 times that, or doubles of these: few sizes are recorded."""
 
 
-def top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
+def top_eigenpairs(M: Tensor, least: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the largest eigenvalues (B,) and unit eigenvectors (B, n) of positive semidefinite (B, n, n).
+
+    With `least` (B,) they are looked for above that only, which is quicker: where there is none, some value
+    that is not above it is returned.
 
     On a GPU it is replayed (`trilemma.recordings`): seventy small launches cost more than what they start.
 
@@ -37,20 +52,29 @@ def top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
     """
 
     def computed(of: Tensors) -> Tensors:
-        values, vectors = plain_top_eigenpairs(of["M"])
+        values, vectors = plain_top_eigenpairs(of["M"], of.get("least"))
         return {"values": values, "vectors": vectors}
 
-    found = _recordings.run("top eigenpairs", computed, {"M": M})
+    found = _recordings.run(
+        "top eigenpairs", computed, {"M": M} if least is None else {"M": M, "least": least}
+    )
     return found["values"], found["vectors"]
 
 
-def plain_top_eigenpairs(M: Tensor) -> tuple[Tensor, Tensor]:
+def plain_top_eigenpairs(M: Tensor, least: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the same, launched one by one: for what is recorded as a whole."""
-    power = _scaled(M)
-    for _ in range(SCALED):
-        for _ in range(SQUARED):
-            power = torch.bmm(power, power)
-        power = _scaled(power)
+    edge = M.diagonal(dim1=1, dim2=2).mean(1)
+    edge = edge if least is None else torch.maximum(edge, least)
+    power = M * (4.0 / torch.where(edge > 0.0, edge, 1.0))[:, None, None]
+    power.diagonal(dim1=1, dim2=2).sub_(2.0)  # twice Chebyshev's polynomial: 2T₂ₛ = (2Tₛ)² − 2
+    for _ in range(SHARPENED):
+        power = torch.bmm(power, power)
+        power.diagonal(dim1=1, dim2=2).sub_(2.0)
+    power /= power.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1.0)[:, None, None]
+    for done in range(SQUARED if least is None else SQUARED_ABOVE):
+        power = torch.bmm(power, power)
+        if done % SCALED == 0:
+            power = _scaled(power)
     largest = power.diagonal(dim1=1, dim2=2).argmax(1)
     column = power[torch.arange(len(M), device=M.device), largest]
     length: Tensor = torch.linalg.vector_norm(column, dim=1, keepdim=True)
@@ -100,12 +124,40 @@ def walked(grams: Tensor, above: float) -> Tensor:
     """Take CAF's walk for messages with Gram matrices (B, n, n), until none of them goes on.
 
     Returned are the weights (B, n) of the step with the smallest top eigenvalue of the covariance
-    (`trilemma.aggregation.spectral.reweightings`). On a GPU a few steps at a time are replayed.
+    (`trilemma.aggregation.spectral.reweightings`). On a GPU a few steps at a time are replayed; see also
+    `unasked`.
     """
+    if (going_on := _going_on.get()) is not None:
+        state = _set_out({"grams": grams}, above)
+        going_on.append(state["walking"])
+        return state["best"]
     state = _recordings.run(("set out", above), partial(_set_out, above=above), {"grams": grams})
     while bool(state["walking"].any()):
         state = _recordings.run(("walk", above), partial(_further, above=above), state)
     return state["best"]
+
+
+@contextmanager
+def unasked() -> Iterator[list[Tensor]]:
+    """Inside, walks wait for nothing and replay nothing: for what is recorded as a whole.
+
+    They take their first steps; who would have gone on (B,) is put on the list, walk by walk.
+
+    >>> with unasked() as going_on:
+    ...     weights = walked(torch.eye(3)[None], above=1.0)
+    >>> len(going_on)
+    1
+    """
+    kept = _going_on.set([])
+    try:
+        found = _going_on.get()
+        assert found is not None
+        yield found
+    finally:
+        _going_on.reset(kept)
+
+
+_going_on: ContextVar[list[Tensor] | None] = ContextVar("going on", default=None)
 
 
 def filled_up(problems: Tensor) -> Tensor:

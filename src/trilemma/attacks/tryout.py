@@ -27,7 +27,10 @@ TOGETHER = 1 << 25
 
 @dataclass(frozen=True)
 class Lies:
-    """B lies: where they push, how hard, and what they add to the messages of liars who lie (B, r, p)."""
+    """B lies: where they push, how hard, and what they add to the messages of liars who lie (B, r, u).
+
+    What is added is a combination of u vectors of the basis, the same ones for all lies (`Tryout.used`).
+    """
 
     which: Places
     strength: Array
@@ -97,6 +100,8 @@ class Tryout:
         self.mixable = [(self.n + self.active, 1.0)]
         if self.n and noise != "protocol":
             self.mixable.append((senders[self.active], defence.step))
+        ways = [self.along(which) for which in range(len(directions))]
+        self.used = np.unique(np.concatenate([*(rows for rows, _ in self.mixable), ways]))
 
     def lies(self, which: int, strengths: Sequence[float] | Array) -> Lies:
         """Return lies of these strengths along a direction; of turned noise two kinds, where possible."""
@@ -106,8 +111,8 @@ class Tryout:
             before, inner = self.gram[rows, along], self.gram[np.ix_(rows, rows)]
             places, mixes = mixed(inner, before, scale * tried[:, None] * self.lying, self.noise)
             mixes[:, :, :-1] -= np.eye(len(rows))
-            changes = np.zeros((len(places), len(rows), len(self.gram)))
-            changes[:, :, [*rows, along]] = mixes / scale
+            changes = np.zeros((len(places), len(rows), len(self.used)))
+            changes[:, :, np.searchsorted(self.used, [*rows, along])] = mixes / scale
             found.append(Lies(np.full(len(places), which), tried[places], changes))
         return Lies.joined(found)
 
@@ -128,7 +133,7 @@ class Tryout:
     @property
     def honest(self) -> Lies:
         """No lie at all."""
-        return Lies(np.zeros(1, np.int64), np.zeros(1), np.zeros((1, len(self.active), len(self.gram))))
+        return Lies(np.zeros(1, np.int64), np.zeros(1), np.zeros((1, len(self.active), len(self.used))))
 
     def judged(self, lies: Lies) -> Judged:
         """Return what becomes of every one of them."""
@@ -136,7 +141,7 @@ class Tryout:
         count = max(1, TOGETHER // (self.n + self.k) ** 2)
         judged = [there.new_zeros(2, 0)]
         for start in range(0, len(lies), count):
-            some = self._sent_there(lies.changes[start : start + count])
+            some = self.in_the_basis(lies.changes[start : start + count])
             found = self.defence.outcomes(there, self.active, some, self.beside)
             harm = torch.where(found.expelled, -math.inf, -(found.move @ there[:, -1]))
             judged.append(torch.stack([harm, found.corrected]))
@@ -147,21 +152,18 @@ class Tryout:
         """The Gram matrix, where messages lie."""
         return self.measured.to(self.directions.device)
 
-    def _sent_there(self, changes: Array) -> Tensor:
-        """Return changes (B, r, p) where messages lie; sent are the columns that are not zero."""
-        if not self.directions.is_cuda:
-            return torch.from_numpy(changes)
-        ways = [self.along(which) for which in range(len(self.directions))]
-        used = np.unique(np.concatenate([*(rows for rows, _ in self.mixable), ways]))
-        some, index = (torch.from_numpy(part).to(self._there.device) for part in (changes[:, :, used], used))
-        return self._there.new_zeros(changes.shape).index_copy_(2, index, some)
+    def in_the_basis(self, changes: Array) -> Tensor:
+        """Return changes (B, r, u) where messages lie, in the whole basis (B, r, p)."""
+        some, used = (torch.from_numpy(part).to(self._there.device) for part in (changes, self.used))
+        return some.new_zeros(*some.shape[:2], len(self.gram)).index_copy_(2, used, some)
 
     def sent(self, lies: Lies, place: int) -> Tensor:
         """Return what all liars add to their messages (f, d) by one of the lies."""
-        mix = np.zeros((len(self.places), len(self.gram) - 1))
-        mix[np.isin(self.places, self.active)] = lies.changes[place, :, :-1]
-        used = np.flatnonzero(mix.any(axis=0))
+        mix = np.zeros((len(self.places), len(self.used)))
+        mix[np.isin(self.places, self.active)] = lies.changes[place]
+        there = mix.any(axis=0)
+        mix, used = mix[:, there], self.used[there]
         rows, ways = used[used < self.basis], used[used >= self.basis] - self.basis
-        there = self.directions[torch.from_numpy(ways).to(self.directions.device)]
-        used_rows = torch.cat([self.defence.rows(rows).to(self.directions), there])
-        return torch.from_numpy(mix[:, used]).to(self.directions) @ used_rows
+        along = self.directions[torch.from_numpy(ways).to(self.directions.device)]
+        used_rows = torch.cat([self.defence.rows(rows).to(self.directions), along])
+        return torch.from_numpy(mix).to(self.directions) @ used_rows

@@ -6,9 +6,10 @@ What is asked is computed when it is asked.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
@@ -23,6 +24,8 @@ from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import State
 from trilemma.learning.trace import Trace
 from trilemma.learning.tuning import unseen
+from trilemma.models import replay
+from trilemma.models.types import Model
 from trilemma.simulate.experiment import Experiment, SimulatedClients
 
 LOOKED_AT = 50
@@ -98,11 +101,22 @@ class Ahead:
         return self._rehearsed(self.sent)
 
     def _rehearsed(self, sent: Messages) -> Tensor:
-        """Return the model to which messages would lead (d,)."""
+        """Return the model to which messages would lead (d,); of the same ones it is worked out once."""
+        asked = id(sent.vectors), sent.vectors._version  # which tells what was written to since
+        known = self._known.get(asked)
+        if known is not None and known[0]() is sent.vectors:
+            return known[1]
         algorithm, round_ = self.experiment.resolved.algorithm, self.progress.round
         key = self.experiment.key.fold("round", round_, "rehearsal")
         messages = replace(sent, senders=self.heard)
-        return algorithm.server(messages, self.progress.server, round_, key).broadcast[self.trace.model]
+        led = algorithm.server(messages, self.progress.server, round_, key).broadcast[self.trace.model]
+        self._known[asked] = weakref.ref(sent.vectors), led
+        return led
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], tuple[weakref.ref[Tensor], Tensor]]:
+        """Where messages lead that were rehearsed, as long as somebody has them."""
+        return {}
 
     @cached_property
     def start(self) -> Tensor:
@@ -138,7 +152,7 @@ class Ahead:
         """Return the gradient of the examples' loss (d,), weighted."""
         batch = replace(self.batch, weight=weight)
         keys = client_keys(self.honest, self.key)[:1]
-        return models.gradients(self.honest.model, params, batch, keys=keys).value[0]
+        return replay.gradients(self.honest.model, params, batch, keys=keys).value[0]
 
     @property
     def sense(self) -> float:
@@ -201,8 +215,15 @@ class Ahead:
 
     def _slope(self, move: Tensor, sharper: float) -> tuple[float, Tensor]:
         """Return the mean of 1 − p where the model is moved so far, and its gradient there (d,)."""
-        (likely, mistaken), multiple = self._mistaken(move, sharper), sharper * self.lengthened
-        return mistaken, multiple * self.steepest(self.start + multiple * move, likely)
+        model, multiple = self.honest.model, sharper * self.lengthened
+        if model.engine is not None:  # what such a model drops while it learns is there when it is scored
+            likely, mistaken = self._mistaken(move, sharper)
+            return mistaken, multiple * self.steepest(self.start + multiple * move, likely)
+        weight = self.batch.weight
+        shares = None if weight is None else weight / weight.sum()
+        batch = replace(self.batch, weight=shares)
+        found = replay.gradients(_erring(model), self.start + multiple * move, batch)
+        return float(found.loss[0]), multiple * found.value[0]
 
     def _climbed(self, move: Tensor, radius: float, start: Tensor | None, sharper: float) -> Tensor:
         """Return the unit vector (d,) along which a push so far, after `move`, meets most errors."""
@@ -229,6 +250,16 @@ class Ahead:
 
         search.step(descend)  # type: ignore[no-untyped-call]
         return best.to(move)
+
+
+@lru_cache(maxsize=4)
+def _erring(model: Model) -> Model:
+    """Return the model with 1 − p, p = exp(−loss), for its loss: one pass gives that and its gradient."""
+
+    def erring(outputs: Tensor, labels: Tensor) -> Tensor:
+        return -torch.expm1(-model.loss(outputs, labels))
+
+    return replace(model, loss=erring)
 
 
 def _unit(vector: Tensor) -> Tensor:

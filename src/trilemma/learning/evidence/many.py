@@ -297,15 +297,16 @@ def peeled(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = No
     """Return eigenvalues above the edges and their vectors, one after the other, the largest first.
 
     A GPU takes as long for a decomposition of many small matrices as a processor. It is quick to find the
-    largest eigenvalue, by squaring, and that tells whether anything is above an edge.
+    largest eigenvalue above an edge, by squaring, if there is one.
     """
     some, tops, rows = white, list[Tensor](), list[Tensor]()
     steps = most if bounded is None else min(most, bounded.directions)
     while len(tops) < steps and len(white):
         if bounded is None:
-            values, vectors = (part[: len(white)] for part in top_eigenpairs(filled_up(some)))
+            found = top_eigenpairs(filled_up(some), filled_up(edges))
+            values, vectors = (part[: len(white)] for part in found)
         else:
-            values, vectors = plain_top_eigenpairs(some)
+            values, vectors = plain_top_eigenpairs(some, edges)
         higher = values > edges
         if bounded is None and not bool(higher.any()):
             break

@@ -1,24 +1,25 @@
 """A round for many lies at once, after they are judged: where the model is moved. On a GPU as a recording.
 
 All that is done to a hundred lies takes a GPU a millisecond or two, and several hundred small launches take
-the processor ten. So where nobody is missing it is replayed (`trilemma.recordings`): before a mean in one
-piece, otherwise in two parts, one that judges and one that moves, with the rule's weights between them.
-A recording cannot wait for what it finds: all lies go through all of it, those too that are expelled, and
-its loops take a fixed number of steps (`many.Bounded`). Where one of them should have gone on, the round is
-worked out step by step.
+the processor ten. So where nobody is missing it is replayed (`trilemma.recordings`), in one piece. A
+recording cannot wait for what it finds: all lies go through all of it, those too that are expelled, and its
+loops take a fixed number of steps (`many.Bounded`, `aggregation.many.unasked`). Where the rule's should have
+gone on it is replayed in two parts, one that judges and one that moves, with the rule's weights between them;
+where one of the others should have, the round is worked out step by step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from trilemma.aggregation.many import filled_up
+from trilemma.aggregation.many import filled_up, unasked
 from trilemma.attacks.changed import Changed
 from trilemma.attacks.types import Foreseen
 from trilemma.learning.evidence import many
@@ -26,7 +27,7 @@ from trilemma.learning.evidence.many_look import Facts, Look
 from trilemma.recordings import Recordings, Tensors
 
 KEPT = 12
-"""Recordings that are kept: two for every number of lies that is filled up to, and of steps."""
+"""Recordings that are kept: one to three for every number of lies that is filled up to, and of steps."""
 
 STEPS = ((2, 1), (4, 2))
 """Directions that are looked for, and how often clients are left out: nearly always the first are enough."""
@@ -81,6 +82,18 @@ def recordable(whole: Look, fresh: Look) -> bool:
     return whole.rows is None and fresh.rows is None and all(one.alike and one.telling for one in facts)
 
 
+@dataclass(frozen=True)
+class Weigher:
+    """A rule that gives weights (B, n) for Gram matrices (B, n, n).
+
+    Its name tells apart all that it depends on. One that is not `recordable` weighs messages on the host.
+    """
+
+    name: Hashable
+    weights: Callable[[Tensor], Tensor]
+    recordable: bool
+
+
 def foreseen(
     gram: Tensor,
     which: Tensor,
@@ -89,15 +102,13 @@ def foreseen(
     whole: Look,
     fresh: Look,
     taken: Tensor,
-    weigh: Callable[[Tensor], Tensor] | None,
+    rule: Weigher | None,
 ) -> Foreseen | None:
     """Return what becomes of B lies, as recordings play it; None where it takes more steps than they have.
 
     `changes` (B, r, p) are added to the messages `which` (r,) of all; `taken` (n,) is what each client had
-    in the model's steps so far, and `weigh` gives the rule's weights (B, n) for Gram matrices; None: all the
-    same, the mean's.
+    in the model's steps so far, and `rule` weighs messages; None: their mean.
     """
-    facts = (fresh.facts, whole.facts)
     given = {
         "gram": gram,
         "changes": filled_up(changes),
@@ -107,19 +118,18 @@ def foreseen(
         "whole": whole.numbers,
         "taken": taken,
     }
-    for steps in STEPS:
-        if weigh is None:
-            found = _recordings.run(("averaged", steps, *facts), partial(_averaged, facts, steps), given)
+    facts, count = (fresh.facts, whole.facts), len(changes)
+    named = None if rule is None else rule.name
+    for steps, parts in product(STEPS, (1, 2)):
+        if parts == 1 and (rule is None or rule.recordable):
+            at_once = partial(_at_once, facts, steps, rule)
+            found = _recordings.run(("at once", steps, named, *facts), at_once, given)
+        elif parts == 2 and rule is not None:
+            found = _in_two_parts(facts, steps, rule, given)
         else:
-            judged = _recordings.run(("judged", steps, *facts), partial(_judged, facts, steps), given)
-            # How messages of the expelled would be weighed does not matter: as those of the first lie are.
-            grams = judged["grams"][0]
-            weights = weigh(torch.where(judged["expelled"][:, None, None], grams[:1], grams))
-            told = given | judged | {"weights": weights}
-            found = judged | _recordings.run(("moved", steps, *facts), partial(_moved, facts, steps), told)
-        count = len(changes)
-        expelled = found["expelled"][:count]
-        if not bool((found["going_on"][:count] & ~expelled).any()):
+            continue
+        if not bool((found["going_on"] & ~found["expelled"])[:count].any()):
+            expelled = found["expelled"][:count]
             return Foreseen(
                 expelled,
                 torch.where(expelled[:, None], 0.0, found["after"][:count]),
@@ -128,12 +138,32 @@ def foreseen(
     return None
 
 
-def _averaged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
-    """Judge B lies and tell where the model is moved, by a server that takes the mean of messages."""
+def _at_once(
+    facts: tuple[Facts, Facts], steps: tuple[int, int], rule: Weigher | None, of: Tensors
+) -> Tensors:
+    """Judge B lies and tell where the model is moved, without waiting for what the rule finds."""
     judged = _judged(facts, steps, of)
-    n, count = facts[0].members, len(of["changes"])
-    told = of | judged | {"weights": of["gram"].new_full((count, n), 1 / n)}
-    return {"expelled": judged["expelled"], **_moved(facts, steps, told)}
+    if rule is None:
+        n, count = facts[0].members, len(of["changes"])
+        weights, going_on = of["gram"].new_full((count, n), 1 / n), list[Tensor]()
+    else:
+        with unasked() as going_on:
+            weights = rule.weights(judged["grams"][0])
+    moved = _moved(facts, steps, of | judged | {"weights": weights})
+    also = torch.stack([moved["going_on"], *going_on]).any(0)
+    return {"expelled": judged["expelled"], **moved, "going_on": also}
+
+
+def _in_two_parts(
+    facts: tuple[Facts, Facts], steps: tuple[int, int], rule: Weigher, given: Tensors
+) -> Tensors:
+    """Do the same, with as many steps of the rule in between as it takes."""
+    judged = _recordings.run(("judged", steps, *facts), partial(_judged, facts, steps), given)
+    # How messages of the expelled would be weighed does not matter: as those of the first lie are.
+    grams = judged["grams"][0]
+    weights = rule.weights(torch.where(judged["expelled"][:, None, None], grams[:1], grams))
+    told = given | judged | {"weights": weights}
+    return judged | _recordings.run(("moved", steps, *facts), partial(_moved, facts, steps), told)
 
 
 def _judged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:

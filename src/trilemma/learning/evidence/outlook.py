@@ -23,9 +23,9 @@ from trilemma.attacks.types import Foreseen
 from trilemma.keys import Key
 from trilemma.learning.evidence import many
 from trilemma.learning.evidence.court import Court
-from trilemma.learning.evidence.file import File
+from trilemma.learning.evidence.file import SINGLE, File
 from trilemma.learning.evidence.many_look import Look, rows_of
-from trilemma.learning.evidence.many_rounds import Round, foreseen, recordable
+from trilemma.learning.evidence.many_rounds import Round, Weigher, foreseen, recordable
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.learning.trace import Law, Places
@@ -131,10 +131,15 @@ class Outlook:
         """Return the Gram matrix (p, p) of the basis with the rows `beside` (q, d) after it, on the host."""
         if not beside.is_cuda:
             return aggregation.gram(torch.cat([*self.basis, beside.to(self.messages)]))
-        # All of it is noise around nothing: a GPU need not look for a row to measure from.
-        found = inner_products(*self.basis, beside.to(self.messages))
+        # All of it is noise around nothing: a GPU need not look for a row to measure from, and products of
+        # long vectors are float32, as the server's are.
+        rows = (*self.basis, beside.to(self.messages))
+        if beside.shape[1] >= SINGLE:
+            begun = aggregation.gram_later(torch.cat(rows))
+        else:
+            begun = inner_products(*rows).cpu
         _ = self._looks  # worked out meanwhile
-        return found.cpu()
+        return begun()
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return where somebody would be expelled, and where the model would be moved.
@@ -148,8 +153,7 @@ class Outlook:
         everybody = n == k and bool((self.senders == np.arange(n)).all())
         which = torch.from_numpy(rows).to(gram.device)
         if gram.is_cuda and self.due and everybody and geometric and recordable(whole, fresh):
-            weigh = None if self._rule is None else self._weights
-            found = foreseen(gram, which, changes, self.step, whole, fresh, taken, weigh)
+            found = foreseen(gram, which, changes, self.step, whole, fresh, taken, self._weigher)
             if found is not None:
                 return found
         whose = torch.from_numpy(self.senders[rows]).to(gram.device)
@@ -207,6 +211,14 @@ class Outlook:
         """The rule as the server applies it to the round's messages; None: it is their mean."""
         return self.court.rule(len(self.senders), self.file)
 
+    @property
+    def _weigher(self) -> Weigher | None:
+        """The rule as recordings have it; None: it is the mean."""
+        rule = self._rule
+        if rule is None:
+            return None
+        return Weigher((rule.name, rule.f), self._weights, rule.weights_from_grams is not None)
+
     def _columnwise(self, sent: Changed, beside: Tensor) -> tuple[Tensor, Tensor]:
         """Return the aggregates (B, p) of a rule that decides in every column, and its weights (B, k).
 
@@ -232,7 +244,7 @@ class Outlook:
         rule = self._rule
         if rule is None or not len(grams):
             return grams.new_full(grams.shape[:2], 1 / grams.shape[1])
-        if grams.is_cuda and rule.weights_from_grams is not None:
+        if grams.is_cuda and rule.weights_from_grams is not None:  # also while it is recorded
             found: Tensor = rule.weights_from_grams(grams)
             return found
         return torch.stack([rule.weights_from_gram(one) for one in grams.cpu()]).to(grams)
