@@ -18,7 +18,7 @@ from torch import Tensor
 from trilemma.attacks.changed import Changed, Places
 from trilemma.attacks.search import weigher
 from trilemma.attacks.span import inner_products
-from trilemma.attacks.turning import Array, furthest, mixed
+from trilemma.attacks.turning import Array, Rows
 from trilemma.attacks.types import Crafted, Foreseen, GramTarget, ManyGramsTarget, View
 
 TILTS = (0.0, 0.3, 1.0)
@@ -59,9 +59,9 @@ class RuleAlone:
         return self
 
     def gram(self, beside: Tensor) -> Tensor:
-        """Return the Gram matrix of the basis with the rows `beside` after it, on the host."""
+        """Return the Gram matrix of the basis with the rows `beside` after it, where they lie."""
         wide = torch.promote_types(self.vectors.dtype, torch.float32)
-        return inner_products(self.vectors.to(wide), beside.to(wide)).cpu()
+        return inner_products(self.vectors.to(wide), beside.to(wide))
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return where the aggregate lies for each of the lies; nobody is expelled and nothing set right."""
@@ -119,9 +119,9 @@ def _shifted(
     rows, shares, tried = own.double()[active], lying[lying > 0], np.array(strengths)
     basis = torch.cat([rows, way[None].to(rows)])
     products: Array = (rows @ basis.T).cpu().numpy()
-    inner, before = products[:, :-1], products[:, -1]
+    turnable = Rows(products[:, :-1], products[:, -1])
     if noise != "protocol":
-        tried = np.append(tried, furthest(inner, before, shares))
-    possible, mixes = mixed(inner, before, tried[:, None] * shares, noise)
+        tried = np.append(tried, turnable.furthest(shares))
+    possible, mixes = turnable.mixed(tried[:, None] * shares, noise)
     for strength, mix in zip(tried[possible].tolist(), mixes, strict=True):
         yield strength, own.index_copy(0, active, (torch.from_numpy(mix).to(basis) @ basis).to(own))

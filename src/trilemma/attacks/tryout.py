@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trilemma.attacks.changed import Places
-from trilemma.attacks.turning import Array, furthest, mixed
+from trilemma.attacks.turning import Array, Rows
 from trilemma.attacks.types import Defence
 
 TOGETHER = 1 << 25
@@ -91,9 +91,8 @@ class Tryout:
         downhill = math.copysign(1.0, defence.step) * truth
         downhill = downhill / torch.linalg.vector_norm(downhill).clamp(min=1e-30)
         self.beside = torch.cat([directions, downhill[None]])
-        self.measured: Tensor = defence.gram(self.beside)
-        self.gram: Array = self.measured.numpy()
-        self.k, self.basis = len(senders), len(self.gram) - len(self.beside)
+        self.measured: Tensor = defence.gram(self.beside)  # who reads it on the host waits for it
+        self.k, self.basis = len(senders), len(self.measured) - len(self.beside)
         self.n = self.basis - self.k - 1
         # What lies mix: rows of the basis, and how far a change of messages moves them. Noise is turned in
         # messages or in their sums; where it stays as it is, one comes to the same as the other.
@@ -107,28 +106,44 @@ class Tryout:
         """Return lies of these strengths along a direction; of turned noise two kinds, where possible."""
         tried, along = np.asarray(strengths, dtype=float), self.along(which)
         found = []
-        for rows, scale in self.mixable:
-            before, inner = self.gram[rows, along], self.gram[np.ix_(rows, rows)]
-            places, mixes = mixed(inner, before, scale * tried[:, None] * self.lying, self.noise)
+        for kind, (rows, scale) in enumerate(self.mixable):
+            places, mixes = self._turnable(which, kind).mixed(scale * tried[:, None] * self.lying, self.noise)
             mixes[:, :, :-1] -= np.eye(len(rows))
             changes = np.zeros((len(places), len(rows), len(self.used)))
             changes[:, :, np.searchsorted(self.used, [*rows, along])] = mixes / scale
             found.append(Lies(np.full(len(places), which), tried[places], changes))
-        return Lies.joined(found)
+        return found[0] if len(found) == 1 else Lies.joined(found)
 
     def furthest(self, which: int) -> list[float]:
         """Return the largest strengths that turned noise allows; none where noise is not turned."""
         if self.noise == "protocol":
             return []
-        along = self.along(which)
-        return [
-            furthest(self.gram[np.ix_(rows, rows)], self.gram[rows, along], scale * self.lying)
-            for rows, scale in self.mixable
-        ]
+        scales = [scale for _, scale in self.mixable]
+        return [self._turnable(which, kind).furthest(by * self.lying) for kind, by in enumerate(scales)]
+
+    def _turnable(self, which: int, kind: int) -> Rows:
+        """Return the rows of the basis that lies of a kind mix, beside a direction."""
+        if self.noise == "protocol":  # whatever they are, they stay it
+            return Rows(np.zeros((0, 0)), np.zeros(0))
+        if (which, kind) not in self._turnables:
+            rows = self.mixable[kind][0]
+            inner, before = self.gram[np.ix_(rows, rows)], self.gram[rows, self.along(which)]
+            self._turnables[which, kind] = Rows(inner, before)
+        return self._turnables[which, kind]
+
+    @cached_property
+    def _turnables(self) -> dict[tuple[int, int], Rows]:
+        return {}
+
+    @cached_property
+    def gram(self) -> Array:
+        """The Gram matrix on the host."""
+        found: Array = self.measured.cpu().numpy()
+        return found
 
     def along(self, which: int) -> int:
         """Return the place of a direction in the basis."""
-        return len(self.gram) - 1 - len(self.directions) + which
+        return len(self.measured) - 1 - len(self.directions) + which
 
     @property
     def honest(self) -> Lies:
@@ -137,25 +152,24 @@ class Tryout:
 
     def judged(self, lies: Lies) -> Judged:
         """Return what becomes of every one of them."""
-        there = self._there
+        there, judged = self.measured, list[Tensor]()
         count = max(1, TOGETHER // (self.n + self.k) ** 2)
-        judged = [there.new_zeros(2, 0)]
         for start in range(0, len(lies), count):
             some = self.in_the_basis(lies.changes[start : start + count])
             found = self.defence.outcomes(there, self.active, some, self.beside)
             harm = torch.where(found.expelled, -math.inf, -(found.move @ there[:, -1]))
             judged.append(torch.stack([harm, found.corrected]))
-        return Judged(*torch.cat(judged, 1).cpu().numpy())
-
-    @cached_property
-    def _there(self) -> Tensor:
-        """The Gram matrix, where messages lie."""
-        return self.measured.to(self.directions.device)
+        return Judged(*torch.cat([there.new_zeros(2, 0), *judged], 1).cpu().numpy())
 
     def in_the_basis(self, changes: Array) -> Tensor:
         """Return changes (B, r, u) where messages lie, in the whole basis (B, r, p)."""
-        some, used = (torch.from_numpy(part).to(self._there.device) for part in (changes, self.used))
-        return some.new_zeros(*some.shape[:2], len(self.gram)).index_copy_(2, used, some)
+        some = torch.from_numpy(changes).to(self.measured.device)
+        whole = some.new_zeros(*some.shape[:2], len(self.measured))
+        return whole.index_copy_(2, self._used_there, some)
+
+    @cached_property
+    def _used_there(self) -> Tensor:
+        return torch.from_numpy(self.used).to(self.measured.device)
 
     def sent(self, lies: Lies, place: int) -> Tensor:
         """Return what all liars add to their messages (f, d) by one of the lies."""

@@ -15,6 +15,8 @@ differs from I in the plane of u and v only, where it is one of two rows and col
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,63 +26,87 @@ from trilemma.attacks.changed import Places
 Array = NDArray[np.float64]
 
 
-def furthest(inner: Array, before: Array, way: Array) -> float:
-    """Return the largest s for which rows of Gram matrix Γ = `inner` can have goal = mean(before) + s · way.
+@dataclass(frozen=True)
+class Rows:
+    """r rows as they are turned: their Gram matrix `inner` Γ, their inner products `before` with a direction.
 
-    >>> round(furthest(np.eye(4), np.zeros(4), np.ones(4)), 4)
-    0.5
-    """
-    scale = np.abs(inner).max()
-    if not scale > 0:
-        return 0.0
-    sides = np.stack([way, np.full(len(way), before.mean())], 1)
-    solved = np.linalg.lstsq(inner / scale, sides, rcond=None)[0]
-    square, mixed = way @ solved / scale
-    rest = before.mean() * float(solved[:, 1].sum()) / scale - 1
-    inside = mixed**2 - square * rest
-    return max(0.0, float((math.sqrt(inside) - mixed) / square)) * (1 - 1e-6) if inside > 0 else 0.0
-
-
-def mixed(inner: Array, before: Array, shifts: Array, noise: str) -> tuple[Places, Array]:
-    """Return how r rows are mixed for their inner products with a direction to shift in B ways (B, r).
-
-    By `noise` (the attack's option) rows stay as they are and the direction is added, or they are turned: all
-    of them then shift from the mean of their inner products `before`. Returns what `turned` does.
-
-    >>> mixed(np.eye(2), np.zeros(2), np.array([[0.6, 0.0]]), "protocol")[1].tolist()
-    [[[1.0, 0.0, 0.6], [0.0, 1.0, 0.0]]]
-    """
-    if noise != "protocol":
-        return turned(inner, before, before.mean() + shifts, noise == "stretched")
-    mixes = np.zeros((*shifts.shape, len(inner) + 1))
-    mixes[:, :, :-1], mixes[:, :, -1] = np.eye(len(inner)), shifts
-    return np.arange(len(shifts)), mixes
-
-
-def turned(inner: Array, before: Array, goals: Array, further: bool = False) -> tuple[Places, Array]:
-    """Turn r rows with Gram matrix `inner` towards a direction in B ways.
-
-    `before` (r,) are their inner products with it, `goals` (B, r) those wanted. Returns which of the B are
-    possible, as places, and for these the mixes (B', r, r + 1) of the rows and the direction. With `further`
-    all are: rows that cannot turn as far are turned as far as they can, and stretched along the direction.
-
-    >>> places, mixes = turned(np.eye(2), np.zeros(2), np.array([[0.6, 0.0], [1.1, 0.0]]))
+    >>> rows = Rows(np.eye(2), np.zeros(2))
+    >>> places, mixes = rows.turned(np.array([[0.6, 0.0], [1.1, 0.0]]))
     >>> places.tolist(), mixes.round(3).tolist()
     ([0], [[[0.8, 0.0, 0.6], [0.0, 1.0, 0.0]]])
-    >>> turned(np.eye(2), np.zeros(2), np.array([[1.1, 0.0]]), further=True)[1].round(3).tolist()
+    >>> rows.turned(np.array([[1.1, 0.0]]), further=True)[1].round(3).tolist()
     [[[0.0, 0.0, 1.1], [0.0, 1.0, 0.0]]]
     """
-    present = inner - np.outer(before, before)
-    values, vectors = np.linalg.eigh(present)
-    if not values[0] > 1e-9 * values[-1]:
-        return np.zeros(0, np.int64), np.zeros((0, len(inner), len(inner) + 1))
-    needed = np.einsum("bi,ib->b", goals, np.linalg.solve(inner, goals.T))  # gᵀ Γ⁻¹ g
-    taken = np.minimum(1.0, (1 - 1e-12) / np.maximum(needed, 1e-300)) if further else np.ones(len(goals))
-    places = np.arange(len(goals)) if further else np.flatnonzero(needed <= 1.0)
-    root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
-    u, v = inverse @ before, (np.sqrt(taken)[:, None] * goals)[places] @ inverse
-    mixes = np.eye(len(inner)) + _bent(u, v, root, inverse)  # M present Mᵀ = wanted
-    return places, np.concatenate([mixes, (goals[places] - mixes @ before)[:, :, None]], axis=2)
+
+    inner: Array
+    before: Array
+
+    def furthest(self, way: Array) -> float:
+        """Return the largest s for which they can have the inner products mean(before) + s · way.
+
+        >>> round(Rows(np.eye(4), np.zeros(4)).furthest(np.ones(4)), 4)
+        0.5
+        """
+        scale, start = np.abs(self.inner).max(), self.before.mean()
+        if not scale > 0:
+            return 0.0
+        sides = np.stack([way, np.full(len(way), start)], 1)
+        solved = np.linalg.lstsq(self.inner / scale, sides, rcond=None)[0]
+        square, mixed = way @ solved / scale
+        rest = start * float(solved[:, 1].sum()) / scale - 1
+        inside = mixed**2 - square * rest
+        return max(0.0, float((math.sqrt(inside) - mixed) / square)) * (1 - 1e-6) if inside > 0 else 0.0
+
+    def mixed(self, shifts: Array, noise: str) -> tuple[Places, Array]:
+        """Return how they are mixed for their inner products to shift in B ways (B, r).
+
+        By `noise` (the attack's option) rows stay as they are and the direction is added, or they are turned:
+        all of them then shift from the mean of their inner products before. Returns what `turned` does.
+
+        >>> Rows(np.eye(2), np.zeros(2)).mixed(np.array([[0.6, 0.0]]), "protocol")[1].tolist()
+        [[[1.0, 0.0, 0.6], [0.0, 1.0, 0.0]]]
+        """
+        if noise != "protocol":
+            return self.turned(self.before.mean() + shifts, noise == "stretched")
+        mixes = np.zeros((*shifts.shape, shifts.shape[1] + 1))
+        mixes[:, :, :-1], mixes[:, :, -1] = np.eye(shifts.shape[1]), shifts
+        return np.arange(len(shifts)), mixes
+
+    def turned(self, goals: Array, further: bool = False) -> tuple[Places, Array]:
+        """Turn them for inner products `goals` (B, r) with the direction.
+
+        Returns which of the B are possible, as places, and for these the mixes (B', r, r + 1) of the rows and
+        the direction. With `further` all are: rows that cannot turn as far are turned as far as they can, and
+        stretched along the direction.
+        """
+        r = len(self.inner)
+        if self._roots is None:
+            return np.zeros(0, np.int64), np.zeros((0, r, r + 1))
+        needed = np.einsum("bi,bi->b", goals @ self._inverse, goals)  # gᵀ Γ⁻¹ g
+        places = np.arange(len(goals)) if further else np.flatnonzero(needed <= 1.0)
+        root, inverse = self._roots
+        wanted = goals
+        if further:
+            wanted = np.sqrt(np.minimum(1.0, (1 - 1e-12) / np.maximum(needed, 1e-300)))[:, None] * goals
+        mixes = np.empty((len(places), r, r + 1))
+        mixes[:, :, :-1] = _bent(inverse @ self.before, wanted[places] @ inverse, root, inverse)
+        mixes[:, :, :-1] += np.eye(r)  # M present Mᵀ = wanted
+        mixes[:, :, -1] = goals[places] - mixes[:, :, :-1] @ self.before
+        return places, mixes
+
+    @cached_property
+    def _inverse(self) -> Array:
+        """Γ⁻¹."""
+        return np.asarray(np.linalg.inv(self.inner), np.float64)
+
+    @cached_property
+    def _roots(self) -> tuple[Array, Array] | None:
+        """P^½ and P^(-½); None where rows have no part of their own across the direction."""
+        values, vectors = np.linalg.eigh(self.inner - np.outer(self.before, self.before))
+        if not values[0] > 1e-9 * values[-1]:
+            return None
+        root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
+        return root, inverse
 
 
 def _bent(u: Array, v: Array, root: Array, inverse: Array) -> Array:

@@ -96,7 +96,7 @@ class Defence(Protocol):
         """Return the same round as if the server looked at all that clients have sent so far in it."""
 
     def gram(self, beside: Tensor) -> Tensor:
-        """Return the Gram matrix (p, p) of the basis with more rows after it, on the host."""
+        """Return the Gram matrix (p, p) of the basis with more rows after it, where they lie."""
 
     def outcomes(self, gram: Tensor, rows: Any, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return what becomes of the round when `changes` (B, r, p) are added to the messages in `rows`.

@@ -15,6 +15,7 @@ from torch import Tensor
 from trilemma.attacks.types import View
 from trilemma.learning import Messages
 from trilemma.learning.evidence.outlook import Outlook, Rehearsal
+from trilemma.learning.messages import side_by_side
 from trilemma.privacy import Noiseless
 from trilemma.simulate.ahead import Ahead, Progress
 from trilemma.simulate.experiment import Experiment
@@ -34,7 +35,7 @@ def informed(
     if algorithm.court is not None:
         court, everything = algorithm.court, sent
         if view.own is not None:
-            everything = sent.rows([stepped.index(i) for i in heard])
+            everything = sent.rows(_rows_of(stepped, heard))
         rehearsal = Rehearsal(algorithm, progress.server, round_, heard)
         vectors = everything.vectors
         outlook = partial(Outlook.of, court, progress.server, vectors, heard, round_)
@@ -48,13 +49,18 @@ def informed(
         model, trace = experiment.clients.model, algorithm.trace
         moved = None if trace is None else progress.broadcast[trace.model]
         if moved is not None and moved.shape == (model.dim,) and view.own is not None and not model.buffers:
-            rows = [stepped.index(i) for i in heard]
-            ahead = Ahead(experiment, progress, sent.rows(rows), heard)
+            ahead = Ahead(experiment, progress, sent.rows(_rows_of(stepped, heard)), heard)
             view = replace(view, uphill=ahead.uphill, unshown=ahead.unshown)
             view = replace(view, errors=ahead.errors, mistaken=ahead.mistaken)
             if (later := AheadGoingOn.of(ahead)) is not None:
                 view = replace(view, unshown_errors=later.errors, unshown_mistaken=later.mistaken)
     return view
+
+
+def _rows_of(everybody: tuple[int, ...], clients: tuple[int, ...]) -> list[int]:
+    """Return in which rows clients are, of those of `everybody`."""
+    place = {client: row for row, client in enumerate(everybody)}
+    return [place[client] for client in clients]
 
 
 def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...], sent: Tensor) -> Tensor:
@@ -65,7 +71,7 @@ def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...], s
     """
     algorithm, round_ = experiment.resolved.algorithm, progress.round
     honest = tuple(i for i in heard if i not in experiment.byzantine)
-    rows = [experiment.clients.ids.index(i) for i in honest]
+    rows = _rows_of(experiment.clients.ids, honest)
     trace, release = algorithm.trace, algorithm.release
     known = trace is not None and (trace.keeps(round_) == 0 or "momentum" in progress.clients)
     known = known and algorithm.message(experiment.clients.model).codec is None  # on a grid noise is another
@@ -74,7 +80,8 @@ def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...], s
         drawn = source.draw(release.law, honest, sent.shape[1], round_, sent.device).mean(0)
         mean = trace.vectors(sent, progress.broadcast[trace.model]).mean(0)
         if "momentum" in progress.clients:
-            mean = mean - trace.keeps(round_) * progress.clients["momentum"][rows].mean(0)
+            last = progress.clients["momentum"][side_by_side(rows) or rows]
+            mean = mean - trace.keeps(round_) * last.mean(0)
         return mean / trace.adds(round_) - drawn
     state = {name: tensor[rows] for name, tensor in progress.clients.items()}
     if trace is not None and "momentum" in state:

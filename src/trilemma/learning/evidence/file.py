@@ -26,9 +26,6 @@ PREFIX = "evidence."
 TOGETHER = 1 << 22
 """Numbers of sums in files that are worked on together."""
 
-SINGLE = 1 << 16
-"""Messages of so many numbers are measured in float32: shorter ones cost next to nothing."""
-
 ORIGIN = PREFIX + "origin"
 """Where in a server's state the model is that is moved."""
 

@@ -38,7 +38,7 @@ from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.learning.evidence.conviction import Expulsion, clients_of
 from trilemma.learning.evidence.court import Court, Look, combined
-from trilemma.learning.evidence.file import SINGLE, File
+from trilemma.learning.evidence.file import File
 from trilemma.learning.messages import Messages
 from trilemma.learning.privatise import all_finite
 from trilemma.learning.protocol import Algorithm, Report, ServerStep, Start, State
@@ -48,6 +48,9 @@ from trilemma.learning.trace import Array, Law, Places, Trace
 from trilemma.mapped_rows import chosen
 from trilemma.models.types import Model
 from trilemma.options import LARGEST
+
+SINGLE = 1 << 16
+"""Messages of so many numbers are measured in float32: shorter ones cost next to nothing."""
 
 
 def evidence_of(rule: Rule) -> Evidence | None:

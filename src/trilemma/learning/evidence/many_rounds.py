@@ -128,13 +128,8 @@ def foreseen(
             found = _in_two_parts(facts, steps, rule, given)
         else:
             continue
-        if not bool((found["going_on"] & ~found["expelled"])[:count].any()):
-            expelled = found["expelled"][:count]
-            return Foreseen(
-                expelled,
-                torch.where(expelled[:, None], 0.0, found["after"][:count]),
-                torch.where(expelled, math.inf, found["corrected"][:count]),
-            )
+        if not bool(found["going_on"]):
+            return Foreseen(*(found[part][:count] for part in ("expelled", "after", "corrected")))
     return None
 
 
@@ -149,9 +144,8 @@ def _at_once(
     else:
         with unasked() as going_on:
             weights = rule.weights(judged["grams"][0])
-    moved = _moved(facts, steps, of | judged | {"weights": weights})
-    also = torch.stack([moved["going_on"], *going_on]).any(0)
-    return {"expelled": judged["expelled"], **moved, "going_on": also}
+    judged["going_on"] = torch.stack([judged["going_on"], *going_on]).any(0)
+    return _moved(facts, steps, of | judged | {"weights": weights})
 
 
 def _in_two_parts(
@@ -163,7 +157,7 @@ def _in_two_parts(
     grams = judged["grams"][0]
     weights = rule.weights(torch.where(judged["expelled"][:, None, None], grams[:1], grams))
     told = given | judged | {"weights": weights}
-    return judged | _recordings.run(("moved", steps, *facts), partial(_moved, facts, steps), told)
+    return _recordings.run(("moved", steps, *facts), partial(_moved, facts, steps), told)
 
 
 def _judged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
@@ -180,15 +174,24 @@ def _judged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> 
 
 
 def _moved(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
-    """Tell of B lies that were judged where the model is moved, given the rule's weights."""
+    """Tell of B lies that were judged where the model is moved, given the rule's weights.
+
+    It is not moved by those who are expelled, and it does not matter what else there is to find of them;
+    `going_on` says whether there is anything to find of the others.
+    """
     round_, bounded = _round(facts, of), many.Bounded(*steps)
     now = of["taken"] + of["weights"]
     parts = now / now.sum(1, keepdim=True).clamp(min=1e-300)
     seen = [many.Directions(*(of[name] for name in _names(place))) for place in range(2)]
     aggregates = round_.sent.combined(of["weights"])
     after, corrected = round_.moved((of["grams"][0], of["grams"][1]), seen, aggregates, parts, bounded)
-    going_on = torch.stack([of["going_on"], *bounded.going_on]).any(0)
-    return {"after": after, "corrected": corrected, "going_on": going_on}
+    expelled, going_on = of["expelled"], torch.stack([of["going_on"], *bounded.going_on]).any(0)
+    return {
+        "expelled": expelled,
+        "after": torch.where(expelled[:, None], 0.0, after),
+        "corrected": torch.where(expelled, math.inf, corrected),
+        "going_on": (going_on & ~expelled).any(),
+    }
 
 
 def _names(place: int) -> list[str]:

@@ -23,7 +23,7 @@ from trilemma.attacks.types import Foreseen
 from trilemma.keys import Key
 from trilemma.learning.evidence import many
 from trilemma.learning.evidence.court import Court
-from trilemma.learning.evidence.file import SINGLE, File
+from trilemma.learning.evidence.file import File
 from trilemma.learning.evidence.many_look import Look, rows_of
 from trilemma.learning.evidence.many_rounds import Round, Weigher, foreseen, recordable
 from trilemma.learning.messages import Messages
@@ -128,18 +128,13 @@ class Outlook:
         return replace(self, moved=self.file.moved, due=True)
 
     def gram(self, beside: Tensor) -> Tensor:
-        """Return the Gram matrix (p, p) of the basis with the rows `beside` (q, d) after it, on the host."""
+        """Return the Gram matrix (p, p) of the basis with rows `beside` (q, d) after it, where they lie."""
         if not beside.is_cuda:
             return aggregation.gram(torch.cat([*self.basis, beside.to(self.messages)]))
-        # All of it is noise around nothing: a GPU need not look for a row to measure from, and products of
-        # long vectors are float32, as the server's are.
-        rows = (*self.basis, beside.to(self.messages))
-        if beside.shape[1] >= SINGLE:
-            begun = aggregation.gram_later(torch.cat(rows))
-        else:
-            begun = inner_products(*rows).cpu
+        # All of it is noise around nothing: a GPU need not look for a row to measure from.
+        found = inner_products(*self.basis, beside.to(self.messages))
         _ = self._looks  # worked out meanwhile
-        return begun()
+        return found
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return where somebody would be expelled, and where the model would be moved.
@@ -149,7 +144,7 @@ class Outlook:
         """
         k, (whole, fresh) = len(self.senders), self._looks
         geometric = self._rule is None or self._rule.geometric
-        n, taken = len(self.file.sums), self.file.taken.to(gram)
+        n, taken = len(self.file.sums), self._taken
         everybody = n == k and bool((self.senders == np.arange(n)).all())
         which = torch.from_numpy(rows).to(gram.device)
         if gram.is_cuda and self.due and everybody and geometric and recordable(whole, fresh):
@@ -177,6 +172,11 @@ class Outlook:
             gram.new_zeros(len(changes), len(gram)).index_copy(0, left, after),
             gram.new_full((len(changes),), math.inf).index_copy(0, left, corrected),
         )
+
+    @cached_property
+    def _taken(self) -> Tensor:
+        """Each client's weight in the model's steps so far (n,), where messages lie."""
+        return self.file.taken.to(self.messages.device)
 
     def _parts(self, weights: Tensor, taken: Tensor) -> Tensor:
         """Return the shares (B, m) that those looked at have in the model's move, this round's included."""
