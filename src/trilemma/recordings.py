@@ -15,7 +15,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -102,6 +105,54 @@ class Recordings:
         """Return the memory of recordings that are kept; None where there are none: it went with the last."""
         kept = (one for one in self.kept.values() if isinstance(one, Recording))
         return next((one.graph.pool() for one in kept if device_of(one.arguments) == device), None)
+
+
+@dataclass(frozen=True)
+class Hurried:
+    """How loops run that ask nothing on the way: for so many `steps`, whatever they find.
+
+    On the list is put who would have gone on then (B,), loop by loop.
+    """
+
+    steps: int
+    going_on: list[Tensor] = field(default_factory=list)
+
+
+@contextmanager
+def unasked(steps: int) -> Iterator[list[Tensor]]:
+    """Inside, a GPU is asked nothing and nothing is replayed: for what is recorded as a whole.
+
+    Yields where `Hurried` loops tell who would have gone on.
+
+    >>> with unasked(3):
+    ...     nobody_asks().steps
+    3
+    """
+    hurried = Hurried(steps)
+    kept = _hurried.set(hurried)
+    try:
+        yield hurried.going_on
+    finally:
+        _hurried.reset(kept)
+
+
+def nobody_asks() -> Hurried | None:
+    """Return how loops run here; None: for as long as it takes."""
+    return _hurried.get()
+
+
+_hurried: ContextVar[Hurried | None] = ContextVar("hurried", default=None)
+
+TOGETHER = 32
+"""On a GPU problems are filled up to so many, 1.5 times that, or doubles of these: few sizes are recorded."""
+
+
+def filled_up(problems: Tensor) -> Tensor:
+    """Return problems (B, …) and, on a GPU, copies of the first: see `TOGETHER`."""
+    size = max(TOGETHER, 1 << max(len(problems) - 1, 0).bit_length())
+    size = 3 * size // 4 if TOGETHER < len(problems) <= 3 * size // 4 else size
+    missing = size - len(problems) if problems.is_cuda else 0
+    return torch.cat([problems, problems[:1].expand(missing, *problems.shape[1:])]) if missing else problems
 
 
 _everywhere: weakref.WeakSet[Recordings] = weakref.WeakSet()

@@ -10,13 +10,13 @@ import pytest
 import torch
 from one_by_one import Round, rounds, strongest
 
-from trilemma import config, simulate
-from trilemma.aggregation import many
-from trilemma.attacks import View, attacks
+from trilemma import aggregation, config, simulate
+from trilemma.attacks import View, attacks, memoryless
 from trilemma.attacks.memoryless import one_by_one
 from trilemma.attacks.tryout import Tryout
 from trilemma.attacks.types import Foreseen
 from trilemma.keys import Key
+from trilemma.learning.evidence import many_rounds
 from trilemma.learning.evidence.many_rounds import Weigher, foreseen, recordable
 from trilemma.learning.evidence.outlook import Outlook
 
@@ -174,7 +174,7 @@ def test_what_is_foreseen_for_all_lies_is_what_the_server_does_with_each(case: t
             assert float((foreseen - move).norm()) < 1e-4 * float(move.norm())
 
 
-@pytest.mark.parametrize("steps", [4, 1])
+@pytest.mark.parametrize("steps", [6, 1])
 @pytest.mark.parametrize("noise", ["protocol", "rotated"])
 @pytest.mark.parametrize("rule", ["evidence+mean", "evidence+caf", "evidence+nnm+caf", "evidence+smea"])
 def test_what_is_foreseen_in_one_piece_is_what_is_foreseen_step_by_step(
@@ -184,7 +184,7 @@ def test_what_is_foreseen_in_one_piece_is_what_is_foreseen_step_by_step(
 
     Walks that are cut short after their first step have to be taken to their end.
     """
-    monkeypatch.setattr(many, "FIRST", steps)
+    monkeypatch.setattr(many_rounds, "WALK", steps)
     made = rounds(1, rule, 20, 4, 300, 2, 0, 1.0)
     outlook, way = made.outlook.looked(), -made.truth / made.truth.norm()
     there = Tryout(outlook, made.senders[-4:], np.ones(4), way[None], made.truth, noise)
@@ -338,6 +338,27 @@ def test_sleepers_behave_until_they_strike_and_a_burst_ends() -> None:
 @pytest.mark.parametrize("direction", ["ones", "std", "top", "across", "loss", "slanted", "errors", "best"])
 def test_every_direction_is_searched(direction: str) -> None:
     assert len(steps(f"attack.direction={direction}", "attack.role=turns", "run.rounds=2")) == 2
+
+
+@pytest.mark.parametrize("rule", ["caf", "nnm+caf", "krum", "mean"])
+def test_a_rule_alone_is_foreseen_in_one_piece_as_it_is_lie_by_lie(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU replays it; where a walk would take more steps it says so."""
+    generator = torch.Generator().manual_seed(1)
+    honest, own = (torch.randn(k, 80, generator=generator) + 0.3 for k in (16, 4))
+    view = View(honest, own, 4, aggregation.parse(rule, f=4), round=0, key=Key(0))
+    defence, way = memoryless.RuleAlone.of(view, own), -torch.ones(80, dtype=torch.float64) / 80**0.5
+    assert defence is not None
+    there = Tryout(defence, (16, 17, 18, 19), np.ones(4), way[None], -way, "protocol")
+    changes = there.in_the_basis(there.lies(0, np.geomspace(0.1, 100.0, 20)).changes)
+    expected = defence.outcomes(there.measured, there.active, changes, there.beside).move
+    which = torch.from_numpy(there.active)
+    found = defence._recorded(there.measured, which, changes)
+    assert found is not None
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+    monkeypatch.setattr(memoryless, "WALK", 1)
+    assert (defence._recorded(there.measured, which, changes) is None) == rule.endswith("caf")
 
 
 def test_without_memory_they_face_the_rule_alone() -> None:

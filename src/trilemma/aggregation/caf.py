@@ -29,6 +29,7 @@ from trilemma.aggregation.registry import rules
 from trilemma.aggregation.rule import Geometric
 from trilemma.aggregation.spectral import reweightings
 from trilemma.aggregation.types import Criterion, Weighing
+from trilemma.recordings import filled_up
 
 
 @rules.register("caf")
@@ -69,7 +70,7 @@ class Caf(Geometric):
         """Take the walk for every one of (B, n, n)."""
         n = grams.shape[-1]
         self.check(n)
-        best = many.walked(many.filled_up(grams), above=n - 2 * self.f)
+        best = many.walked(filled_up(grams), above=n - 2 * self.f)
         return (best / best.sum(1, keepdim=True))[: len(grams)]
 
     def kappa(self, n: int) -> float:

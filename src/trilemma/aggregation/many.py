@@ -15,27 +15,27 @@ where only those above an edge are asked for, θ is the edge.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from trilemma.aggregation.spectral import ROUNDING
-from trilemma.recordings import Recordings, Tensors
+from trilemma.recordings import Recordings, Tensors, nobody_asks
 
 SHARPENED, SQUARED, SQUARED_ABOVE = 6, 8, 5
 """So often a matrix is squared by Chebyshev's way, and then plainly, without an edge and with one. Without,
 eigenvalues are told apart that differ by a few ten-thousandths, and those of noise differ by thousandths.
 With one, whatever is above it by a ten-thousandth is found."""
 
+SHARPENED_ALONE = 8
+"""The same where all that is asked is whether anything is above an edge."""
+
+LEAST = 1e-300
+"""What is divided by is at least this: nothing stays nothing."""
+
 SCALED = 6
 """After so many squarings a matrix is scaled: (1/n)⁶⁴ is still a number."""
-
-TOGETHER = 32
-"""On a GPU problems are filled up to so many, 1.5 times that, or doubles of these: few sizes are recorded."""
 
 
 def top_eigenpairs(M: Tensor, least: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -64,28 +64,44 @@ def top_eigenpairs(M: Tensor, least: Tensor | None = None) -> tuple[Tensor, Tens
 def plain_top_eigenpairs(M: Tensor, least: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the same, launched one by one: for what is recorded as a whole."""
     edge = M.diagonal(dim1=1, dim2=2).mean(1)
-    edge = edge if least is None else torch.maximum(edge, least)
-    power = M * (4.0 / torch.where(edge > 0.0, edge, 1.0))[:, None, None]
-    power.diagonal(dim1=1, dim2=2).sub_(2.0)  # twice Chebyshev's polynomial: 2T₂ₛ = (2Tₛ)² − 2
-    for _ in range(SHARPENED):
-        power = torch.bmm(power, power)
-        power.diagonal(dim1=1, dim2=2).sub_(2.0)
+    power = _sharpened(M, edge if least is None else torch.maximum(edge, least), SHARPENED)
     power /= power.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1.0)[:, None, None]
     for done in range(SQUARED if least is None else SQUARED_ABOVE):
         power = torch.bmm(power, power)
         if done % SCALED == 0:
-            power = _scaled(power)
+            power /= power.diagonal(dim1=1, dim2=2).sum(1).clamp(min=LEAST)[:, None, None]
     largest = power.diagonal(dim1=1, dim2=2).argmax(1)
-    column = power[torch.arange(len(M), device=M.device), largest]
+    column = power.gather(1, largest[:, None, None].expand(-1, 1, M.shape[1]))[:, 0]
     length: Tensor = torch.linalg.vector_norm(column, dim=1, keepdim=True)
-    vectors = column / length.clamp(min=torch.finfo(M.dtype).tiny)
-    return (vectors * torch.bmm(M, vectors[..., None])[..., 0]).sum(1), vectors
+    vectors = column / length.clamp(min=LEAST)
+    return torch.bmm(vectors[:, None], torch.bmm(M, vectors[..., None]))[:, 0, 0], vectors
 
 
-def _scaled(M: Tensor) -> Tensor:
-    """Return the matrices with a trace of one; those without a trace as they are."""
-    trace = M.diagonal(dim1=1, dim2=2).sum(1)
-    return M / torch.where(trace > 0.0, trace, 1.0)[:, None, None]
+def any_above(M: Tensor, least: Tensor) -> Tensor:
+    """Tell (B,) whether positive semidefinite (B, n, n) have an eigenvalue above `least` (B,).
+
+    One that is above by less than some ten-thousandths of it may be overlooked.
+
+    >>> any_above(torch.diag_embed(torch.tensor([[2.0, 1.0]] * 2)), torch.tensor([1.9, 2.1])).tolist()
+    [True, False]
+    """
+    length: Tensor = torch.linalg.vector_norm(_sharpened(M, least, SHARPENED_ALONE), dim=(1, 2))
+    return ~(length <= 2.0 * math.sqrt(M.shape[1]))  # also where it is no number any more
+
+
+def _sharpened(M: Tensor, edge: Tensor, times: int) -> Tensor:
+    """Return twice Chebyshev's polynomial of degree 2^times of (B, n, n), [0, edge] mapped to [−1, 1].
+
+    2T₂ₛ = (2Tₛ)² − 2: only what is on the diagonal changes beside the squares.
+    """
+    power = (
+        M * (4.0 / torch.where(edge > 0.0, edge, 1.0))[:, None, None]
+    )  # rounding may leave a trace below 0
+    power.diagonal(dim1=1, dim2=2).sub_(2.0)
+    for _ in range(times):
+        power = torch.bmm(power, power)
+        power.diagonal(dim1=1, dim2=2).sub_(2.0)
+    return power
 
 
 def recentred(grams: Tensor) -> Tensor:
@@ -124,48 +140,17 @@ def walked(grams: Tensor, above: float) -> Tensor:
     """Take CAF's walk for messages with Gram matrices (B, n, n), until none of them goes on.
 
     Returned are the weights (B, n) of the step with the smallest top eigenvalue of the covariance
-    (`trilemma.aggregation.spectral.reweightings`). On a GPU a few steps at a time are replayed; see also
-    `unasked`.
+    (`trilemma.aggregation.spectral.reweightings`). On a GPU a few steps at a time are replayed, unless all
+    is recorded as a whole (`trilemma.recordings.unasked`).
     """
-    if (going_on := _going_on.get()) is not None:
-        state = _set_out({"grams": grams}, above)
-        going_on.append(state["walking"])
+    if (hurried := nobody_asks()) is not None:
+        state = _set_out({"grams": grams}, above, hurried.steps)
+        hurried.going_on.append(state["walking"])
         return state["best"]
     state = _recordings.run(("set out", above), partial(_set_out, above=above), {"grams": grams})
     while bool(state["walking"].any()):
         state = _recordings.run(("walk", above), partial(_further, above=above), state)
     return state["best"]
-
-
-@contextmanager
-def unasked() -> Iterator[list[Tensor]]:
-    """Inside, walks wait for nothing and replay nothing: for what is recorded as a whole.
-
-    They take their first steps; who would have gone on (B,) is put on the list, walk by walk.
-
-    >>> with unasked() as going_on:
-    ...     weights = walked(torch.eye(3)[None], above=1.0)
-    >>> len(going_on)
-    1
-    """
-    kept = _going_on.set([])
-    try:
-        found = _going_on.get()
-        assert found is not None
-        yield found
-    finally:
-        _going_on.reset(kept)
-
-
-_going_on: ContextVar[list[Tensor] | None] = ContextVar("going on", default=None)
-
-
-def filled_up(problems: Tensor) -> Tensor:
-    """Return problems (B, …) and, on a GPU, copies of the first: see `TOGETHER`."""
-    size = max(TOGETHER, 1 << max(len(problems) - 1, 0).bit_length())
-    size = 3 * size // 4 if TOGETHER < len(problems) <= 3 * size // 4 else size
-    missing = size - len(problems) if problems.is_cuda else 0
-    return torch.cat([problems, problems[:1].expand(missing, *problems.shape[1:])]) if missing else problems
 
 
 WALK = "c", "best", "smallest", "walking"
@@ -181,13 +166,13 @@ KEPT = 12
 _recordings = Recordings(KEPT)
 
 
-def _set_out(of: Tensors, above: float) -> Tensors:
+def _set_out(of: Tensors, above: float, steps: int = FIRST) -> Tensors:
     """Take the first steps of messages with Gram matrices."""
     inner = recentred(of["grams"])
     c = inner.new_ones(inner.shape[:-1])
     smallest = inner.new_full((len(c),), math.inf)
     start = {"inner": inner, "c": c, "best": c, "smallest": smallest, "walking": c.sum(1) > above}
-    return _further(start, above, FIRST)
+    return _further(start, above, steps)
 
 
 def _further(of: Tensors, above: float, steps: int = STEPS) -> Tensors:

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trilemma.aggregation.many import filled_up, plain_top_eigenpairs, top_eigenpairs
+from trilemma.aggregation.many import any_above, plain_top_eigenpairs, top_eigenpairs
 from trilemma.learning.evidence.correction import FALSELY, QUARTILES, above
 from trilemma.learning.evidence.many_look import Look
+from trilemma.recordings import filled_up
 
 
 @dataclass(frozen=True)
@@ -314,7 +315,7 @@ def peeled(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = No
         rows.append(vectors * higher[:, None])
         some = some - tops[-1][:, None, None] * vectors[:, :, None] * vectors[:, None, :]
     if bounded is not None:
-        bounded.going_on.append(higher if steps < most else torch.zeros_like(higher))
+        bounded.going_on.append(any_above(some, edges) if steps < most else torch.zeros_like(higher))
     if not tops:
         return white.new_zeros(len(white), 0), white.new_zeros(len(white), 0, white.shape[1])
     return torch.stack(tops, 1), torch.stack(rows, 1)

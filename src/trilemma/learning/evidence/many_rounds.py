@@ -3,7 +3,7 @@
 All that is done to a hundred lies takes a GPU a millisecond or two, and several hundred small launches take
 the processor ten. So where nobody is missing it is replayed (`trilemma.recordings`), in one piece. A
 recording cannot wait for what it finds: all lies go through all of it, those too that are expelled, and its
-loops take a fixed number of steps (`many.Bounded`, `aggregation.many.unasked`). Where the rule's should have
+loops take a fixed number of steps (`many.Bounded`, `recordings.unasked`). Where the rule's should have
 gone on it is replayed in two parts, one that judges and one that moves, with the rule's weights between them;
 where one of the others should have, the round is worked out step by step.
 """
@@ -19,18 +19,20 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from trilemma.aggregation.many import filled_up, unasked
 from trilemma.attacks.changed import Changed
 from trilemma.attacks.types import Foreseen
 from trilemma.learning.evidence import many
 from trilemma.learning.evidence.many_look import Facts, Look
-from trilemma.recordings import Recordings, Tensors
+from trilemma.recordings import Recordings, Tensors, filled_up, unasked
 
 KEPT = 12
 """Recordings that are kept: one to three for every number of lies that is filled up to, and of steps."""
 
-STEPS = ((2, 1), (4, 2))
+STEPS = ((1, 1), (2, 1), (4, 2))
 """Directions that are looked for, and how often clients are left out: nearly always the first are enough."""
+
+WALK = 6
+"""Steps that a rule which walks takes without waiting: the longest of a hundred walks seldom takes more."""
 
 _recordings = Recordings(KEPT)
 
@@ -142,7 +144,7 @@ def _at_once(
         n, count = facts[0].members, len(of["changes"])
         weights, going_on = of["gram"].new_full((count, n), 1 / n), list[Tensor]()
     else:
-        with unasked() as going_on:
+        with unasked(WALK) as going_on:
             weights = rule.weights(judged["grams"][0])
     judged["going_on"] = torch.stack([judged["going_on"], *going_on]).any(0)
     return _moved(facts, steps, of | judged | {"weights": weights})
