@@ -35,6 +35,25 @@ def test_top_eigenpairs_are_those_of_lapack(device: str) -> None:
         assert abs(direction @ vector) == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_eigenvalues_above_an_edge_are_those_of_lapack(device: str) -> None:
+    """Far above it and just above, in noise whose eigenvalues hardly differ; below it nothing is found."""
+    x = torch.randn(40, 30, 3000, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x[:20, :4, 0] += torch.logspace(0, 4, 20, dtype=torch.float64)[:, None]
+    M = torch.bmm(x, x.mT)
+    tops, across = torch.linalg.eigh(M)
+    tops, across = tops[:, -1], across[:, :, -1]
+    for away in (1e-3, 0.1, 0.9):
+        for edges in (tops / (1 + away), tops * (1 + away)):
+            values, vectors = (part.cpu() for part in many.top_eigenpairs(M.to(device), edges.to(device)))
+            found = many.any_above(M.to(device), edges.to(device)).cpu()
+            assert torch.equal(values > edges, edges < tops)
+            assert torch.equal(found, edges < tops)
+            if bool((edges < tops).all()):
+                torch.testing.assert_close(values, tops, rtol=1e-12, atol=0.0)
+                assert float((vectors * across).sum(1).abs().min()) > 1 - 1e-9
+
+
 def test_equal_eigenvalues_and_nothing_at_all_have_an_answer() -> None:
     M = torch.stack([torch.eye(3, dtype=torch.float64), torch.zeros(3, 3, dtype=torch.float64)])
     values, vectors = many.top_eigenpairs(M)

@@ -278,6 +278,7 @@ def test_what_a_gpu_records_is_what_is_worked_out_step_by_step(
         sent = noise(round_)
         sent[:, 1] += 1.5
         sent[-LIARS:, 2] += 3.0
+        sent[:, 3] += 5.0 * (-1.0) ** torch.arange(CLIENTS)  # a second direction
         outlook = Outlook.of(algorithm.court, state, sent, EVERYBODY, round_)
         gram = outlook.gram(push)
         changes = torch.zeros(30, LIARS, len(gram), dtype=torch.float64)
@@ -288,7 +289,7 @@ def test_what_a_gpu_records_is_what_is_worked_out_step_by_step(
         given = (gram.to(device), torch.from_numpy(liars).to(device), changes.to(device), same.step)
 
         def played(same: Outlook = same, given: tuple[Any, ...] = given) -> Foreseen | None:
-            return foreseen(*given, *same._looks, same.file.taken.to(device), same._weights)
+            return foreseen(*given, *same._looks, same._taken, same._weigher)
 
         for _ in range(2):  # a recording is played again
             found = played()

@@ -139,6 +139,7 @@ class Adaptive(AttackSettings):
         honest = finite_rows(view.honest)
         if len(honest) < len(view.honest):  # the server leaves these out, and so do the attackers
             view = replace(view, honest=honest, positions=None)
+        defence = RuleAlone.of(view, own) if view.defence is None else view.defence()
         truth = (honest.mean(0) if view.truth is None else view.truth()).double()
         longest = torch.linalg.vector_norm(truth)
 
@@ -147,7 +148,6 @@ class Adaptive(AttackSettings):
             """Return what is tried; who asks waits for the truth."""
             return self._strengths(float(longest) or 1.0)
 
-        defence = RuleAlone.of(view, own) if view.defence is None else view.defence()
         if defence is not None and not self.bold:
             defence = defence.looked()
         lie = partial(self._lie, view, own, truth, defence)

@@ -178,6 +178,6 @@ class Tryout:
         there = mix.any(axis=0)
         mix, used = mix[:, there], self.used[there]
         rows, ways = used[used < self.basis], used[used >= self.basis] - self.basis
-        along = self.directions[torch.from_numpy(ways).to(self.directions.device)]
+        along = self.directions if len(ways) == len(self.directions) else self.directions[ways.tolist()]
         used_rows = torch.cat([self.defence.rows(rows).to(self.directions), along])
         return torch.from_numpy(mix).to(self.directions) @ used_rows

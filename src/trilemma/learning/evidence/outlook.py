@@ -26,7 +26,7 @@ from trilemma.learning.evidence.court import Court
 from trilemma.learning.evidence.file import File
 from trilemma.learning.evidence.many_look import Look, rows_of
 from trilemma.learning.evidence.many_rounds import Round, Weigher, foreseen, recordable
-from trilemma.learning.messages import Messages
+from trilemma.learning.messages import Messages, side_by_side
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.learning.trace import Law, Places
 
@@ -111,15 +111,12 @@ class Outlook:
     def rows(self, places: Places) -> Tensor:
         """Return some vectors of the basis, in rising order."""
         ends = np.cumsum([len(part) for part in self.basis])
-        some = np.split(places, np.searchsorted(places, ends[:-1]))
-        starts = (0, *ends[:-1])
-        return torch.cat(
-            [
-                part[torch.from_numpy(mine - start).to(part.device)]
-                for part, mine, start in zip(self.basis, some, starts, strict=True)
-                if len(mine) or part is self.file.sums
-            ]
-        )
+        shared, found = np.split(places, np.searchsorted(places, ends[:-1])), []
+        for part, mine, end in zip(self.basis, shared, ends, strict=True):
+            if len(mine) or part is self.file.sums:
+                rows = (mine - (end - len(part))).tolist()
+                found.append(part[side_by_side(rows) or rows])
+        return torch.cat(found)
 
     def looked(self) -> Outlook:
         """Return the same round as if sums were looked at in it: what the next look will make of it."""
