@@ -44,7 +44,6 @@ CASES = [
 
 STAGES = [
     (adaptive, "finite_rows"),
-    (adaptive.Adaptive, "_craft"),
     (adaptive.Adaptive, "_directions"),
     (liars, "_truth"),
     (outlook.Outlook, "of"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,42 @@ def test_a_push_towards_errors_makes_as_many_as_patient_steps_and_more_than_one_
     most, found = mistaken(seen, pushed(patient)), mistaken(seen, pushed(seen.errors(far)))
     assert found > none + 0.95 * (most - none)
     assert most > uphill > none
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_errors_and_their_slope_in_one_pass_are_those_of_two(weighted: bool) -> None:
+    """How likely the truth is at every example, and then the gradient of losses that weigh so much."""
+    seen = looking_ahead()
+    if weighted:
+        weight = torch.rand(seen.batch.y.shape, generator=torch.Generator().manual_seed(1))
+        seen.__dict__["batch"] = replace(seen.batch, weight=weight / weight.sum())
+    move, sharper = seen.after - seen.start, 3.0
+    shares, expected = seen._mistaken(move, sharper)
+    multiple = sharper * seen.lengthened
+    steepest = multiple * seen.steepest(seen.start + multiple * move, shares)
+    errors, slope = seen._slope(move, sharper)
+    assert errors == pytest.approx(expected, abs=1e-6)
+    torch.testing.assert_close(slope, steepest, rtol=1e-4, atol=1e-6)
+    assert float(slope.norm()) > 0
+
+
+def test_messages_are_rehearsed_once_and_anew_when_they_were_changed() -> None:
+    seen, asked = looking_ahead(), []
+    algorithm = seen.experiment.resolved.algorithm
+
+    def server(*given: Any) -> Any:
+        asked.append(given)
+        return algorithm.server(*given)
+
+    resolved = replace(seen.experiment.resolved, algorithm=replace(algorithm, server=server))
+    seen = replace(seen, experiment=replace(seen.experiment, resolved=resolved))
+    lies = seen.sent.vectors.clone()
+    first = seen.mistaken(lies)
+    assert seen.mistaken(lies, 1.0) == first
+    assert len(asked) == 2  # of nobody's lie, for the multiple by which all is counted, and of this one
+    lies[-2:] += 0.5
+    assert seen.mistaken(lies) != first
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
