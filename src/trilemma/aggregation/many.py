@@ -80,7 +80,7 @@ def plain_top_eigenpairs(M: Tensor, least: Tensor | None = None) -> tuple[Tensor
 def any_above(M: Tensor, least: Tensor) -> Tensor:
     """Tell (B,) whether positive semidefinite (B, n, n) have an eigenvalue above `least` (B,).
 
-    One that is above by less than some ten-thousandths of it may be overlooked.
+    One that is above by less than a ten-thousandth of it may be overlooked.
 
     >>> any_above(torch.diag_embed(torch.tensor([[2.0, 1.0]] * 2)), torch.tensor([1.9, 2.1])).tolist()
     [True, False]
@@ -94,9 +94,8 @@ def _sharpened(M: Tensor, edge: Tensor, times: int) -> Tensor:
 
     2T₂ₛ = (2Tₛ)² − 2: only what is on the diagonal changes beside the squares.
     """
-    power = (
-        M * (4.0 / torch.where(edge > 0.0, edge, 1.0))[:, None, None]
-    )  # rounding may leave a trace below 0
+    # Rounding may leave a trace below zero.
+    power = M * (4.0 / torch.where(edge > 0.0, edge, 1.0))[:, None, None]
     power.diagonal(dim1=1, dim2=2).sub_(2.0)
     for _ in range(times):
         power = torch.bmm(power, power)
