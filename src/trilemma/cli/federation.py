@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trilemma.task import Task
 
 federation_app = typer.Typer(
-    help="A real federation on Flower: TLS, node authentication, keys, crashes and liars.",
+    help="Run a real federation on Flower.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

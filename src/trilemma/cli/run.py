@@ -35,10 +35,12 @@ def run_command(
     plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
-    """Train a federation as CONFIG says; accuracy beside ε, f and the attack.
+    """Train a federation, simulated on this machine.
 
-    Ctrl-C saves what is finished; --resume DIR continues to the identical final model. Started by torchrun
-    (torchrun --nproc-per-node 4 -m trilemma run …), its processes share the clients.
+    Accuracy is shown beside ε, f and the attack. Ctrl-C saves what is finished; --resume DIR continues to
+    the identical final model.
+
+    Over several processes, which share the clients: torchrun --nproc-per-node 4 -m trilemma run …
     """
     from rich.console import Console
 

@@ -135,11 +135,14 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        known = nearest(path.name.removesuffix(".toml"), ready)
+        known = nearest(path.name.removesuffix(".toml"), ready, listed_by="trilemma list configs")
         raise ConfigError(
-            f"there is no configuration file {str(path)!r}, nor one of the package's: {known}"
+            f"there is no configuration file {str(path)!r}, and no ready configuration of that name: {known}"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        task = f"; a task is given with --task {path}" if path.suffix == ".py" else ""
+        raise ConfigError(f"{str(path)!r} is not a TOML file: {error}{task}") from None
+    except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from None
 
 

@@ -81,7 +81,12 @@ def privacy_tables(record: Mapping[str, Any]) -> Iterator[Table]:
     if record.get("collusion"):
         yield _plan_table("what each number q of colluders would cost", record["collusion"])
     if "models" in record:
-        yield _plan_table("the four threat models", record["models"])
+        models = _plan_table("the four threat models", record["models"])
+        models.caption = (
+            "predicted error: squared norm of the noise in the honest clients' mean, over --dim parameters"
+        )
+        models.caption_justify = "left"
+        yield models
 
 
 def _figures(title: str, figures: Mapping[str, float]) -> Table:
@@ -103,9 +108,6 @@ def _plan_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         numbers = (f"{row[key]:.4g}" for key in ("sigma_ind", "sigma_cor", "predicted_error"))
         table.add_row(row["threat"], str(row["collusion"]), *numbers)
-    table.caption = (
-        "predicted error: squared norm of the noise in the honest clients' mean, over --dim parameters"
-    )
     return table
 
 

@@ -93,6 +93,7 @@ def results_table(
     The metrics are the first summary's; the run without liars is shown by the first of them.
     """
     names = [*rows[0][1].metrics] or ["loss"]
+    compared = without_liars is not None or any(summary.byzantine == 0 for _, summary in rows)
     reference = shown(names[0], without_liars) if without_liars else "–"
     unit = " %" if names[0] in SHARES else ""
     scores = (f"{name} %" if name in SHARES else name for name in names)
@@ -101,7 +102,7 @@ def results_table(
         *("run", "rule", "liars", "attack", "ε"),
         *(("printed ε",) if claims else ()),
         *scores,
-        f"no liars{unit}",
+        *((f"no liars{unit}",) if compared else ()),
     )
     lines = tuple(
         (
@@ -112,14 +113,14 @@ def results_table(
             tightest_epsilon(summary)[0],
             *((_claim(summary) or "–",) if claims else ()),
             *(shown(name, summary) for name in names),
-            "itself" if summary.byzantine == 0 else reference,
+            *(("itself" if summary.byzantine == 0 else reference,) if compared else ()),
         )
         for label, summary in rows
     )
     remarks = dict.fromkeys(remark for _, summary in rows for remark in _remarks(summary))
     remarks |= dict.fromkeys(further)
     if without_liars is None and any(summary.byzantine for _, summary in rows):
-        remarks["no liars: run with --baseline to see it"] = None
+        remarks["without liars: not run; --baseline also runs that"] = None
     return Table(title, headings, lines, tuple(remarks))
 
 
