@@ -2,7 +2,7 @@
 
     python benchmarks/gradient_rules.py [--threads 1] [--clock cpu] [--repeats 10]
 
-The rules are listed in docs/gradients.md; they follow from shapes and never from a clock. What is chosen on a
+The rules are listed in docs/gradients-speed.md; they follow from shapes and never from a clock. What is chosen on a
 GPU, and every kernel against plain torch, is in `benchmarks/kernels.py --only layers`.
 """
 
