@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,14 @@ def test_tables_show_worst_mean_and_best_over_what_is_not_shown(out: Path) -> No
     assert any("9000" in remark for remark in both.remarks), "a cell without a result is told with its reason"
     losses = found.cross("aggregation.rule", value="worst", metric="loss").squares["mean", ""].mean
     assert losses == max(row["loss"] for row in _mean_losses(found))
+
+
+def test_where_no_cells_share_a_place_nothing_is_said_to_be_averaged(out: Path) -> None:
+    found = report.load_sweep(out)
+    # As if attacks had been given as whole tables: the key that was swept is not the one that is shown.
+    whole = {name: {"aggregation.rule": "", "attack": {}} for name in found.values}
+    remarks = replace(found, values=whole).cross("aggregation.rule", "attack.name").remarks
+    assert not any(remark.startswith("mean over") for remark in remarks)
 
 
 def _mean_losses(found: report.SweepResult) -> list[dict]:
