@@ -18,7 +18,7 @@ from trilemma.cli import app
 from trilemma.config.sweep import sweep
 from trilemma.errors import ConfigError, UserError
 from trilemma.records import Spread, Summary
-from trilemma.report.crosses import Cross, Square
+from trilemma.report.cross_table import Cross, Square
 from trilemma.report.sweeps import _square
 from trilemma.simulate.sweep import grid as on_disk
 from trilemma.simulate.sweep.work import work

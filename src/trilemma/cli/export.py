@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trilemma.cli.options import PluginOption
-from trilemma.cli.saying import note, say
+from trilemma.cli.output import note, say
 from trilemma.errors import UserError
 
 if TYPE_CHECKING:

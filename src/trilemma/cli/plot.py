@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trilemma.cli.saying import say
+from trilemma.cli.output import say
 
 
 def plot_command(

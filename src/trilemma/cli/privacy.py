@@ -21,7 +21,7 @@ from trilemma.report.bounds import bounds_tables, lower_record, promise_record
 from trilemma.report.picture_files import check_picture
 from trilemma.report.plain import plain_json
 from trilemma.report.privacy import plot_privacy, privacy_tables
-from trilemma.report.question import Question
+from trilemma.report.privacy_question import Question
 
 Clients = Annotated[int, typer.Option("-n", "--clients", help="number of clients")]
 Byzantine = Annotated[int, typer.Option("-f", "--byzantine", help="how many may be Byzantine")]

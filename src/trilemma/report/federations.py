@@ -24,7 +24,7 @@ from trilemma.files import readable
 from trilemma.privacy.ledger_lines import Budget
 from trilemma.privacy.statement import Statement, read_statement
 from trilemma.records import Record
-from trilemma.report.doings import Doings, doings, moment
+from trilemma.report.client_events import Doings, doings, moment
 from trilemma.report.glance import deployed_records, glance_deployed
 from trilemma.report.trust import places, trusted
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from trilemma.config.sweep import ABSENT, leaves, value_at, worded
 from trilemma.errors import UserError, nearest
 from trilemma.records import Spread, Summary
-from trilemma.report.crosses import Cross, Square
+from trilemma.report.cross_table import Cross, Square
 from trilemma.report.loading import load
 from trilemma.report.result import Result
 from trilemma.report.tables import tightest_epsilon
