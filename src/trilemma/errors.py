@@ -57,7 +57,7 @@ def nearest(name: str, allowed: Iterable[str], listed_by: str = "") -> str:
 
 
 def hint(name: str, allowed: Iterable[str], likeness: float = 0.5) -> str:
-    """Ask whether the nearest allowed name was meant; "" where none is like it (1: the same letters).
+    """Ask whether the nearest allowed name was meant; "" where none is as alike as `likeness` (1: equal).
 
     >>> hint("cwmde", ["cwmed", "krum"])
     "did you mean 'cwmed'? "

@@ -253,7 +253,7 @@ def _choose(
     registry: Registry[Any],
     default: str,
 ) -> Choice[Any] | None:
-    """Look up the name at `where` and validate the rest of the table, but for keys beside, as its options."""
+    """Look up the name at `where` and validate the rest, less the keys `BESIDE`, as its options."""
     name = tables.part(*where.split(".")).get("name", default)
     if not isinstance(name, str):
         problems.append(f"[{where}] needs a name. Allowed: {', '.join(sorted(registry))}")

@@ -117,7 +117,7 @@ _TRIES, _SPARE = 8, 1.01
 
 
 def _drawn(setup: Setup, algorithm: Algorithm, model: Model, threat: privacy.Threat) -> Drawing:
-    """Return how far the noise of one round is from the release's law: not at all among floating numbers."""
+    """Return how far the noise of one round is from the release's law: not at all in floating point."""
     grid = setup.grid(algorithm.message(model).dim)
     if grid is None or setup.release is None:
         return EXACT
@@ -128,7 +128,7 @@ _Words = tuple[str, ...]
 
 
 def _own_scores(config: Config, examples: int, held_out: int, arithmetic: Arithmetic) -> OwnScores | None:
-    """Return how clients evaluate, with which noise: as much as what they may cost by themselves."""
+    """Return how clients evaluate, with the noise that keeps their scores within their own part of ε."""
     table, wanted, clients = config.evaluation, config.privacy, config.federation.clients
     turns, f = table.turns(config.run.rounds), config.federation.f
     if not table.clients:
@@ -167,7 +167,7 @@ USUAL_SHARE = 0.1
 
 
 def _said(algorithm: Algorithm, model: Model | None, own_scores: OwnScores) -> _Words:
-    """Refuse evaluations that mean nothing; return what must be said about the others."""
+    """Refuse evaluations that would mean nothing; return the notes for those that mean something."""
     if algorithm.own_models:
         raise ConfigError(
             f"[evaluation] clients = true: the models of {algorithm.name} are the clients' own, and one "
@@ -289,9 +289,9 @@ def _gap(config: Config, gap: str, cure: str) -> str:
 def _who_counts(config: Config) -> tuple[int, int]:
     """Return n and f as the threat model sees them.
 
-    Under cdp a client hides in the noise of the mean, and only honest clients that are heard add to it; all
-    liars may be among those. Under the others, not to hear a message is to see less of the same joint noise,
-    but who is expelled shares no secrets any more.
+    Under cdp a client hides in the noise of the mean. Only honest clients that are heard add to that noise,
+    and all liars may be among the heard. Under the other models a message that is not heard only shows less
+    of the same joint noise, but a client that is expelled no longer shares secrets.
     """
     federation = config.federation
     if config.privacy.threat != "cdp":

@@ -25,9 +25,9 @@ def verdict_of(summary: Summary) -> Verdict:
 
 
 def finding_record(finding: Finding) -> dict[str, Any]:
-    """Return what was found as plain values, what was given before it.
+    """Return the finding as plain values: ε or δ, whichever was given, before the one that was found.
 
-    Figures that are no guarantee stand under `printed`, with the reasons, and nothing under their own name.
+    A figure that is no guarantee stands under `printed`, with the reasons, and not under its own name.
     """
     figures = {"epsilon": finding.epsilon, "delta": finding.delta}
     given, found = sorted(figures, key=lambda name: isinstance(figures[name], Mapping))

@@ -128,7 +128,7 @@ class TaskFile:
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules beside a task by their sources, and those of the standard library never there."""
+    """Finds modules beside a task by their sources; none stands in for one of the standard library."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
