@@ -165,3 +165,11 @@ def test_the_grid_of_the_readme_runs(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     rules = [result.summary.rule for result in report.load_sweep(tmp_path / "out").results.values()]
     assert sorted(rules) == ["caf", "mean", "nnm+cwmed"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(EXAMPLES.glob("*/*.toml")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_an_example_without_its_task_says_what_is_missing(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give it with --task task"):
+        run_command(str(path), set_=list(SMALL), out=tmp_path / "out")

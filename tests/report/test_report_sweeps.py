@@ -84,6 +84,12 @@ def test_where_no_cells_share_a_place_nothing_is_said_to_be_averaged(out: Path) 
     assert not any(remark.startswith("mean over") for remark in remarks)
 
 
+def test_a_run_is_not_taken_for_a_folder_of_runs(out: Path) -> None:
+    run = next(path.parent for path in out.glob("*/summary.json"))
+    with pytest.raises(UserError, match="no finished runs below it: it is a run itself"):
+        report.load_sweep(run)
+
+
 def _mean_losses(found: report.SweepResult) -> list[dict]:
     return [{"loss": r.summary.loss.mean} for r in found.results.values() if r.summary.rule == "mean"]
 

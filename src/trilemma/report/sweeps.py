@@ -140,7 +140,8 @@ def load_sweep(directory: Path | str) -> SweepResult:
         done = {path.parent.name: load(path.parent) for path in sorted(folder.glob("*/summary.json"))}
         values = _differences(done)
     if not done:
-        raise UserError(f"{str(folder)!r} has no finished runs")
+        itself = " below it: it is a run itself" if (folder / "summary.json").is_file() else ""
+        raise UserError(f"{str(folder)!r} has no finished runs{itself}; allowed: a folder that holds runs")
     return SweepResult(folder, done, values, left, {n: f for n, f in failed.items() if n not in done})
 
 

@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
@@ -39,11 +39,10 @@ class Table:
     remarks: tuple[str, ...] = ()
     words: int = 4
 
-    def __rich__(self) -> ScreenTable:
-        """Return the table as rich draws it."""
-        remarks = Text("\n".join(self.remarks)) if self.remarks else None
+    def __rich__(self) -> Group:
+        """Return the table as rich draws it, and below it the remarks, as wide as the screen."""
         title = Text(self.title) if self.title else None
-        table = ScreenTable(title=title, caption=remarks, title_justify="left", caption_justify="left")
+        table = ScreenTable(title=title, title_justify="left")
         first = max((len(row[0]) for row in self.rows if row), default=0)
         for index, heading in enumerate(self.headings):
             number = index >= self.words
@@ -51,7 +50,7 @@ class Table:
             table.add_column(Text(heading), justify="right" if number else "left", no_wrap=whole)
         for row in self.rows:
             table.add_row(*(Text(cell) for cell in row))
-        return table
+        return Group(table, *map(Text, self.remarks))
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=120, color_system=None)
@@ -120,7 +119,7 @@ def results_table(
     remarks = dict.fromkeys(remark for _, summary in rows for remark in _remarks(summary))
     remarks |= dict.fromkeys(further)
     if without_liars is None and any(summary.byzantine for _, summary in rows):
-        remarks["without liars: not run; --baseline also runs that"] = None
+        remarks["not compared with a run without liars: that is trilemma run --baseline"] = None
     return Table(title, headings, lines, tuple(remarks))
 
 

@@ -55,6 +55,8 @@ class TaskFile:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise UserError(f"there is no {path}")
+        if path.suffix != ".py":
+            raise UserError(f"{path} is no task: allowed is a Python file that defines model() and data()")
         self.path = path.resolve()
         self._modules: dict[str, ModuleType] = {}
         self._prepared = False
