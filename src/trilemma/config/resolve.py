@@ -228,14 +228,29 @@ def _release(
     threat = by_name if wanted.collusion is None else replace(by_name, collusion=wanted.collusion)
     doubts = [_gap(config, gap, cure) for gap, cure in _central_gaps(config)]
     if wanted.epsilon is not None and wanted.noise == "paper":
-        law = config.algorithm.options.paper_noise(shape, wanted.epsilon, wanted.delta, config.run.rounds)
         doubts.append("noise as the paper sets it is not calibrated to the ε it claims")
-    elif wanted.epsilon is not None:
-        law = privacy.calibrate(
+    law = _law(config, wanted.clip, shape, threat, reckoned, beside)
+    return replace(shape, law=law), threat, (), tuple(doubts)
+
+
+def _law(
+    config: Config,
+    clip: float,
+    shape: Release,
+    threat: privacy.Threat,
+    reckoned: Drawing,
+    beside: History,
+) -> NoiseLaw:
+    """Return the noise that `[privacy]` asks for: by a target ε, as the paper sets it, or given outright."""
+    wanted = config.privacy
+    if wanted.epsilon is not None and wanted.noise == "paper":
+        return config.algorithm.options.paper_noise(shape, wanted.epsilon, wanted.delta, config.run.rounds)
+    if wanted.epsilon is not None:
+        return privacy.calibrate(
             wanted.epsilon,
             wanted.delta,
             config.run.rounds,
-            wanted.clip,
+            clip,
             threat,
             unit=shape.unit,
             batch=shape.batch,
@@ -245,20 +260,18 @@ def _release(
             drawing=reckoned,
             beside=beside,
         )
-    elif wanted.noise_multiplier is not None:
+    if wanted.noise_multiplier is not None:
         if not math.isfinite(shape.clip):
             raise ConfigError("[privacy] noise_multiplier is of what a unit can move: give a finite clip")
         # The multiplier is linear in σ, so one evaluation at σ = 1 gives the scale under any threat model.
         unit_multiplier = privacy.multiplier(replace(shape, law=NoiseLaw(sigma_ind=1.0)), threat)
-        law = NoiseLaw(sigma_ind=wanted.noise_multiplier / unit_multiplier)
-    elif wanted.sigma_ind is not None or wanted.sigma_cor is not None:
-        law = NoiseLaw(wanted.sigma_ind or 0.0, wanted.sigma_cor or 0.0)
-    else:
-        raise ConfigError(
-            f"[privacy] threat = {wanted.threat!r} but no noise; give epsilon, sigma_ind and sigma_cor, or "
-            "noise_multiplier, or threat = 'none' to clip without a guarantee"
-        )
-    return replace(shape, law=law), threat, (), tuple(doubts)
+        return NoiseLaw(sigma_ind=wanted.noise_multiplier / unit_multiplier)
+    if wanted.sigma_ind is not None or wanted.sigma_cor is not None:
+        return NoiseLaw(wanted.sigma_ind or 0.0, wanted.sigma_cor or 0.0)
+    raise ConfigError(
+        f"[privacy] threat = {wanted.threat!r} but no noise; give epsilon, sigma_ind and sigma_cor, or "
+        "noise_multiplier, or threat = 'none' to clip without a guarantee"
+    )
 
 
 def _central_gaps(config: Config) -> Iterator[tuple[str, str]]:
