@@ -139,7 +139,8 @@ function timed(facts, found) {
 
 function told(plan) {
   const symbol = plan.asked === "epsilon" ? "ε" : "δ";
-  const best = plan.figures.reduce((a, b) => ((b.value ?? Infinity) < (a.value ?? Infinity) ? b : a));
+  // The first in the list is preferred; another is better only by more than rounding.
+  const best = plan.figures.reduce((a, b) => ((b.value ?? Infinity) < (a.value ?? Infinity) * (1 - 1e-9) ? b : a));
   return [
     el("p", { class: plan.held ? "big held" : "big unheld" }, el("strong", {}, `${symbol} = ${short(best.value)}`),
       plan.held ? ` guaranteed, by ${best.accountant}` : ` printed, and no guarantee: ${plan.reason}`),
