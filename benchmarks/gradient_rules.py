@@ -2,8 +2,8 @@
 
     python benchmarks/gradient_rules.py [--threads 1] [--clock cpu] [--repeats 10]
 
-The rules are listed in docs/gradients.md; they follow from shapes and never from a clock. What is chosen on a
-GPU, and every kernel against plain torch, is in `benchmarks/kernels.py --only layers`.
+The rules are listed in docs/gradients-speed.md; they follow from shapes and never from a clock. What is
+chosen on a GPU, and every kernel against plain torch, is in `benchmarks/kernels.py --only layers`.
 """
 
 from __future__ import annotations

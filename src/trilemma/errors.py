@@ -37,24 +37,30 @@ def printable(text: str) -> str:
     )
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
+def nearest(name: str, allowed: Iterable[str], listed_by: str = "") -> str:
     """Say which allowed name `name` was probably meant to be, and list all of them.
+
+    Where the names would fill a screen, `listed_by` is the command that lists them.
 
     >>> nearest("cwmde", ["cwmed", "krum", "krum"])
     "did you mean 'cwmed'? Allowed: cwmed, krum"
     >>> nearest("zeno", ["cwmed", "krum"])
     'allowed: cwmed, krum'
+    >>> nearest("cwmde", ["cwmed", "krum"], listed_by="trilemma list rules")
+    "did you mean 'cwmed'? All names: trilemma list rules"
     """
     names = sorted(set(allowed))
     meant = hint(name, names)
+    if listed_by:
+        return f"{meant}{'A' if meant else 'a'}ll names: {listed_by}"
     return f"{meant}{'A' if meant else 'a'}llowed: {', '.join(names) or '(none)'}"
 
 
-def hint(name: str, allowed: Iterable[str]) -> str:
-    """Ask whether the nearest allowed name was meant; "" where none is near.
+def hint(name: str, allowed: Iterable[str], likeness: float = 0.5) -> str:
+    """Ask whether the nearest allowed name was meant; "" where none is as alike as `likeness` (1: equal).
 
     >>> hint("cwmde", ["cwmed", "krum"])
     "did you mean 'cwmed'? "
     """
-    close = difflib.get_close_matches(name, sorted(allowed), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, sorted(allowed), n=1, cutoff=likeness)
     return f"did you mean {close[0]!r}? " if close else ""

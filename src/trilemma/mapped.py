@@ -54,7 +54,7 @@ def give_back_what_is_freed() -> None:
 
 
 def empty(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor in a file of `folder` that has no name any more: it goes away with the tensor.
+    """Return a tensor in a file of `folder` without a name: the file goes away with the tensor.
 
     Its room on the disk is taken at once. On a full disk that is an `OSError` here, where it can be told;
     later, when a page is written, the system would end the process without a word.
@@ -102,7 +102,7 @@ def lies_in_a_file(tensor: Tensor) -> bool:
 
 
 def beside(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return room for a tensor of the type of another: in a file beside its file, where it lies in one.
+    """Return an empty tensor of the same type as another: in a file beside its file, if that lies in one.
 
     >>> beside(torch.ones(2), (3, 2)).shape
     torch.Size([3, 2])

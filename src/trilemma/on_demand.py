@@ -16,10 +16,10 @@ from typing import Any
 
 
 def on_demand(package: str, names: Sequence[str], modules: Sequence[str]) -> None:
-    """Let the package find `names` in its `modules`, which are then imported, in this order.
+    """Let the package find `names` in its `modules`, which are imported, in this order, on first use.
 
-    Its modules are found as well, whether anybody has imported them or not. Where a name is also that of
-    the module it stands in, it means what stands there, as it would had the package imported it.
+    The modules themselves are found too. Where a name is also that of a module, it means what the module
+    defines under it, as if the package had imported it.
 
     >>> from trilemma import privacy
     >>> privacy.SecretNoise.__module__, privacy.covariance.__name__, privacy.ledger.__name__

@@ -64,6 +64,15 @@ FORMERLY = {"batch": "batch_size", "l2": "weight_decay"}
 """Options that had another name."""
 
 
+WRONG_TYPE = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "string_type": "text",
+}
+"""What pydantic calls a value of the wrong type, and what it must be."""
+
+
 def mistakes(error: ValidationError, allowed: Iterable[str], word: str = "key") -> Iterator[str]:
     """Say what is wrong with each value that was refused, and what is allowed."""
     names = list(allowed)
@@ -78,8 +87,12 @@ def mistakes(error: ValidationError, allowed: Iterable[str], word: str = "key") 
         elif detail["type"] == "missing":
             yield f"needs {key}"
         elif detail["type"] == "literal_error":
-            choices = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
-            yield f"{key} = {detail['input']!r}: {hint(str(detail['input']), choices)}{message}"
+            expected = detail["ctx"]["expected"]
+            # Short words in short lists look alike: 'gpu' is no slip of the pen for 'cpu'.
+            meant = hint(str(detail["input"]), re.findall(r"'([^']*)'", expected), likeness=0.7)
+            yield f"{key} = {detail['input']!r}: {meant}{'A' if meant else 'a'}llowed: {expected}"
+        elif detail["type"] in WRONG_TYPE:
+            yield f"{key} = {detail['input']!r}: must be {WRONG_TYPE[detail['type']]}"
         else:
             yield f"{key} = {detail['input']!r}: {message}" if key else message
 

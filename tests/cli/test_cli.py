@@ -117,6 +117,12 @@ def test_why_an_arena_has_nothing_to_run_is_said() -> None:
     assert "[run] rounds = 'x'" in str(refused)
 
 
+def test_a_misspelt_command_is_asked_about() -> None:
+    told = CliRunner().invoke(app, ["exprot"], env={"COLUMNS": "200"})
+    assert told.exit_code == 2
+    assert "no command is called 'exprot': did you mean 'export'? Allowed: arena, audit" in told.output
+
+
 @pytest.mark.slow
 def test_seeds_may_be_negative(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

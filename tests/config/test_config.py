@@ -32,7 +32,9 @@ from trilemma.errors import ConfigError, PrivacyError, UserError
         ("privacy.delta=1", "[privacy] delta = 1: input should be less than 1"),
         ("algorithm.name=dsdg", "unknown algorithm 'dsdg': did you mean 'dsgd'?"),
         ("algorithm.lrr=1", "[algorithm] unknown key 'lrr': did you mean 'lr'?"),
-        ("algorithm.lr=fast", "[algorithm] lr = 'fast'"),
+        ("algorithm.lr=fast", "[algorithm] lr = 'fast': must be a number"),
+        ("federation.byzantine=two", "[federation] byzantine = 'two': must be a whole number"),
+        ("run.device=gpu", "[run] device = 'gpu': allowed: 'auto', 'cpu' or 'cuda'"),
         ("attack.name=sff", "unknown attack 'sff': did you mean 'sf'?"),
         ("data.name=mnits", "unknown data set 'mnits': did you mean 'mnist'?"),
         ("data.partition=dirichle", "unknown partition 'dirichle': did you mean 'dirichlet'?"),
@@ -89,7 +91,7 @@ def test_a_missing_or_broken_file_is_a_user_error(tmp_path) -> None:
     with pytest.raises(UserError, match="there is no configuration file"):
         config.load(tmp_path / "nothing.toml")
     (tmp_path / "broken.toml").write_text("[run\n")
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="is not a TOML file"):
         config.load(tmp_path / "broken.toml")
 
 
@@ -195,8 +197,14 @@ def test_configurations_of_the_package_are_found_by_name(tmp_path, monkeypatch) 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cafcor-mnist").mkdir()
     assert config.load("cafcor-mnist").algorithm.name == "cafcor"
-    with pytest.raises(ConfigError, match="did you mean 'cafcor-mnist'"):
+    with pytest.raises(ConfigError, match="did you mean 'cafcor-mnist'\\? All names: trilemma list configs"):
         config.load("configs/cafcor-mnits.toml")
+
+
+def test_a_task_given_as_a_configuration_is_told_where_it_belongs(tmp_path) -> None:
+    (tmp_path / "task.py").write_text("def data():\n    ...\n", "utf-8")
+    with pytest.raises(ConfigError, match=r"is not a TOML file: .*; a task is given with --task .*task\.py"):
+        config.load(tmp_path / "task.py")
 
 
 @pytest.mark.parametrize("assignment", ["attack.strength=1e308", f"algorithm.batch_size={10**30}"])

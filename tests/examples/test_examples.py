@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from federation_harness import Direct, coordinator
 from trilemma import report
+from trilemma.cli import app
 from trilemma.cli.export import export_command
 from trilemma.cli.federation import federation_app
 from trilemma.cli.run import run_command
@@ -153,3 +154,22 @@ def test_banks_with_a_frozen_encoder(tiny_bank: Path) -> None:
 def test_banks_with_adapters(tiny_bank: Path) -> None:
     result = simulate("banks", tiny_bank / "run", "algorithm.batch_size=4", name="lora", toml="lora")
     assert "encoder.body.encoder.layer.0.attention.self.query.weight" in result.state_dict()
+
+
+@pytest.mark.slow
+def test_the_grid_of_the_readme_runs(tmp_path: Path) -> None:
+    few = ["--set", "run.rounds=1", "--seeds", "1", "--only", "attack.name=sf", "--jobs", "1"]
+    done = CliRunner().invoke(
+        app, ["sweep", str(EXAMPLES / "grid.toml"), *few, "--out", str(tmp_path / "out")]
+    )
+    assert done.exit_code == 0, done.output
+    rules = [result.summary.rule for result in report.load_sweep(tmp_path / "out").results.values()]
+    assert sorted(rules) == ["caf", "mean", "nnm+cwmed"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(EXAMPLES.glob("*/*.toml")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_an_example_without_its_task_says_what_is_missing(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give it with --task task"):
+        run_command(str(path), set_=list(SMALL), out=tmp_path / "out")

@@ -43,7 +43,7 @@ from trilemma.federation.task import load_task
 from trilemma.learning.evidence.file import File
 from trilemma.privacy.ledger import Ledger
 from trilemma.report import federations
-from trilemma.report.doings import doings
+from trilemma.report.client_events import doings
 from trilemma.report.federations import with_events
 
 pytestmark = pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from trilemma.cli import app
 from trilemma.config.sweep import sweep
 from trilemma.errors import ConfigError, UserError
 from trilemma.records import Spread, Summary
-from trilemma.report.crosses import Cross, Square
+from trilemma.report.cross_table import Cross, Square
 from trilemma.report.sweeps import _square
 from trilemma.simulate.sweep import grid as on_disk
 from trilemma.simulate.sweep.work import work
@@ -73,6 +74,20 @@ def test_tables_show_worst_mean_and_best_over_what_is_not_shown(out: Path) -> No
     assert any("9000" in remark for remark in both.remarks), "a cell without a result is told with its reason"
     losses = found.cross("aggregation.rule", value="worst", metric="loss").squares["mean", ""].mean
     assert losses == max(row["loss"] for row in _mean_losses(found))
+
+
+def test_where_no_cells_share_a_place_nothing_is_said_to_be_averaged(out: Path) -> None:
+    found = report.load_sweep(out)
+    # As if attacks had been given as whole tables: the key that was swept is not the one that is shown.
+    whole = {name: {"aggregation.rule": "", "attack": {}} for name in found.values}
+    remarks = replace(found, values=whole).cross("aggregation.rule", "attack.name").remarks
+    assert not any(remark.startswith("mean over") for remark in remarks)
+
+
+def test_a_run_is_not_taken_for_a_folder_of_runs(out: Path) -> None:
+    run = next(path.parent for path in out.glob("*/summary.json"))
+    with pytest.raises(UserError, match="no finished runs below it: it is a run itself"):
+        report.load_sweep(run)
 
 
 def _mean_losses(found: report.SweepResult) -> list[dict]:

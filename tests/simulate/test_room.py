@@ -18,7 +18,7 @@ from trilemma.simulate import room, runner
     ("assignment", "why"),
     [
         ("run.rounds=1e9", "less than or equal to 100000000"),
-        ("run.rounds=1.5", "valid integer"),
+        ("run.rounds=1.5", "rounds = 1.5: must be a whole number"),
         ("federation.clients=1000000000", "less than or equal to 10000000"),
     ],
 )

@@ -317,3 +317,9 @@ def test_a_catalogue_model_of_which_little_was_trained_comes_back(tmp_path):
     result = tl.run(model={"name": "mlp", "hidden": [4], "train": "head"}, rounds=2, out=tmp_path / "run")
     whole = tl.models.build("mlp", (68,), 2, hidden=(4,))
     assert {name: tuple(part.shape) for name, part in result.state_dict().items()} == dict(whole.shapes)
+
+
+def test_a_configuration_given_as_a_task_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[run]\n", "utf-8")
+    with pytest.raises(UserError, match=r"run\.toml is no task: allowed is a Python file"):
+        tl.Task.from_file(tmp_path / "run.toml")

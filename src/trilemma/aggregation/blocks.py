@@ -37,9 +37,9 @@ def compiled(name: str = "kernels") -> ModuleType | None:
 
 @functools.cache
 def optional(name: str) -> ModuleType | None:
-    """Return a module of this room, or None where the compiler it needs is not installed.
+    """Return a module of this room, or None where the compiler it needs is missing or cannot be used.
 
-    Nor where that may not keep what it compiles: numba refuses in a package, and a home, that are read-only.
+    numba cannot be used where it may not cache what it compiles: package and home folder are read-only.
     """
     try:
         return importlib.import_module(f"trilemma.aggregation.{name}")

@@ -11,9 +11,9 @@ from trilemma.aggregation.stage import Stage
 
 @mixings.register("fltrust")
 class FLTrust(Stage):
-    """Weigh messages by their cosine with the server's own, made on public examples, all equally long.
+    """Scale messages to the length of the server's own, and weigh them by their cosine with it.
 
-    Needs such examples: `[aggregation] root = 100`.
+    The server makes its message on public examples: `[aggregation] root = 100`.
 
     >>> from trilemma import aggregation as agg
     >>> agg.parse("fltrust+mean", f=1).name

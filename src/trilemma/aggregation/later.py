@@ -1,4 +1,4 @@
-"""Messages that a GPU measures while its host does something else."""
+"""Inner products that a GPU computes while its host does something else."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trilemma.aggregation.types import Vectors
 
 
 def gram_later(X: Tensor) -> Callable[[], Tensor]:
-    """Begin to measure X Xᵀ, and return what waits for it: `trilemma.aggregation.gram(X, single=True)`.
+    """Start to compute X Xᵀ; call what is returned for `trilemma.aggregation.gram(X, single=True)`.
 
-    Nothing is begun on a CPU, which has nobody to do it meanwhile.
+    On a CPU nothing is started early: the call itself does the work.
 
     >>> gram_later(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))()
     tensor([[ 5., 11.],
@@ -35,7 +35,7 @@ def gram_later(X: Tensor) -> Callable[[], Tensor]:
 
 
 def geometry_later(X: Vectors, *, single: bool = False) -> Callable[[], Geometry]:
-    """Begin to measure the rows of X; what is returned waits for `trilemma.aggregation.geometry` of them.
+    """Start to measure the rows of X; call what is returned for their `trilemma.aggregation.geometry`.
 
     >>> geometry_later(torch.tensor([[0.0, 3.0], [4.0, 0.0]]))().distances[0, 1].item()
     25.0
@@ -55,7 +55,7 @@ def geometry_later(X: Vectors, *, single: bool = False) -> Callable[[], Geometry
 
 
 def to_the_host(found: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy what a GPU is to find; what is returned waits for that, and for nothing asked later."""
+    """Start to copy a GPU's result to the host; call what is returned to wait for it, and no longer."""
     there = torch.empty(found.shape, dtype=found.dtype, pin_memory=True).copy_(found, non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record(torch.cuda.current_stream(found.device))

@@ -13,9 +13,9 @@ from trilemma.aggregation.stage import Stage
 
 @mixings.register("noise-test")
 class NoiseTest(Stage):
-    """Leave out messages whose length or whose numbers' distribution is not that of the agreed noise.
+    """Leave out messages whose length, or distribution of coordinates, does not fit the agreed noise.
 
-    Needs an algorithm that adds noise. Rounds are looked at one by one, clients too.
+    Needs an algorithm that adds noise. Every client and every round is tested by itself.
 
     >>> from trilemma import aggregation as agg
     >>> agg.parse("noise-test(level=0.01)+mean", f=1).name

@@ -13,7 +13,7 @@ from trilemma.aggregation.registry import mixings
 
 @mixings.register("noise-test-rank")
 class NoiseTestRank(NoiseTest):
-    """The noise test, and of all the n − f that over rounds point most where the server's own message points.
+    """The noise test, then the n − f clients that over rounds agree most with the server's own message.
 
     Needs public examples at the server, as `fltrust` does: `[aggregation] root = 100`.
 

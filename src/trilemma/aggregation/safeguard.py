@@ -13,7 +13,7 @@ from trilemma.aggregation.stage import Stage
 
 @mixings.register("safeguard")
 class Safeguard(Stage):
-    """Leave out for good whose summed messages lie far from those of the majority.
+    """Leave out for good the clients whose summed messages lie far from those of the majority.
 
     >>> from trilemma import aggregation as agg
     >>> agg.parse("safeguard(window=50)+mean", f=1).name

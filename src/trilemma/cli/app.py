@@ -15,16 +15,18 @@ from typer.core import TyperGroup
 from typer.models import ArgumentInfo
 
 from trilemma import __version__
+from trilemma.errors import nearest
 
 
 class Lazy(NamedTuple):
-    """A command that is not imported yet: its module, its name there, its line in the list of commands.
+    """A command that is not imported yet: its module, its name there, its group and its line in `--help`.
 
     `context` is how the words after it are read, where that is not as usual.
     """
 
     module: str
     name: str
+    group: str
     line: str
     context: dict[str, Any] | None = None
 
@@ -35,86 +37,63 @@ class Lazy(NamedTuple):
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             alone.command(called, context_settings=self.context)(found)
             found = alone
-        return _with_argument_help(typer.main.get_command(found))
+        return _with_whole_help(typer.main.get_command(found))
 
 
 COMMANDS = {
-    "run": Lazy(
-        "run", "run_command", "Train a federation as CONFIG says; accuracy beside ε, f and the attack."
-    ),
+    "run": Lazy("run", "run_command", "Train", "Train a federation, simulated on this machine."),
     "sweep": Lazy(
-        "sweep",
-        "sweep_command",
-        "Run every cell of FILE's table `sweep`; finished cells are skipped, stopped ones continue.",
-    ),
-    "arena": Lazy(
-        "arena",
-        "arena_command",
-        "Set every rule against liars who know it; the worst case of each, finished cells are skipped.",
-    ),
-    "table": Lazy(
-        "table",
-        "table_command",
-        "Lay a metric of a sweep's runs out by two keys: Markdown, CSV, Parquet, or a map of colours.",
-    ),
-    "check": Lazy(
-        "check",
-        "check_command",
-        "Look at a task.py: data, what is trained, how gradients are computed and whether they are right.",
-    ),
-    "export": Lazy(
-        "export",
-        "export_command",
-        "Write the trained model under its own names: a module's state_dict, as safetensors or .pt.",
-    ),
-    "list": Lazy(
-        "listing",
-        "list_command",
-        "Show everything that has a name, one line each, or one thing with its options and its reference.",
+        "sweep", "sweep_command", "Train", "Run a grid of configurations; a stopped sweep continues."
     ),
     "demo": Lazy(
-        "demo",
-        "demo_command",
-        "Train on phishing with 7 clients of whom 3 lie: trusting, robust, and robust and private.",
+        "demo", "demo_command", "Train", "See three liars among seven clients break the mean, not CAF."
+    ),
+    "arena": Lazy(
+        "arena", "arena_command", "Train", "Set every rule against liars who know it: the worst case."
     ),
     "papers": Lazy(
-        "papers",
-        "papers_app",
-        "The papers' experiments: run them, and see ours beside theirs.",
+        "papers", "papers_app", "Train", "Run the papers' experiments; compare with their numbers."
+    ),
+    "list": Lazy(
+        "listing", "list_command", "Configure", "List rules, attacks, models, …, or explain one of them."
+    ),
+    "check": Lazy(
+        "check", "check_command", "Configure", "Check a task.py: your own data, model, loss and gradients."
+    ),
+    "table": Lazy(
+        "table", "table_command", "Look at results", "Lay out a metric of a sweep's runs by two keys."
+    ),
+    "plot": Lazy(
+        "plot", "plot_command", "Look at results", "Draw runs: scores, whom the rule trusted, ε, or seconds."
+    ),
+    "page": Lazy(
+        "page", "page_command", "Look at results", "Show runs, studies and federations in a browser."
+    ),
+    "export": Lazy(
+        "export", "export_command", "Look at results", "Write a trained model to a file, as its state_dict."
     ),
     "privacy": Lazy(
-        "privacy", "privacy_command", "Tell what noise guarantees, or which noise a guarantee needs."
+        "privacy",
+        "privacy_command",
+        "Guarantees",
+        "Tell what noise guarantees, or the noise a guarantee needs.",
     ),
     "bounds": Lazy(
-        "privacy",
-        "bounds_command",
-        "Tell what the papers' theorems promise, constants included, and where they promise nothing.",
+        "privacy", "bounds_command", "Guarantees", "Tell what the papers' theorems promise, with constants."
     ),
     "audit": Lazy(
         "audit",
         "audit_command",
-        "Attack a configuration, a task or a federation's copy; certified ε, empirical bound and ratio.",
+        "Guarantees",
+        "Attack what is certified: the ε an adversary finds beside it.",
     ),
-    "plot": Lazy(
-        "plot",
-        "plot_command",
-        "Draw runs: scores over rounds, whom the rule trusted, ε spent, or seconds per stage; PNG or SVG.",
-    ),
-    "page": Lazy(
-        "page",
-        "page_command",
-        "Show runs as they grow, a privacy planner, studies and federations in a browser; it only reads.",
-    ),
+    "federation": Lazy("federation", "federation_app", "Deploy", "Run a real federation on Flower."),
     "bench": Lazy(
         "bench",
         "bench_command",
-        "Measure speed and exactness on this machine; options after the name are the benchmark's own.",
+        "Develop",
+        "Measure speed and exactness on this machine.",
         {"allow_extra_args": True, "allow_interspersed_args": False},
-    ),
-    "federation": Lazy(
-        "federation",
-        "federation_app",
-        "A real federation on Flower: TLS, node authentication, keys, crashes and liars.",
     ),
 }
 """Every command. Its line is the first of its own help: a test keeps the two alike."""
@@ -131,20 +110,28 @@ class LazyGroup(TyperGroup):
         """Return what the list of commands shows."""
         if cmd_name not in COMMANDS:
             return None
-        return click.Command(cmd_name, help=COMMANDS[cmd_name].line)
+        listed = click.Command(cmd_name, help=COMMANDS[cmd_name].line)
+        listed.rich_help_panel = COMMANDS[cmd_name].group  # type: ignore[attr-defined]  # where typer looks
+        return listed
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is called."""
+        if args and args[0] not in COMMANDS:
+            ctx.fail(f"no command is called {args[0]!r}: {nearest(args[0], COMMANDS)}")
         name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else COMMANDS[name].load(name), rest
 
 
-def _with_argument_help(command: click.Command) -> click.Command:
-    """Say what arguments mean: typer 0.20 sets their help before click 8.5 sets it to None."""
+def _with_whole_help(command: click.Command) -> click.Command:
+    """Mend two things of typer 0.20's help: lines broken as in the source, and arguments without a word.
+
+    It sets the help of arguments before click 8.5 sets it to None.
+    """
+    command.help = _filled(command.help)
     for below in getattr(command, "commands", {}).values():
-        _with_argument_help(below)
+        _with_whole_help(below)
     hints: dict[str, Any] = {}
     if command.callback is not None:
         hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
@@ -154,6 +141,18 @@ def _with_argument_help(command: click.Command) -> click.Command:
             if isinstance(note, ArgumentInfo):
                 parameter.help = note.help
     return command
+
+
+def _filled(text: str | None) -> str | None:
+    r"""Return a help text whose paragraphs are one line each; those that begin with \b stay as they are.
+
+    >>> _filled("What it does.\n\nWhat more\nthere is.")
+    'What it does.\n\nWhat more there is.'
+    """
+    if text is None:
+        return None
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(one if one.startswith("\b") else " ".join(one.split("\n")) for one in paragraphs)
 
 
 app = typer.Typer(

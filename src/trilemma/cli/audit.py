@@ -35,7 +35,9 @@ def audit_command(
     plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Attack a configuration, a task or a federation's copy; certified ε, empirical bound and ratio.
+    """Attack what is certified: the ε an adversary finds beside it.
+
+    Takes a configuration, a task or the copy of a federation's folder.
 
     Exit code 1 if anything found exceeds what is certified, 2 for bad input.
     """

@@ -25,7 +25,10 @@ def bench_command(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="which benchmark; without one they are listed")] = "",
 ) -> None:
-    """Measure speed and exactness on this machine; options after the name are the benchmark's own."""
+    """Measure speed and exactness on this machine.
+
+    Options after the name are the benchmark's own.
+    """
     scripts = benchmarks(Path(trilemma.__file__).parents[2], Path.cwd())
     if not name:
         for each, script in scripts.items():

@@ -20,7 +20,7 @@ def check_command(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     plugin: PluginOption = None,
 ) -> None:
-    """Look at a task.py: data, what is trained, how gradients are computed and whether they are right.
+    """Check a task.py: your own data, model, loss and gradients.
 
     Exit code 2, with the cure, if something is wrong.
     """

@@ -14,7 +14,10 @@ def demo_command(
         typer.Option(help="directory of the demo; an earlier demo there is replaced; default: runs/demo"),
     ] = None,
 ) -> None:
-    """Train on phishing with 7 clients of whom 3 lie: trusting, robust, and robust and private."""
+    """See three liars among seven clients break the mean, not CAF.
+
+    Trains on the phishing data: trusting, robust, and robust and private.
+    """
     from rich.console import Console
 
     from trilemma.papers import demo

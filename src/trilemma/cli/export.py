@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trilemma.cli.options import PluginOption
-from trilemma.cli.saying import note, say
+from trilemma.cli.output import note, say
 from trilemma.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,11 +46,12 @@ def export_command(
     ] = None,
     plugin: PluginOption = None,
 ) -> None:
-    """Write the trained model under its own names: a module's state_dict, as safetensors or .pt.
+    """Write a trained model to a file, as its state_dict.
 
-    A model that was trained on features gets a file beside it that says how to compute them. From a client's
-    own folder in a federation, --at-home goes on from the model of all on the client's examples, as far as
-    these say that it helps. Nothing is sent.
+    A model that was trained on features gets a file beside it that says how to compute them.
+
+    From a client's own folder in a federation, --at-home trains the federation's model further on that
+    client's examples, as long as these say that it helps. Nothing is sent.
     """
     from trilemma import plugins, report
     from trilemma.federation import at_home as homes

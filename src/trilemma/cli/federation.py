@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilemma.cli import permitting, renewing
+from trilemma.cli import federation_members, federation_owner, federation_status
+from trilemma.cli.federation_status import Folder
 from trilemma.cli.options import PluginOption
-from trilemma.cli.saying import say
-from trilemma.cli.watching import Folder, doctor_command, replay_command, status_command
+from trilemma.cli.output import say
 from trilemma.errors import UserError
 from trilemma.records import Record
 
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from trilemma.federation.public_facts import Federation
     from trilemma.task import Task
 
+RUNNING = "Set up and run"
+"""The group in `--help` of the commands of this module."""
+
 federation_app = typer.Typer(
-    help="A real federation on Flower: TLS, node authentication, keys, crashes and liars.",
+    help="Run a real federation on Flower.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -38,7 +41,7 @@ def _require_flower() -> None:
         raise UserError("bringing a federation up takes Flower: pip install 'trilemma[flower]'") from None
 
 
-@federation_app.command("init")
+@federation_app.command("init", rich_help_panel=RUNNING)
 def init_command(
     folder: Annotated[Path, typer.Argument(help="a new folder")],
     requests: Annotated[list[Path] | None, typer.Argument(help="with --join: the clients' requests")] = None,
@@ -119,6 +122,11 @@ def init_command(
         _say_public(own, facts, linked)
         for problem in [] if looked_up or not facts.on_one_machine else pilot.without_data(made):
             say(f"\n{problem}")
+    _say_next(folder, facts, limit)
+
+
+def _say_next(folder: Path, facts: Federation, limit: float | None) -> None:
+    """Say what every client may spend, who holds which keys, and what to do next."""
     if limit is not None:
         say(f"\nEvery client will spend at most ε = {limit:.3g} (budget.toml)")
     if not facts.on_one_machine:
@@ -198,7 +206,7 @@ def _say_public(task: Task, facts: Federation, linked: list[str]) -> None:
         say(line)
 
 
-@federation_app.command("up")
+@federation_app.command("up", rich_help_panel=RUNNING)
 def up_command(
     folder: Folder,
     attach: Annotated[bool, typer.Option(help="stay, and start again what ends")] = False,
@@ -221,7 +229,7 @@ def up_command(
         attending.attend(folder, say=say)
 
 
-@federation_app.command("units")
+@federation_app.command("units", rich_help_panel=RUNNING)
 def units_command(folder: Folder) -> None:
     """Write what keeps parties running: a systemd unit for each, a compose file for all of them."""
     from trilemma.federation import supervision
@@ -231,7 +239,7 @@ def units_command(folder: Folder) -> None:
         say(f"{path}")
 
 
-@federation_app.command("run")
+@federation_app.command("run", rich_help_panel=RUNNING)
 def run_command(
     folder: Folder,
     name: Annotated[str, typer.Option(help="name of the run; a run that exists is continued")] = "default",
@@ -293,16 +301,18 @@ def _line(record: Record, spent: tuple[float, str] | None = None) -> str:
     return ", ".join(parts)
 
 
-federation_app.command("status")(status_command)
-federation_app.command("doctor")(doctor_command)
-federation_app.command("replay")(replay_command)
-for _name, _command in {**permitting.COMMANDS, **renewing.COMMANDS}.items():
-    federation_app.command(_name)(_command)
-
-
-@federation_app.command("down")
+@federation_app.command("down", rich_help_panel=RUNNING)
 def down_command(folder: Folder) -> None:
     """Stop every process that `up` started."""
     from trilemma.flower import deployment
 
     say(f"{deployment.down(folder)} processes stopped")
+
+
+for _group, _commands in (
+    ("Watch", federation_status.COMMANDS),
+    ("For a client's owner", federation_owner.COMMANDS),
+    ("Members, keys and certificates", federation_members.COMMANDS),
+):
+    for _name, _command in _commands.items():
+        federation_app.command(_name, rich_help_panel=_group)(_command)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +25,10 @@ def list_command(
     plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Show everything that has a name, one line each, or one thing with its options and its reference."""
+    """List rules, attacks, models, …, or explain one of them.
+
+    One thing is shown with its options, what they may be, and its reference.
+    """
     plugins.load(plugin or ())
     known = rooms()
     if name is not None and name not in known:
@@ -36,7 +40,7 @@ def list_command(
         return
     console = Console()
     for title, registry in shown.items():
-        table = _table(title)
+        table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
         for entry in sorted(registry):
             table.add_row(Text(entry, style="bold"), Text(registry.summary(entry)))
         console.print(table, end="\n\n")
@@ -52,22 +56,14 @@ def _details(found: list[Described], as_json: bool) -> None:
         if isinstance(one.thing, ReadyConfig):
             console.print(Text(one.thing.text))
             continue
-        if one.options:
-            table = _table()
-            for heading in ("option", "allowed", "default", ""):
-                table.add_column(heading)
-            table.show_header = True
-            for option in one.options:
-                default = "required" if option.required else option.default or "–"
-                row = (option.name, option.allowed, default, option.description)
-                table.add_row(*(Text(cell) for cell in row))
-            console.print(table)
-        else:
+        for option in one.options:
+            default = f"default: {option.default}" if option.default else "may be left out"
+            needed = "required" if option.required else default
+            console.print(Text.assemble("  ", (option.name, "bold"), f": {option.allowed}; {needed}"))
+            if option.description:
+                console.print(Padding(Text(option.description), (0, 0, 0, 6), expand=False))
+        if not one.options:
             console.print("It has no options.")
         if one.reference:
             console.print(Text(f"Reference: {one.reference}"))
         console.print()
-
-
-def _table(title: str | None = None) -> Table:
-    return Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))

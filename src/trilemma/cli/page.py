@@ -20,9 +20,10 @@ def page_command(
     port: Annotated[int, typer.Option(help="port; 0: a free one", min=0, max=65535)] = 8765,
     open_: Annotated[bool, typer.Option("--open", help="also open it in this machine's browser")] = False,
 ) -> None:
-    """Show runs as they grow, a privacy planner, studies and federations in a browser; it only reads.
+    """Show runs, studies and federations in a browser.
 
-    The address it prints has a token in it: who does not have it is turned away. Ctrl-C stops it.
+    Runs are shown as they grow, beside a privacy planner; nothing is written. The address that is printed
+    holds a token: without it, nobody gets in. Ctrl-C stops the page.
     """
     try:
         import fastapi  # noqa: F401

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trilemma.papers.study import Study
 
 papers_app = typer.Typer(
-    help="The papers' experiments: run them, and see ours beside theirs.",
+    help="Run the papers' experiments; compare with their numbers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trilemma.cli.saying import say
+from trilemma.cli.output import say
 
 
 def plot_command(
@@ -15,7 +15,10 @@ def plot_command(
     kind: Annotated[str, typer.Option(help="curves, suspects, privacy or cost")] = "curves",
     out: Annotated[Path | None, typer.Option(help="a .png or .svg file; default: KIND.png here")] = None,
 ) -> None:
-    """Draw runs: scores over rounds, whom the rule trusted, ε spent, or seconds per stage; PNG or SVG."""
+    """Draw runs: scores, whom the rule trusted, ε, or seconds.
+
+    Over the rounds, as PNG or SVG; seconds are those of each stage of a round.
+    """
     from trilemma.report import load
     from trilemma.report.pictures import draw
 

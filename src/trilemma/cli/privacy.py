@@ -21,7 +21,7 @@ from trilemma.report.bounds import bounds_tables, lower_record, promise_record
 from trilemma.report.picture_files import check_picture
 from trilemma.report.plain import plain_json
 from trilemma.report.privacy import plot_privacy, privacy_tables
-from trilemma.report.question import Question
+from trilemma.report.privacy_question import Question
 
 Clients = Annotated[int, typer.Option("-n", "--clients", help="number of clients")]
 Byzantine = Annotated[int, typer.Option("-f", "--byzantine", help="how many may be Byzantine")]
@@ -64,7 +64,7 @@ def privacy_command(
     plugin: PluginOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what noise guarantees, or which noise a guarantee needs.
+    """Tell what noise guarantees, or the noise a guarantee needs.
 
     Of ε, δ and the noise, any two give the third:
 
@@ -138,7 +138,7 @@ def bounds_command(
     alarm: Annotated[float, typer.Option(help="for --hidden: probability of a false alarm")] = 1e-6,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what the papers' theorems promise, constants included, and where they promise nothing.
+    """Tell what the papers' theorems promise, with constants.
 
     trilemma bounds -n 7 -f 2 -d 69 -m 2764 -b 25 --rounds 400 --convexity 0.01 --sigma-ind 0.08
     """

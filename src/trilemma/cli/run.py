@@ -35,18 +35,17 @@ def run_command(
     plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
-    """Train a federation as CONFIG says; accuracy beside ε, f and the attack.
+    """Train a federation, simulated on this machine.
 
-    Ctrl-C saves what is finished; --resume DIR continues to the identical final model. Started by torchrun
-    (torchrun --nproc-per-node 4 -m trilemma run …), its processes share the clients.
+    Accuracy is shown beside ε, f and the attack. Ctrl-C saves what is finished; --resume DIR continues to
+    the identical final model.
+
+    Over several processes, which share the clients: torchrun --nproc-per-node 4 -m trilemma run …
     """
     from rich.console import Console
 
     from trilemma import report, simulate
-    from trilemma.config.assembly import of_task
-    from trilemma.keys import Key
     from trilemma.task import Task
-    from trilemma.task.inspection import trained
 
     console = Console(stderr=True, quiet=as_json)
     if resume is not None:
@@ -68,9 +67,7 @@ def run_command(
             return
     if own is not None and resume is None and ranks is None:
         own = own.of(settings.federation.clients)
-        learner, _ = of_task(settings, Key(settings.run.seeds[0]), own)
-        for line in trained(learner):  # what travels, before any ε is spent
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        _show_what_travels(settings, own, console)
     if ranks is None:
         _train(settings, own, directory, resume is not None, baseline, console)
     result = report.load(directory)
@@ -81,10 +78,19 @@ def run_command(
     else:
         _show(result, pictures)
     if result.summary.failed:
-        typer.echo(
-            "error: every seed diverged: there is no result; allowed: a smaller lr, or a clip", err=True
-        )
+        typer.echo("error: every seed diverged, so there is no result: try a smaller lr, or a clip", err=True)
         raise typer.Exit(1)
+
+
+def _show_what_travels(settings: Config, task: Task, console: Console) -> None:
+    """Say which parameters are trained and sent, before any ε is spent."""
+    from trilemma.config.assembly import of_task
+    from trilemma.keys import Key
+    from trilemma.task.inspection import trained
+
+    learner, _ = of_task(settings, Key(settings.run.seeds[0]), task)
+    for line in trained(learner):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _train(

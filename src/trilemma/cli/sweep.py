@@ -29,7 +29,9 @@ def sweep_command(
     task: Annotated[Path | None, typer.Option(help="a task.py with your own model and data")] = None,
     plugin: PluginOption = None,
 ) -> None:
-    """Run every cell of FILE's table `sweep`; finished cells are skipped, stopped ones continue.
+    """Run a grid of configurations; a stopped sweep continues.
+
+    FILE's table `sweep` says which values are tried; finished cells are skipped.
 
     Exit code 1: some cells have no result; the others do, and the reasons are told.
     """

@@ -21,7 +21,10 @@ def table_command(
         Path | None, typer.Option(help="file to write; default: the screen, or DIRECTORY/table.png, .parquet")
     ] = None,
 ) -> None:
-    """Lay a metric of a sweep's runs out by two keys: Markdown, CSV, Parquet, or a map of colours."""
+    """Lay out a metric of a sweep's runs by two keys.
+
+    As Markdown, CSV, Parquet, or a map of colours.
+    """
     from trilemma import files, report
     from trilemma.errors import ConfigError, nearest
 

@@ -72,9 +72,9 @@ class Tables:
         return _part(self.values, path)
 
     def shed(self, where: str, default: str, old_keys: Iterable[str], new_keys: Iterable[str]) -> None:
-        """Leave out what the file says about a thing that an assignment replaced, if the new one lacks it.
+        """Drop the options of a thing that an assignment replaced, where the new thing does not have them.
 
-        Only options of the old thing go; what nobody knows stays, to be refused.
+        Keys that were no options of the old thing either stay, and are refused later.
         """
         path = where.split(".")
         if f"{where}.name" not in self.assigned:

@@ -135,11 +135,14 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        known = nearest(path.name.removesuffix(".toml"), ready)
+        known = nearest(path.name.removesuffix(".toml"), ready, listed_by="trilemma list configs")
         raise ConfigError(
-            f"there is no configuration file {str(path)!r}, nor one of the package's: {known}"
+            f"there is no configuration file {str(path)!r}, and no ready configuration of that name: {known}"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        task = f"; a task is given with --task {path}" if path.suffix == ".py" else ""
+        raise ConfigError(f"{str(path)!r} is not a TOML file: {error}{task}") from None
+    except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from None
 
 
@@ -250,7 +253,7 @@ def _choose(
     registry: Registry[Any],
     default: str,
 ) -> Choice[Any] | None:
-    """Look up the name at `where` and validate the rest of the table, but for keys beside, as its options."""
+    """Look up the name at `where` and validate the rest, less the keys `BESIDE`, as its options."""
     name = tables.part(*where.split(".")).get("name", default)
     if not isinstance(name, str):
         problems.append(f"[{where}] needs a name. Allowed: {', '.join(sorted(registry))}")

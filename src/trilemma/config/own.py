@@ -1,6 +1,6 @@
-"""What a configuration says where a task brings data and model: nothing about them.
+"""A configuration beside a task: the task brings data and model, and the configuration names neither.
 
-The tables then read `[data] name = "own"` and `[model] name = "own"`, so that a run's directory says what it
+Its tables then read `[data] name = "own"` and `[model] name = "own"`, so that a run's directory says what it
 was, and so that whoever runs such a file without its task is told what is missing.
 """
 

@@ -117,7 +117,7 @@ _TRIES, _SPARE = 8, 1.01
 
 
 def _drawn(setup: Setup, algorithm: Algorithm, model: Model, threat: privacy.Threat) -> Drawing:
-    """Return how far the noise of one round is from the release's law: not at all among floating numbers."""
+    """Return how far the noise of one round is from the release's law: not at all in floating point."""
     grid = setup.grid(algorithm.message(model).dim)
     if grid is None or setup.release is None:
         return EXACT
@@ -128,7 +128,7 @@ _Words = tuple[str, ...]
 
 
 def _own_scores(config: Config, examples: int, held_out: int, arithmetic: Arithmetic) -> OwnScores | None:
-    """Return how clients evaluate, with which noise: as much as what they may cost by themselves."""
+    """Return how clients evaluate, with the noise that keeps their scores within their own part of ε."""
     table, wanted, clients = config.evaluation, config.privacy, config.federation.clients
     turns, f = table.turns(config.run.rounds), config.federation.f
     if not table.clients:
@@ -167,7 +167,7 @@ USUAL_SHARE = 0.1
 
 
 def _said(algorithm: Algorithm, model: Model | None, own_scores: OwnScores) -> _Words:
-    """Refuse evaluations that mean nothing; return what must be said about the others."""
+    """Refuse evaluations that would mean nothing; return the notes for those that mean something."""
     if algorithm.own_models:
         raise ConfigError(
             f"[evaluation] clients = true: the models of {algorithm.name} are the clients' own, and one "
@@ -228,14 +228,29 @@ def _release(
     threat = by_name if wanted.collusion is None else replace(by_name, collusion=wanted.collusion)
     doubts = [_gap(config, gap, cure) for gap, cure in _central_gaps(config)]
     if wanted.epsilon is not None and wanted.noise == "paper":
-        law = config.algorithm.options.paper_noise(shape, wanted.epsilon, wanted.delta, config.run.rounds)
         doubts.append("noise as the paper sets it is not calibrated to the ε it claims")
-    elif wanted.epsilon is not None:
-        law = privacy.calibrate(
+    law = _law(config, wanted.clip, shape, threat, reckoned, beside)
+    return replace(shape, law=law), threat, (), tuple(doubts)
+
+
+def _law(
+    config: Config,
+    clip: float,
+    shape: Release,
+    threat: privacy.Threat,
+    reckoned: Drawing,
+    beside: History,
+) -> NoiseLaw:
+    """Return the noise that `[privacy]` asks for: by a target ε, as the paper sets it, or given outright."""
+    wanted = config.privacy
+    if wanted.epsilon is not None and wanted.noise == "paper":
+        return config.algorithm.options.paper_noise(shape, wanted.epsilon, wanted.delta, config.run.rounds)
+    if wanted.epsilon is not None:
+        return privacy.calibrate(
             wanted.epsilon,
             wanted.delta,
             config.run.rounds,
-            wanted.clip,
+            clip,
             threat,
             unit=shape.unit,
             batch=shape.batch,
@@ -245,20 +260,18 @@ def _release(
             drawing=reckoned,
             beside=beside,
         )
-    elif wanted.noise_multiplier is not None:
+    if wanted.noise_multiplier is not None:
         if not math.isfinite(shape.clip):
             raise ConfigError("[privacy] noise_multiplier is of what a unit can move: give a finite clip")
         # The multiplier is linear in σ, so one evaluation at σ = 1 gives the scale under any threat model.
         unit_multiplier = privacy.multiplier(replace(shape, law=NoiseLaw(sigma_ind=1.0)), threat)
-        law = NoiseLaw(sigma_ind=wanted.noise_multiplier / unit_multiplier)
-    elif wanted.sigma_ind is not None or wanted.sigma_cor is not None:
-        law = NoiseLaw(wanted.sigma_ind or 0.0, wanted.sigma_cor or 0.0)
-    else:
-        raise ConfigError(
-            f"[privacy] threat = {wanted.threat!r} but no noise; give epsilon, sigma_ind and sigma_cor, or "
-            "noise_multiplier, or threat = 'none' to clip without a guarantee"
-        )
-    return replace(shape, law=law), threat, (), tuple(doubts)
+        return NoiseLaw(sigma_ind=wanted.noise_multiplier / unit_multiplier)
+    if wanted.sigma_ind is not None or wanted.sigma_cor is not None:
+        return NoiseLaw(wanted.sigma_ind or 0.0, wanted.sigma_cor or 0.0)
+    raise ConfigError(
+        f"[privacy] threat = {wanted.threat!r} but no noise; give epsilon, sigma_ind and sigma_cor, or "
+        "noise_multiplier, or threat = 'none' to clip without a guarantee"
+    )
 
 
 def _central_gaps(config: Config) -> Iterator[tuple[str, str]]:
@@ -289,9 +302,9 @@ def _gap(config: Config, gap: str, cure: str) -> str:
 def _who_counts(config: Config) -> tuple[int, int]:
     """Return n and f as the threat model sees them.
 
-    Under cdp a client hides in the noise of the mean, and only honest clients that are heard add to it; all
-    liars may be among those. Under the others, not to hear a message is to see less of the same joint noise,
-    but who is expelled shares no secrets any more.
+    Under cdp a client hides in the noise of the mean. Only honest clients that are heard add to that noise,
+    and all liars may be among the heard. Under the other models a message that is not heard only shows less
+    of the same joint noise, but a client that is expelled no longer shares secrets.
     """
     federation = config.federation
     if config.privacy.threat != "cdp":

@@ -73,5 +73,5 @@ def find(name: str) -> list[Described]:
     found = [described(registry, name) for registry in known.values() if name in registry]
     if not found:
         names = [*known, *(other for registry in known.values() for other in registry)]
-        raise ConfigError(f"nothing is called {name!r}: {nearest(name, names)}")
+        raise ConfigError(f"nothing is called {name!r}: {nearest(name, names, listed_by='trilemma list')}")
     return found

@@ -63,7 +63,7 @@ class DataTable(Table):
 
     @property
     def caveat(self) -> str:
-        """What whoever uses the model does with examples of its own before; "": nothing."""
+        """What users of the model have to do to their own examples first; "": nothing."""
         if not self.around_own:
             return ""
         then = ", then whitens them by their covariance (the symmetric root)" if self.whiten else ""

@@ -249,7 +249,7 @@ def _check_columns(given: ClientExamples, first: ClientExamples) -> None:
 def _check_values(
     given: ClientExamples, own: Mapping[str, Tensor], reference: Mapping[str, Tensor], first: ClientExamples
 ) -> None:
-    """Refuse other widths and types than the first client's, and numbers that are none."""
+    """Refuse widths and types other than the first client's, and NaN or infinite numbers."""
     for column, values in own.items():
         like, where = reference[column], given.place.column(column)
         if values.shape[1:] != like.shape[1:]:

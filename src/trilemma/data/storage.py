@@ -93,5 +93,7 @@ def read_npz(path: Path, names: Sequence[str] | None = None) -> Mapping[str, np.
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip().split("\n")[0]
+    """Say what went wrong; of a connection that failed again and again, why it failed the last time."""
+    last = getattr(error.args[0], "reason", None) if error.args else None
+    text = str(last or error).strip().split("\n")[0]
     return text or type(error).__name__

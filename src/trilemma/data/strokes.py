@@ -60,7 +60,7 @@ pixels of 28, of the slant, of the angle, and of the logarithm of height over wi
 
 @feature_maps.register("strokes")
 class StrokesOptions(ScatteringOptions):
-    """Scattering, centred and whitened along the components in which invented strokes differ most.
+    """Scattering, centred and whitened by statistics of synthetic pen strokes, of nobody's data.
 
     >>> act = StrokesOptions(components=4, J=1, L=2).build((1, 16, 16))
     >>> act(torch.zeros(3, 1, 16, 16)).shape

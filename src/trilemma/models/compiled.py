@@ -1,4 +1,4 @@
-"""Kernels for a GPU that need Triton, which torch brings along where it has been built for CUDA on Linux."""
+"""Finds GPU kernels that need Triton, which torch brings along where it is built for CUDA on Linux."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def forward_windows(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -
 
     The result lies in memory with channels innermost, as the next such convolution wants its input.
 
-    Gain on an H200, forth and back: 5.5 and 2.7 on the ResNet's units 1 and 3; with TF32 1.0 and 1.9.
+    Gain on an H200, forward and back: 5.5 and 2.7 on the ResNet's units 1 and 3; with TF32 1.0 and 1.9.
     """
     z: Tensor = _Windows.apply(x, weight, bias, stencil)  # type: ignore[no-untyped-call]
     return z
@@ -160,7 +160,7 @@ class _Windows(torch.autograd.Function):
 def forward_batched(x: Tensor, weight: Tensor, bias: Tensor, stencil: Stencil) -> Tensor:
     """Convolve (k, b, c, h, w) with personal weights (k, out, c, ·, ·) by one batched product.
 
-    Gain on an H200, forth and back: 3.0 on the ResNet's first convolution, 1.5 on the smaller CNN's, 1.4 on
+    Gain on an H200, forward and back: 3.0 on the ResNet's first convolution, 1.5 on the smaller CNN's, 1.4 on
     the CNN's first and none on its second (0.9).
     """
     return _multiplied(_columns(x, stencil), x, weight, bias, stencil)
@@ -299,7 +299,7 @@ def _reads_windows(x: Tensor, grad: Tensor) -> bool:
 def client_gradients(x: Tensor, grad: Tensor, stencil: Stencil, columns: Tensor | None = None) -> Tensor:
     """Return each client's weight gradient (k, out, c, ·, ·) from inputs and ∂loss/∂output (k, b, …).
 
-    `columns` are those of x, where the way forth needed them too.
+    `columns` are those of x, where the forward pass needed them too.
     """
     if columns is not None:
         return client_gradients_batched(x, grad, stencil, columns)

@@ -5,11 +5,11 @@ the other, x (k·b·c, h, w).
 
 With stride s and padding p, at every position q, and of equal values the first:
 
-    forth       z[q]  = max_t x[s q + t − p],   T[q] the tap t where it is
+    forward     z[q]  = max_t x[s q + t − p],   T[q] the tap t where it is
     back        ∂x[q] = Σ_t ∂z[(q − t + p) / s]   over whole positions whose T is t
 
 The way back gathers what windows hand back to a value, so that sums have a fixed order. The library's kernels
-take 4.0 times as long forth and 2.7 times as long back on the ResNet's pooling (an H200, 100 × 64 examples).
+take 4.0 times as long forward and 2.7 times back on the ResNet's pooling (an H200, 100 × 64 examples).
 Where windows lie side by side a value is in one window or in none.
 """
 

@@ -3,7 +3,7 @@
 With channels innermost in memory, x (k, b, h, w, c), weights W_t (c, out) by tap t, stride s and padding p,
 at every position q:
 
-    forth       z[q]  = Σ_t x[s q + t − p] W_t + β
+    forward     z[q]  = Σ_t x[s q + t − p] W_t + β
     back        ∂x[q] = Σ_t ∂z[(q − t + p) / s] W_tᵀ       where that is a whole position
     weights     ∂W_t  = Σ_q x[s q + t − p]ᵀ ∂z[q]
 

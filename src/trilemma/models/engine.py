@@ -1,4 +1,4 @@
-"""What an engine is: it takes some clients' examples through a model, forth and back.
+"""What an engine is: it takes some clients' examples through a model, forward and backward.
 
 There are two. The tape (`trilemma.models.taped`) knows the layers of this library and is fastest on them; the
 module engine (`trilemma.models.modules`) takes any `torch.nn.Module`. Weights, clipping and regularisers are
@@ -78,4 +78,4 @@ class Engine(Protocol):
         """Return the bytes one example needs; `x` has `lead` axes before those of an example."""
 
     def run(self, model: Model, request: Request) -> Pass:
-        """Take a group forth and back."""
+        """Take a group through a forward and a backward pass."""

@@ -24,7 +24,7 @@ SHARE = 8
 """On a GPU the default bound is one part in so many of its memory: each further group is launched anew."""
 
 CACHE = 64 << 20
-"""On a CPU, groups that need about this many bytes run fastest (docs/gradients.md)."""
+"""On a CPU, groups that need about this many bytes run fastest (docs/gradients-speed.md)."""
 
 
 def allowed(device: torch.device) -> int:

@@ -24,7 +24,7 @@ from trilemma.models.tape import ConvTap, LinearTap, NormTap, Tape
 from trilemma.models.types import Model, Params, Shapes
 
 NARROW = 64
-"""Linear layers with fewer outputs are computed transposed on a CPU (docs/gradients.md)."""
+"""Linear layers with fewer outputs are computed transposed on a CPU (docs/gradients-speed.md)."""
 
 FEW = 16
 """With fewer classes than a vector register holds, cross-entropy is computed transposed on a CPU."""

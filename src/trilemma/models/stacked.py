@@ -31,7 +31,7 @@ from trilemma.errors import UserError
 from trilemma.keys import Key
 from trilemma.models.clipping import NO_CLIP, Clip
 from trilemma.models.convolution import reproducible
-from trilemma.models.engine import Pass, Request
+from trilemma.models.engine import Engine, Pass, Request
 from trilemma.models.flat import unflatten
 from trilemma.models.groups import allowed
 from trilemma.models.taped import TAPE
@@ -149,52 +149,82 @@ def sums_of(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: 
     planned = engine.groups(model, batch, work.memory, theta.dim() == 2)
     total = value.new_zeros(value.shape, dtype=torch.float64) if work.clip.careful else None
     for rows, columns in _cut(planned, work.clip.together(size)):
-        share = weight[rows, columns]
-        own = theta[rows] if theta.dim() == 2 else theta
-        request = Request(
-            params=own,
-            x=each_column(batch.x, itemgetter((rows, columns))),
-            y=batch.y[rows, columns],
-            share=share,
-            padded=batch.weight is not None,
-            by_example=work.clip.unit == "example",
-            inner=work.inside != 0.0,
-            buffers={name: part[rows] for name, part in work.buffers.items()},
-            keys=None if work.keys is None else work.keys[rows],
-            dropout=work.dropout,
-            first=work.first + columns.start,
-        )
-        with reproducible():
-            done = engine.run(model, request)
-        loss[rows] += done.loss
-        factor, nobody = None, None
-        if work.clip.unit == "example":
-            found = _norms(done, own, share, work.inside)
-            if not math.isinf(work.clip.threshold):
-                if not bool(torch.isfinite(found).all()):
-                    request, nobody = _without(request, ~torch.isfinite(found))
-                    share = request.share
-                    with reproducible():
-                        done = engine.run(model, request)
-                    found = _norms(done, own, share, work.inside)
-                factor = work.clip.factor(found)
-                kept[rows] += (factor * share).sum(1)
-            norms[rows, columns] = found
+        request = _request(theta, batch, weight, work, rows, columns)
+        group = _pass(engine, model, request, work, loss[rows])
+        if group.norms is not None:
+            norms[rows, columns] = group.norms
+        if group.kept is not None:
+            kept[rows] += group.kept
         # Engines overwrite; where a client's examples come in several groups, the later ones are added.
         later = columns.start > 0 or total is not None
         target = torch.empty_like(value[rows]) if later else value[rows]
-        done.write(unflatten(model, target), factor)
-        if nobody is not None:
-            target[nobody] = 0.0
+        group.done.write(unflatten(model, target), group.factor)
+        if group.nobody is not None:
+            target[group.nobody] = 0.0
         if total is not None:
             total[rows] += target
         elif later:
             value[rows] += target
-        for name, fresh in done.updated.items():
+        for name, fresh in group.done.updated.items():
             statistics[name].append(fresh)
     if total is not None:
         value.copy_(total)
     return Sums(value, loss, norms, kept, {name: torch.cat(parts) for name, parts in statistics.items()})
+
+
+def _request(
+    theta: Tensor, batch: Examples, weight: Tensor, work: Work, rows: slice, columns: slice
+) -> Request:
+    """Say what is wanted of one group: the examples `columns` of the clients `rows`."""
+    return Request(
+        params=theta[rows] if theta.dim() == 2 else theta,
+        x=each_column(batch.x, itemgetter((rows, columns))),
+        y=batch.y[rows, columns],
+        share=weight[rows, columns],
+        padded=batch.weight is not None,
+        by_example=work.clip.unit == "example",
+        inner=work.inside != 0.0,
+        buffers={name: part[rows] for name, part in work.buffers.items()},
+        keys=None if work.keys is None else work.keys[rows],
+        dropout=work.dropout,
+        first=work.first + columns.start,
+    )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What one group gave. Where examples are clipped: their norms, factors, and what they keep (k,).
+
+    `nobody` says which clients have no example with a finite gradient.
+    """
+
+    done: Pass
+    norms: Tensor | None = None
+    factor: Tensor | None = None
+    kept: Tensor | None = None
+    nobody: Tensor | None = None
+
+
+def _pass(engine: Engine, model: Model, request: Request, work: Work, loss: Tensor) -> _Group:
+    """Take one group through the model and add to its clients' `loss`.
+
+    Where examples are clipped and some have no finite gradient, it goes through once more without those.
+    """
+    with reproducible():
+        done = engine.run(model, request)
+    loss += done.loss
+    if work.clip.unit != "example":
+        return _Group(done)
+    norms, nobody = _norms(done, request.params, request.share, work.inside), None
+    if math.isinf(work.clip.threshold):
+        return _Group(done, norms)
+    if not bool(torch.isfinite(norms).all()):
+        request, nobody = _without(request, ~torch.isfinite(norms))
+        with reproducible():
+            done = engine.run(model, request)
+        norms = _norms(done, request.params, request.share, work.inside)
+    factor = work.clip.factor(norms)
+    return _Group(done, norms, factor, (factor * request.share).sum(1), nobody)
 
 
 def _cut(groups: Iterable[tuple[slice, slice]], together: int) -> Iterator[tuple[slice, slice]]:

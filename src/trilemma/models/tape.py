@@ -41,7 +41,7 @@ class Tap(Protocol):
         """The layer's output z."""
 
     def floats(self, by_example: bool) -> int:
-        """Return how many numbers the layer needs on the way forth and back, clipping examples or not."""
+        """Return how many numbers the layer needs in both passes, clipping examples or not."""
 
     def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
         """Write each client's gradient, given ∂loss/∂z, over its parameters' tensors in `out` (k, …)."""

@@ -1,4 +1,4 @@
-"""A federation as one party's own folder tells it, and nothing that another party's folder would.
+"""A federation as the page shows it, read from one party's own folder and from nobody else's.
 
 The server's folder has who answered, who did not, whose answer was turned away and why; a client's has its
 ledger, its budget and its own log. Folders of secrets are not opened.

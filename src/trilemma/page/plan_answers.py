@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trilemma.page.answers import Answer
-from trilemma.report.question import Question
+from trilemma.report.privacy_question import Question
 
 
 class Asked(BaseModel):

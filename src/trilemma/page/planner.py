@@ -1,6 +1,6 @@
 """The planner: what `trilemma privacy` says, with controls, and as curves.
 
-Every figure comes from `trilemma.report.question`, which the command asks too.
+Every figure comes from `trilemma.report.privacy_question`, which the command asks too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from trilemma.privacy import NoiseLaw, calculator, mean_noise
 from trilemma.privacy.accountants import accountants
 from trilemma.privacy.calibration import plan as least_noise
 from trilemma.privacy.types import Adjacency, Scheme, ThreatName, Unit
-from trilemma.report.expected import expected_seconds
 from trilemma.report.plain import plain_json
-from trilemma.report.question import Question
+from trilemma.report.privacy_question import Question
+from trilemma.report.round_cost import expected_seconds
 
 THREATS = {
     "cdp": "the server is trusted: an outsider sees the mean only",

@@ -21,9 +21,9 @@ BESIDE = ".input.toml"
 
 
 def export(state: Mapping[str, Tensor], path: Path, inputs: Inputs | None = None) -> Path | None:
-    """Write tensors by name, and beside them what the model takes, where that is no example as it is.
+    """Write tensors by name; for a model trained on features, also a file that says how to compute them.
 
-    Returns that second file, if there is one. What is there already is not touched.
+    Returns that second file, if there is one. A file that exists already is refused.
     """
     check_target(path)
     contents = {path: _content(state, path.suffix)}

@@ -1,8 +1,8 @@
-"""Where a federation stands, as one party's own folder tells it, and nothing that another party's would.
+"""Where a federation stands, read from one party's own folder and from nobody else's.
 
 The server's folder has who answered, who did not, whose answer was turned away and why; a client's has its
-ledger and its budget. Folders of secrets are not opened, nothing is written, and no process is asked: what is
-shown is as true after a crash as before. `trilemma federation status` and the page show it.
+ledger and its budget. Folders of secrets are not opened, nothing is written, and no process is asked, so it
+works after a crash too. `trilemma federation status` and the page show it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trilemma.files import readable
 from trilemma.privacy.ledger_lines import Budget
 from trilemma.privacy.statement import Statement, read_statement
 from trilemma.records import Record
-from trilemma.report.doings import Doings, doings, moment
+from trilemma.report.client_events import Doings, doings, moment
 from trilemma.report.glance import deployed_records, glance_deployed
 from trilemma.report.trust import places, trusted
 

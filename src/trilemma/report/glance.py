@@ -1,8 +1,8 @@
 """A run at a glance: what its folder says, without running anything that lies there.
 
-`load` makes of a folder what can be worked with, and runs the plugins its configuration names. Who only
-looks, at a folder that may be anybody's, should not: here a configuration is plain values, and a summary is
-the one that was written, or is summed up from the newest records.
+`load` returns a full `Result`, and runs the plugins that a configuration names. Looking at a folder, which
+may be a stranger's, should run no code from it: here a configuration is plain values, and a summary is the
+one that was written, or is made from the newest records.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def deployed_records(config: Mapping[str, Any], run: Path) -> dict[int, list[Rec
 
 
 def _of_rounds(records: list[Record], rounds: int) -> list[Record]:
-    """Return records, all of which are of the run's rounds; tables and pictures are as long as the last."""
+    """Return the records; refuse a round beyond the run's last, as tables and pictures would grow with it."""
     last = max((record.round for record in records), default=0)
     if last > rounds:
         raise ValueError(f"a record is of round {last}, and there are {rounds}")
@@ -157,7 +157,7 @@ def plain_config(path: Path) -> dict[str, Any]:
 def so_far(
     config: Mapping[str, Any], seeds: Mapping[int, Sequence[Record]], folder: Path, deployed: bool = False
 ) -> Summary:
-    """Sum up what the records say, without a certificate: that is the finished run's, or the clients' own."""
+    """Summarise the records so far, without a certificate: finished runs, or the clients, have one."""
     rounds, threat = config["run"]["rounds"], config["privacy"]["threat"]
     liars = None if deployed else config["federation"]["byzantine"]
     done = min((records[-1].round if records else 0 for records in seeds.values()), default=0)

@@ -25,9 +25,9 @@ def verdict_of(summary: Summary) -> Verdict:
 
 
 def finding_record(finding: Finding) -> dict[str, Any]:
-    """Return what was found as plain values, what was given before it.
+    """Return the finding as plain values: ε or δ, whichever was given, before the one that was found.
 
-    Figures that are no guarantee stand under `printed`, with the reasons, and nothing under their own name.
+    A figure that is no guarantee stands under `printed`, with the reasons, and not under its own name.
     """
     figures = {"epsilon": finding.epsilon, "delta": finding.delta}
     given, found = sorted(figures, key=lambda name: isinstance(figures[name], Mapping))
@@ -81,7 +81,12 @@ def privacy_tables(record: Mapping[str, Any]) -> Iterator[Table]:
     if record.get("collusion"):
         yield _plan_table("what each number q of colluders would cost", record["collusion"])
     if "models" in record:
-        yield _plan_table("the four threat models", record["models"])
+        models = _plan_table("the four threat models", record["models"])
+        models.caption = (
+            "predicted error: squared norm of the noise in the honest clients' mean, over --dim parameters"
+        )
+        models.caption_justify = "left"
+        yield models
 
 
 def _figures(title: str, figures: Mapping[str, float]) -> Table:
@@ -103,9 +108,6 @@ def _plan_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         numbers = (f"{row[key]:.4g}" for key in ("sigma_ind", "sigma_cor", "predicted_error"))
         table.add_row(row["threat"], str(row["collusion"]), *numbers)
-    table.caption = (
-        "predicted error: squared norm of the noise in the honest clients' mean, over --dim parameters"
-    )
     return table
 
 

@@ -37,7 +37,7 @@ class Result:
 
     @property
     def caveat(self) -> str:
-        """What whoever uses the model should know about it; "": nothing."""
+        """What users of the model should know about it; "": nothing."""
         return "; ".join(said for said in (self.find_caveat(), self.config.holding.caveat) if said)
 
     @property
@@ -82,7 +82,7 @@ class Result:
         return self.name_tensors(flat, self._seed(seed))
 
     def inputs(self, seed: int | None = None) -> Inputs:
-        """Return the way from examples to what a seed's model takes: `net(result.inputs()(examples))`."""
+        """Return the function from examples to a seed's model's inputs: `net(result.inputs()(examples))`."""
         return Inputs(self.config, self._seed(seed))
 
     def _seed(self, seed: int | None) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from trilemma.config.sweep import ABSENT, leaves, value_at, worded
 from trilemma.errors import UserError, nearest
 from trilemma.records import Spread, Summary
-from trilemma.report.crosses import Cross, Square
+from trilemma.report.cross_table import Cross, Square
 from trilemma.report.loading import load
 from trilemma.report.result import Result
 from trilemma.report.tables import tightest_epsilon
@@ -83,7 +83,10 @@ class SweepResult:
             )
             shared.setdefault((place[0], place[1]), []).append(result.summary)
         squares = {place: _square(found, value, wanted) for place, found in shared.items()}
-        return Cross(rows, columns, value, wanted, squares, tuple(self._remarks(rows, columns, value)))
+        over = [key for key in self.keys if key not in (rows, columns)]
+        unseen = over if any(square.cells > 1 for square in squares.values()) else []
+        remarks = [*self._remarks(), *([f"{value} over {', '.join(unseen)}"] if unseen else [])]
+        return Cross(rows, columns, value, wanted, squares, (*remarks, *self._without_result()))
 
     def _rows(self, name: str, result: Result) -> Iterator[dict[str, Any]]:
         summary = result.summary
@@ -102,8 +105,8 @@ class SweepResult:
                 "rounds": summary.rounds,
             }
 
-    def _remarks(self, rows: str, columns: str | None, value: str) -> Iterator[str]:
-        """Say what a table leaves out: what is the same everywhere, what varies unseen, what is missing."""
+    def _remarks(self) -> Iterator[str]:
+        """Say what a table of scores leaves out: how many lie, and what was guaranteed."""
         summaries = [result.summary for result in self.results.values()]
         liars = dict.fromkeys(f"{one.byzantine} of {one.clients}" for one in summaries)
         attacks = dict.fromkeys(one.attack for one in summaries)
@@ -112,9 +115,9 @@ class SweepResult:
         yield from list(meanings)[:3]
         if len(meanings) > 3:
             yield f"and {len(meanings) - 3} other ε: to_pandas() has them"
-        unseen = [key for key in self.keys if key not in (rows, columns)]
-        if unseen:
-            yield f"{value} over {', '.join(unseen)}"
+
+    def _without_result(self) -> Iterator[str]:
+        """Say which cells have no result, and why."""
         if self.unfinished:
             yield f"{len(self.unfinished)} cells are not finished"
         for failure in self.failed.values():
@@ -137,7 +140,8 @@ def load_sweep(directory: Path | str) -> SweepResult:
         done = {path.parent.name: load(path.parent) for path in sorted(folder.glob("*/summary.json"))}
         values = _differences(done)
     if not done:
-        raise UserError(f"{str(folder)!r} has no finished runs")
+        itself = " below it: it is a run itself" if (folder / "summary.json").is_file() else ""
+        raise UserError(f"{str(folder)!r} has no finished runs{itself}; allowed: a folder that holds runs")
     return SweepResult(folder, done, values, left, {n: f for n, f in failed.items() if n not in done})
 
 

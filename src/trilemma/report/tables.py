@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
@@ -39,11 +39,10 @@ class Table:
     remarks: tuple[str, ...] = ()
     words: int = 4
 
-    def __rich__(self) -> ScreenTable:
-        """Return the table as rich draws it."""
-        remarks = Text("\n".join(self.remarks)) if self.remarks else None
+    def __rich__(self) -> Group:
+        """Return the table as rich draws it, and below it the remarks, as wide as the screen."""
         title = Text(self.title) if self.title else None
-        table = ScreenTable(title=title, caption=remarks, title_justify="left", caption_justify="left")
+        table = ScreenTable(title=title, title_justify="left")
         first = max((len(row[0]) for row in self.rows if row), default=0)
         for index, heading in enumerate(self.headings):
             number = index >= self.words
@@ -51,7 +50,7 @@ class Table:
             table.add_column(Text(heading), justify="right" if number else "left", no_wrap=whole)
         for row in self.rows:
             table.add_row(*(Text(cell) for cell in row))
-        return table
+        return Group(table, *map(Text, self.remarks))
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=120, color_system=None)
@@ -93,6 +92,7 @@ def results_table(
     The metrics are the first summary's; the run without liars is shown by the first of them.
     """
     names = [*rows[0][1].metrics] or ["loss"]
+    compared = without_liars is not None or any(summary.byzantine == 0 for _, summary in rows)
     reference = shown(names[0], without_liars) if without_liars else "–"
     unit = " %" if names[0] in SHARES else ""
     scores = (f"{name} %" if name in SHARES else name for name in names)
@@ -101,7 +101,7 @@ def results_table(
         *("run", "rule", "liars", "attack", "ε"),
         *(("printed ε",) if claims else ()),
         *scores,
-        f"no liars{unit}",
+        *((f"no liars{unit}",) if compared else ()),
     )
     lines = tuple(
         (
@@ -112,14 +112,14 @@ def results_table(
             tightest_epsilon(summary)[0],
             *((_claim(summary) or "–",) if claims else ()),
             *(shown(name, summary) for name in names),
-            "itself" if summary.byzantine == 0 else reference,
+            *(("itself" if summary.byzantine == 0 else reference,) if compared else ()),
         )
         for label, summary in rows
     )
     remarks = dict.fromkeys(remark for _, summary in rows for remark in _remarks(summary))
     remarks |= dict.fromkeys(further)
     if without_liars is None and any(summary.byzantine for _, summary in rows):
-        remarks["no liars: run with --baseline to see it"] = None
+        remarks["not compared with a run without liars: that is trilemma run --baseline"] = None
     return Table(title, headings, lines, tuple(remarks))
 
 

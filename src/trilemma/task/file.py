@@ -55,6 +55,8 @@ class TaskFile:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise UserError(f"there is no {path}")
+        if path.suffix != ".py":
+            raise UserError(f"{path} is no task: allowed is a Python file that defines model() and data()")
         self.path = path.resolve()
         self._modules: dict[str, ModuleType] = {}
         self._prepared = False
@@ -128,7 +130,7 @@ class TaskFile:
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules beside a task by their sources, and those of the standard library never there."""
+    """Finds modules beside a task by their sources; none stands in for one of the standard library."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""What is worth knowing before any ε is spent: the paths of a module, whether they are right, couplings."""
+"""Checks before any ε is spent: a module's path, whether its gradients are right, coupled examples."""
 
 from __future__ import annotations
 

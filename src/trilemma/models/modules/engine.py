@@ -1,4 +1,4 @@
-"""The engine for modules: finds out how a module can be taken through, and takes it."""
+"""The engine for modules: finds out which path gives right gradients for a module, and takes it."""
 
 from __future__ import annotations
 

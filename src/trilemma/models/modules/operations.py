@@ -1,4 +1,4 @@
-"""The operations whose gradients are taken from inputs and outputs, and those that need a hand.
+"""The operations whose gradients follow from inputs and outputs, and those that need special care.
 
 Each takes the recorder, the torch function and its arguments, and returns the output, or NotImplemented where
 it does not know this use: then autograd forms the gradients.

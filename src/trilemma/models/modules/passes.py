@@ -1,4 +1,4 @@
-"""Some clients' examples through a module, forth and back: all under vmap, or one after the other."""
+"""Forward and backward passes of some clients' examples through a module: flat, under vmap, or in a loop."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ Way = Literal["flat", "mapped", "looped"]
 
 
 def take(source: Source, params: Mapping[str, Tensor], request: Request, plan: Plan, log: Log) -> ModulePass:
-    """Take a group forth and back."""
+    """Take a group through a forward and a backward pass."""
     seeds = None
     if request.keys is not None:
         seeds = seeds_of(request.keys, request.first, request.y.shape[1], request.y.device)
@@ -200,7 +200,7 @@ def _looped(
     seeds: Tensor | None,
     log: Log,
 ) -> ModulePass:
-    """Go forth through clients, or examples, one by one, by autograd alone, and back through all at once.
+    """Take clients, or examples, forward one by one, by autograd alone, and all of them back at once.
 
     Every unit has parameters of its own that autograd follows, which keeps the units apart on the way back.
     """
@@ -296,7 +296,7 @@ def losses(source: Source, outputs: Any, y: Tensor, share: Tensor) -> Tensor:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Let checkpointed parts run as they are: what they would compute twice is kept anyway."""
+    """Switch activation checkpointing off: what it would compute twice is kept anyway."""
     module = torch.utils.checkpoint
     names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
     before = {name: getattr(module, name) for name in names}

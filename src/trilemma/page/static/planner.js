@@ -139,12 +139,14 @@ function timed(facts, found) {
 
 function told(plan) {
   const symbol = plan.asked === "epsilon" ? "ε" : "δ";
-  const best = plan.figures.reduce((a, b) => ((b.value ?? Infinity) < (a.value ?? Infinity) ? b : a));
+  // The first in the list is preferred; another is better only by more than rounding.
+  const best = plan.figures.reduce((a, b) => ((b.value ?? Infinity) < (a.value ?? Infinity) * (1 - 1e-9) ? b : a));
   return [
     el("p", { class: plan.held ? "big held" : "big unheld" }, el("strong", {}, `${symbol} = ${short(best.value)}`),
       plan.held ? ` guaranteed, by ${best.accountant}` : ` printed, and no guarantee: ${plan.reason}`),
     table(["accountant", { text: symbol, number: true }, "assumes"],
-      plan.figures.map((one) => [one.accountant, one.value === null ? "∞" : String(one.value), one.assumes])),
+      plan.figures.map((one) => [one.accountant, 
+        one.value === null ? "∞" : el("span", { title: String(one.value) }, short(one.value)), one.assumes])),
     el("dl", { class: "facts" },
       fact("own noise σ_ind", short(plan.sigma_ind)), fact("shared noise σ_cor", short(plan.sigma_cor)),
       fact("noise multiplier", short(plan.multiplier)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +14,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trilemma.cli.saying import say
+from trilemma.cli.output import say
 from trilemma.errors import printable
 from trilemma.federation.peers import clock_agrees
 
 if TYPE_CHECKING:
     from trilemma.federation.peers import Door
-    from trilemma.report.doings import Doings
+    from trilemma.report.client_events import Doings
     from trilemma.report.federations import Account, Member, PartyStanding, RunStanding
 
 console = Console()
@@ -243,3 +243,11 @@ def ago(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "status": status_command,
+    "doctor": doctor_command,
+    "replay": replay_command,
+}
+"""The commands of this module by name, for `trilemma federation`."""

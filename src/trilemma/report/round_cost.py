@@ -75,7 +75,7 @@ def _noise_seconds(streams: int, coordinates: int) -> float:
 
 
 def _best(work: Callable[[], object]) -> float:
-    """Return the least seconds of three times: what else the machine did is in the others."""
+    """Return the shortest of three timings: the others include what else the machine did."""
     least = math.inf
     for _ in range(3):
         begin = time.perf_counter()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilemma.cli.saying import say
-from trilemma.cli.watching import Folder
+from trilemma.cli.federation_status import Folder
+from trilemma.cli.output import say
 from trilemma.errors import UserError
 
 if TYPE_CHECKING:
