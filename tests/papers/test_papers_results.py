@@ -321,11 +321,36 @@ def test_a_comparison_and_a_page_say_where_not_all_of_a_grid_was_tried() -> None
 def test_a_picture_of_half_a_study_has_room_for_the_rest_and_says_how_much_there_is() -> None:
     name, scores = "byz-clip21-figure2", {"accuracy": Spread.of({1: 0.5})}
     cells = tuple(Measured("CNN, f = 5, LF", "SAFE-DSHB", f"ε = {one}", scores, (1,)) for one in (23, 8))
-    assert figures._columns(cells, name) == ["ε = 3", "ε = 8", "ε = 13", "ε = 18", "ε = 23"]
+    assert figures._columns(cells, name, cells[0].table) == ["ε = 3", "ε = 8", "ε = 13", "ε = 18", "ε = 23"]
     assert figures._heading(Results(name, cells)) == "byz-clip21-figure2: 2 of 90 places"
     assert figures._our_marks(Results(name, cells)) == {}
     mixed = (cells[0], replace(cells[1], seeds=(1, 2)))
     assert figures._our_marks(Results(name, mixed)) == {"x": "one seed"}
+
+
+def test_a_table_that_was_not_run_keeps_its_panel_unless_only_one_was() -> None:
+    name, scores = "byz-clip21-figure2", {"accuracy": Spread.of({1: 0.5})}
+    tables = ("MLP, f = 5, LF", "CNN, f = 10, LF")
+    cells = tuple(Measured(table, "SAFE-DSHB", "ε = 8", scores, (1,)) for table in tables)
+    layout = [f"{model}, f = {f}, LF" for model in ("CNN", "MLP") for f in (1, 5, 10)]
+    assert figures._panels(Results(name, cells)) == [("accuracy", table) for table in layout]
+    assert figures._panels(Results(name, cells[:1])) == [("accuracy", "MLP, f = 5, LF")]
+
+
+def test_a_share_is_not_drawn_where_it_cannot_be(tmp_path: Path, monkeypatch) -> None:
+    """A mean of 0.1 with a spread of 0.4 has no bar far below 0."""
+    limits: list[tuple[float, float]] = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig",
+        lambda picture, path: limits.extend(axes.get_ylim() for axes in picture.axes),
+    )
+    spread = Spread.of({1: 0.0, 2: 0.0, 3: 0.9})
+    cells = (
+        Measured("noise multiplier 1 (printed ε = 1.14)", "smea", "SF", {"accuracy": spread}, (1, 2, 3)),
+    )
+    picture_of("safe-dshb", Results("safe-dshb", cells), Paper("a paper", ()), tmp_path / "a.png")
+    assert limits
+    assert all(-0.05 < low <= 0 and 0.5 < high < 1.05 for low, high in limits)
 
 
 def test_every_paper_has_a_file_of_its_numbers() -> None:

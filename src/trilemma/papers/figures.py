@@ -17,6 +17,9 @@ from trilemma.report.tables import SHARES
 MANY, ACROSS = 6, 3
 """From how many panels on several stand in a row, and how many."""
 
+ROOM = 0.03
+"""What is left free beyond the least and the greatest share there can be, of all that is shown."""
+
 ORDERS = 300.0
 """Values that are further apart than this factor are drawn on a logarithmic axis."""
 
@@ -31,14 +34,12 @@ def picture_of(study: str, results: Results, printed: Paper, path: Path) -> Path
 def figure(results: Results, printed: Paper, path: Path) -> Path:
     """Draw a panel for each metric of each table: columns along the axis, a colour for each row.
 
-    Many panels stand three in a row, as papers have them. Columns that are not run yet have their room, and
-    panels of the same score one scale, so that they can be compared.
+    Many panels stand three in a row, as papers have them. Tables and columns that are not run yet have their
+    room, and panels of the same score one scale, so that they can be compared.
     """
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
 
-    titles = list(dict.fromkeys((name, cell.table) for cell in results.cells for name in cell.metrics))
-    metrics = list(dict.fromkeys(metric for metric, _ in titles))
-    titles.sort(key=lambda title: metrics.index(title[0]))
+    titles = _panels(results)
     across = ACROSS if len(titles) >= MANY else 1
     down = math.ceil(len(titles) / across)
     picture = Figure(figsize=(4.0 + 4.5 * across, 1.0 + 2.8 * down), dpi=120, layout="constrained")
@@ -48,7 +49,8 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
     colours = {row: f"C{i % 10}" for i, row in enumerate(dict.fromkeys(cell.row for cell in results.cells))}
     for axes, (metric, title) in zip(panels, titles, strict=False):
         cells = [cell for cell in results.cells if cell.table == title and metric in cell.metrics]
-        rows, columns = in_order(cells, results.study, 1), _columns(cells, results.study)
+        rows = in_order(cells, results.study, 1) if cells else []
+        columns = _columns(cells, results.study, title)
         for cell in cells:
             x = columns.index(cell.column) + 0.7 * ((rows.index(cell.row) + 0.5) / len(rows) - 0.5)
             _draw(axes, x, cell, metric, colours[cell.row], printed)
@@ -69,19 +71,40 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
     return path
 
 
-def _columns(cells: Sequence[Measured], study: str) -> list[str]:
+def _panels(results: Results) -> list[tuple[str, str]]:
+    """Return metric and table of every panel: metric after metric, tables as the study has them.
+
+    A table without a result has an empty panel of the first metric, so that the others stand where the paper
+    has them; not where only one table was run, as in a quick look.
+    """
+    there = list(dict.fromkeys((name, cell.table) for cell in results.cells for name in cell.metrics))
+    metrics = list(dict.fromkeys(metric for metric, _ in there))
+    run = list(dict.fromkeys(table for _, table in there))
+    known = studies[results.study].order if results.study in studies and len(run) > 1 else {}
+    tables = list(dict.fromkeys([*(at[0] for at in known), *run]))
+    there += [(metrics[0], table) for table in tables if table not in run]
+    return sorted(there, key=lambda panel: (metrics.index(panel[0]), tables.index(panel[1])))
+
+
+def _columns(cells: Sequence[Measured], study: str, table: str) -> list[str]:
     """Return the columns of a table, those without a result too, as the study has them."""
     known = studies[study].order if study in studies else {}
-    own = dict.fromkeys(at[2] for at in known if at[0] == cells[0].table)
-    return [*own, *(column for column in in_order(cells, study, 2) if column not in own)]
+    own = dict.fromkeys(at[2] for at in known if at[0] == table)
+    found = in_order(cells, study, 2) if cells else []
+    return [*own, *(column for column in found if column not in own)]
 
 
 def _on_one_scale(panels: Sequence[Any]) -> None:
-    linear = [axes for axes in panels if axes.get_yscale() == "linear"]
+    """Give panels of a score the same limits, none of them where a share cannot be.
+
+    A bar of one deviation may end below 0 or above 1; it is cut off there.
+    """
+    linear = [axes for axes in panels if axes.get_yscale() == "linear" and axes.has_data()]
     if linear:
         low, high = (limit(axes.get_ylim()[i] for axes in linear) for i, limit in ((0, min), (1, max)))
-        for axes in linear:
-            axes.set_ylim(low, high)
+        room = ROOM * (high - low)
+        for axes in panels:
+            axes.set_ylim(max(low, -room), min(high, 1.0 + room))
 
 
 def _heading(results: Results) -> str:

@@ -9,6 +9,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
 from trilemma.records import Spread
@@ -36,6 +39,9 @@ def draw(results: Results, printed: Paper, path: Path) -> Path:
                 yscale="log",
                 title="Figure 6: best is lower right",
             )
+            axes.set_xscale("function", functions=(_nines, _share))
+            ticks = _readable(*axes.get_xlim())
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         else:
             for cell in curves:
                 _curve(axes, cell, panel, looks[cell.row])
@@ -91,6 +97,41 @@ def _looks(rows: Sequence[str]) -> dict[str, Look]:
     'black'
     """
     return {row: LOOKS.get(row, Look("black", "h")) for row in rows}
+
+
+def _nines(share: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Stretch the axis towards 1, where most methods are: −log of what is missing, which is at least 10⁻⁶.
+
+    >>> _nines(np.array([0.9, 0.99, 1.0])).round(1).tolist()
+    [2.3, 4.6, 13.8]
+    """
+    return -np.log(np.maximum(1.0 - np.asarray(share), 1e-6))
+
+
+def _share(nines: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of so many nines.
+
+    >>> _share(_nines(np.array([0.25, 0.9]))).round(6).tolist()
+    [0.25, 0.9]
+    """
+    return 1.0 - np.exp(-np.asarray(nines))
+
+
+TICKS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995)
+
+
+def _readable(low: float, high: float) -> list[float]:
+    """Return accuracies to write below the axis: of `TICKS`, from the right, those that do not touch.
+
+    >>> _readable(0.65, 0.98)
+    [0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98]
+    """
+    apart = 0.06 * float(_nines(np.array(high)) - _nines(np.array(low)))
+    kept: list[float] = []
+    for tick in reversed([one for one in TICKS if low <= one <= high]):
+        if not kept or _nines(np.array(kept[0])) - _nines(np.array(tick)) >= apart:
+            kept.insert(0, tick)
+    return kept
 
 
 def _fairness(axes: Any, cell: Measured, printed: Paper, look: Look) -> None:
