@@ -40,6 +40,7 @@ from trilemma.flower.lines import CHUNK, LARGEST_HEAD, Line
 from trilemma.flower.lost_answers import LostAnswers
 from trilemma.flower.meters import Acquaintances, Full, Seats, Tokens
 from trilemma.flower.presence import EVERY, Presence
+from trilemma.flower.replies import Replies
 from trilemma.flower.waiting import Waiting
 
 log = logging.getLogger("trilemma.guard")
@@ -83,6 +84,7 @@ class Guard:
             tokens=Tokens(self.limits.rate, self.limits.burst),
             waiting=Waiting(bell),
             lost=LostAnswers(),
+            replies=Replies(),
             upstream_tls=ssl.create_default_context(cafile=settings.authority),
         )
 
