@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 from cryptography.hazmat.primitives import serialization
-from flower_harness import real
+from flower_harness import real, wait_for
 from flower_hostile import Hostile
 from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -23,6 +23,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from federation_harness import PRIVATE, small_config
+from trilemma.flower import short_logs
 from trilemma.flower.deployment import guard_settings
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
@@ -174,6 +175,20 @@ def test_a_reply_of_20_000_records_is_refused_before_it_is_stored(federation, re
             headers={**heads, "content-type": "application/protobuf"},
         )
     assert answer.status_code == status, answer.text
+
+
+def test_no_log_grows_for_ever(federation):
+    """Most lines are about messages, which come from others: a disk is not theirs to fill."""
+    logs = [log for party in federation.parties for log in party.running.glob("*.log")]
+    assert {log.name for log in logs} >= {"superlink.log", "guard.log", "supernode.log", "worker.log"}
+    written = [log for log in logs if log.name != "node.log"]  # begun anew by who writes it
+    for log in written:
+        with log.open("ab") as file:
+            file.write(b"a line about a message\n" * (short_logs.LARGEST // 20))
+    wait_for(lambda: all(log.stat().st_size < MEGABYTE for log in written), 60.0)
+    assert all(log.with_name(f"{log.name}.1").stat().st_size > short_logs.LARGEST for log in written)
+    assert federation.go("short-logs")[-1]["absent"] == []
+    assert "short-logs" in federation.said(), "what is said later is written behind that"
 
 
 @pytest.mark.nightly  # and every day in `test_a_reply_is_announced_with_its_own_records_and_always_the_same`

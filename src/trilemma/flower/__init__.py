@@ -5,7 +5,7 @@
 * `bell`: how one process of a party lets another know that there is work.
 * `guard`, `handshake`, `lines`, `limits`, `heads`, `announcements`, `replies`, `meters`, `waiting`,
   `lost_answers`, `presence`: the server's door, what may pass it, who waits, what is lost, what it sees.
-* `telling`, `metrics`: who hears what happens in a worker.
+* `telling`, `metrics`, `short_logs`: who hears what happens in a worker; no process's log grows for ever.
 * `internals`, `supernode_internals`, `superlink_internals`: what leans on parts of Flower that are not
   public, with the reasons.
 * `deployment`, `control`, `files`: bringing parties up and down, talking to the SuperLink.

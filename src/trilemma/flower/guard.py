@@ -41,6 +41,7 @@ from trilemma.flower.lost_answers import LostAnswers
 from trilemma.flower.meters import Acquaintances, Full, Seats, Tokens
 from trilemma.flower.presence import EVERY, Presence
 from trilemma.flower.replies import Replies
+from trilemma.flower.short_logs import keep_short
 from trilemma.flower.waiting import Waiting
 
 log = logging.getLogger("trilemma.guard")
@@ -236,6 +237,7 @@ class Guard:
 def main(path: str) -> None:
     """Guard until stopped."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    keep_short()
     settings, running = Settings.load(Path(path)), Path(path).parent
     say = EventLog(events_file(running, "guard"), "server", "guard")
     with listen(settings) as listener:
