@@ -151,8 +151,38 @@ def test_what_cannot_be_taken_home_is_said(tmp_path: Path) -> None:
         assert isinstance(refused.exception, UserError)
         assert reason in str(refused.exception)
     (made[1].folder / "task.py").write_text(TASK.replace("nn.Linear(6, 2)", "nn.Linear(6, 2, bias=False)"))
-    with pytest.raises(UserError, match="were they changed since"):
+    with pytest.raises(UserError, match="are not those with which client-0 joined run 'two'"):
         _ = received(made[1], "two").params
+
+
+def test_what_changed_since_the_run_is_noticed(tmp_path: Path) -> None:
+    """A model of another seed, on other features, has the same shape, and is another model all the same."""
+    made = own_task(tmp_path, own_config("run.rounds=2"))
+    coordinator(made, Direct(made))[0].go()
+    folder, target = made[1].folder, tmp_path / "own.pt"
+
+    def refused(how: str, reason: str) -> bool:
+        outcome = export(folder, target, how)
+        assert isinstance(outcome.exception, UserError), outcome.output
+        return reason in str(outcome.exception) and not target.exists()
+
+    for name, old, new in (
+        ("config.toml", "seeds = [\n    1,\n]", "seeds = [\n    2,\n]"),
+        ("federation.toml", "examples = 30", "examples = 29"),
+        ("task.py", "size=(30 + client, 6)", "size=(31 + client, 6)"),
+    ):
+        before = (folder / name).read_text()
+        assert old in before
+        (folder / name).write_text(before.replace(old, new))
+        assert refused("--at-home", "put them back")
+        assert refused("--as-received", "put them back")
+        (folder / name).write_text(before)
+    session = made[1].run_folder("run") / "session"
+    before = session.read_bytes()
+    session.write_bytes(before[:-1])
+    assert refused("--at-home", "does not say with which any more")
+    session.write_bytes(before)
+    assert export(folder, target, "--as-received").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ METHODS = {
     "sketch": ("algorithm.name=sketch", "algorithm.columns=12", "algorithm.rows=5", "algorithm.kept=6"),
     "fedavg": ("algorithm.name=fedavg",),
     "cafcor": ("algorithm.name=cafcor", *LDP),
+    "evidence": ("algorithm.name=cafcor", *LDP),
 }
 
 
@@ -54,6 +55,8 @@ def test_a_liar_at_the_edge_of_numbers_harms_nobody(tmp_path, monkeypatch, name,
         monkeypatch.setattr(shelf, "IN_MEMORY", 0)
     noisy = any("sigma" in option for option in METHODS[name])
     rule = "caf" if first else "cwmed"
+    if name == "evidence":
+        rule = "evidence+caf" if first else "evidence+mean"
     options = (*METHODS[name], f"aggregation.rule={rule}")
     config = small_config(CLIENTS, *options, rounds=len(NUMBERS), tolerate=1)
     parties = make(tmp_path / "federation", CLIENTS, config, budget=1e9 if noisy else None)
@@ -71,3 +74,5 @@ def test_a_liar_at_the_edge_of_numbers_harms_nobody(tmp_path, monkeypatch, name,
         if not noisy and not np.isfinite(NUMBERS[record["round"] - 1] or 0.0):
             assert record["absent"] == [LIAR], "what is not finite is turned away"
     assert float(result_of(parties, "run")["params"].abs().max()) < 10
+    expelled = {one["client"] for record in runner.log.records() for one in record.get("expelled", ())}
+    assert expelled == ({LIAR} if name == "evidence" else set())

@@ -7,7 +7,8 @@ from malicious_server import Server, entries, refusal
 
 from federation_harness import PRIVATE, make, small_config
 from trilemma.errors import UserError
-from trilemma.federation import kinds, spending, wire
+from trilemma.federation import kinds, layout, membership, spending, wire
+from trilemma.federation.adoption import adopt
 from trilemma.federation.expulsions import Expulsion, check_announced
 from trilemma.federation.proposals import Manifest
 from trilemma.federation.reasons import Reason, Refused
@@ -78,6 +79,25 @@ def test_nobody_comes_back(parties):
     refusal(Reason.EXPULSIONS, restarted.hello, 1, [0])
     restarted.open(1, range(4), expelled(5, 4))
     assert Session(parties[1], "run").secrets.members == (0, 1, 2, 3)
+
+
+def test_new_keys_bring_nobody_back(parties):
+    """Who was expelled is a place on the roster: with new keys it is the same place."""
+    Server(parties).open(0, range(5), expelled(5))
+    folder = parties[0].folder.parent
+    before = parties[6].keys.key(5)
+    membership.rotate(folder, "5", None)
+    parties = layout.parties(folder)
+    for party in parties[1:]:
+        adopt(party, parties[0].roster.read_text())  # as with the next call
+    assert parties[6].keys.key(5) != before
+    server = Server(parties)
+    refusal(Reason.EXPULSIONS, server.hello, 1, [0])
+    refusal(Reason.EXPELLED, server.hello, 1, [5], expelled(5))
+    offers = server.hello(1, range(5), expelled(5))
+    own = Session(parties[6], "another").open(1)
+    refusal(Reason.EXPULSIONS, server.keys, 0, 1, {**offers, 5: own})
+    server.open(2, range(5), expelled(5))
 
 
 def test_an_epoch_has_one_list(parties):

@@ -96,7 +96,9 @@ def test_names_may_contain_anything(tmp_path):
         ("port = 65535", "allowed: 1 to 65531"),
         ("port = 0", "allowed: 1 to 65531"),
         ("clients = 0", "at least one client"),
-        ("colour = 3", "unexpected keyword"),
+        ("colour = 3", "unknown colour; allowed: name, clients"),
+        ("[timing]\ncolour = 3", "unknown colour; allowed: round_limit"),
+        ("timing = 3", "not iterable"),
         ("[timing]\nround_limit = 0.0", "round_limit = 0.0: allowed are seconds"),
         ("[timing]\nrepeats = -1", "repeats = -1"),
         ("= 3", "Invalid"),
@@ -106,6 +108,11 @@ def test_facts_that_make_no_sense_are_named(line, complaint):
     text = 'name = "x"\n' + ("" if "clients" in line else "clients = 3\n") + line
     with pytest.raises(UserError, match=f"federation.toml cannot be read.*{complaint}"):
         Federation.parse(text)
+
+
+def test_facts_that_were_cut_off_say_what_is_missing():
+    with pytest.raises(UserError, match=r"cannot be read: name, clients missing; the same file is in every"):
+        Federation.parse("")
 
 
 def test_clients_differ_in_their_secrets_only(made):

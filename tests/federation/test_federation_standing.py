@@ -129,6 +129,27 @@ def test_a_party_that_cannot_be_read_says_so_and_hides_no_other(finished, tmp_pa
     assert "changed or is out of place" in " ".join(look(folder).split())
 
 
+@pytest.mark.parametrize("how", ["gone", "cut", "set back"])
+def test_a_ledger_that_was_longer_once_tells_nobody_that_less_is_spent(finished, tmp_path, how):
+    """What was released stays released: no figure is better than one that is too small."""
+    folder = tmp_path / "federation"
+    shutil.copytree(finished, folder)
+    client = parties(folder)[1]
+    lines = client.ledger.read_bytes().splitlines(keepends=True)
+    kept = {"gone": b"", "cut": b"".join(lines)[:-40], "set back": b"".join(lines[:-1])}[how]
+    client.ledger.unlink()
+    if kept:
+        client.ledger.write_bytes(kept)
+    (told,) = json.loads(look(client.folder, "--json"))["parties"]
+    assert "was deleted or set back" in told["account"]["problem"]
+    assert [told["account"][one] for one in ("spent", "left", "accountant")] == [None] * 3
+    assert re.search("was deleted or set\\s+back", look(client.folder))
+    before = client.budget.read_bytes()
+    refused = CliRunner().invoke(federation_app, ["budget", str(client.folder), "--epsilon", "9"])
+    assert "was deleted or set back" in str(refused.exception)
+    assert client.budget.read_bytes() == before
+
+
 def test_a_folder_before_its_first_round_has_nothing_to_tell(tmp_path):
     make(tmp_path / "new", 3, small_config(3))
     found = standing(tmp_path / "new")

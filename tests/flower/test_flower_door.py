@@ -14,14 +14,16 @@ import httpx
 import psutil
 import pytest
 from cryptography.hazmat.primitives import serialization
-from flower_harness import real
+from flower_harness import real, wait_for
+from flower_hostile import Hostile
 from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 from flwr.supercore.control import ControlHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from federation_harness import PRIVATE, small_config
+from trilemma.flower import short_logs
 from trilemma.flower.deployment import guard_settings
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
@@ -160,7 +162,11 @@ def test_a_reply_of_20_000_records_is_refused_before_it_is_stored(federation, re
     (Which does not know the node of nobody that is named in them.)
     """
     leaves = [ObjectTree(object_id=f"{number:064x}") for number in range(records - 1)]
-    announced = PushMessagesRequest(message_object_trees=[ObjectTree(children=leaves)])
+    about = Metadata(message_id="b" * 64, reply_to_message_id="a" * 64)
+    announced = PushMessagesRequest(
+        messages_list=[Message(metadata=about)],
+        message_object_trees=[ObjectTree(object_id="b" * 64, children=leaves)],
+    )
     address, heads = federation.server.federation.address, node_heads(federation, 1)
     with httpx.Client(verify=context(federation, 1)) as door, no_memory_is_lost(federation):
         answer = door.post(
@@ -169,6 +175,35 @@ def test_a_reply_of_20_000_records_is_refused_before_it_is_stored(federation, re
             headers={**heads, "content-type": "application/protobuf"},
         )
     assert answer.status_code == status, answer.text
+
+
+def test_no_log_grows_for_ever(federation):
+    """Most lines are about messages, which come from others: a disk is not theirs to fill."""
+    logs = [log for party in federation.parties for log in party.running.glob("*.log")]
+    assert {log.name for log in logs} >= {"superlink.log", "guard.log", "supernode.log", "worker.log"}
+    written = [log for log in logs if log.name != "node.log"]  # begun anew by who writes it
+    for log in written:
+        with log.open("ab") as file:
+            file.write(b"a line about a message\n" * (short_logs.LARGEST // 20))
+    wait_for(lambda: all(log.stat().st_size < MEGABYTE for log in written), 60.0)
+    assert all(log.with_name(f"{log.name}.1").stat().st_size > short_logs.LARGEST for log in written)
+    assert federation.go("short-logs")[-1]["absent"] == []
+    assert "short-logs" in federation.said(), "what is said later is written behind that"
+
+
+@pytest.mark.nightly  # and every day in `test_a_reply_is_announced_with_its_own_records_and_always_the_same`
+def test_one_reply_announced_with_ever_other_records_leaves_one_replys_records(federation):
+    """Unjudged, 84 records of every question stayed in the SuperLink until the run's end."""
+    hostile = Hostile(federation, 1)
+    try:
+        federation.start("flood")
+        question = hostile.question()
+        assert hostile.flood(question, 40, records=8, size=3000, own=False) == 0
+        assert hostile.flood(question, 40, records=8, size=3000, own=True) <= 7
+        assert hostile.refused.keys() <= {400, 401, 409, 503}
+    finally:
+        federation.restart(federation.client(1))
+    assert federation.go("after-the-flood")[-1]["absent"] == []
 
 
 def test_a_node_that_fell_silent_starts_itself_anew(federation):

@@ -9,7 +9,7 @@ import h11
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trilemma.flower.announcements import records_announced
+from trilemma.flower.announcements import announced, records_announced
 from trilemma.flower.heads import Refusal, check_head
 from trilemma.flower.limits import PATHS, Limits, Settings
 
@@ -58,3 +58,5 @@ def test_a_head_is_judged_or_refused(method, target, heads):
 def test_an_announcement_is_counted_or_refused(body):
     with suppress(ValueError):
         assert 0 <= records_announced(body) <= len(body)
+    with suppress(ValueError):
+        assert announced(body).records >= 1

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import Metadata, ObjectTree
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trilemma.federation import certificates, peers
 from trilemma.federation.events import CONNECTION_CLOSED, Event
 from trilemma.federation.facts import FACTS, Facts
-from trilemma.flower import conversation, guard
+from trilemma.flower import conversation, guard, replies
 from trilemma.flower.announcements import records_announced
 from trilemma.flower.bell import Bell
 from trilemma.flower.guard import Guard
@@ -344,19 +344,27 @@ def test_a_message_may_be_a_tenth_longer_than_declared(folder):
     guarded(folder, scene)
 
 
-def announcement(records: int) -> bytes:
+def announcement(records: int, reply: str = "b" * 64, root: str | None = None, first: int = 0) -> bytes:
     """What Flower's own client announces for a reply of so many records."""
-    leaves = [ObjectTree(object_id=f"{number:08x}" * 8) for number in range(records - 1)]
-    return PushMessagesRequest(message_object_trees=[ObjectTree(children=leaves)]).SerializeToString()
+    leaves = [ObjectTree(object_id=f"{number:08x}" * 8) for number in range(first, first + records - 1)]
+    about = Metadata(message_id=reply, reply_to_message_id="a" * 64)
+    return PushMessagesRequest(
+        messages_list=[Message(metadata=about)],
+        message_object_trees=[ObjectTree(object_id=reply if root is None else root, children=leaves)],
+    ).SerializeToString()
+
+
+async def announces(door: Door, *bodies: bytes) -> list[int]:
+    """Return how each announcement is answered."""
+    return [int((await door.say(request(ANNOUNCES, body)))[9:12]) for body in bodies]
 
 
 @pytest.mark.parametrize("records", [9, 100, 20_000])
 def test_a_reply_of_many_records_is_refused_before_it_is_stored(folder, records):
     async def scene(door):
-        assert (await door.say(request(ANNOUNCES, announcement(records)))).startswith(b"HTTP/1.1 413")
-        assert (await door.say(request(ANNOUNCES, b"\xff" * 50))).startswith(b"HTTP/1.1 400")
+        assert await announces(door, announcement(records), b"\xff" * 50) == [413, 400]
         assert door.link.seen == []
-        assert (await door.say(request(ANNOUNCES, announcement(8)))).startswith(b"HTTP/1.1 200")
+        assert await announces(door, announcement(8)) == [200]
 
     guarded(folder, scene)
 
@@ -365,15 +373,52 @@ def test_a_client_says_nothing_in_the_servers_name(folder):
     """A message that answers none is a question to Flower's SuperLink, which keeps it for whom it names."""
 
     def said(*answered: str) -> bytes:
-        about = [Metadata(reply_to_message_id=one).SerializeToString() or b"*\0" for one in answered]
-        message = b"".join(bytes([10, len(one)]) + one for one in about)
-        return bytes([18, len(message)]) + message + announcement(3)
+        about = [
+            Metadata(reply_to_message_id=one, message_id="b" * 64).SerializeToString() for one in answered
+        ]
+        message = b"".join(field_of(1, one) for one in about)
+        return field_of(2, message) + field_of(3, ObjectTree(object_id="b" * 64).SerializeToString())
 
     async def scene(door):
-        for forged in (said(), said(""), said("a", ""), said("a", "b")):
-            assert (await door.say(request(ANNOUNCES, forged))).startswith(b"HTTP/1.1 400")
+        assert await announces(door, said(), said(""), said("a", ""), said("a", "b")) == 4 * [400]
         assert door.link.seen == []
-        assert (await door.say(request(ANNOUNCES, said("a" * 64)))).startswith(b"HTTP/1.1 200")
+        assert await announces(door, said("a" * 64)) == [200]
+
+    guarded(folder, scene)
+
+
+def field_of(number: int, data: bytes) -> bytes:
+    """Bytes as protobuf writes them, in a field of a message."""
+    length = [len(data) & 127 | 128, len(data) >> 7] if len(data) > 127 else [len(data)]
+    return bytes([number << 3 | 2, *length]) + data
+
+
+def test_a_reply_is_announced_with_its_own_records_and_always_the_same(folder):
+    """The SuperLink stores other records under the id of a reply it has, and never forgets them."""
+    honest = announcement(3)
+
+    async def scene(door):
+        assert await announces(door, honest, honest) == [200, 200]
+        others = [announcement(3, first=first) for first in range(10, 15)]
+        assert await announces(door, *others) == 5 * [409]
+        foreign = [announcement(3, root="c" * 64), announcement(3, root=""), honest + honest, honest[:-1]]
+        assert await announces(door, *foreign) == 4 * [400]
+        assert [body for _, body in door.link.seen] == [honest, honest]
+        assert await announces(door, announcement(3, reply="d" * 64)) == [200]
+
+    guarded(folder, scene)
+
+
+def test_a_question_allows_few_announcements(folder, monkeypatch):
+    """Each is a line in the SuperLink's database, refused or not: one client is no reason for a full disk."""
+    monkeypatch.setattr(replies, "MOST", 6)
+    fresh = [announcement(3, reply=f"{number:064x}") for number in range(30)]
+
+    async def scene(door):
+        assert await announces(door, *fresh[:8]) == [200] * 6 + [503] * 2
+        assert await door.works()  # and is asked something
+        assert await announces(door, *fresh[8:14]) == [200] * 4 + [503] * 2
+        assert len(door.link.seen) == 11
 
     guarded(folder, scene)
 

@@ -20,6 +20,7 @@ from trilemma.federation import kinds, wire
 from trilemma.federation.broadcasts import described
 from trilemma.federation.layout import Party
 from trilemma.federation.public_facts import PUBLIC
+from trilemma.federation.sessions import Session
 from trilemma.federation.task import OneClient, PartyTask, load_task
 from trilemma.learning import tuning
 from trilemma.privacy import Noiseless
@@ -61,6 +62,7 @@ class Received:
         path = self.party.run_folder(self.run) / "result"
         if not path.is_file():
             raise UserError(f"run {self.run!r} has handed out no model to {self.party.name} yet")
+        self._check_plan()
         _, tensors = wire.read_file(path, kinds.Finished)
         algorithm = self.task.resolved.algorithm
         begin = algorithm.init(self.task.model, (self._client,), self.task.key.fold("init"))
@@ -72,6 +74,22 @@ class Received:
         if "params" not in tensors:
             raise UserError(f"{algorithm.name} has no common model; its clients keep their own")
         return tensors["params"]
+
+    def _check_plan(self) -> None:
+        """Refuse a configuration or a task that is not the one this client joined the run with.
+
+        A model of the same shape would be taken for another one: a seed decides which features were drawn.
+        """
+        secrets = Session(self.party, self.run).secrets
+        if secrets is not None and secrets.plan in ("", self.party.plan):
+            return  # "": an older folder, which does not say
+        lost = f"{self.party.run_folder(self.run) / 'session'} does not say with which any more"
+        raise UserError(
+            f"this folder's config.toml, `examples` in {PUBLIC} or task.py are not those with which "
+            f"{self.party.name} joined run {self.run!r}: put them back as they were"
+            if secrets is not None
+            else f"{self.party.name} joined run {self.run!r} with some config.toml and task.py; {lost}"
+        )
 
     @property
     def _client(self) -> int:

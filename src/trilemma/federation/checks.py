@@ -285,8 +285,7 @@ def configuration(party: Party) -> Iterator[Finding]:
 def memory(party: Party) -> Iterator[Finding]:
     """Check that what must not be forgotten is whole: a client's ledger and budget, the server's commits."""
     from trilemma.federation.commits import CommitLog
-    from trilemma.federation.spending import check_remembered, read_budget
-    from trilemma.privacy.statement import read_statement
+    from trilemma.federation.spending import own_statement, read_budget
 
     if party.client is None:
         for run in sorted((party.state / "runs").glob("*")):
@@ -296,16 +295,16 @@ def memory(party: Party) -> Iterator[Finding]:
                 yield Finding("memory", str(error), "as it says")
         return
     try:
-        statement = read_statement(party.ledger)
-        check_remembered(party)
+        statement = own_statement(party)
         if party.budget.is_file() and (budget := read_budget(party)).epsilon <= statement.spent[1]:
             said = f"the budget is spent: ε = {statement.spent[1]:.3g} of {budget.epsilon:.3g}"
             yield Finding(
                 "memory", said, "its owner decides: `trilemma federation budget`, or no more rounds"
             )
     except UserError as error:
-        detail = getattr(error, "detail", "") or str(error)
-        yield Finding("memory", detail, "bring the newest copy of state/ back; never delete a ledger", True)
+        yield Finding(
+            "memory", str(error), "bring the newest copy of state/ back; never delete a ledger", True
+        )
 
 
 LOCAL = (certificates, keys, ports, disk, versions)

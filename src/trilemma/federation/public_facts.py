@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 
 import tomli_w
 
@@ -110,6 +111,17 @@ class Federation:
         """Read the facts from TOML."""
         try:
             facts = tomllib.loads(text)
+            for kind, said in ((cls, facts), (Timing, facts.get("timing", {}))):
+                _check_names(kind, said)
             return cls(**{**facts, "timing": Timing(**facts.get("timing", {}))})
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"{PUBLIC} cannot be read: {error}") from None
+
+
+def _check_names(kind: type[Federation] | type[Timing], said: Mapping[str, object]) -> None:
+    """Refuse names that no fact has, and facts that are missing: a file that was damaged, or cut off."""
+    known = {one.name: one.default is MISSING for one in fields(kind)}
+    if unknown := sorted(set(said) - set(known)):
+        raise ValueError(f"unknown {', '.join(unknown)}; allowed: {', '.join(known)}")
+    if missing := [name for name, needed in known.items() if needed and name not in said]:
+        raise ValueError(f"{', '.join(missing)} missing; the same file is in every other party's folder")

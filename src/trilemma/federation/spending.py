@@ -33,6 +33,7 @@ from trilemma.federation.sessions import Secrets, epoch_name, score_name
 from trilemma.federation.task import PartyTask
 from trilemma.privacy.ledger import BudgetExceeded, Ledger
 from trilemma.privacy.ledger_lines import Budget, LedgerError, read_lines
+from trilemma.privacy.statement import Statement, read_statement
 from trilemma.privacy.threats import Threat
 from trilemma.typed import typed
 
@@ -100,8 +101,8 @@ def change_budget(party: Party, epsilon: float) -> tuple[float, float]:
     """
     with files.locked(party.lock):
         text, budget, spent = replace_epsilon(_budget_text(party), epsilon), read_budget(party), 0.0
+        own_statement(party)  # without the whole ledger nobody knows what is spent
         if party.ledger.is_file():
-            check_remembered(party)
             with Ledger(party.ledger, read_lines(party.ledger.read_bytes())[0]) as ledger:
                 ledger.amend(epsilon)
                 spent = min(ledger.epsilon.values())
@@ -281,6 +282,16 @@ def _position(party: Party) -> Position:
 def _remember(party: Party) -> None:
     content = json.dumps(asdict(_position(party))).encode()
     files.write_atomically(party.ledger_head, content, secret=True)
+
+
+def own_statement(party: Party) -> Statement:
+    """Return what a client's ledger says, to its owner; refuse one that says less than it did before."""
+    statement = read_statement(party.ledger)
+    try:
+        check_remembered(party)
+    except Refused as error:
+        raise LedgerError(error.detail) from None
+    return statement
 
 
 def check_remembered(party: Party) -> None:

@@ -3,9 +3,9 @@
 * `client_app`, `server_app`, `records`: the two apps and what a message holds.
 * `worker`, `supernode`, `superlink`: the processes that run and carry them; `host`: which forks many.
 * `bell`: how one process of a party lets another know that there is work.
-* `guard`, `handshake`, `lines`, `limits`, `heads`, `announcements`, `meters`, `waiting`, `lost_answers`,
-  `presence`: the server's door, what may pass it, who waits there, what is lost, and what it sees.
-* `telling`, `metrics`: who hears what happens in a worker.
+* `guard`, `handshake`, `lines`, `limits`, `heads`, `announcements`, `replies`, `meters`, `waiting`,
+  `lost_answers`, `presence`: the server's door, what may pass it, who waits, what is lost, what it sees.
+* `telling`, `metrics`, `short_logs`: who hears what happens in a worker; no process's log grows for ever.
 * `internals`, `supernode_internals`, `superlink_internals`: what leans on parts of Flower that are not
   public, with the reasons.
 * `deployment`, `control`, `files`: bringing parties up and down, talking to the SuperLink.

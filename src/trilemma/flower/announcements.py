@@ -1,4 +1,4 @@
-"""What a client announces before it uploads a reply: a tree of records, counted without knowing its type.
+"""What a client announces before it uploads a reply: the message, and the tree of its records.
 
 The types are Flower's and not public. Protobuf reads a message without them, field by field; which fields
 matter is in one place, here, and a test compares the count with Flower's own.
@@ -6,9 +6,47 @@ matter is in one place, here, and a test compares the count with Flower's own.
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass
+
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """A reply that is about to be uploaded: its id, its records by their digest, and how many they are."""
+
+    reply: bytes
+    tree: bytes
+    records: int
+
+
+def announced(body: bytes) -> Announcement:
+    """Read an announcement of one reply with its own records; refuse everything else.
+
+    The SuperLink takes what answers no message for the server's own, from any client, as often as it comes.
+    It stores records that belong to another message than the announced one, and deletes them when that one
+    was received: never. Of whatever is there twice two readers may take two different things.
+
+    Field 2 of an announcement is the message and field 3 the tree of its records; field 1 of a message is
+    what it says about itself; of that, field 2 is its id and field 5 that of the message it answers. Field 1
+    of a tree is the id of its root.
+
+    >>> about, tree = bytes([18, 1, 66, 42, 1, 65]), bytes([10, 1, 66])
+    >>> message = bytes([10, len(about)]) + about
+    >>> announced(bytes([18, len(message)]) + message + bytes([26, len(tree)]) + tree).reply
+    b'B'
+    """
+    message, tree = only(body, 2), only(body, 3)
+    about = only(message, 1)
+    reply, answered = only(about, 2), only(about, 5)
+    if not answered:
+        raise ValueError("a client answers, and asks nothing")
+    if only(tree, 1) != reply:
+        raise ValueError("these are another message's records")
+    return Announcement(reply, hashlib.sha256(tree).digest(), records_announced(body))
 
 
 def records_announced(body: bytes) -> int:
@@ -29,23 +67,16 @@ def records_announced(body: bytes) -> int:
     return count
 
 
-def only_replies(body: bytes) -> bool:
-    """Tell whether all messages of an announcement answer one: what answers none would be a question.
+def only(message: bytes, number: int) -> bytes:
+    """Return what is in field `number` of a message, where it is there once.
 
-    The SuperLink takes that for the server's own, from any client, as often as it comes. Field 2 of the
-    announcement are the messages, field 1 of a message is what it says about itself, once, and field 5 of
-    that names the message that is answered, once: of several two readers may take two different ones.
-
-    >>> reply, question = bytes([10, 3, 42, 1, 65]), bytes([10, 2, 42, 0])
-    >>> only_replies(bytes([18, 5]) + reply), only_replies(bytes([18, 4]) + question)
-    (True, False)
+    >>> only(bytes([10, 1, 65]), 1)
+    b'A'
     """
-    for message in _within(body, 2):
-        about = _within(message, 1)
-        answered = _within(about[0], 5) if len(about) == 1 else []
-        if len(answered) != 1 or not answered[0]:
-            return False
-    return True
+    found = _within(message, number)
+    if len(found) != 1:
+        raise ValueError("an announcement says everything once")
+    return found[0]
 
 
 def _within(message: bytes, number: int) -> list[bytes]:

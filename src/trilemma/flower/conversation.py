@@ -1,8 +1,9 @@
 """What a guard says to a client it has let in: each request is checked, passed on, and answered.
 
-Bodies pass through in pieces. Three requests are not simply passed on: an announcement is read whole and its
-records are counted; who asks for work is kept waiting while there is none, and gets an answer that it lost
-once more; and what both sides have is exchanged with the guard itself.
+Bodies pass through in pieces. Three requests are not simply passed on: an announcement is read whole, its
+records are counted, and compared with what was announced before; who asks for work is kept waiting while
+there is none, and gets an answer that it lost once more; and what both sides have is exchanged with the guard
+itself.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from trilemma.errors import UserError
 from trilemma.federation import events
 from trilemma.federation.event_fields import without_quotes
 from trilemma.federation.facts import FACTS, Facts
-from trilemma.flower.heads import CLOCK, Refusal, check_announcement, check_head
+from trilemma.flower.heads import CLOCK, Refusal, check_announcement, check_head, check_replies
 from trilemma.flower.limits import ANNOUNCES, ASKS_AGAIN, PATHS, PULLS, Limits, Settings
 from trilemma.flower.lines import CHUNK, HOP_BY_HOP, Line, Upstream, UpstreamGone
 from trilemma.flower.lost_answers import Heads, LostAnswers
 from trilemma.flower.meters import Tokens
 from trilemma.flower.presence import Presence
+from trilemma.flower.replies import Replies
 from trilemma.flower.waiting import Waiting
 
 LONGEST_WAIT = 5.0
@@ -49,6 +51,7 @@ class Desk:
     tokens: Tokens
     waiting: Waiting
     lost: LostAnswers
+    replies: Replies
     upstream_tls: ssl.SSLContext
 
 
@@ -129,7 +132,8 @@ class Conversation:
                 counted = None
                 if path == ANNOUNCES:
                     counted = await self._whole_body()
-                    check_announcement(counted, self._limits)
+                    announcement = check_announcement(counted, self._limits)
+                    check_replies(self._name, announcement, self._desk.replies)
                 await self._upstream.ask(request)
                 if counted is not None:
                     await self._upstream.send(h11.Data(data=counted))
@@ -170,6 +174,8 @@ class Conversation:
         heads = [(head, value) for head, value in response.headers if head not in HOP_BY_HOP]
         if path == PULLS and response.status_code == 200:
             body = b"".join([piece async for piece in self._upstream.body()])
+            if body:
+                self._desk.replies.asked(self._name)
             await self._give(heads, body)
             return len(body)
         await self._deliver(h11.Response(status_code=response.status_code, headers=heads))

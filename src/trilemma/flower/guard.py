@@ -40,6 +40,8 @@ from trilemma.flower.lines import CHUNK, LARGEST_HEAD, Line
 from trilemma.flower.lost_answers import LostAnswers
 from trilemma.flower.meters import Acquaintances, Full, Seats, Tokens
 from trilemma.flower.presence import EVERY, Presence
+from trilemma.flower.replies import Replies
+from trilemma.flower.short_logs import keep_short
 from trilemma.flower.waiting import Waiting
 
 log = logging.getLogger("trilemma.guard")
@@ -83,6 +85,7 @@ class Guard:
             tokens=Tokens(self.limits.rate, self.limits.burst),
             waiting=Waiting(bell),
             lost=LostAnswers(),
+            replies=Replies(),
             upstream_tls=ssl.create_default_context(cafile=settings.authority),
         )
 
@@ -234,6 +237,7 @@ class Guard:
 def main(path: str) -> None:
     """Guard until stopped."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    keep_short()
     settings, running = Settings.load(Path(path)), Path(path).parent
     say = EventLog(events_file(running, "guard"), "server", "guard")
     with listen(settings) as listener:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import h11
 
 from trilemma.federation.facts import FACTS
-from trilemma.flower.announcements import only_replies, records_announced
+from trilemma.flower.announcements import Announcement, announced, records_announced
 from trilemma.flower.limits import Limits, Settings
+from trilemma.flower.replies import Replies
 
 PUBLIC_KEY, CLOCK = b"flwr-public-key", b"flwr-timestamp"
 UNWANTED = frozenset({b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"})
@@ -44,13 +45,20 @@ def check_head(name: str, request: h11.Request, settings: Settings) -> tuple[str
     return path, length
 
 
-def check_announcement(body: bytes, limits: Limits) -> None:
-    """Refuse an announcement of more records than a reply has, or of anything but replies."""
+def check_announcement(body: bytes, limits: Limits) -> Announcement:
+    """Refuse an announcement of more records than a reply has, or of anything but one reply."""
     try:
-        records, replies = records_announced(body), only_replies(body)
+        records = records_announced(body)
+        if records > limits.records:
+            raise Refusal(413, f"{records} records where at most {limits.records} are allowed")
+        return announced(body)
     except ValueError as error:
         raise Refusal(400, str(error)) from None
-    if records > limits.records:
-        raise Refusal(413, f"{records} records where at most {limits.records} are allowed")
-    if not replies:
-        raise Refusal(400, "a client answers, and asks nothing")
+
+
+def check_replies(name: str, announcement: Announcement, replies: Replies) -> None:
+    """Refuse a reply that was announced with other records before, and announcements without end."""
+    if not replies.may(name):
+        raise Refusal(503, "too many announcements for what was asked")
+    if not replies.same(name, announcement):
+        raise Refusal(409, "this reply was announced with other records")

@@ -25,6 +25,7 @@ import uvicorn
 from flwr.supercore.corestate.sql_corestate import SqlCoreState
 from flwr.superlink.cli import flower_superlink
 
+from trilemma.flower.short_logs import keep_short
 from trilemma.flower.short_way import ShortWay, fleet, runtime
 
 THREADS = 2
@@ -39,6 +40,7 @@ TIDY = 1.0
 
 def run_superlink() -> None:
     """Run `flower-superlink`, with the changes below and its command line."""
+    keep_short()
     few_threads(THREADS)
     take_the_short_way()  # after the threads: what is called last sees Flower's own app
     tidy_now_and_then(TIDY)

@@ -53,6 +53,7 @@ from trilemma.flower import CERTIFICATE, CERTIFICATE_KEY, SILENCE
 from trilemma.flower.bell import Bell
 from trilemma.flower.bounded import Bounded
 from trilemma.flower.internals import bound_pulls, poll_seconds
+from trilemma.flower.short_logs import keep_short
 from trilemma.flower.short_way import ShortWay, runtime
 
 log = logging.getLogger("flwr")
@@ -65,6 +66,7 @@ ACTIVATION = "TRILEMMA_ACTIVATION"
 
 def run_supernode() -> None:
     """Run `flower-supernode`, with the waits below and its command line."""
+    keep_short()
     bound_pulls()
     beat_faster()
     keep_knocking()

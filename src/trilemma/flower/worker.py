@@ -39,6 +39,7 @@ from trilemma.flower.bell import Bell
 from trilemma.flower.client_app import PARTY
 from trilemma.flower.client_app import app as client_app
 from trilemma.flower.internals import BROKEN_OFF, Tasks, bound_pulls
+from trilemma.flower.short_logs import keep_short
 from trilemma.flower.telling import telling
 
 log = logging.getLogger("flwr")  # Flower's own: a party's log is one story
@@ -176,6 +177,7 @@ def work(
 
     Where there is something to do `at_rest`, it is done when a client has had no task for some time.
     """
+    keep_short()
     party = Party.open(Path(folder))
     federation = party.federation
     bound_pulls(federation.timing.round_limit)

@@ -19,10 +19,10 @@ from trilemma.federation import processes
 from trilemma.federation.event_log import events_file, read_events
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.peers import Door, door_file
-from trilemma.federation.spending import read_budget
+from trilemma.federation.spending import own_statement, read_budget
 from trilemma.files import readable
 from trilemma.privacy.ledger_lines import Budget
-from trilemma.privacy.statement import Statement, read_statement
+from trilemma.privacy.statement import Statement
 from trilemma.records import Record
 from trilemma.report.client_events import Doings, doings, moment
 from trilemma.report.glance import deployed_records, glance_deployed
@@ -110,7 +110,7 @@ class Account:
             "budget": None if self.budget is None else self.budget.epsilon,
             "delta": None if self.budget is None else self.budget.delta,
             "unit": None if self.budget is None else self.budget.unit,
-            "spent": self.spent,
+            "spent": None if self.problem else self.spent,
             "left": self.left,
             "accountant": self.accountant or None,
             "rounds": self.rounds,
@@ -298,9 +298,9 @@ def _now(client: int, newest: Record | None) -> Now:
 
 
 def account(party: Party) -> Account:
-    """Return a client's ledger and budget; what cannot be read is said."""
+    """Return a client's ledger and budget; what cannot be read, or is less than it was, is said."""
     try:
-        statement = read_statement(party.ledger)
+        statement = own_statement(party)
         budget = statement.budget or (read_budget(party) if party.budget.is_file() else None)
     except UserError as error:
         return Account(None, problem=str(error))
