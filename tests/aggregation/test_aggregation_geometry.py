@@ -114,15 +114,22 @@ def test_equal_rows_get_equal_bits():
         assert geometry(X).distances[2, 5] == 0
 
 
-@pytest.mark.parametrize("wide", [0, WIDE], ids=["float32", "float64"])
-def test_tiles_do_not_matter(monkeypatch, wide: int):
-    """A processor with few registers multiplies three rows by three, others four by four: the same bits."""
+@pytest.mark.parametrize(("wide", "off"), [(0, 1e-6), (WIDE, 1e-14)], ids=["float32", "float64"])
+def test_tiles_do_not_matter(monkeypatch, wide: int, off: float):
+    """A processor with few registers multiplies three rows by three, others four by four: the same sums.
+
+    The compiler chooses how many of their terms it adds side by side, so the last bits may differ.
+    """
     kernels = pytest.importorskip("trilemma.aggregation.kernels")
     X, found = normal(11, 30_000), []
+    X[7] = X[2]
     for tile in (3, 4):
         monkeypatch.setattr(kernels, "TILE", tile)
-        found.append(gram.measure(X, wide).inner)
-    np.testing.assert_array_equal(*found)
+        inner = gram.measure(X, wide).inner
+        np.testing.assert_array_equal(inner[7], inner[2])
+        found.append(inner)
+    largest = np.abs(found[0]).max()
+    np.testing.assert_allclose(*found, rtol=0, atol=off * largest)
 
 
 def test_the_number_of_threads_does_not_matter():
