@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +27,14 @@ def arena_command(
     results: Annotated[Path | None, typer.Option(help="put what was measured into this file too")] = None,
     details: Annotated[bool, typer.Option(help="what every adversary left, beside the worst case")] = False,
     missing: Annotated[
-        bool, typer.Option("--missing", help="with --show: cells that did not meet the strongest liars")
+        bool,
+        typer.Option(
+            "--missing", help="run what the file in --results lacks; with --show only say what that is"
+        ),
     ] = False,
+    minutes: Annotated[
+        float | None, typer.Option(help="with --missing: stop then; what is finished counts", min=0)
+    ] = None,
     show: Annotated[
         Path | None,
         typer.Option(help="run nothing: the table of such a file; --results takes its rows over"),
@@ -39,18 +45,12 @@ def arena_command(
 
     from trilemma import aggregation, files, simulate
     from trilemma.errors import UserError
-    from trilemma.papers import arena, gaps
+    from trilemma.papers import arena, standings
     from trilemma.report.progress import GridProgress
 
     if show is not None:
-        shown = arena.read(show)
-        if results is not None:
-            arena.record(results, shown)
-        part = "adversaries" if details else "worst"
-        print(gaps.missing(shown).markdown() if missing else arena.markdown(shown, part))
+        _show(show, results, details, missing)
         return
-    if missing:
-        raise UserError("--missing tells what a file lacks: name it with --show")
     _known("nothing is trained", ground, arena.GROUNDS)
     _known("there is no threat model", threat, arena.THREATS)
     _known("there is no adversary", adversary, arena.EVERY_ADVERSARY)
@@ -59,6 +59,19 @@ def arena_command(
             aggregation.parse(one, f=0)  # said once, before anything is run
     if results is not None and files.room_for(results).exists():
         arena.read(results)  # what is measured is to be put into it, hours later
+    if missing:
+        if results is None:
+            raise UserError(
+                "--missing needs the file of rows: --results to run what it lacks, --show to see it"
+            )
+        if quick or seeds is not None:
+            raise UserError(
+                "--missing runs seeds 1 to 3 of what the file lacks: leave --quick and --seeds out"
+            )
+        _close(results, out, ground, threat, liars, rule, adversary, set_, jobs, minutes)
+        return
+    if minutes is not None:
+        raise UserError("--minutes goes with --missing")
     reasons: list[str] = []
     wanted = list(
         arena.bouts(
@@ -80,10 +93,72 @@ def arena_command(
     found = arena.rows(wanted, out)
     if results is not None:
         arena.record(results, found)
-    print(arena.markdown(found, "adversaries" if details else "worst"))
-    for name, failure in outcome.failed.items():
-        print(f"no result: {name}: {failure.reason}")
-    if outcome.failed:
+    print(standings.markdown(found, "adversaries" if details else "worst"))
+    _failed({name: failure.reason for name, failure in outcome.failed.items()})
+
+
+def _show(show: Path, results: Path | None, details: bool, missing: bool) -> None:
+    """Print the tables of a file, and put its rows into another."""
+    from trilemma.papers import arena, gaps, standings
+
+    shown = arena.read(show)
+    if results is not None:
+        arena.record(results, shown)
+    if missing:
+        print(f"{gaps.tally(shown).markdown()}\n\n{gaps.missing(shown).markdown()}")
+    else:
+        print(standings.markdown(shown, "adversaries" if details else "worst"))
+
+
+def _close(
+    results: Path,
+    out: Path,
+    ground: list[str] | None,
+    threat: list[str] | None,
+    liars: list[int] | None,
+    rule: list[str] | None,
+    adversary: list[str] | None,
+    changes: list[str] | None,
+    jobs: int | None,
+    minutes: float | None,
+) -> None:
+    """Run what a file of rows lacks, of what is asked for, and say what is left."""
+    from rich.console import Console
+
+    from trilemma.papers import arena, closing, gaps
+    from trilemma.report.progress import GridProgress
+
+    def wanted(one: gaps.Standing) -> bool:
+        given = ((one.ground, ground), (one.threat, threat), (one.liars, liars), (one.rule, rule))
+        return all(asked is None or value in asked for value, asked in given)
+
+    console = Console(stderr=True)
+    try:
+        done = closing.close(
+            results,
+            out,
+            lambda: GridProgress(console),
+            wanted=wanted,
+            adversaries=adversary or (),
+            changes=changes or (),
+            jobs=jobs,
+            minutes=minutes,
+        )
+    except KeyboardInterrupt:
+        console.print("stopped; what is finished counts, the same command continues", highlight=False)
+        raise
+    print(f"{len(done.rows)} rows{'' if done.ended else '; the time is over, the same command continues'}")
+    print(gaps.tally(arena.read(results) if results.exists() else []).markdown())
+    for reason in done.refused:
+        print(f"not defined: {reason}")
+    _failed({name: failure.reason for name, failure in done.failed.items()})
+
+
+def _failed(reasons: Mapping[str, str]) -> None:
+    """Say which cells have no result and why; end with 1 if there are any."""
+    for name, reason in reasons.items():
+        print(f"no result: {name}: {reason}")
+    if reasons:
         raise typer.Exit(1)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trilemma.papers import arena, studies
+from trilemma.papers import arena, standings, studies
 from trilemma.papers.claims import written
 from trilemma.papers.filled import partly_searched
 from trilemma.papers.measured import Measured, Results, named_seeds, read_results
@@ -36,7 +36,7 @@ def page(text: str, results: Path) -> str:
     def block(found: re.Match[str]) -> str:
         name, *part = found[2].split(" / ")
         if name == "frontier":
-            inside = arena.markdown(arena.read(results / "frontier.json"), *part)
+            inside = standings.markdown(arena.read(results / "frontier.json"), *part)
             return f"{found[1]}\n{inside}\n\n{found[3]}"
         inside = markdown(read_results(results / f"{name}.json"), paper(studies[name].paper).of(name), *part)
         return f"{found[1]}\n{inside}\n\n{found[3]}"
