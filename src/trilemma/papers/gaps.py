@@ -136,7 +136,7 @@ def _whom(one: Standing) -> str:
 def tally(found: Sequence[Row]) -> Table:
     """Return how many cells of every ground met all of the strongest, are at chance, met some, or nobody.
 
-    >>> tally([]).rows[-1]
+    >>> tally([]).rows[-2]
     ('mnist-cnn', '132', '0', '0', '0', '132')
     """
     counts: dict[str, Counter[str]] = {}

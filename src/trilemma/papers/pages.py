@@ -3,7 +3,8 @@
     <!-- results: NAME -->                        what stands between these two lines is written here,
     <!-- end of results -->                       the rest of the page by people
     <!-- results: NAME / Table 5 / accuracy -->   one table of it, one metric of that
-    <!-- results: frontier / worst -->            the arena's worst cases; or / adversaries: what each left
+    <!-- results: frontier / worst -->            the arena's worst cases; or / summary: those of few rules,
+                                                  / adversaries: what each left, / missing: what was not run
 
 python -m trilemma.papers.pages docs/results.md …
 """

@@ -8,7 +8,11 @@ from dataclasses import replace
 
 from trilemma.config import load
 from trilemma.papers.arena import EVERY_ADVERSARY, GROUNDS, RULES, THREATS, Row
+from trilemma.papers.gaps import tally
 from trilemma.report import Table
+
+SHOWN = ("caf", "evidence+caf", "evidence+nnm+caf")
+"""Whose worst cases are shown first: the best of rules that look at one round, and what is built here."""
 
 
 def worst(found: Sequence[Row]) -> list[Table]:
@@ -41,6 +45,29 @@ def worst(found: Sequence[Row]) -> list[Table]:
     return tables
 
 
+def summary(found: Sequence[Row], rules: Sequence[str] = SHOWN) -> Table:
+    """Return a row for every ground, and there for every rule: its worst cases by threat, f from low to high.
+
+    >>> row = Row("mnist-drawn", "LDP", 5, "caf", "foe", 1, 0.8, 0, 0, 240, None)
+    >>> summary([row], ["caf"]).rows
+    (('mnist-drawn', 'caf', '–', '–', '–', '0.80 · – · –'),)
+    """
+    met: dict[tuple[str, str, str, int], float] = {}
+    for row in found:
+        place = (row.ground, row.rule, row.threat, row.f)
+        met[place] = min(met.get(place, 1.0), row.accuracy)
+    body = []
+    for name, ground in GROUNDS.items():
+        for rule in (one for one in rules if any(place[:2] == (name, one) for place in met)):
+            cells = []
+            for threat in THREATS:
+                least = [met.get((name, rule, threat, liars)) for liars in ground.liars]
+                told = " · ".join("–" if one is None else f"{one:.2f}" for one in least)
+                cells.append(told if any(one is not None for one in least) else "–")
+            body.append((name, rule, *cells))
+    return Table("", ("trained", "rule", *THREATS), tuple(body), words=2)
+
+
 def subsets(ground: str, liars: int) -> str:
     """Say how many subsets of all but `liars` messages there are, which smea would search in every round.
 
@@ -66,9 +93,10 @@ def _worst(group: Sequence[Row]) -> str:
 
 
 def markdown(found: Sequence[Row], part: str) -> str:
-    """Return the tables for a page: `worst`, or by `adversaries`."""
-    if part == "adversaries":
-        return standings(found).markdown()
+    """Return the tables for a page: a `summary`, `worst` cases, by `adversaries`, or what is `missing`."""
+    whole = {"adversaries": standings, "summary": summary, "missing": tally}
+    if part in whole:
+        return whole[part](found).markdown()
     return "\n\n".join(f"{one.title}\n\n{replace(one, title='').markdown()}" for one in worst(found))
 
 
