@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from trilemma.papers.arena import Bout
 
 
 def arena_command(
@@ -41,12 +44,9 @@ def arena_command(
     ] = None,
 ) -> None:
     """Set every rule against liars who know it; the worst case of each, finished cells are skipped."""
-    from rich.console import Console
-
-    from trilemma import aggregation, files, simulate
+    from trilemma import aggregation, files
     from trilemma.errors import UserError
-    from trilemma.papers import arena, standings
-    from trilemma.report.progress import GridProgress
+    from trilemma.papers import arena
 
     if show is not None:
         _show(show, results, details, missing)
@@ -62,13 +62,15 @@ def arena_command(
     if missing:
         if results is None:
             raise UserError(
-                "--missing needs the file of rows: --results to run what it lacks, --show to see it"
+                "--missing needs a file of rows: --results to run what it lacks, --show to see it"
             )
         if quick or seeds is not None:
             raise UserError(
                 "--missing runs seeds 1 to 3 of what the file lacks: leave --quick and --seeds out"
             )
-        _close(results, out, ground, threat, liars, rule, adversary, set_, jobs, minutes)
+        asked = {"ground": ground, "threat": threat, "liars": liars, "rule": rule}
+        said = {"adversaries": adversary or (), "changes": set_ or (), "jobs": jobs, "minutes": minutes}
+        _close(results, out, {name: some for name, some in asked.items() if some}, said)
         return
     if minutes is not None:
         raise UserError("--minutes goes with --missing")
@@ -88,12 +90,23 @@ def arena_command(
     if not wanted:
         why = reasons[0] if reasons else f"liars: {_liars(ground or arena.GROUNDS)}"
         raise UserError(f"nothing is left to run; {why}")
+    _run(wanted, out, jobs, results, "adversaries" if details else "worst")
+
+
+def _run(wanted: Sequence[Bout], out: Path, jobs: int | None, results: Path | None, part: str) -> None:
+    """Run cells that are not finished, keep what all of them measured and print its table."""
+    from rich.console import Console
+
+    from trilemma import simulate
+    from trilemma.papers import arena, standings
+    from trilemma.report.progress import GridProgress
+
     with GridProgress(Console(stderr=True)) as watcher:
         outcome = simulate.run_cells([bout.cell for bout in wanted], out, jobs=jobs, watcher=watcher)
     found = arena.rows(wanted, out)
     if results is not None:
         arena.record(results, found)
-    print(standings.markdown(found, "adversaries" if details else "worst"))
+    print(standings.markdown(found, part))
     _failed({name: failure.reason for name, failure in outcome.failed.items()})
 
 
@@ -111,16 +124,7 @@ def _show(show: Path, results: Path | None, details: bool, missing: bool) -> Non
 
 
 def _close(
-    results: Path,
-    out: Path,
-    ground: list[str] | None,
-    threat: list[str] | None,
-    liars: list[int] | None,
-    rule: list[str] | None,
-    adversary: list[str] | None,
-    changes: list[str] | None,
-    jobs: int | None,
-    minutes: float | None,
+    results: Path, out: Path, asked: Mapping[str, Collection[object]], said: Mapping[str, Any]
 ) -> None:
     """Run what a file of rows lacks, of what is asked for, and say what is left."""
     from rich.console import Console
@@ -129,21 +133,11 @@ def _close(
     from trilemma.report.progress import GridProgress
 
     def wanted(one: gaps.Standing) -> bool:
-        given = ((one.ground, ground), (one.threat, threat), (one.liars, liars), (one.rule, rule))
-        return all(asked is None or value in asked for value, asked in given)
+        return all(getattr(one, name) in some for name, some in asked.items())
 
     console = Console(stderr=True)
     try:
-        done = closing.close(
-            results,
-            out,
-            lambda: GridProgress(console),
-            wanted=wanted,
-            adversaries=adversary or (),
-            changes=changes or (),
-            jobs=jobs,
-            minutes=minutes,
-        )
+        done = closing.close(results, out, lambda: GridProgress(console), wanted=wanted, **said)
     except KeyboardInterrupt:
         console.print("stopped; what is finished counts, the same command continues", highlight=False)
         raise
