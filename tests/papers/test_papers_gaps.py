@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from trilemma.cli.app import app
 from trilemma.errors import UserError
-from trilemma.papers import arena, closing, gaps
+from trilemma.papers import arena, closing, gaps, standings
 from trilemma.simulate.sweep import Failure, Job, Unwatched
 from trilemma.simulate.sweep.grid import Outcome
 
@@ -51,6 +51,19 @@ def test_every_cell_is_counted_once_and_one_at_chance_is_not_missing() -> None:
     everything = [tuple(map(int, one)) for name, one in counted.items() if name != "all"]
     assert tuple(map(int, counted["all"])) == tuple(map(sum, zip(*everything, strict=True)))
     assert len(gaps.missing(rows).rows) == int(counted["all"][3]) + int(counted["all"][4])
+
+
+def test_a_worst_case_that_may_yet_fall_says_so() -> None:
+    order = gaps.strongest("phishing-7")
+    everybody = [row(adversary=name, seed=seed) for name in order for seed in (1, 2, 3)]
+    root = [row(ground="mnist-features", f=5, rule="root set alone")]
+    told = {one[0]: one[1] for table in standings.worst([*everybody, *root]) for one in table.rows}
+    assert told["caf"] == "0.80"
+    assert told["root set alone"] == "0.80 (1)", "no liar has a say in it"
+    [table] = standings.worst(everybody[1:])
+    assert table.rows == (("caf", "≤ 0.80 (2)"),)
+    assert standings.summary(everybody[1:]).rows == (("phishing-7", "caf", "–", "–", "–", "≤ 0.80"),)
+    assert standings.summary(everybody).rows == (("phishing-7", "caf", "–", "–", "–", "0.80"),)
 
 
 def of_one_rule(rule: str):  # type: ignore[no-untyped-def]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from trilemma.config import load
 from trilemma.papers.arena import EVERY_ADVERSARY, GROUNDS, RULES, THREATS, Row
-from trilemma.papers.gaps import tally
+from trilemma.papers.gaps import Standing, tally
 from trilemma.report import Table
 
 SHOWN = ("caf", "evidence+caf", "evidence+nnm+caf")
@@ -18,8 +18,9 @@ SHOWN = ("caf", "evidence+caf", "evidence+nnm+caf")
 def worst(found: Sequence[Row]) -> list[Table]:
     """Return a table for every ground: rules, and the least accuracy under every threat model and f.
 
-    In parentheses how many seeds met the adversary that left it, where it is fewer than three. Where every
-    rule was run, smea's row says how many subsets it would have to look at, if it cannot.
+    With a ≤ where not all of the strongest liars were met: it may yet fall. In parentheses how many seeds met
+    the adversary that left it, where it is fewer than three. Where every rule was run, smea's row says how
+    many subsets it would have to look at, if it cannot.
     """
     tables = []
     for ground in (name for name in GROUNDS if any(row.ground == name for row in found)):
@@ -50,20 +51,22 @@ def summary(found: Sequence[Row], rules: Sequence[str] = SHOWN) -> Table:
 
     >>> row = Row("mnist-drawn", "LDP", 5, "caf", "foe", 1, 0.8, 0, 0, 240, None)
     >>> summary([row], ["caf"]).rows
-    (('mnist-drawn', 'caf', '–', '–', '–', '0.80 · – · –'),)
+    (('mnist-drawn', 'caf', '–', '–', '–', '≤ 0.80 · – · –'),)
     """
-    met: dict[tuple[str, str, str, int], float] = {}
+    met: dict[tuple[str, str, str, int], list[Row]] = {}
     for row in found:
-        place = (row.ground, row.rule, row.threat, row.f)
-        met[place] = min(met.get(place, 1.0), row.accuracy)
+        met.setdefault((row.ground, row.rule, row.threat, row.f), []).append(row)
+
+    def told(group: list[Row]) -> str:
+        return f"{_bound(group)}{min(row.accuracy for row in group):.2f}" if group else "–"
+
     body = []
     for name, ground in GROUNDS.items():
         for rule in (one for one in rules if any(place[:2] == (name, one) for place in met)):
             cells = []
             for threat in THREATS:
-                least = [met.get((name, rule, threat, liars)) for liars in ground.liars]
-                told = " · ".join("–" if one is None else f"{one:.2f}" for one in least)
-                cells.append(told if any(one is not None for one in least) else "–")
+                groups = [met.get((name, rule, threat, liars), []) for liars in ground.liars]
+                cells.append(" · ".join(map(told, groups)) if any(groups) else "–")
             body.append((name, rule, *cells))
     return Table("", ("trained", "rule", *THREATS), tuple(body), words=2)
 
@@ -89,7 +92,14 @@ def _worst(group: Sequence[Row]) -> str:
     if not group:
         return "–"
     by = min(group, key=lambda row: row.accuracy).adversary
-    return _least([row for row in group if row.adversary == by])
+    return _bound(group) + _least([row for row in group if row.adversary == by])
+
+
+def _bound(group: Sequence[Row]) -> str:
+    """Return a ≤ for a cell that did not meet all of the strongest, unless liars have no say in it."""
+    one = group[0]
+    alone = any("alone" in said for said in RULES.get(one.rule, ()))
+    return "≤ " if not alone and Standing(one.ground, one.threat, one.f, one.rule, list(group)).open else ""
 
 
 def markdown(found: Sequence[Row], part: str) -> str:
