@@ -21,7 +21,7 @@ STRONGEST = ("foe", "stretched errors", "errors", "rotated slanted", "rotated lo
 """Who left the worst case nearly everywhere, those first who tell most for their price."""
 
 LONG = ("foe", "loss", "rotated loss", "rotated slanted", "stretched errors", "errors")
-"""The same over 400 rounds of phishing: there `loss` left it too, and `errors` takes six times as long as `loss`."""
+"""The same over 400 rounds of phishing: there `loss` left it too, and `errors` takes six times as long."""
 
 MANY = ("gradient", *STRONGEST)
 """The same among many coordinates: there `gradient` left it too, within seconds."""
