@@ -43,7 +43,10 @@ def arena_command(
         typer.Option(help="run nothing: the table of such a file; --results takes its rows over"),
     ] = None,
 ) -> None:
-    """Set every rule against liars who know it; the worst case of each, finished cells are skipped."""
+    """Set every rule against liars who know it: the worst case.
+
+    Finished cells are skipped: the same command continues.
+    """
     from trilemma import aggregation, files
     from trilemma.errors import UserError
     from trilemma.papers import arena
