@@ -1,6 +1,6 @@
 """What a push of known length leaves of a linear classifier, and whether training can withstand it.
 
-    python benchmarks/frontier_flat.py          five minutes on one thread; docs/frontier.md quotes it
+    python benchmarks/frontier_flat.py          five minutes on one thread; docs/frontier-notes.md quotes it
     python benchmarks/frontier_flat.py --set "data.features={name='strokes', components=24, box=20, drawn=4}"
 
 Clients of `frontier-mnist-whitened` train alone, each model is made as long as the clip, and their mean, made

@@ -7,7 +7,7 @@
     python benchmarks/frontier_limits.py whose       whose mean and covariance new examples are seen by
 
 Options: --seeds 1,2; --device cuda; --out FILE keeps what `centre` measured, and --show prints that file.
-docs/frontier.md quotes them.
+docs/frontier.md and docs/frontier-notes.md quote them.
 """
 
 from __future__ import annotations

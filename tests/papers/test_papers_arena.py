@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from trilemma import config, simulate
 from trilemma.cli.app import app
 from trilemma.config import Cell
 from trilemma.errors import UserError
-from trilemma.papers import arena, gaps
+from trilemma.papers import arena, standings
 from trilemma.simulate import engine
 
 ROW = arena.Row("phishing-7", "LDP", 3, "caf", "loss", 1, 0.8, 0, 1, 69, 1.5)
@@ -38,17 +36,16 @@ def test_a_row_says_on_which_device_it_ran_and_one_from_before_that_was_written_
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "rows.json"
-    before = {name: value for name, value in asdict(ROW).items() if name != "device"}
-    path.write_text(json.dumps([before]))
+    arena.record(path, [ROW])
     arena.record(path, [row(seed=2, device="cuda")])
     assert [one.device for one in arena.read(path)] == [None, "cuda"]
-    assert "0.80 (2)" in arena.markdown(arena.read(path), "worst")
+    assert "≤ 0.80 (2)" in standings.markdown(arena.read(path), "worst")
     arena.record(path, [row(device="cpu")])
     assert [one.device for one in arena.read(path)] == ["cpu", "cuda"], "it takes the place of the untold one"
     arena.record(path, [row(device="cuda", accuracy=0.7), row(device="cpu", accuracy=0.75)])
     kept = [(one.seed, one.device, one.accuracy) for one in arena.read(path)]
     assert kept == [(1, "cpu", 0.75), (1, "cuda", 0.7), (2, "cuda", 0.8)], "other noise: both count"
-    assert "0.70 (2)" in arena.markdown(arena.read(path), "worst"), "two seeds"
+    assert "0.70 (2)" in standings.markdown(arena.read(path), "worst"), "two seeds"
 
 
 def test_a_cell_of_the_arena_says_its_device() -> None:
@@ -65,7 +62,7 @@ def test_the_worst_case_is_the_least_over_adversaries_and_seeds() -> None:
         row(adversary="foe", accuracy=0.65),
         row(rule="mean", accuracy=0.1),
     ]
-    table = arena.standings(rows)
+    table = standings.standings(rows)
     worst, by = table.headings.index("worst"), table.headings.index("by")
     assert [(one[5], one[worst], one[by]) for one in table.rows] == [
         ("mean", "0.10", "loss"),
@@ -77,19 +74,21 @@ def test_the_worst_case_is_the_least_over_adversaries_and_seeds() -> None:
 def test_every_ground_has_a_table_of_worst_cases_with_the_seeds_of_the_adversary_that_left_them() -> None:
     rows = [ROW, row(seed=2, accuracy=0.6), row(adversary="foe", accuracy=0.5), row(rule="mean", f=2)]
     rows += [row(ground="mnist-features", seed=seed, epsilon=None, d=330) for seed in (1, 2, 3)]
-    features, phishing = arena.worst(rows)
+    features, phishing = standings.worst(rows)
     assert features.title == "mnist-features: d = 330, ε = none"
-    assert features.rows == (("caf", "0.80"),)
+    assert features.rows == (("caf", "≤ 0.80"),)
     assert phishing.headings == ("rule", "LDP, f = 2", "LDP, f = 3")
-    assert phishing.rows == (("mean", "0.80 (1)", "–"), ("caf", "–", "0.50 (1)"))
-    assert "phishing-7: d = 69, ε = 1.5" in arena.markdown(rows, "worst")
+    assert phishing.rows == (("mean", "≤ 0.80 (1)", "–"), ("caf", "–", "0.50 (1)")), "0.50 is chance"
+    assert "phishing-7: d = 69, ε = 1.5" in standings.markdown(rows, "worst")
 
 
 def test_where_every_rule_was_run_smea_says_why_it_was_not() -> None:
-    [table] = arena.worst([row(ground="phishing-30", f=10, rule=rule) for rule in ("safeguard+mean", "mean")])
+    [table] = standings.worst(
+        [row(ground="phishing-30", f=10, rule=rule) for rule in ("safeguard+mean", "mean")]
+    )
     assert [one[0] for one in table.rows] == ["mean", "smea", "safeguard+mean"]
     assert table.rows[1] == ("smea", "(3·10⁷ subsets)")
-    assert all(one[0] != "smea" for one in arena.worst([row(rule="mean")])[0].rows), "feasible: to be run"
+    assert all(one[0] != "smea" for one in standings.worst([row(rule="mean")])[0].rows), "feasible: to be run"
 
 
 def test_all_rivals_of_the_arena_are_cells_and_smea_only_where_it_is_feasible() -> None:
@@ -150,6 +149,17 @@ def test_a_seed_that_diverged_is_a_row_with_nothing_right_whatever_its_last_roun
     assert fine or lost.epsilon == well.epsilon, "what it was to spend: clients noised for that"
 
 
+def test_a_line_of_a_file_is_a_cell_with_its_seeds(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    rows = [ROW, row(seed=3, accuracy=0.7), row(device="cuda"), row(epsilon=None, rule="mean")]
+    arena.record(path, rows)
+    lines = path.read_text().splitlines()
+    assert lines[3] == '["phishing-7","LDP",3,"caf","loss","cuda",69,1.5,[[1,0.8,0,1]]],'
+    assert lines[4] == '["phishing-7","LDP",3,"caf","loss",null,69,1.5,[[3,0.7,0,1]]],', "1 says its device"
+    assert lines[5:] == ['["phishing-7","LDP",3,"mean","loss",null,69,null,[[1,0.8,0,1]]]', "]}"]
+    assert set(arena.read(path)) == set(rows[1:])
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("accuracy", "high"), ("f", "3"), ("epsilon", "much"), ("ground", "x"), ("threat", "x"), ("device", 0)],
@@ -158,8 +168,32 @@ def test_a_row_that_no_table_has_a_place_for_is_refused_with_its_file(
     tmp_path: Path, key: str, value: str
 ) -> None:
     path = tmp_path / "rows.json"
-    path.write_text(json.dumps([{**ROW.__dict__, key: value}]))
+    arena.record(path, [row(**{key: value})])
     with pytest.raises(UserError, match=rf"'rows.json' cannot be read .*{value}"):
+        arena.read(path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('"seed",', "", "does not begin with the columns ground, .*seed, accuracy"),
+        ('"columns"', '"rows"', "does not begin with the columns"),
+        (",1.5,[[", ",[[", "is not ground, threat"),
+        ("[[1,0.8,0,1]]", "[[1,0.8,0]]", "is not seed, accuracy, honest, liars"),
+        ("[[1,0.8,0,1]]", "[1]", "is not seed, accuracy"),
+        ('"cells"', '"rows"', "cells"),
+        ("[[1,0.8,0,1]]", "1", "not iterable"),
+    ],
+)
+def test_a_damaged_file_is_refused_and_it_is_said_where(
+    tmp_path: Path, before: str, after: str, said: str
+) -> None:
+    path = tmp_path / "rows.json"
+    arena.record(path, [ROW])
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    with pytest.raises(UserError, match=rf"'rows.json' cannot be read .*{said}"):
         arena.read(path)
 
 
@@ -177,29 +211,3 @@ def test_noise_that_is_shared_spends_what_ldp_does_and_ldp_keeps_its_papers_mult
         spent = {"phishing-7": 1.375, "phishing-30": 8.369}[ground]
         ldp = threat == "LDP"
         assert (privacy.epsilon, privacy.noise_multiplier) == ((None, 1.0) if ldp else (spent, None))
-
-
-def test_what_is_missing_are_cells_that_the_strongest_liars_did_not_meet() -> None:
-    everybody = [row(adversary=name, seed=seed) for name in gaps.STRONGEST for seed in (1, 2, 3)]
-    lost = [row(rule="mean", accuracy=0.44)]
-    some = [row(rule="cwmed", adversary="foe"), row(rule="cwmed", seed=4, adversary="errors", accuracy=0.7)]
-    listed = {one[:4]: one[4:] for one in gaps.missing([*everybody, *lost, *some]).rows}
-    place = ("phishing-7", "LDP", "3")
-    assert (*place, "caf") not in listed, "all of them, with three seeds"
-    assert (*place, "mean") not in listed, "it is lost"
-    assert listed[*place, "cwmed"] == (
-        "0.70",
-        "stretched errors, errors, rotated slanted, rotated loss, foe (1 of 3)",
-    )
-    assert listed[*place, "smea"] == ("–", "anybody")
-    assert not any(one[0] == "phishing-30" and one[3] == "smea" for one in listed)
-    assert not any("root set" in one[3] or "alone" in one[3] for one in listed)
-
-
-def test_a_file_says_what_it_lacks(tmp_path: Path) -> None:
-    kept = tmp_path / "rows.json"
-    arena.record(kept, [ROW])
-    shown = CliRunner().invoke(app, ["arena", "--show", str(kept), "--missing"])
-    assert "| phishing-7 | LDP | 3 | caf | 0.80 | stretched errors, errors" in shown.output
-    refused = CliRunner().invoke(app, ["arena", "--missing"])
-    assert isinstance(refused.exception, UserError)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from trilemma.papers.arena import Bout
 
 
 def arena_command(
@@ -27,8 +30,14 @@ def arena_command(
     results: Annotated[Path | None, typer.Option(help="put what was measured into this file too")] = None,
     details: Annotated[bool, typer.Option(help="what every adversary left, beside the worst case")] = False,
     missing: Annotated[
-        bool, typer.Option("--missing", help="with --show: cells that did not meet the strongest liars")
+        bool,
+        typer.Option(
+            "--missing", help="run what the file in --results lacks; with --show only say what that is"
+        ),
     ] = False,
+    minutes: Annotated[
+        float | None, typer.Option(help="with --missing: stop then; what is finished counts", min=0)
+    ] = None,
     show: Annotated[
         Path | None,
         typer.Option(help="run nothing: the table of such a file; --results takes its rows over"),
@@ -38,22 +47,13 @@ def arena_command(
 
     Finished cells are skipped: the same command continues.
     """
-    from rich.console import Console
-
-    from trilemma import aggregation, files, simulate
+    from trilemma import aggregation, files
     from trilemma.errors import UserError
-    from trilemma.papers import arena, gaps
-    from trilemma.report.progress import GridProgress
+    from trilemma.papers import arena
 
     if show is not None:
-        shown = arena.read(show)
-        if results is not None:
-            arena.record(results, shown)
-        part = "adversaries" if details else "worst"
-        print(gaps.missing(shown).markdown() if missing else arena.markdown(shown, part))
+        _show(show, results, details, missing)
         return
-    if missing:
-        raise UserError("--missing tells what a file lacks: name it with --show")
     _known("nothing is trained", ground, arena.GROUNDS)
     _known("there is no threat model", threat, arena.THREATS)
     _known("there is no adversary", adversary, arena.EVERY_ADVERSARY)
@@ -62,6 +62,21 @@ def arena_command(
             aggregation.parse(one, f=0)  # said once, before anything is run
     if results is not None and files.room_for(results).exists():
         arena.read(results)  # what is measured is to be put into it, hours later
+    if missing:
+        if results is None:
+            raise UserError(
+                "--missing needs a file of rows: --results to run what it lacks, --show to see it"
+            )
+        if quick or seeds is not None:
+            raise UserError(
+                "--missing runs seeds 1 to 3 of what the file lacks: leave --quick and --seeds out"
+            )
+        asked = {"ground": ground, "threat": threat, "liars": liars, "rule": rule}
+        said = {"adversaries": adversary or (), "changes": set_ or (), "jobs": jobs, "minutes": minutes}
+        _close(results, out, {name: some for name, some in asked.items() if some}, said)
+        return
+    if minutes is not None:
+        raise UserError("--minutes goes with --missing")
     reasons: list[str] = []
     wanted = list(
         arena.bouts(
@@ -78,15 +93,69 @@ def arena_command(
     if not wanted:
         why = reasons[0] if reasons else f"liars: {_liars(ground or arena.GROUNDS)}"
         raise UserError(f"nothing is left to run; {why}")
+    _run(wanted, out, jobs, results, "adversaries" if details else "worst")
+
+
+def _run(wanted: Sequence[Bout], out: Path, jobs: int | None, results: Path | None, part: str) -> None:
+    """Run cells that are not finished, keep what all of them measured and print its table."""
+    from rich.console import Console
+
+    from trilemma import simulate
+    from trilemma.papers import arena, standings
+    from trilemma.report.progress import GridProgress
+
     with GridProgress(Console(stderr=True)) as watcher:
         outcome = simulate.run_cells([bout.cell for bout in wanted], out, jobs=jobs, watcher=watcher)
     found = arena.rows(wanted, out)
     if results is not None:
         arena.record(results, found)
-    print(arena.markdown(found, "adversaries" if details else "worst"))
-    for name, failure in outcome.failed.items():
-        print(f"no result: {name}: {failure.reason}")
-    if outcome.failed:
+    print(standings.markdown(found, part))
+    _failed({name: failure.reason for name, failure in outcome.failed.items()})
+
+
+def _show(show: Path, results: Path | None, details: bool, missing: bool) -> None:
+    """Print the tables of a file, and put its rows into another."""
+    from trilemma.papers import arena, gaps, standings
+
+    shown = arena.read(show)
+    if results is not None:
+        arena.record(results, shown)
+    if missing:
+        print(f"{gaps.tally(shown).markdown()}\n\n{gaps.missing(shown).markdown()}")
+    else:
+        print(standings.markdown(shown, "adversaries" if details else "worst"))
+
+
+def _close(
+    results: Path, out: Path, asked: Mapping[str, Collection[object]], said: Mapping[str, Any]
+) -> None:
+    """Run what a file of rows lacks, of what is asked for, and say what is left."""
+    from rich.console import Console
+
+    from trilemma.papers import arena, closing, gaps
+    from trilemma.report.progress import GridProgress
+
+    def wanted(one: gaps.Standing) -> bool:
+        return all(getattr(one, name) in some for name, some in asked.items())
+
+    console = Console(stderr=True)
+    try:
+        done = closing.close(results, out, lambda: GridProgress(console), wanted=wanted, **said)
+    except KeyboardInterrupt:
+        console.print("stopped; what is finished counts, the same command continues", highlight=False)
+        raise
+    print(f"{len(done.rows)} rows{'' if done.ended else '; the time is over, the same command continues'}")
+    print(gaps.tally(arena.read(results) if results.exists() else []).markdown())
+    for reason in done.refused:
+        print(f"not defined: {reason}")
+    _failed({name: failure.reason for name, failure in done.failed.items()})
+
+
+def _failed(reasons: Mapping[str, str]) -> None:
+    """Say which cells have no result and why; end with 1 if there are any."""
+    for name, reason in reasons.items():
+        print(f"no result: {name}: {reason}")
+    if reasons:
         raise typer.Exit(1)
 
 

@@ -5,10 +5,7 @@ against which adversary; all seeds together. Cells that are finished are not run
 continues. What is reported is the least accuracy over adversaries and seeds, never a mean.
 
 What was measured is kept as rows in one file (`record`, results/frontier.json), a row for every seed of every
-cell; tables are made from them: the worst case of every rule (`worst`), and what every adversary left
-(`standings`).
-
-Longer than most modules, so that rows, and the tables that are made from them, stand in one place.
+cell; `standings` makes tables of them, `gaps` says what they lack.
 """
 
 from __future__ import annotations
@@ -16,14 +13,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from trilemma import files, report
 from trilemma.config import Cell, load
 from trilemma.errors import ConfigError
-from trilemma.report import Result, Table
+from trilemma.report import Result
 from trilemma.simulate.directory import RunDirectory
 from trilemma.simulate.experiment import choose_device
 from trilemma.simulate.sweep.grid import finished
@@ -227,6 +224,13 @@ class Row:
         return *self.cell, self.device or ""
 
 
+CELL = ["ground", "threat", "f", "rule", "adversary", "device", "d", "epsilon", "seeds"]
+"""What a line of a file of rows holds: a cell on a device, and all seeds that were run there."""
+
+OF_SEED = ["seed", "accuracy", "honest", "liars"]
+"""What such a line holds of a seed."""
+
+
 def rows(bouts: Iterable[Bout], out: Path) -> list[Row]:
     """Return what the finished cells under `out` measured."""
     found = []
@@ -265,8 +269,22 @@ def read(path: Path) -> list[Row]:
     """Return the rows that were recorded in a file; refuse one that holds anything else."""
     with files.readable(path, "results of an arena"):
         said = json.loads(path.read_text("utf-8"))
+        if not isinstance(said, dict) or (said.get("columns"), said.get("of a seed")) != (CELL, OF_SEED):
+            raise ValueError(f"it does not begin with the columns {', '.join(CELL)}; {', '.join(OF_SEED)}")
         kinds = get_type_hints(Row)
-        return [_checked(Row(**row), kinds) for row in (said if isinstance(said, list) else [said])]
+        cells = [_told(CELL, cell) for cell in said["cells"]]
+        return [
+            _checked(Row(**_told(OF_SEED, seed), **{name: cell[name] for name in CELL[:-1]}), kinds)
+            for cell in cells
+            for seed in cell["seeds"]
+        ]
+
+
+def _told(columns: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """Return what a line says under its columns; refuse one that is too short or too long."""
+    if not isinstance(values, list) or len(values) != len(columns):
+        raise ValueError(f"{values!r} is not {', '.join(columns)}")
+    return dict(zip(columns, values, strict=True))
 
 
 def _checked(row: Row, kinds: Mapping[str, type]) -> Row:
@@ -283,108 +301,21 @@ def _checked(row: Row, kinds: Mapping[str, type]) -> Row:
 def record(path: Path, found: Iterable[Row]) -> None:
     """Put rows among those in a file, in place of earlier ones of the same cell, seed and device.
 
-    One that says its device also takes the place of one that does not.
+    One that says its device also takes the place of one that does not. A line of the file is a cell on a
+    device with all of its seeds, under the columns that the file begins with.
     """
     before = read(path) if path.exists() else []
     latest = {row.place: row for row in (*before, *found)}
     told = {row.cell for row in latest.values() if row.device is not None}
     kept = {place: row for place, row in latest.items() if row.device is not None or row.cell not in told}
-    lines = ",\n".join(json.dumps(asdict(kept[place]), ensure_ascii=False) for place in sorted(kept))
-    files.write_atomically(path, f"[\n{lines}\n]\n".encode())
+    lines: dict[tuple[Any, ...], list[list[Any]]] = {}
+    for place in sorted(kept):
+        line = tuple(getattr(kept[place], name) for name in CELL[:-1])
+        lines.setdefault(line, []).append([getattr(kept[place], name) for name in OF_SEED])
+    cells = ",\n".join(_plain([*line, seeds]) for line, seeds in lines.items())
+    head = f'"columns": {_plain(CELL)},\n"of a seed": {_plain(OF_SEED)}'
+    files.write_atomically(path, f'{{{head},\n"cells": [\n{cells}\n]}}\n'.encode())
 
 
-def worst(found: Sequence[Row]) -> list[Table]:
-    """Return a table for every ground: rules, and the least accuracy under every threat model and f.
-
-    In parentheses how many seeds met the adversary that left it, where it is fewer than three. Where every
-    rule was run, smea's row says how many subsets it would have to look at, if it cannot.
-    """
-    tables = []
-    for ground in (name for name in GROUNDS if any(row.ground == name for row in found)):
-        there = [row for row in found if row.ground == ground]
-        columns = [
-            (threat, liars)
-            for threat in THREATS
-            for liars in sorted({row.f for row in there if row.threat == threat})
-        ]
-        body = []
-        for rule in sorted({row.rule for row in there}, key=_rank):
-            of_rule = [row for row in there if row.rule == rule]
-            cells = ([row for row in of_rule if (row.threat, row.f) == column] for column in columns)
-            body.append((rule, *map(_worst, cells)))
-        if not GROUNDS[ground].small and any(rule == "mean" for rule, *_ in body):
-            body.append(("smea", *(subsets(ground, liars) for _, liars in columns)))
-            body.sort(key=lambda row: _rank(row[0]))
-        heads = (f"{threat}, f = {liars}" for threat, liars in columns)
-        dims = ", ".join(f"{d:,}" for d in sorted({row.d for row in there}))
-        spent = sorted({f"{row.epsilon:.1f}" for row in there if row.epsilon is not None})
-        title = f"{ground}: d = {dims}, ε = {', '.join(spent) or 'none'}"
-        tables.append(Table(title, ("rule", *heads), tuple(body), words=1))
-    return tables
-
-
-def subsets(ground: str, liars: int) -> str:
-    """Say how many subsets of all but `liars` messages there are, which smea would search in every round.
-
-    >>> subsets("phishing-30", 10), subsets("mnist-features", 20)
-    ('(3·10⁷ subsets)', '(5·10²⁰ subsets)')
-    """
-    there = GROUNDS[ground]
-    clients = load(there.ready).with_(*there.changes, f"federation.byzantine={liars}").federation.clients
-    digit, power = f"{float(math.comb(clients, liars)):.0e}".split("e+")
-    return f"({digit}·10{str(int(power)).translate(str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹'))} subsets)"
-
-
-def _rank(rule: str) -> tuple[int, str]:
-    order = list(RULES)
-    return order.index(rule) if rule in order else len(order), rule
-
-
-def _worst(group: Sequence[Row]) -> str:
-    if not group:
-        return "–"
-    by = min(group, key=lambda row: row.accuracy).adversary
-    return _least([row for row in group if row.adversary == by])
-
-
-def markdown(found: Sequence[Row], part: str) -> str:
-    """Return the tables for a page: `worst`, or by `adversaries`."""
-    if part == "adversaries":
-        return standings(found).markdown()
-    return "\n\n".join(f"{one.title}\n\n{replace(one, title='').markdown()}" for one in worst(found))
-
-
-def standings(found: Sequence[Row]) -> Table:
-    """Return a row for every ground, threat, f and rule: the worst first, then every adversary's least.
-
-    In parentheses how many seeds there are, where it is fewer than three.
-    """
-    known = [name for name in EVERY_ADVERSARY if any(row.adversary == name for row in found)]
-    header = ("trained", "threat", "ε", "d", "f", "rule", "worst", "by", *known, "honest expelled")
-    groups: dict[tuple[str, str, int, str], list[Row]] = {}
-    for row in found:
-        groups.setdefault((row.ground, row.threat, row.f, row.rule), []).append(row)
-
-    def place(key: tuple[str, str, int, str]) -> tuple[int, int, int, int, str]:
-        ground, threat, liars, rule = key
-        ranks = (list(GROUNDS).index(ground), list(THREATS).index(threat), liars)
-        return *ranks, *_rank(rule)
-
-    body = []
-    for key in sorted(groups, key=place):
-        ground, threat, liars, rule = key
-        group = groups[key]
-        least = min(group, key=lambda row: row.accuracy)
-        epsilon = "–" if least.epsilon is None else f"{least.epsilon:.1f}"
-        facts = epsilon, f"{least.d:,}", str(liars), rule, f"{least.accuracy:.2f}"
-        by = [_least([row for row in group if row.adversary == name]) for name in known]
-        lost = str(sum(row.honest for row in group))
-        body.append((ground, threat, *facts, least.adversary, *by, lost))
-    return Table("", header, tuple(body), words=2)
-
-
-def _least(group: Sequence[Row]) -> str:
-    if not group:
-        return "–"
-    seeds = len({row.seed for row in group})
-    return f"{min(row.accuracy for row in group):.2f}" + (f" ({seeds})" if seeds < 3 else "")
+def _plain(values: Sequence[Any]) -> str:
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))

@@ -3,7 +3,8 @@
     <!-- results: NAME -->                        what stands between these two lines is written here,
     <!-- end of results -->                       the rest of the page by people
     <!-- results: NAME / Table 5 / accuracy -->   one table of it, one metric of that
-    <!-- results: frontier / worst -->            the arena's worst cases; or / adversaries: what each left
+    <!-- results: frontier / worst -->            the arena's worst cases; or / summary: those of few rules,
+                                                  / adversaries: what each left, / missing: what was not run
 
 python -m trilemma.papers.pages docs/results.md …
 """
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trilemma.papers import arena, studies
+from trilemma.papers import arena, standings, studies
 from trilemma.papers.claims import written
 from trilemma.papers.filled import partly_searched
 from trilemma.papers.measured import Measured, Results, named_seeds, read_results
@@ -36,7 +37,7 @@ def page(text: str, results: Path) -> str:
     def block(found: re.Match[str]) -> str:
         name, *part = found[2].split(" / ")
         if name == "frontier":
-            inside = arena.markdown(arena.read(results / "frontier.json"), *part)
+            inside = standings.markdown(arena.read(results / "frontier.json"), *part)
             return f"{found[1]}\n{inside}\n\n{found[3]}"
         inside = markdown(read_results(results / f"{name}.json"), paper(studies[name].paper).of(name), *part)
         return f"{found[1]}\n{inside}\n\n{found[3]}"
