@@ -1,7 +1,7 @@
-"""What liars know beside the messages of a round: the defence's state, and what would do most harm.
+"""What liars know in addition to a round's messages: the defence's state, and what would do most harm.
 
-Liars know everything but honest secrets, hence also the honest clients' data. What they ask is computed when
-they ask it.
+Liars know everything but honest secrets, hence also the honest clients' data. Everything is computed only
+when an attack asks for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def informed(
     stepped: tuple[int, ...],
     heard: tuple[int, ...],
 ) -> View:
-    """Tell the attackers what they know beside the messages: a defence's state, the truth without noise."""
+    """Return the view with what attackers know in addition to the messages (the second group of `View`).
+
+    `sent` are the messages of the clients `stepped`, as the protocol computed them; the server hears `heard`.
+    """
     algorithm, round_ = experiment.resolved.algorithm, progress.round
     if algorithm.court is not None:
         court, everything = algorithm.court, sent
@@ -58,7 +61,7 @@ def informed(
 
 
 def _rows_of(everybody: tuple[int, ...], clients: tuple[int, ...]) -> list[int]:
-    """Return in which rows clients are, of those of `everybody`."""
+    """Return the places of `clients` in `everybody`."""
     place = {client: row for row, client in enumerate(everybody)}
     return [place[client] for client in clients]
 
@@ -95,7 +98,7 @@ def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...], s
 
 
 def _trusted(experiment: Experiment, progress: Progress) -> Tensor:
-    """Return what a client with the server's public examples would send (d,), without the model in it."""
+    """Return what a client with the server's public examples would send (d,), less the model."""
     algorithm, round_, root = experiment.resolved.algorithm, progress.round, experiment.root
     assert root is not None
     assert algorithm.trace is not None
