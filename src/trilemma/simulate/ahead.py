@@ -203,13 +203,14 @@ class Ahead:
 
     def mistaken(self, vectors: Tensor, sharper: float = 1.0) -> float:
         """Return the mean of 1 − p at the model to which the messages `vectors` (k, d) would lead."""
-        return self._mistaken(self._rehearsed(replace(self.sent, vectors=vectors)) - self.start, sharper)[1]
+        move = self._rehearsed(replace(self.sent, vectors=vectors)) - self.start
+        return self._mistaken(move, sharper)[1]
 
     def _mistaken(self, move: Tensor, sharper: float) -> tuple[Tensor, float]:
         """Return p times every example's share, and the mean of 1 − p, for a move (d,) of the model."""
-        return self._likely(self.start + sharper * self.lengthened * move)
+        return self._errors_at(self.start + sharper * self.lengthened * move)
 
-    def _likely(self, params: Tensor) -> tuple[Tensor, float]:
+    def _errors_at(self, params: Tensor) -> tuple[Tensor, float]:
         """Return p times every example's share, and the mean of 1 − p, for a model (d,)."""
         model, batch = self.honest.model, self.batch
         x = each(batch.x, lambda part: part[0])
@@ -227,7 +228,7 @@ class Ahead:
         weight = self.batch.weight
         shares = None if weight is None else weight / weight.sum()
         batch = replace(self.batch, weight=shares)
-        found = replay.gradients(_erring(model), self.start + multiple * move, batch)
+        found = replay.gradients(_with_errors_as_loss(model), self.start + multiple * move, batch)
         return float(found.loss[0]), multiple * found.value[0]
 
     def _climbed(self, move: Tensor, radius: float, start: Tensor | None, sharper: float) -> Tensor:
@@ -258,7 +259,7 @@ class Ahead:
 
 
 @lru_cache(maxsize=4)
-def _erring(model: Model) -> Model:
+def _with_errors_as_loss(model: Model) -> Model:
     """Return the model with the loss 1 − p, p = exp(−loss), so that one pass gives it and its gradient."""
 
     def erring(outputs: Tensor, labels: Tensor) -> Tensor:

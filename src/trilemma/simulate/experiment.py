@@ -211,14 +211,7 @@ def assemble(
     attack = config.attack.options.build()
 
     ground = everybody(config, key, task, len(honest), device)
-    federated = ground.held
-    if attack.poison is not None:
-        poison, classes = attack.poison, federated.dataset.needs_classes(f"attack {config.attack.name!r}")
-        poison_key = key.fold("poison")
-        federated = federated.with_labels(
-            byzantine, lambda labels, i: poison(labels, classes, poison_key.fold("client", i))
-        )
-
+    federated = _poisoned(config, attack, ground.held, byzantine, key.fold("poison"))
     poorest = int(min(federated.sizes[i] for i in honest))
     if config.aggregation.tune != "no":
         public = config.aggregation.tune in ("model", "alone")
@@ -233,15 +226,7 @@ def assemble(
     computing = tuple(range(federation.clients)) if computes else tuple(honest)
     noise = privacy.SimulatedNoise(key.fold("noise"), federation.clients, config.privacy.neighbours)
     clients = SimulatedClients(computing, federated, ground.model, noise)
-    root = None
-    if ground.root is not None:
-        needed = config.algorithm.options.least_examples
-        if config.aggregation.root < needed:
-            raise ConfigError(
-                f"[aggregation] root = {config.aggregation.root}: a client's batch takes {needed} examples, "
-                f"and so does the server's; allowed: {needed} or more"
-            )
-        root = SimulatedClients((0,), ground.root, ground.model, privacy.Noiseless())
+    root = None if ground.root is None else _root(config, ground.root, ground.model)
     resolved = resolve(config, poorest, ground.model, root=root, held_out=federated.held_out)
     apart = privacy.SimulatedNoise(key.fold("evaluation noise"), federation.clients)
     experiment = Experiment(
@@ -252,6 +237,27 @@ def assemble(
     if config.aggregation.tune != "no":
         check_one_model(experiment.personal, resolved.algorithm.name)
     return experiment
+
+
+def _poisoned(
+    config: Config, attack: Attack, held: data.FederatedData, byzantine: tuple[int, ...], key: Key
+) -> data.FederatedData:
+    """Return the clients' data, with the labels of Byzantine clients as the attack changes them."""
+    if attack.poison is None:
+        return held
+    poison, classes = attack.poison, held.dataset.needs_classes(f"attack {config.attack.name!r}")
+    return held.with_labels(byzantine, lambda labels, i: poison(labels, classes, key.fold("client", i)))
+
+
+def _root(config: Config, held: data.FederatedData, model: Model) -> SimulatedClients:
+    """Return the server's public examples as a client without noise; refuse less than a batch of them."""
+    needed = config.algorithm.options.least_examples
+    if config.aggregation.root < needed:
+        raise ConfigError(
+            f"[aggregation] root = {config.aggregation.root}: a client's batch takes {needed} examples, "
+            f"and so does the server's; allowed: {needed} or more"
+        )
+    return SimulatedClients((0,), held, model, privacy.Noiseless())
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -58,14 +58,14 @@ class AheadGoingOn(Ahead):
         The arguments are those of `Ahead.errors`.
         """
         landed = self.after if lie is None else self._rehearsed(replace(self.sent, vectors=lie[1]))
-        self._gone_on(landed)
+        self._tuned(landed)
         seen = [
             {(one.scale or 1.0, one.pull) for one in every}
             for every in zip(*self.known.values(), strict=True)
         ]
         choices = []
         for owner, made in zip(self.owners, seen, strict=True):
-            gone = [self._by(owner, landed, *one) for one in sorted(made)]
+            gone = [self._tuned_by(owner, landed, *one) for one in sorted(made)]
             choices.append(
                 [_Choice(one.scale, one.pull, self._best_multiple(one.params - self.start)) for one in gone]
             )
@@ -73,33 +73,35 @@ class AheadGoingOn(Ahead):
 
     def mistaken(self, vectors: Tensor, sharper: float = 1.0) -> float:
         """Return the mean of 1 − p after tuning the model to which the messages `vectors` (k, d) lead."""
-        gone = self._gone_on(self._rehearsed(replace(self.sent, vectors=vectors)))
+        gone = self._tuned(self._rehearsed(replace(self.sent, vectors=vectors)))
         return sum(
-            self._counted(one, sharper * self._best_multiple(one.params - self.start))[1] for one in gone
+            self._errors_of(one, sharper * self._best_multiple(one.params - self.start))[1] for one in gone
         ) / len(gone)
 
-    def _gone_on(self, params: Tensor) -> Sequence[Tuned]:
+    def _tuned(self, params: Tensor) -> Sequence[Tuned]:
         """Return every owner's tuned model for a model (d,), with the owner's own choice."""
         asked = params.detach().cpu().numpy().tobytes()
         if asked not in self.known:
             self.known[asked] = [self.experiment.tuned(owner, params) for owner in self.owners]
         return self.known[asked]
 
-    def _by(self, owner: SimulatedClients, params: Tensor, scale: float, pull: float) -> Tuned:
+    def _tuned_by(self, owner: SimulatedClients, params: Tensor, scale: float, pull: float) -> Tuned:
         """Return an owner's tuned model for a model (d,), with this scale and pull."""
         origin = origin_of(self.experiment.resolved.algorithm, self.honest.model, self.experiment.key)
         return going_on(owner, origin.to(params), params, scale, pull)
 
-    def _counted(self, one: Tuned, multiple: float) -> tuple[Tensor, float]:
+    def _errors_of(self, one: Tuned, multiple: float) -> tuple[Tensor, float]:
         """Return p times every example's share, and the mean of 1 − p, for a multiple of a tuned move."""
-        return self._likely(self.start + multiple * (one.params - self.start))
+        return self._errors_at(self.start + multiple * (one.params - self.start))
 
     def _slope(self, move: Tensor, sharper: float) -> tuple[float, Tensor]:
         """Return the mean of 1 − p after tuning, and its gradient with respect to the model's move (d,)."""
         mistaken, slope = [], []
         for owner, choices in zip(self.owners, self.choices, strict=True):
-            gone = [self._by(owner, self.start + move, by.scale, by.pull) for by in choices]
-            found = [self._counted(one, sharper * by.multiple) for one, by in zip(gone, choices, strict=True)]
+            gone = [self._tuned_by(owner, self.start + move, by.scale, by.pull) for by in choices]
+            found = [
+                self._errors_of(one, sharper * by.multiple) for one, by in zip(gone, choices, strict=True)
+            ]
             best = min(range(len(found)), key=lambda which: found[which][1])
             (likely, errors), one, multiple = found[best], gone[best], sharper * choices[best].multiple
             rises = multiple * self.steepest(self.start + multiple * (one.params - self.start), likely)
