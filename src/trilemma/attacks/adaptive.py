@@ -72,7 +72,7 @@ ERRING = ((1.0, 0.0), (1.0, 0.0), (1.0, -0.25), (0.9, 0.0), (1.1, 0.0), (1.0, -0
 best lie so far reaches, and how far the lie leans back along the gradient, relative to a length of 1. Several
 are tried because the server's reaction to lies has edges."""
 
-OTHERWISE = 2.0
+SECOND_SHARPNESS = 2.0
 """A second sharpness of counting errors that `unshown-errors` tries in addition to the usual one."""
 
 CLIMBS = 4
@@ -157,7 +157,7 @@ class Adaptive(AttackSettings):
         if self.direction in ("errors", "unshown-errors") and far > 0:
             near = [one for one in strengths() if 1 / NEAR < one / (crafted.strength or 1.0) < NEAR]
             tried = near or strengths()
-            return self._erring(view, _Found(crafted, far), truth, partial(lie, lambda: tried))
+            return self._towards_errors(view, _Found(crafted, far), truth, partial(lie, lambda: tried))
         return crafted
 
     def _strengths(self, length: float) -> list[float]:
@@ -165,7 +165,7 @@ class Adaptive(AttackSettings):
         found: list[float] = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
         return found
 
-    def _erring(
+    def _towards_errors(
         self, view: View, along_loss: _Found, truth: Tensor, lie: Callable[[Tensor], tuple[Crafted, float]]
     ) -> Crafted:
         """Return the lie after which most examples are mistaken, searched from the lie `along_loss`."""
@@ -173,11 +173,11 @@ class Adaptive(AttackSettings):
             return along_loss.crafted
         mistaken, sharpness = view.mistaken, [1.0, *({self.sharper} - {1.0})]
         if self.direction == "unshown-errors" and view.unshown_errors is not None:
-            sharpness = [*sharpness, *({OTHERWISE} - {self.sharper})]
+            sharpness = [*sharpness, *({SECOND_SHARPNESS} - {self.sharper})]
         tries = [_climbed(view, along_loss, truth, lie, view.errors, mistaken, sharp) for sharp in sharpness]
         if self.direction == "unshown-errors" and view.unshown_errors and view.unshown_mistaken:
             every = [one for tried in tries for one in tried]
-            return _gone_on(view, every, truth, lie, view.unshown_errors, view.unshown_mistaken)
+            return _best_after_tuning(view, every, truth, lie, view.unshown_errors, view.unshown_mistaken)
         if len(tries) == 1:
             return tries[0][-1].crafted
         found = [tried[-1].crafted for tried in tries]
@@ -316,7 +316,7 @@ def _climbed(
     return [*(one for one in found if one is not best), best]
 
 
-def _gone_on(
+def _best_after_tuning(
     view: View,
     every: Sequence[_Found],
     truth: Tensor,

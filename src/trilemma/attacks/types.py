@@ -122,8 +122,8 @@ class Crafted:
 class View:
     """What colluding Byzantine clients know in a round.
 
-    All attackers know the first group; those who know everything but honest secrets also the second, whose
-    values are computed when they are asked for and are None where they are not available.
+    The attributes from `defence` on are for attackers that know everything but honest secrets. They are
+    functions, so that nothing is computed unless an attack asks for it; None: not available.
 
     Attributes:
         honest: This round's honest messages (h, d).
@@ -133,18 +133,17 @@ class View:
         round: The round, counted from 0.
         key: The attackers' own key: they do not see the server's random draws.
         positions: The rows of the Byzantine clients among all n messages; None: the last f.
-
-        defence: The server with its state, to foresee what it does with lies; None: it has no memory.
-        truth: The honest clients' mean contribution without noise (d,).
-        uphill: What to add to messages (d,) so that the honest loss rises most at the model after the round.
-        unshown: The same for the loss after tuning on examples that liars cannot influence.
+        defence: () -> the server with its state, to foresee what it does with lies; None: it has no memory.
+        truth: () -> the honest clients' mean contribution without noise (d,).
+        uphill: () -> what to add to messages (d,) to raise the honest loss most at the model after the round.
+        unshown: () -> the same for the loss after tuning on examples that liars cannot influence.
         errors: (distance, lie, sharper) -> in which direction (d,) to push the aggregate over that distance
             so that most honest examples are mistaken; `lie` is (direction, messages) of an earlier lie to
             start from, and errors are counted `sharper` times as sharply as by the model's best multiple.
         mistaken: (messages (k, d) of all clients, sharper) -> the share of honest examples mistaken then.
         unshown_errors: As `errors`, after tuning.
         unshown_mistaken: As `mistaken`, after tuning.
-        trusted: The server's own message on public examples (d,), if it compares messages with one.
+        trusted: () -> the server's own message on public examples (d,), if it compares messages with one.
         members: The liars' places among all clients of the federation.
 
     >>> view = View(
