@@ -113,7 +113,7 @@ def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float]
 def going_on(owner: Clients, origin: Tensor, model: Tensor, scale: float, pull: float) -> Tuned:
     """Tune the model on all examples of the owner with a given scale and pull."""
     start = start_of(origin, model, scale)
-    return Tuned(_nearest(owner, start[None], owner.everything(), pull)[0], scale, pull)
+    return Tuned(_minimisers(owner, start[None], owner.everything(), pull)[0], scale, pull)
 
 
 def held_out(owner: Clients, start: Tensor, pull: float | None) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ def held_out(owner: Clients, start: Tensor, pull: float | None) -> tuple[Tensor,
     held = torch.stack([parts == part for part in range(int(parts.max()) + 1)])
     found = start.expand(len(held), -1)
     if pull is not None:
-        found = _nearest(owner, found, _weighted(whole, ~held), pull)
+        found = _minimisers(owner, found, _weighted(whole, ~held), pull)
     outputs = [
         models.outputs(owner.model, params, each(whole.x, lambda column, rows=rows: column[0][rows]))  # type: ignore[misc]
         for params, rows in zip(found, held, strict=True)
@@ -185,7 +185,7 @@ def _weighted(whole: Batch, rows: Tensor) -> Batch:
     return replace(whole, x=each(whole.x, repeated), y=repeated(whole.y), weight=weight)
 
 
-def _nearest(owner: Clients, start: Tensor, batch: Batch, pull: float) -> Tensor:
+def _minimisers(owner: Clients, start: Tensor, batch: Batch, pull: float) -> Tensor:
     """Return the minimisers (k, d) of the losses plus (pull/2)‖θ − start‖², by L-BFGS."""
     params = start.clone().requires_grad_(True)
     steps = torch.optim.LBFGS([params], max_iter=STEPS, line_search_fn="strong_wolfe")

@@ -163,6 +163,43 @@ def _within(inner: Array, law: Law, low: float, high: float) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Outside:
+    """For every pair (m, m), the limit that it exceeds most.
+
+    `by` is how far it is outside, relative to the upper limit, 0 if it is not; `length` and `limit` are what
+    was measured and allowed, and `low` is 1 where the limit is a lower one.
+    """
+
+    by: Array
+    length: Array
+    limit: Array
+    low: Array
+
+
+def _pairs_outside(
+    unit: Array, scales: tuple[Array, Array], bound: Array, limits: tuple[float, float]
+) -> _Outside | None:
+    """Compare sums and differences of two clients with their limits; None if all are within."""
+    both = unit.diagonal()[:, None] + unit.diagonal()[None, :]
+    slack = bound[:, None] + bound[None, :]
+    pairs = []
+    for sign, scale in zip((2.0, -2.0), scales, strict=True):
+        length = np.sqrt(np.maximum(both + sign * unit, 0.0))
+        pairs.append((length, limits[0] * scale - slack, limits[1] * scale + slack))
+    if all(bool((length <= upper).all() and (length >= lower).all()) for length, lower, upper in pairs):
+        return None
+    found = _Outside(*(np.zeros_like(unit) for _ in range(4)))
+    for length, lower, upper in pairs:
+        for low, limit in ((False, upper), (True, lower)):
+            size = np.maximum(upper, 1e-300)  # on the diagonal of differences the upper limit may be 0
+            by = (limit - length if low else length - limit) / size
+            more = by > found.by
+            found.by[more], found.length[more], found.limit[more] = by[more], length[more], limit[more]
+            found.low[more] = low
+    return found
+
+
 def _by_pairs(
     unit: Array,
     scales: tuple[Array, Array],
@@ -177,23 +214,10 @@ def _by_pairs(
     `unit` (m, m) is the Gram matrix of S_i/√K_ii, `scales` are `Law.pairs`, `bound` (m,) the bounds in the
     same unit, `limits` χ_low and χ_high. Returns expulsions by place.
     """
-    both = unit.diagonal()[:, None] + unit.diagonal()[None, :]
-    slack = bound[:, None] + bound[None, :]
-    pairs = []
-    for sign, scale in zip((2.0, -2.0), scales, strict=True):
-        length = np.sqrt(np.maximum(both + sign * unit, 0.0))
-        pairs.append((length, limits[0] * scale - slack, limits[1] * scale + slack))
-    if all(bool((length <= upper).all() and (length >= lower).all()) for length, lower, upper in pairs):
+    outside = _pairs_outside(unit, scales, bound, limits)
+    if outside is None:
         return {}
-    worst = np.zeros_like(unit)  # how far outside, as a share of the limit
-    measured, allowed, below = (np.zeros_like(unit) for _ in range(3))
-    for length, lower, upper in pairs:
-        for low, limit in ((False, upper), (True, lower)):
-            size = np.maximum(upper, 1e-300)  # on the diagonal of differences it is 0
-            outside = (limit - length if low else length - limit) / size
-            better = outside > worst
-            worst[better], measured[better], allowed[better] = outside[better], length[better], limit[better]
-            below[better] = low
+    worst = outside.by
     left = np.ones(len(unit), bool)
     left[list(gone)] = False
     edges = (worst > 0) & left[:, None] & left[None, :]
@@ -202,9 +226,8 @@ def _by_pairs(
     def expelled(i: int, test: Test, others: Any) -> Expulsion:
         j = max(others, key=lambda other: worst[i, other])
         names = tuple(int(heard[other]) for other in others)
-        return Expulsion(
-            int(heard[i]), test, float(measured[i, j]), float(allowed[i, j]), bool(below[i, j]), names
-        )
+        length, limit = float(outside.length[i, j]), float(outside.limit[i, j])
+        return Expulsion(int(heard[i]), test, length, limit, bool(outside.low[i, j]), names)
 
     found: dict[int, Expulsion] = {}
     while edges.any():

@@ -186,20 +186,21 @@ class Court:
         if not self.settings.undo or not found or total == 0:
             return torch.zeros_like(before.moved)
         shares, expelled = before.taken.cpu().numpy() / total, clients_of(found)
-        part = np.zeros(len(before.sums))
-        part[expelled] = shares[expelled]
-        squared = before.coefficients.cpu().numpy() ** 2 @ before.shared.cpu().numpy()
+        weights = np.zeros(len(before.sums))
+        weights[expelled] = shares[expelled]
+        shared_noise = before.coefficients.cpu().numpy() ** 2 @ before.shared.cpu().numpy()  # σ_cor² Σ_s c²
         pairs = before.sums.shape[1] * (len(before.staying) - len(expelled))
-        noise = pairs * float(part**2 @ squared)
-        rest, seen = combined(before.sums, part), torch.zeros_like(before.moved)
-        others = before.moved - combined(before.sums, np.where(before.members.numpy(), shares - part, 0.0))
+        noise = pairs * float(weights**2 @ shared_noise)  # x²
+        q, undone = combined(before.sums, weights), torch.zeros_like(before.moved)
+        # All of the move but the part of the members who stay: q, and what corrections added.
+        excess = before.moved - combined(before.sums, np.where(before.members.numpy(), shares - weights, 0.0))
         for direction in sums.seen(self.liars(file)):
             mix = np.zeros(len(file.sums))
             mix[sums.rows[sums.law.heard]] = direction.mix
-            way = combined(file.sums, mix)  # of length 1
-            seen, rest = seen + (way @ others) * way, rest - (way @ rest) * way
-        length = float(rest @ rest)
-        return seen + rest * (max(0.0, 1 - noise / length) if length > 0 else 0.0)
+            v = combined(file.sums, mix)  # of length 1
+            undone, q = undone + (v @ excess) * v, q - (v @ q) * v
+        square = float(q @ q)
+        return undone + q * (max(0.0, 1 - noise / square) if square > 0 else 0.0)
 
     @cached_property
     def robust(self) -> bool:

@@ -215,9 +215,9 @@ def _judged(court: Court, heard: _Heard, rule: Served) -> _Judged:
     messages = court.messages(file, heard.gram, heard.places, heard.law)
     sums = done = None
     if heard.sums is not None:
-        messages.seen(court.liars(file))
+        messages.seen(court.liars(file))  # is remembered; computed while a GPU measures the sums
         if file.sums.is_cuda and len(heard.places) and not court.convict(None, messages, file):
-            done = rule(heard.sound, file)  # meanwhile a GPU measures the sums
+            done = rule(heard.sound, file)  # likewise
         sums = court.sums(file, heard.sums().numpy())
     convicted = court.convict(sums, messages, file)
     expelled, names = heard.unsound + convicted, clients_of(convicted)
@@ -309,28 +309,29 @@ def _measuring(
 
         return measured
 
-    def looked_through() -> tuple[Messages, NDArray[np.bool_]]:
-        by = max(1.0, abs(step))
-        if all_finite(vectors if by == 1.0 else by * vectors):
+    def tested() -> tuple[Messages, NDArray[np.bool_]]:
+        scale = max(1.0, abs(step))
+        if all_finite(vectors if scale == 1.0 else scale * vectors):
             return messages, np.ones(len(vectors), bool)
-        return messages, np.array([all_finite(by * vector) for vector in vectors])
+        return messages, np.array([all_finite(scale * vector) for vector in vectors])
 
-    return looked_through
+    return tested
 
 
 def _set_right(court: Court, file: File, sums: Look) -> Tensor:
     """Return θ_0 + moved, set right along the directions that stand out of the sums."""
 
-    def beside() -> Array:
+    def products() -> Array:
         return _products(file.sums, file.moved)[sums.rows]
 
-    right = court.corrected(sums, beside, file.coefficients, file, partial(court.parts, file))
+    right = court.corrected(sums, products, file.coefficients, file, partial(court.parts, file))
     mix = np.zeros(len(file.sums))
     mix[sums.rows] = right.mix
     return _moved(file.origin + right.kept * file.moved, file.sums, mix)
 
 
 def _products(rows: Tensor, vector: Tensor) -> Array:
+    """Return rows @ vector on the host, in float64."""
     found: Array = (rows @ vector).double().cpu().numpy()
     return found
 
