@@ -154,14 +154,15 @@ class Tryout:
 
     def judged(self, lies: Lies) -> Judged:
         """Return harm and correction of every lie."""
-        there, judged = self.measured, list[Tensor]()
+        gram, judged = self.measured, list[Tensor]()
         count = max(1, TOGETHER // (self.n + self.k) ** 2)
         for start in range(0, len(lies), count):
-            some = self.in_the_basis(lies.changes[start : start + count])
-            found = self.defence.outcomes(there, self.active, some, self.beside)
-            harm = torch.where(found.expelled, -math.inf, -(found.move @ there[:, -1]))
+            changes = self.in_the_basis(lies.changes[start : start + count])
+            found = self.defence.outcomes(gram, self.active, changes, self.beside)
+            # The last vector of the basis is the direction in which the truth would move the model.
+            harm = torch.where(found.expelled, -math.inf, -(found.move @ gram[:, -1]))
             judged.append(torch.stack([harm, found.corrected]))
-        return Judged(*torch.cat([there.new_zeros(2, 0), *judged], 1).cpu().numpy())
+        return Judged(*torch.cat([gram.new_zeros(2, 0), *judged], 1).cpu().numpy())
 
     def in_the_basis(self, changes: Array) -> Tensor:
         """Return changes (B, r, u) as coefficients in the whole basis (B, r, p), on the messages' device."""
@@ -177,9 +178,9 @@ class Tryout:
         """Return what all f liars add to their messages (f, d) for the lie at `place`."""
         mix = np.zeros((len(self.places), len(self.used)))
         mix[np.isin(self.places, self.active)] = lies.changes[place]
-        there = mix.any(axis=0)
-        mix, used = mix[:, there], self.used[there]
+        needed = mix.any(axis=0)
+        mix, used = mix[:, needed], self.used[needed]
         rows, ways = used[used < self.basis], used[used >= self.basis] - self.basis
         along = self.directions if len(ways) == len(self.directions) else self.directions[ways.tolist()]
-        used_rows = torch.cat([self.defence.rows(rows).to(self.directions), along])
-        return torch.from_numpy(mix).to(self.directions) @ used_rows
+        vectors = torch.cat([self.defence.rows(rows).to(self.directions), along])
+        return torch.from_numpy(mix).to(self.directions) @ vectors
