@@ -56,7 +56,7 @@ class Progress:
 
     @property
     def bytes(self) -> int:
-        """The size of all its tensors."""
+        """The size of all its tensors, in bytes."""
         parts = (*self.broadcast.values(), *self.clients.values(), *self.server.values(), self.chosen)
         return sum(part.nbytes for part in parts)
 
