@@ -1,43 +1,44 @@
-"""Adaptive: liars who know everything but honest secrets, the defence's state included, and hide in noise.
+"""Adaptive: liars who know everything but honest secrets, including the defence's state, and hide in noise.
 
-Liars send what the protocol asks for, their noise included, plus a lie that is chosen in every round: of all
-directions and strengths that are tried, the one that does most harm to the model and lets nobody be expelled.
+Each liar sends what the protocol asks for, with its own noise, plus a lie. In every round, of all directions
+and strengths that are tried, the lie is chosen that does most harm to the model and gets nobody expelled.
 
-    direction   gradient   against the honest clients' mean contribution (free of noise: they know the data)
+    direction   gradient   against the honest clients' mean contribution (without noise: they know the data)
                 ones       (1, …, 1)/√d
                 std        the honest messages' standard deviation, coordinate by coordinate
                 top        the direction in which the sums of all clients differ most
-                across     against the gradient, but at right angles to what the mean shows of it
-                loss       where the honest clients' loss rises most at the model the round would lead to
-                slanted    the same and, beside it, leaning back along the gradient or on along it: a lie that
-                           is at right angles to the mean it leads to does not show along it
-                unshown    as loss, but after the model went on on public examples (`[aggregation] tune`)
-                errors     where most of the honest clients' examples are taken for something else once the
-                           model is pushed as far as can be: as far as a lie along `loss` gets
+                across     against the gradient, but orthogonal to the means of the sums and of the messages
+                loss       where the honest clients' loss rises most at the model after the round
+                slanted    as loss, and also directions that lean back or forward along the gradient: a lie
+                           orthogonal to the mean that it leads to is not visible along it
+                unshown    as loss, but for the model after tuning (`[aggregation] tune`)
+                errors     where most honest examples are mistaken if the model is pushed as far as a lie
+                           along `loss` gets
                 unshown-errors
-                           as errors, but after the model went on: from the lie of `errors` on they climb to
-                           examples that are mistaken once clients, or the server, learnt from it on their
-                           own; before the last round, and where nobody goes on, it is `errors`
-                best       all but the last five, in every round
+                           as errors, but after tuning: starting from the lies of `errors`, liars climb to
+                           more examples that are mistaken once clients or the server have tuned the model;
+                           before the last round, and without tuning, the same as `errors`
+                best       the first five, all tried in every round
     noise       protocol   own message + shift
-                rotated    their messages, or their sums, are turned so that all their lengths and inner
-                           products stay what honest ones would be, and yet their common part points in the
-                           direction
-                stretched  turned as far as that goes, and their common part then made longer: tests of
-                           lengths and pairs leave room for it, and a spectrum up to its edge
-    role        all        everybody shifts alike
+                rotated    turned noise: the liars' messages, or their sums, are mixed so that all lengths and
+                           inner products stay honest, but their common part points in the direction
+                stretched  turned as far as possible, and the common part then made longer, as far as the
+                           tests of lengths and pairs and the edge of the spectrum leave room
+    role        all        all liars shift alike
                 half       the first half shifts, the others stay honest in reserve
-                turns      in even rounds one half, in odd rounds the other
-    rounds      start, stop: sleep before, behave afterwards
+                turns      one half in even rounds, the other in odd rounds
+    rounds      start, stop: honest before `start` and from `stop` on
 
-**Harm** is how far the model lands against the true descent, −⟨θ' − θ_0, h⟩ with h the direction in which the
-truth would move it (for `loss` and its kin: how far it lands uphill), as the defended server would have it:
-its rule, its corrections. All candidates are combinations of sums, messages and directions, so each costs
-n × n work in their Gram matrix, measured once a round, and all are looked at together (`tryout`). With
-`greedy` off candidates must also be set right no further than a tenth more than without the lie: liars then
-stay below what can be seen. Where the server looks at sums in some rounds only, liars reckon as if it did in
-every one, for they mean to stay and the next look counts; `bold` ones do not. Against a server without memory
-they face its rule alone, along `gradient`, `loss`, `slanted` or `errors`.
+**Harm** is how far the model moves against the true descent, −⟨θ' − θ_0, h⟩, where h is the direction in
+which the truth would move it; for `loss` and the directions after it, how far the model moves uphill. It is
+computed for what the defended server would do, with its rule and its corrections. All candidates are
+combinations of sums, messages and directions. So each costs n × n work in their Gram matrix, which is
+measured once per round, and all are evaluated together (`tryout`).
+
+Without `greedy`, a candidate may be set right by at most a tenth more than no lie at all, so that liars stay
+below what can be seen. If the server looks at sums in some rounds only, liars assume a look in every round,
+because they mean to stay and the next look counts; `bold` liars do not. A server without memory has only its
+rule (`memoryless`); liars then use `gradient`, `loss`, `slanted` or `errors`.
 """
 
 from __future__ import annotations
@@ -64,30 +65,31 @@ DIRECTIONS = ("gradient", "ones", "std", "top", "across")
 UPHILL = ("loss", "slanted", "unshown", "errors", "unshown-errors")
 
 SLANTS = (-0.5, 0.25, 0.5, 1.0, 2.0)
-"""How far slanted lies lean back along the gradient, beside a length of 1 uphill."""
+"""How far slanted lies lean back along the gradient, relative to a length of 1 uphill."""
 
 ERRING = ((1.0, 0.0), (1.0, 0.0), (1.0, -0.25), (0.9, 0.0), (1.1, 0.0), (1.0, -0.25))
-"""Lies towards errors, one after the other: at which multiple of the distance that the best so far gets, and
-how far they lean back along the gradient beside a length of 1. What a server makes of lies has edges."""
+"""The lies towards errors, in the order they are tried. Each pair is the distance, as a multiple of what the
+best lie so far reaches, and how far the lie leans back along the gradient, relative to a length of 1. Several
+are tried because the server's reaction to lies has edges."""
 
-OTHERWISE = 2.0
-"""How sharply errors are counted for lies beside the usual ones, where others go on from where they lead."""
+SECOND_SHARPNESS = 2.0
+"""A second sharpness of counting errors that `unshown-errors` tries in addition to the usual one."""
 
 CLIMBS = 4
-"""Climbs at most towards what is mistaken after others have gone on, each from the best lie before it."""
+"""The most climbs towards errors after tuning, each from the best lie before it."""
 
 PARTS_OF_THE_WAY = (1.0, 0.5, 0.25, 0.1)
-"""How far towards the end of such a climb lies go, one after the other, until one is better."""
+"""How far towards the end of such a climb lies go, tried in this order until one is better."""
 
 NEAR = 3.0
-"""Lies towards errors have up to so many times the strength of the one along `loss`, or as small a part."""
+"""The strength of lies towards errors is between 1/NEAR and NEAR times that of the lie along `loss`."""
 
 OUTRIGHT = 64.0
-"""Counted so many times as sharply, an example is mistaken or it is not: by this, liars who climbed at more
-than one sharpness compare what they found."""
+"""At this sharpness an example counts as either mistaken or not. Liars who climbed at several sharpnesses
+compare their results by it."""
 
 BEST = 3
-"""Around so many of the best lies finer strengths are tried: harm has edges, and more than one peak."""
+"""Finer strengths are tried around this number of the best lies: harm has edges and several peaks."""
 
 
 @attacks.register("adaptive")
@@ -137,7 +139,7 @@ class Adaptive(AttackSettings):
         if view.byzantine == 0 or not self.start <= view.round < stop:
             return Crafted(own, 0.0)
         honest = finite_rows(view.honest)
-        if len(honest) < len(view.honest):  # the server leaves these out, and so do the attackers
+        if len(honest) < len(view.honest):  # the server drops messages that are not finite
             view = replace(view, honest=honest, positions=None)
         defence = RuleAlone.of(view, own) if view.defence is None else view.defence()
         truth = (honest.mean(0) if view.truth is None else view.truth()).double()
@@ -145,7 +147,7 @@ class Adaptive(AttackSettings):
 
         @cache
         def strengths() -> list[float]:
-            """Return what is tried; who asks waits for the truth."""
+            """Return the strengths to try; reading the length of the truth waits for its device."""
             return self._strengths(float(longest) or 1.0)
 
         if defence is not None and not self.bold:
@@ -155,27 +157,27 @@ class Adaptive(AttackSettings):
         if self.direction in ("errors", "unshown-errors") and far > 0:
             near = [one for one in strengths() if 1 / NEAR < one / (crafted.strength or 1.0) < NEAR]
             tried = near or strengths()
-            return self._erring(view, _Found(crafted, far), truth, partial(lie, lambda: tried))
+            return self._towards_errors(view, _Found(crafted, far), truth, partial(lie, lambda: tried))
         return crafted
 
     def _strengths(self, length: float) -> list[float]:
-        """Return the strengths that are tried where the truth is so long."""
+        """Return the strengths to try if the truth has this length."""
         found: list[float] = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
         return found
 
-    def _erring(
+    def _towards_errors(
         self, view: View, along_loss: _Found, truth: Tensor, lie: Callable[[Tensor], tuple[Crafted, float]]
     ) -> Crafted:
-        """Return the lie after which most examples are mistaken, of those that set out from `along_loss`."""
+        """Return the lie after which most examples are mistaken, searched from the lie `along_loss`."""
         if view.errors is None or view.mistaken is None:
             return along_loss.crafted
         mistaken, sharpness = view.mistaken, [1.0, *({self.sharper} - {1.0})]
         if self.direction == "unshown-errors" and view.unshown_errors is not None:
-            sharpness = [*sharpness, *({OTHERWISE} - {self.sharper})]
+            sharpness = [*sharpness, *({SECOND_SHARPNESS} - {self.sharper})]
         tries = [_climbed(view, along_loss, truth, lie, view.errors, mistaken, sharp) for sharp in sharpness]
         if self.direction == "unshown-errors" and view.unshown_errors and view.unshown_mistaken:
             every = [one for tried in tries for one in tried]
-            return _gone_on(view, every, truth, lie, view.unshown_errors, view.unshown_mistaken)
+            return _best_after_tuning(view, every, truth, lie, view.unshown_errors, view.unshown_mistaken)
         if len(tries) == 1:
             return tries[0][-1].crafted
         found = [tried[-1].crafted for tried in tries]
@@ -190,10 +192,10 @@ class Adaptive(AttackSettings):
         strengths: Callable[[], list[float]],
         uphill: Tensor | None,
     ) -> tuple[Crafted, float]:
-        """Return what is sent, and how much further it gets the aggregate where it is meant to go.
+        """Return the most harmful lie, and how much further it gets the aggregate than no lie does.
 
-        `uphill` is where a loss rises, None where that is not asked for. `defence` is None where every lie
-        has to be sent to the server.
+        `uphill` (d,) is where a loss rises; None: the attack's direction is another. `defence` is None if
+        every lie has to be aggregated by itself.
         """
         lying = self._lying(view)
         if view.defence is not None and defence is not None:
@@ -212,9 +214,9 @@ class Adaptive(AttackSettings):
         return self._strongest(tryout, own, strengths())
 
     def _strongest(self, tryout: Tryout, own: Tensor, strengths: list[float]) -> tuple[Crafted, float]:
-        """Return the most harmful lie that may be sent, of all strengths, then of those around the best.
+        """Return the most harmful lie that is allowed, and how much further it gets the aggregate than none.
 
-        Also how much further it gets the aggregate than no lie does.
+        All strengths are tried first, then finer ones around the best.
         """
         ways = range(len(tryout.directions))
         lies = [tryout.lies(way, [*strengths, *tryout.furthest(way)]) for way in ways]
@@ -238,21 +240,21 @@ class Adaptive(AttackSettings):
         return Crafted(own + tryout.sent(tried, most).to(own), float(tried.strength[most])), far
 
     def _lying(self, view: View) -> Array:
-        """Return who lies this round (f,), as factors of the shift."""
+        """Return each liar's factor of the shift in this round (f,): 1 if it lies, 0 if not."""
         first = (np.arange(view.byzantine) < (view.byzantine + 1) // 2).astype(float)
         if self.role == "all":
             return np.ones(view.byzantine)
         return first if self.role == "half" or view.round % 2 == 0 or view.byzantine == 1 else 1 - first
 
     def _uphill(self, view: View) -> Tensor | None:
-        """Return where a loss rises, if that is the direction asked for and there is a loss to ask."""
+        """Return where a loss rises (d,); None if the direction is another, or the loss is not available."""
         if self.direction not in UPHILL:
             return None
         asked = view.unshown if self.direction == "unshown" else view.uphill
         return None if asked is None else asked()
 
     def _directions(self, view: View, truth: Tensor, uphill: Tensor | None, defence: Defence) -> Tensor:
-        """Return the unit directions tried (q, d), each on the side that leads away from the truth."""
+        """Return the unit directions to try (q, d)."""
         wanted = DIRECTIONS if self.direction == "best" else (self.direction,)
         found = []
         for name in wanted:
@@ -268,7 +270,8 @@ class Adaptive(AttackSettings):
                 vector = -truth
                 if name == "across":
                     vector = _across(vector, defence)
-                vector = torch.where(vector @ vector > 0, vector, 1.0)  # nobody waits for the answer
+                # `where` and not `if`: this does not wait for the device.
+                vector = torch.where(vector @ vector > 0, vector, 1.0)
             vector = vector.to(truth)
             found.append(vector / torch.linalg.vector_norm(vector).clamp(min=1e-30))
         return torch.stack(found + (_slanted(found[0], truth) if self.direction == "slanted" else []))
@@ -276,7 +279,7 @@ class Adaptive(AttackSettings):
 
 @dataclass(frozen=True)
 class _Found:
-    """A lie, how `far` it gets the aggregate and, where that is known, which `way` it was meant to go."""
+    """A lie, how `far` it gets the aggregate, and the direction (d,) it was made for; None: along `loss`."""
 
     crafted: Crafted
     far: float
@@ -292,10 +295,10 @@ def _climbed(
     mistaken: Callable[[Tensor, float], float],
     sharp: float,
 ) -> list[_Found]:
-    """Return `begin` and lies after it, the one after which most examples are mistaken, so `sharp`, last.
+    """Return the lie `begin` and those found after it; last the one after which most examples are mistaken.
 
-    Each sets out from the best before it: where that one leads, its noise and the server's weights included,
-    is known only once it was tried.
+    `sharp` says how sharply mistakes are counted. Each lie starts from the best before it, because where a
+    lie leads, with its noise and the server's weights, is known only after it was tried.
     """
     sent = view.stack(begin.crafted.messages)
     found, best, most = [begin], begin, mistaken(sent, sharp)
@@ -313,7 +316,7 @@ def _climbed(
     return [*(one for one in found if one is not best), best]
 
 
-def _gone_on(
+def _best_after_tuning(
     view: View,
     every: Sequence[_Found],
     truth: Tensor,
@@ -321,12 +324,12 @@ def _gone_on(
     errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor],
     mistaken: Callable[[Tensor, float], float],
 ) -> Crafted:
-    """Return the lie after which most examples are mistaken outright once others have gone on from it.
+    """Return the lie after which most examples are mistaken once the model has been tuned.
 
-    The best of `every` lie towards errors, or one found from there. Whoever goes on chooses anew after every
-    lie, and a server lets some directions pass much further than others: where the lie at the end of a climb
-    is none, one that goes a part of that way may be. How sure of themselves models are that went on says
-    nothing, so examples are mistaken or they are not.
+    It is the best of `every` lie towards errors, or one found by climbing from there. Owners choose scale and
+    pull anew after every lie, and the server lets some directions pass much further than others. So if the
+    lie at the end of a climb is not better, one that goes only a part of the way may be. Mistakes are counted
+    outright (`OUTRIGHT`), because the confidence of tuned models says nothing.
     """
 
     def counted(one: _Found) -> float:
@@ -353,14 +356,14 @@ def _gone_on(
 
 
 def _leaning(uphill: Tensor, truth: Tensor, slant: float) -> Tensor:
-    """Return the unit direction (d,) between the direction `uphill` and the way back, or beyond."""
+    """Return the unit vector (d,) along up + slant · back; up is along `uphill`, back against the truth."""
     up, back = (one / torch.linalg.vector_norm(one).clamp(min=1e-30) for one in (uphill, -truth))
     found: Tensor = up + slant * back
     return found / float(torch.linalg.vector_norm(found).clamp(min=1e-30))
 
 
 def _slanted(uphill: Tensor, truth: Tensor) -> list[Tensor]:
-    """Return unit directions (d,) between the direction `uphill` and the way back, and beyond."""
+    """Return the unit directions (d,) of slanted lies, one for each of `SLANTS`."""
     return [_leaning(uphill, truth, slant) for slant in SLANTS]
 
 
@@ -377,7 +380,7 @@ def _top(defence: Defence) -> Tensor:
 
 
 def _across(vector: Tensor, defence: Defence) -> Tensor:
-    """Return the part of the vector at right angles to the mean of the sums and of the messages."""
+    """Return the part of the vector orthogonal to the mean of the sums and to the mean of the messages."""
     n = len(defence.vectors) - len(defence.senders) - 1
     means = torch.stack([_sums(defence).mean(0), defence.vectors[n:-1].double().mean(0)])
     basis: Tensor = torch.linalg.qr(means.T.to(vector))[0]

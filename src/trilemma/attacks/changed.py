@@ -1,7 +1,7 @@
-"""Messages or sums that liars change in many ways, seen in a Gram matrix that is measured once.
+"""Gram matrices of messages or sums that liars change in many ways, from one Gram matrix measured once.
 
-The messages are rows X of a basis V of Gram matrix G = V Vᵀ. Liars add ΔV to theirs: of a hundred vectors of
-millions of coordinates only the few numbers Δ differ from one lie to the next, and
+The messages are rows X of a basis V with Gram matrix G = V Vᵀ. Liars add ΔV to their rows. Only the few
+numbers Δ differ from one lie to the next, whatever the length of the vectors, and
 
     (X + ΔV)(X + ΔV)ᵀ = X Xᵀ + (ΔG)_X + (ΔG)_Xᵀ + ΔGΔᵀ,    (ΔG)_X the columns of ΔG that belong to X.
 """
@@ -19,10 +19,10 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Changed:
-    """`count` rows of a basis with Gram matrix `gram` (p, p), from `start` on, changed in B ways.
+    """Rows `start` … `start` + `count` − 1 of a basis with Gram matrix `gram` (p, p), changed in B ways.
 
-    `changes` (B, r, p), combinations of the basis, are added to the rows `which` (r,) of them; all of it lies
-    on one device.
+    `changes` (B, r, p), coefficients in the basis, are added to the rows `which` (r,), counted from `start`.
+    All tensors are on one device.
 
     >>> import torch
     >>> one = Changed(torch.eye(3), 0, 2, torch.tensor([1]), torch.tensor([[[0.0, 0.0, 5.0]]]))
@@ -39,11 +39,11 @@ class Changed:
     changes: Tensor
 
     def only(self, some: Tensor) -> Changed:
-        """Return some of the B."""
+        """Return the same rows with some of the B changes."""
         return replace(self, changes=self.changes[some])
 
     def grams(self, rows: Tensor | None = None) -> Tensor:
-        """Return Gram matrices (B, m, m) of some of the rows; None: of all."""
+        """Return the Gram matrices (B, m, m) of the changed rows, of all of them or of `rows` (m,)."""
         here, which = slice(self.start, self.start + self.count), self.which
         across = self.changes @ self.gram
         found = self.gram[here, here].repeat(len(across), 1, 1)
@@ -53,7 +53,7 @@ class Changed:
         return found if rows is None else found[:, rows[:, None], rows]
 
     def combined(self, y: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return y @ some of the rows, y (B, m), in the basis (B, p)."""
+        """Return y @ changed rows, with y (B, m), as coefficients in the basis (B, p)."""
         found = y.new_zeros(len(y), len(self.gram))
         if rows is None:
             found[:, self.start : self.start + self.count] = y
@@ -62,7 +62,7 @@ class Changed:
         return found + (found[:, None, self.start + self.which] @ self.changes)[:, 0]
 
     def beside(self, vectors: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return inner products (B, m) of some of the rows with combinations (B, p) of the basis."""
+        """Return inner products (B, m) of the changed rows with `vectors` (B, p), given in the basis."""
         products = vectors @ self.gram
         found = products[:, self.start : self.start + self.count]
         found[:, self.which] += (self.changes @ products[..., None])[..., 0]

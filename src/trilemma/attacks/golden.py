@@ -1,8 +1,8 @@
-"""The largest value of a function of one strength: on a grid, then by golden section around its best.
+"""Maximise a function of one strength: on a grid, then by golden section around the best grid point.
 
-Golden section narrows a bracket by (√5 − 1)/2 at every step and needs one new value for it; it finds the top
-of whatever rises and then falls (Kiefer, "Sequential minimax search for a maximum", 1953). Harm does not
-always do so: the grid is there for that, and what is returned is never worse than a point of it.
+Golden section narrows a bracket by the factor (√5 − 1)/2 with every new value, and finds the maximum of a
+unimodal function (Kiefer, "Sequential minimax search for a maximum", 1953). Harm is not always unimodal,
+hence the grid: the result is never worse than its best point.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Objective = Callable[[float], float]
-"""τ -> how much the attack achieves; larger is worse for the server."""
+"""τ -> the attackers' objective; larger is worse for the server."""
 
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 AHEAD = 5
-"""Where many strengths are looked at together, so many steps of golden section are: 2 + 4 + … + 32 points."""
+"""Steps of golden section that are evaluated together if the objective can: 2 + 4 + … + 32 points."""
 
 
 @dataclass(frozen=True)
 class Together:
-    """An objective that looks at many strengths at once, and remembers them.
+    """An objective that evaluates many strengths at once and remembers their values.
 
     >>> objective = Together(lambda strengths: [tau**2 for tau in strengths])
     >>> objective.expect([1.0, 2.0])
@@ -35,21 +35,21 @@ class Together:
     known: dict[float, float] = field(default_factory=dict)
 
     def expect(self, strengths: Iterable[float]) -> None:
-        """Look at strengths that will be asked for, those not yet known."""
+        """Evaluate strengths that will be asked for, except those already known."""
         missing = [tau for tau in dict.fromkeys(strengths) if tau not in self.known]
         if missing:
             self.known.update(zip(missing, self.many(missing), strict=True))
 
     def __call__(self, tau: float) -> float:
-        """Return what one strength achieves."""
+        """Return the objective at one strength."""
         self.expect([tau])
         return self.known[tau]
 
 
 def maximise(objective: Objective, grid: list[float], refinements: int, margin: float = 0.0) -> float:
-    """Return the best point of `grid`, or a better one between its neighbours.
+    """Return the best point of `grid`, or a better point between its neighbours.
 
-    A point off the grid must be better than the grid's best still when it is changed by the share `margin`.
+    A point off the grid must still be better than the grid's best after a relative change by ±`margin`.
 
     >>> round(maximise(lambda tau: -((tau - 1.3) ** 2), [0.0, 1.0, 2.0], refinements=20), 3)
     1.3
@@ -72,7 +72,7 @@ def maximise(objective: Objective, grid: list[float], refinements: int, margin: 
 
 
 def _golden_section(objective: Objective, low: float, high: float, steps: int) -> list[tuple[float, float]]:
-    """Return (value, τ) of every point that `steps` evaluations of golden section look at."""
+    """Return (value, τ) for every point that golden section evaluates in `steps` evaluations."""
     seen: list[tuple[float, float]] = []
     if steps < 2 or high <= low:
         return seen
@@ -96,7 +96,7 @@ def _golden_section(objective: Objective, low: float, high: float, steps: int) -
 
 
 class _Bracket(NamedTuple):
-    """Two points of golden section between two ends."""
+    """The two inner points of golden section and the two ends."""
 
     low: float
     left: float
@@ -104,13 +104,13 @@ class _Bracket(NamedTuple):
     high: float
 
     def narrowed(self, leftwards: bool) -> _Bracket:
-        """Return the next bracket, where the left point is the better one, or else the right one."""
+        """Return the next bracket: around the left point (`leftwards`), or around the right one."""
         if leftwards:
             return _Bracket(self.low, self.right - GOLDEN * (self.right - self.low), self.left, self.right)
         return _Bracket(self.left, self.right, self.left + GOLDEN * (self.high - self.left), self.high)
 
     def coming(self, steps: int) -> list[float]:
-        """Return the points of this bracket, and of all that may follow in so many steps."""
+        """Return the inner points of this bracket, and of all brackets that may follow in so many steps."""
         points = [self.left, self.right]
         if steps > 0:
             for leftwards in (True, False):
@@ -119,5 +119,5 @@ class _Bracket(NamedTuple):
 
 
 def _number(value: float) -> float:
-    """Rank what is not a number last."""
+    """Return the value, or −∞ for NaN, so that it ranks last."""
     return value if value == value else -math.inf

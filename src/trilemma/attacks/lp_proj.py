@@ -1,4 +1,4 @@
-"""The four attacks of lp-proj: Byzantine clients send their model out of scale, or noise.
+"""The four attacks of lp-proj: Byzantine clients send constants, noise, or their message out of scale.
 
 With m_k the message client k would have sent, and a fresh draw for every client and round:
 
@@ -40,7 +40,7 @@ class Magnitudes(AttackSettings):
     def _draw(self, view: View) -> Tensor:
         """Return the magnitudes (f, 1)."""
         if self.draws == "round":
-            # The legacy generator is what the authors' code uses; here it is local, not global.
+            # The authors' code uses this legacy generator, as a global one.
             drawn = np.random.RandomState(view.round).normal(0.0, self.strength, view.byzantine)
         else:
             drawn = view.key.fold("magnitude").numpy().normal(0.0, self.strength, view.byzantine)

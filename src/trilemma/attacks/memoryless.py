@@ -1,8 +1,8 @@
-"""A server without memory: its rule is all that liars face.
+"""Adaptive lies against a server without memory, which has only its rule.
 
-Where the rule only needs the messages' Gram matrix it is asked like any defence, for all lies at once
-(`RuleAlone`). Other rules, and servers that look at messages themselves, aggregate the messages of one lie
-after the other.
+If the rule needs only the Gram matrix of the messages, it evaluates all lies at once, like any defence
+(`RuleAlone`). Other rules, and servers with a screen, aggregate the messages of one lie after the other
+(`one_by_one`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trilemma.attacks.types import Crafted, Foreseen, GramTarget, ManyGramsTarge
 from trilemma.recordings import Recordings, Tensors, filled_up, unasked
 
 TILTS = (0.0, 0.3, 1.0)
-"""How far lies lean to what the server trusts, beside a lie of length 1."""
+"""How far lies lean towards the server's own message, relative to their part across it."""
 
 
 WALK, KEPT = 8, 4
-"""Steps that a rule which walks takes without waiting, and recordings that are kept."""
+"""Steps of an iterative rule within a recording, and how many recordings are kept."""
 
 _recordings = Recordings(KEPT)
 
@@ -36,7 +36,7 @@ _recordings = Recordings(KEPT)
 class RuleAlone:
     """A geometric rule in one round, for many lies at once (`types.Defence`).
 
-    `vectors` are the k messages and, for the model's move so far, zeros.
+    `vectors` (k + 1, d) are the k messages and a row of zeros, which stands for the model's move so far.
     """
 
     vectors: Tensor
@@ -46,32 +46,32 @@ class RuleAlone:
 
     @classmethod
     def of(cls, view: View, own: Tensor) -> RuleAlone | None:
-        """Return what the round's messages meet; None where their Gram matrix does not decide."""
+        """Return the rule in this round; None if it needs more than the Gram matrix of the messages."""
         if not (isinstance(view.target, GramTarget) and view.target.geometric):
             return None
         messages = view.stack(own.to(view.honest))
         return cls(torch.cat([messages, torch.zeros_like(messages[:1])]), view, view.target)
 
     def rows(self, places: Places) -> Tensor:
-        """Return some vectors of the basis."""
+        """Return the vectors of the basis at `places`."""
         return self.vectors[torch.from_numpy(places).to(self.vectors.device)]
 
     @property
     def senders(self) -> Places:
-        """Everybody who sent something."""
+        """The rows of all messages (k,)."""
         return np.arange(len(self.vectors) - 1)
 
     def looked(self) -> RuleAlone:
-        """Return it as it is: a server without memory looks at the round alone."""
+        """Return the same object: a server without memory has no sums to look at."""
         return self
 
     def gram(self, beside: Tensor) -> Tensor:
-        """Return the Gram matrix of the basis with the rows `beside` after it, where they lie."""
+        """Return the Gram matrix (p, p) of the basis followed by the rows `beside`, on their device."""
         wide = torch.promote_types(self.vectors.dtype, torch.float32)
         return inner_products(self.vectors.to(wide), beside.to(wide))
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
-        """Return where the aggregate lies for each of the lies; nobody is expelled and nothing set right."""
+        """Return the aggregate for each of B lies; nobody is expelled and nothing is set right."""
         which, nothing = torch.from_numpy(rows).to(gram.device), gram.new_zeros(len(changes))
         move = self._recorded(gram, which, changes) if gram.is_cuda else None
         if move is None:
@@ -80,7 +80,7 @@ class RuleAlone:
         return Foreseen(nothing > 0, move, nothing)
 
     def _recorded(self, gram: Tensor, which: Tensor, changes: Tensor) -> Tensor | None:
-        """Return the aggregates (B, p) as a recording has them; None where the rule takes more steps."""
+        """Return the aggregates (B, p) from a recording; None if the rule needs more steps than it has."""
         target, count = self.target, len(self.senders)
         if not (isinstance(target, ManyGramsTarget) and isinstance(target, Hashable)):
             return None
@@ -110,10 +110,10 @@ class RuleAlone:
 
 
 def leaning(shift: Tensor, trusted: Tensor | None) -> list[Tensor]:
-    """Return where lies push (d,): `shift`, of length 1.
+    """Return the unit directions (d,) in which lies push: `shift`, which is a unit vector, and others.
 
-    Where the server measures messages by one of its own, `trusted`, also at right angles to that, and leaning
-    towards it.
+    If the server compares messages with its own, `trusted` (d,), there are also the part of `shift`
+    orthogonal to it, and directions that lean from there towards `trusted`.
     """
     if trusted is None:
         return [shift]
@@ -126,9 +126,9 @@ def leaning(shift: Tensor, trusted: Tensor | None) -> list[Tensor]:
 def one_by_one(
     view: View, own: Tensor, ways: list[Tensor], lying: Array, strengths: list[float], noise: str
 ) -> tuple[Crafted, float]:
-    """Return the lie that leaves least of the descent, the first of `ways` being against it, and how much.
+    """Return the lie that moves the aggregate furthest along `ways[0]`, and how far compared with no lie.
 
-    How much is how far the aggregate lands along that way, beside where it lands without a lie.
+    `ways` are the directions (d,) that are tried; every lie is aggregated by the target.
     """
 
     def harm(messages: Tensor) -> float:
@@ -144,7 +144,7 @@ def one_by_one(
 def _shifted(
     own: Tensor, way: Tensor, lying: Array, strengths: list[float], noise: str
 ) -> Iterator[tuple[float, Tensor]]:
-    """Yield strengths and what liars then send (f, d): their messages with so much of the direction `way`."""
+    """Yield each strength, and the liars' messages (f, d) when they push along `way` with it."""
     active = torch.from_numpy(np.flatnonzero(lying)).to(own.device)
     rows, shares, tried = own.double()[active], lying[lying > 0], np.array(strengths)
     basis = torch.cat([rows, way[None].to(rows)])

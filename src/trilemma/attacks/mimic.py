@@ -4,9 +4,9 @@
     i*  = argmax_{i honest} |⟨z, x_i⟩|                       the client that stands out most along it
     b   = x_{i*}
 
-Each message is one an honest client sent, so no rule can tell it apart; on heterogeneous data the aggregate
-leans towards one client all the same. The paper learns z and i* over a warm-up of rounds and then keeps them;
-attackers who see one round use that round, or a `victim` chosen beforehand.
+Each message is one that an honest client sent, so no rule can tell it apart, yet on heterogeneous data the
+aggregate leans towards that client. The paper learns z and i* in a warm-up of several rounds and then keeps
+them; these attackers use the current round only, or a `victim` chosen beforehand.
 
 z is a combination of the centred messages, z ∝ Σ v_i (x_i − m) with v the top eigenvector of their Gram
 matrix: one pass over the messages, then h × h work.

@@ -1,4 +1,4 @@
-"""Min-max and min-sum: as far from the honest mean as the honest messages' own distances excuse.
+"""Min-max and min-sum: as far from the honest mean as the honest messages' own distances allow.
 
     b = m + γ p,   p = −m/‖m‖ ("unit"), −σ ("std") or −sign(m) ("sign"),   γ the largest with
 

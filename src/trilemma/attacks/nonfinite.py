@@ -1,9 +1,9 @@
-"""Messages that are no numbers: they test the server's admission, not its rule.
+"""Messages that are not finite: they test the server's admission, not its rule.
 
     inf    b = (∞, …, ∞)
     nan    b = (NaN, …, NaN)
 
-One such message turns a plain mean into itself; a server that checks what it receives drops it.
+One such message makes a plain mean infinite or NaN too; a server that checks what it receives drops it.
 """
 
 from __future__ import annotations

@@ -1,29 +1,29 @@
-"""The strength that hurts most, found every round against the very pipeline that runs.
+"""Search of the most harmful strength, in every round, against the server's own aggregation.
 
 An attack on a line sends b(τ) = m + τ u (see `trilemma.attacks.span`). The search maximises over τ
 
     distance   ‖F(honest, b(τ), …, b(τ)) − m‖       how far the aggregate F is pulled from the honest mean
     descent    −⟨F(honest, b(τ), …, b(τ)), m⟩       how little of the honest descent is left
 
-on a grid, then by golden section between the neighbours of the best grid point. Nothing weaker than a point
-of the grid is ever returned.
+on a grid, then by golden section between the neighbours of the best grid point. The result is never worse
+than the best grid point.
 
-**Gram targets.** When F is a geometric rule, F = Σ w_i x_i with weights w that only need the Gram matrix of
-the messages. All n messages are B(τ) [z_1 … z_h, u, m] for a small matrix B, so with the Gram matrix K of
+**Gram targets.** If F is a geometric rule, F = Σ w_i x_i with weights w that depend only on the Gram matrix
+of the messages. All n messages are B(τ) [z_1 … z_h, u, m] for a small matrix B. So with the Gram matrix K of
 these h + 2 vectors, measured once, every candidate costs n × n work and no pass over d:
 
     w = F.weights(B K Bᵀ),    F − m = cᵀ [z, u, m],  c = Bᵀ w − e_m,    ‖F − m‖² = cᵀ K c.
 
-B is linear in τ, so the Gram matrix B K Bᵀ is a quadratic polynomial of three matrices that stay the same.
-On a GPU a target that can (`ManyGramsTarget`) weighs all points of the grid together, and then those that the
-next steps of golden section may ask for, whichever way they turn: `Together`. The strength is the same.
+B is linear in τ, so B K Bᵀ is a quadratic polynomial in τ whose three coefficient matrices are computed once.
+On a GPU, a `ManyGramsTarget` weighs all grid points together, and then all points that the next steps of
+golden section may need (`golden.Together`). The result is the same.
 
 **Other targets** (coordinate-wise rules, any callable) are evaluated on the messages themselves, one
 aggregation per candidate; `Search.passes` bounds how many.
 
 **The grid** is geometric, in units of the honest radius: at τ = radius/‖u‖ the Byzantine message is as far
-from the mean as honest ones are (τ = 1 for ALIE). Strengths an attack is known by (the sign flip's 2, z_max)
-are on the grid too.
+from the mean as honest ones are (τ = 1 for ALIE). Published strengths of an attack (2 for the sign flip,
+z_max for ALIE) are added to the grid.
 
 The worst-case objective and the search per round follow Allouah et al., "On the privacy-robustness-utility
 trilemma in distributed learning", ICML 2023, appendix on experiments.
@@ -48,11 +48,11 @@ from trilemma.keys import Key
 from trilemma.options import Options
 
 MANY = 32
-"""On a GPU, from so many clients on strengths are looked at together; fewer are done sooner one by one."""
+"""On a GPU, strengths are evaluated together from this number of clients on; fewer are faster one by one."""
 
 MARGIN = 1e-3
-"""In Gram space a refined strength must hold up when it is changed by this share: the harm typically grows
-with τ up to where the rule drops the attackers, and messages rounded on their way may fall over that edge."""
+"""In Gram space, a refined strength must still be better after a relative change by this share. Harm
+typically grows with τ up to an edge, where the rule drops the attackers; rounding may cross that edge."""
 
 
 class Search(Options):
@@ -81,19 +81,19 @@ class Search(Options):
     """About how many aggregations both may take where every candidate is one of the full messages."""
 
     def grid(self, unit: float, count: int, anchors: tuple[float, ...] = ()) -> list[float]:
-        """Return the strengths tried first: `count` of them around `unit`, and the `anchors`."""
+        """Return the strengths of the grid: `count` around `unit`, and the `anchors`."""
         steps = torch.linspace(-1.0, 1.0, count, dtype=torch.float64).tolist()
         positive = {unit * self.reach**step for step in steps} | set(anchors)
         return sorted(positive | {-tau for tau in positive} if self.sides == "both" else positive)
 
 
 def send(view: View, line: Line, tau: float) -> Crafted:
-    """Let all Byzantine clients send m + τ u, and put τ down as the strength."""
+    """Let all Byzantine clients send m + τ u; τ is the reported strength."""
     return Crafted(line.at(tau).to(view.honest.dtype).expand(view.byzantine, -1), tau)
 
 
 def fixed(view: View, direction: Direction, tau: float) -> Crafted:
-    """Send m + τ u at the given τ."""
+    """Let all Byzantine clients send m + τ u for a given τ."""
     return send(view, draw_line(finite_rows(view.honest), direction), tau)
 
 
@@ -104,15 +104,15 @@ def searched(
     anchors: tuple[float, ...] = (),
     together: bool | None = None,
 ) -> Crafted:
-    """Send m + τ u at the τ that hurts `view.target` most; τ is the strength in the result.
+    """Let all Byzantine clients send m + τ u, with the τ that harms `view.target` most.
 
-    `together`: look at many strengths at a time where the target can; None: those of `MANY` clients on a GPU.
+    `together`: evaluate many strengths at a time if the target can; None: on a GPU, from `MANY` clients on.
     """
     if view.byzantine == 0:
         return Crafted(view.honest[:0])
     honest = finite_rows(view.honest)
     span = measure(honest, direction)
-    # Messages the server will drop have no Gram matrix; such rounds are rare and go the long way.
+    # Messages that are not finite have no Gram matrix; such rounds are rare and take the slow way.
     if isinstance(view.target, GramTarget) and view.target.geometric and len(honest) == len(view.honest):
         many = view.honest.is_cuda and view.clients >= MANY if together is None else together
         objective = _in_gram_space(view, view.target, span, search, many)
@@ -147,7 +147,7 @@ def _in_gram_space(view: View, target: GramTarget, span: Span, search: Search, t
 
 
 def weigher(view: View, target: GramTarget) -> Callable[[Tensor], Tensor]:
-    """Return the map from a Gram matrix (n, n) on the host to weights (n,); it tosses the attackers' coin."""
+    """Return the map from a Gram matrix (n, n) on the host to weights (n,), with the attackers' own key."""
     weigh = target.weights_from_gram
     if "key" in inspect.signature(weigh).parameters:
         weigh = partial(weigh, key=_coin(view))
@@ -160,10 +160,11 @@ def weigher(view: View, target: GramTarget) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class _GramLine:
-    """The messages of a round for any τ, in the span: client i sends row i of `fixed` + τ `moving`.
+    """The messages of a round as functions of τ, in the basis z_1 … z_h, u, m.
 
-    That is m for all, plus z_i if honest, τ u if not. So their Gram matrix B K Bᵀ is quadratic in τ. Whatever
-    takes one τ takes many, (B, 1, 1) and (B, 1), with a leading axis in all that comes out.
+    Client i sends row i of B(τ) = `fixed` + τ `moving`: m + z_i if honest, m + τ u if not. So the Gram matrix
+    B K Bᵀ = `constant` + τ `linear` + τ² `square`. Methods also take many τ, as (B, 1, 1) or (B, 1), and then
+    return results with a leading axis.
     """
 
     fixed: Tensor
@@ -196,7 +197,7 @@ class _GramLine:
         return self.constant + tau * self.linear + tau**2 * self.square
 
     def achieved(self, weights: Tensor, tau: float | Tensor, descent: bool) -> Tensor:
-        """Return what an aggregate with these weights (n,) achieves for the attackers."""
+        """Return the attackers' objective for an aggregate with these weights (n,)."""
         aggregate = weights @ self.fixed + tau * (weights @ self.moving)
         if descent:
             along: Tensor = (aggregate @ self.spanned)[..., -1]
@@ -207,14 +208,14 @@ class _GramLine:
 
     @property
     def _origin(self) -> Tensor:
-        """The honest mean, in the span."""
+        """The honest mean, as coefficients in the basis."""
         origin = torch.zeros_like(self.spanned[-1])
         origin[-1] = 1.0
         return origin
 
 
 def _on_messages(view: View, line: Line, search: Search) -> Objective:
-    """Return the objective as a function that runs the target on the messages."""
+    """Return the objective as a function of τ that runs the target on the messages themselves."""
     stacked = view.stack(view.honest.new_zeros(view.byzantine, view.honest.shape[1]))
     byzantine = (view.order >= view.honest.shape[0]).to(stacked.device)
     mean = line.mean.double()
@@ -230,12 +231,12 @@ def _on_messages(view: View, line: Line, search: Search) -> Objective:
 
 
 def _coin(view: View) -> Key:
-    """Return the key for rules that toss coins: the attackers' own, for they do not know the server's."""
+    """Return the key for rules that draw at random: the attackers' own, as they do not know the server's."""
     return view.key.fold("coin")
 
 
 def _unit(span: Span) -> float:
-    """Return the strength at which the message is as far from the mean as honest ones; 1 if there is none."""
+    """Return the τ at which m + τ u is as far from the mean as honest messages are; 1 if there is none."""
     if span.radius > 0.0 and span.reach > 0.0:
         return span.radius / span.reach
     return 1.0

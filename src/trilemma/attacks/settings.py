@@ -12,7 +12,7 @@ from trilemma.options import Options
 from trilemma.registry import Registry
 
 Promise = Literal["finite", "scale"]
-"""What most attacks promise: messages are numbers, and a times as long where honest ones are."""
+"""What most attacks promise: "finite" messages; and "scale": they grow in proportion to the honest ones."""
 
 
 class AttackSettings(Options, ABC):
@@ -21,7 +21,7 @@ class AttackSettings(Options, ABC):
     model_config = ConfigDict(allow_inf_nan=False)
 
     lacks: ClassVar[frozenset[Promise]] = frozenset()
-    """What the attack does not promise, so that `trilemma.testing` does not ask for it."""
+    """What the attack does not promise; `trilemma.testing` does not test it then."""
 
     @abstractmethod
     def build(self) -> Attack:

@@ -1,14 +1,14 @@
-"""The honest messages in one pass: mean, a direction of attack, and the Gram matrix of both with them.
+"""Mean, attack direction and Gram matrix of the honest messages, in one pass.
 
-Most attacks send m + τ u: the honest mean plus τ times a direction u that every coordinate can compute from
-its own column (the standard deviation, minus the mean, a sign). Whatever such an attack asks, distances and
-inner products at any τ, is then a quadratic form in the (h+2) × (h+2) Gram matrix K of
+Most attacks send m + τ u: the honest mean plus τ times a direction u, each coordinate of which depends on its
+own column only (the standard deviation, minus the mean, a sign). All distances and inner products that such
+an attack needs, at any τ, are quadratic forms in the (h+2) × (h+2) Gram matrix K of
 
     z_1 … z_h (honest messages less their mean),  u,  m.
 
-K is additive over blocks of columns, so one pass over the messages gives m, u and K with memory for one
-block. Rows are centred before they are multiplied: an offset common to all clients, however large, costs
-no accuracy where it cancels.
+K is a sum over blocks of columns, so one pass over the messages gives m, u and K with memory for one block.
+Rows are centred before they are multiplied, so that an offset common to all clients, however large, costs no
+accuracy where it cancels.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ BLOCK = 1 << 20
 """Numbers in a block: 4 MB of float32, which stays in cache between centring and multiplying."""
 
 CUDA_BLOCK = 1 << 26
-"""On a GPU larger blocks: 256 MB of float32, so that launches do not count."""
+"""Numbers in a block on a GPU: 256 MB of float32, so that the time of launches does not matter."""
 
 PIECE = 1 << 11
-"""Columns of a block that a GPU multiplies at a time."""
+"""Columns that a GPU multiplies in one of the products of `in_pieces`."""
 
 SQUARABLE = 1e14
-"""Vectors no longer than this, nor all shorter than its inverse, have inner products that float32 holds."""
+"""If the longest vector's length is between 1/SQUARABLE and SQUARABLE, float32 holds the inner products."""
 
 
 def deviation(centred: Tensor, mean: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def minus_sign(centred: Tensor, mean: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Line:
-    """The messages m + τ u, for any τ: `mean` m (d,) and `direction` u (d,), in at least float32."""
+    """The messages m + τ u for all τ: `mean` m (d,) and `direction` u (d,), at least float32."""
 
     mean: Tensor
     direction: Tensor
@@ -69,9 +69,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Span:
-    """A line and the Gram matrix `gram` (h+2, h+2) of the centred honest messages, u and m, in that order.
+    """A line, and the Gram matrix `gram` (h+2, h+2) of the centred honest messages, u and m, in that order.
 
-    `gram` is float64 on the CPU, whatever the messages are.
+    `gram` is always float64 and on the CPU.
 
     >>> span = measure(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), minus_mean)
     >>> span.line.at(2.0).tolist(), span.gram.tolist()[-1]
@@ -98,14 +98,14 @@ class Span:
 
     @property
     def reach(self) -> float:
-        """Length of the direction."""
+        """Length ‖u‖ of the direction."""
         return float(torch.sqrt(self.gram[-2, -2]))
 
 
 def inner_products(*parts: Tensor) -> Tensor:
-    """Return the Gram matrix of rows, parts of (k, d) each, in float64, products and sums, where they lie.
+    """Return the Gram matrix of the rows of all `parts`, each (k, d), computed in float64 on their device.
 
-    Of all rows together there is never a copy, only of a block of columns.
+    Only one block of columns is copied at a time.
 
     >>> inner_products(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
@@ -125,9 +125,9 @@ def inner_products(*parts: Tensor) -> Tensor:
 
 
 def in_pieces(block: Tensor) -> Tensor:
-    """Return block blockᵀ as a sum of many products of a few columns: one long product keeps no GPU busy.
+    """Return block blockᵀ as a sum of products of `PIECE` columns: one long product would not fill a GPU.
 
-    It is symmetric: one of the quarters beside the diagonal is the other's.
+    The result is symmetric, so one of the two off-diagonal quarters is copied from the other.
 
     >>> in_pieces(torch.ones(2, PIECE + 3)).tolist() == [[PIECE + 3.0] * 2] * 2
     True
@@ -145,17 +145,17 @@ def in_pieces(block: Tensor) -> Tensor:
 
 
 def finite_rows(messages: Tensor) -> Tensor:
-    """Return the messages without NaN and ±inf; the server drops the others, and so do the attackers.
+    """Return the messages that are finite: the server drops the others, and so do the attackers.
 
-    One row of zeros when none is left, or when a sampled round hears liars only. Numbers too large or too
-    small to be squared come as float64.
+    Returns one row of zeros if none is left, or if only liars were sampled. Messages too large or too small
+    to be squared in float32 are returned as float64.
 
     >>> finite_rows(torch.tensor([[1.0, 2.0], [float("nan"), 0.0]])).tolist()
     [[1.0, 2.0]]
     """
     wide = torch.promote_types(messages.dtype, torch.float32)
     lengths: Tensor = torch.linalg.vector_norm(messages, dim=1, dtype=wide)
-    # One quick pass for the usual case; a length that is no ordinary number asks for a closer look.
+    # One quick pass in the usual case; only unusual lengths need a closer look.
     if len(lengths) and 1.0 / SQUARABLE < float(lengths.amax()) < SQUARABLE:
         return messages
     kept = messages[torch.isfinite(messages).all(dim=1)].double()
@@ -175,12 +175,12 @@ def draw_line(honest: Tensor, direction: Direction) -> Line:
 
 
 def measure(honest: Tensor, direction: Direction) -> Span:
-    """Return the line of an attack and the Gram matrix that answers questions about it, in one pass."""
+    """Return the line of an attack and its Gram matrix K, in one pass."""
     line = _empty_line(honest)
     rows = honest.shape[0] + 2
     gram = torch.zeros(rows, rows, dtype=torch.float64, device=honest.device)
     for block in _blocks(honest, direction, line):
-        # Products of one block in its own precision, sums over blocks in float64.
+        # Products within a block have the block's precision, sums over blocks are float64.
         gram += block @ block.T
     return Span(line, gram.cpu())
 
@@ -192,9 +192,9 @@ def _empty_line(honest: Tensor) -> Line:
 
 
 def _blocks(honest: Tensor, direction: Direction, line: Line) -> Iterator[Tensor]:
-    """Fill `line` block by block of columns, and yield every block: rows z_1 … z_h, u, m.
+    """Fill `line` one block of columns after the other, and yield the rows z_1 … z_h, u, m of each block.
 
-    The tensor is used again for the next block.
+    The yielded tensor is overwritten by the next block.
     """
     h, d = honest.shape
     width = min(d, max(1, (BLOCK if honest.device.type == "cpu" else CUDA_BLOCK) // h))
@@ -204,7 +204,7 @@ def _blocks(honest: Tensor, direction: Direction, line: Line) -> Iterator[Tensor
         block = rows[:, : columns.stop - start]
         centred, along, mean = block[:h], block[h], block[h + 1]
         centred.copy_(honest[:, columns])
-        # Twice, because a mean in float32 is off by the offset's rounding, which may exceed the spread.
+        # Centred twice: the rounding error of a float32 mean may exceed the spread if the offset is large.
         torch.mean(centred, dim=0, out=mean)
         centred -= mean
         rest = centred.mean(dim=0)

@@ -1,9 +1,10 @@
-"""A round in which liars try out their lies: all of them together, in the Gram matrix of the round's vectors.
+"""A tryout: liars evaluate many lies of a round together, in the Gram matrix of the round's vectors.
 
-The basis is the defence's (everybody's sums, the messages, the model's move so far), then the directions in
-which liars push, then the way the truth would move the model. Its Gram matrix is measured once. A lie is what
-it adds to the liars' messages, in this basis: a few rows of some two hundred numbers, whatever d is. What
-becomes of it is the defence's to say, of all candidates at once and on the device where messages lie.
+The basis consists of the defence's vectors (all clients' sums, the messages, the model's move so far), the
+directions in which liars push, and the direction in which the truth would move the model. Its Gram matrix is
+measured once. A lie is what is added to the liars' messages, as coefficients in this basis: a few rows of
+some two hundred numbers, whatever d is. The defence evaluates all candidates at once, on the device of the
+messages.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from trilemma.attacks.turning import Array, Rows
 from trilemma.attacks.types import Defence
 
 TOGETHER = 1 << 25
-"""Numbers in the Gram matrices of candidates that are looked at together."""
+"""How many numbers the Gram matrices of candidates evaluated together may have."""
 
 
 @dataclass(frozen=True)
 class Lies:
-    """B lies: where they push, how hard, and what they add to the messages of liars who lie (B, r, u).
+    """B lies.
 
-    What is added is a combination of u vectors of the basis, the same ones for all lies (`Tryout.used`).
+    `which` (B,) is the direction of each, `strength` (B,) its strength, and `changes` (B, r, u) what it adds
+    to the messages of the r liars who lie in this round: coefficients of u basis vectors (`Tryout.used`).
     """
 
     which: Places
@@ -40,12 +42,12 @@ class Lies:
         return len(self.which)
 
     def only(self, places: Places) -> Lies:
-        """Return some of them."""
+        """Return the lies at these places."""
         return Lies(self.which[places], self.strength[places], self.changes[places])
 
     @classmethod
     def joined(cls, some: Sequence[Lies]) -> Lies:
-        """Return all of them as one."""
+        """Return several sets of lies as one."""
         return cls(
             np.concatenate([one.which for one in some]),
             np.concatenate([one.strength for one in some]),
@@ -55,22 +57,22 @@ class Lies:
 
 @dataclass(frozen=True)
 class Judged:
-    """What becomes of B lies: the harm (B,), −∞ where somebody is expelled, and what is set right (B,)."""
+    """The result of B lies: `harm` (B,), −∞ if somebody is expelled; `corrected` (B,), what is set right."""
 
     harm: Array
     corrected: Array
 
     def allowed(self, unseen: float) -> Array:
-        """Return the harm (B,), −∞ also where more than `unseen` is set right."""
+        """Return the harm (B,), and −∞ for lies of which more than `unseen` is set right."""
         return np.where(self.corrected <= unseen, self.harm, -math.inf)
 
 
 class Tryout:
-    """A round, and what becomes of it when liars change their messages.
+    """One round, in which liars try out changes of their messages.
 
-    `liars` are their places among all clients, `lying` (f,) the factor of the shift for each of them,
-    `directions` (q, d), of length 1, where lies push; harm is how far the model lands against `truth` (d,).
-    `noise` is as in the attack's options.
+    `liars` are their places among all clients, `lying` (f,) each liar's factor of the shift (0: it does not
+    lie), `directions` (q, d) the unit vectors along which lies push. Harm is how far the model moves against
+    `truth` (d,). `noise` is the attack's option of that name.
     """
 
     def __init__(
@@ -85,17 +87,17 @@ class Tryout:
         self.defence, self.noise, self.directions = defence, noise, directions
         senders = np.asarray(defence.senders)
         rows = {int(client): row for row, client in enumerate(senders)}
-        self.places = np.array([rows[i] for i in liars])  # of all liars among the senders
+        self.places = np.array([rows[i] for i in liars])  # the liars' rows among the senders
         self.active, self.lying = self.places[lying > 0], lying[lying > 0]
         # The truth moves the model by step × truth; harm is counted against that.
         downhill = math.copysign(1.0, defence.step) * truth
         downhill = downhill / torch.linalg.vector_norm(downhill).clamp(min=1e-30)
         self.beside = torch.cat([directions, downhill[None]])
-        self.measured: Tensor = defence.gram(self.beside)  # who reads it on the host waits for it
+        self.measured: Tensor = defence.gram(self.beside)  # on the device; `gram` waits for it
         self.k, self.basis = len(senders), len(self.measured) - len(self.beside)
         self.n = self.basis - self.k - 1
-        # What lies mix: rows of the basis, and how far a change of messages moves them. Noise is turned in
-        # messages or in their sums; where it stays as it is, one comes to the same as the other.
+        # Rows of the basis that lies mix, and how far they move per change of the messages. Turned noise is
+        # turned either in the messages or in the sums; without turning, both give the same lie.
         self.mixable = [(self.n + self.active, 1.0)]
         if self.n and noise != "protocol":
             self.mixable.append((senders[self.active], defence.step))
@@ -103,7 +105,7 @@ class Tryout:
         self.used = np.unique(np.concatenate([*(rows for rows, _ in self.mixable), ways]))
 
     def lies(self, which: int, strengths: Sequence[float] | Array) -> Lies:
-        """Return lies of these strengths along a direction; of turned noise two kinds, where possible."""
+        """Return lies of these strengths along a direction; for turned noise both kinds, if possible."""
         tried, along = np.asarray(strengths, dtype=float), self.along(which)
         found = []
         for kind, (rows, scale) in enumerate(self.mixable):
@@ -115,15 +117,15 @@ class Tryout:
         return found[0] if len(found) == 1 else Lies.joined(found)
 
     def furthest(self, which: int) -> list[float]:
-        """Return the largest strengths that turned noise allows; none where noise is not turned."""
+        """Return the largest strengths that turned noise allows; empty if noise is not turned."""
         if self.noise == "protocol":
             return []
         scales = [scale for _, scale in self.mixable]
         return [self._turnable(which, kind).furthest(by * self.lying) for kind, by in enumerate(scales)]
 
     def _turnable(self, which: int, kind: int) -> Rows:
-        """Return the rows of the basis that lies of a kind mix, beside a direction."""
-        if self.noise == "protocol":  # whatever they are, they stay it
+        """Return the rows of the basis that a kind of lie turns towards a direction."""
+        if self.noise == "protocol":  # nothing is turned, so the rows' inner products are not needed
             return Rows(np.zeros((0, 0)), np.zeros(0))
         if (which, kind) not in self._turnables:
             rows = self.mixable[kind][0]
@@ -147,22 +149,23 @@ class Tryout:
 
     @property
     def honest(self) -> Lies:
-        """No lie at all."""
+        """The one lie that changes nothing."""
         return Lies(np.zeros(1, np.int64), np.zeros(1), np.zeros((1, len(self.active), len(self.used))))
 
     def judged(self, lies: Lies) -> Judged:
-        """Return what becomes of every one of them."""
-        there, judged = self.measured, list[Tensor]()
+        """Return harm and correction of every lie."""
+        gram, judged = self.measured, list[Tensor]()
         count = max(1, TOGETHER // (self.n + self.k) ** 2)
         for start in range(0, len(lies), count):
-            some = self.in_the_basis(lies.changes[start : start + count])
-            found = self.defence.outcomes(there, self.active, some, self.beside)
-            harm = torch.where(found.expelled, -math.inf, -(found.move @ there[:, -1]))
+            changes = self.in_the_basis(lies.changes[start : start + count])
+            found = self.defence.outcomes(gram, self.active, changes, self.beside)
+            # The last vector of the basis is the direction in which the truth would move the model.
+            harm = torch.where(found.expelled, -math.inf, -(found.move @ gram[:, -1]))
             judged.append(torch.stack([harm, found.corrected]))
-        return Judged(*torch.cat([there.new_zeros(2, 0), *judged], 1).cpu().numpy())
+        return Judged(*torch.cat([gram.new_zeros(2, 0), *judged], 1).cpu().numpy())
 
     def in_the_basis(self, changes: Array) -> Tensor:
-        """Return changes (B, r, u) where messages lie, in the whole basis (B, r, p)."""
+        """Return changes (B, r, u) as coefficients in the whole basis (B, r, p), on the messages' device."""
         some = torch.from_numpy(changes).to(self.measured.device)
         whole = some.new_zeros(*some.shape[:2], len(self.measured))
         return whole.index_copy_(2, self._used_there, some)
@@ -172,12 +175,12 @@ class Tryout:
         return torch.from_numpy(self.used).to(self.measured.device)
 
     def sent(self, lies: Lies, place: int) -> Tensor:
-        """Return what all liars add to their messages (f, d) by one of the lies."""
+        """Return what all f liars add to their messages (f, d) for the lie at `place`."""
         mix = np.zeros((len(self.places), len(self.used)))
         mix[np.isin(self.places, self.active)] = lies.changes[place]
-        there = mix.any(axis=0)
-        mix, used = mix[:, there], self.used[there]
+        needed = mix.any(axis=0)
+        mix, used = mix[:, needed], self.used[needed]
         rows, ways = used[used < self.basis], used[used >= self.basis] - self.basis
         along = self.directions if len(ways) == len(self.directions) else self.directions[ways.tolist()]
-        used_rows = torch.cat([self.defence.rows(rows).to(self.directions), along])
-        return torch.from_numpy(mix).to(self.directions) @ used_rows
+        vectors = torch.cat([self.defence.rows(rows).to(self.directions), along])
+        return torch.from_numpy(mix).to(self.directions) @ vectors

@@ -1,15 +1,15 @@
-"""Noise that is turned: vectors that keep all lengths and inner products among them, and point somewhere.
+"""Turned noise: vectors are mixed so that they keep all lengths and inner products but point in a direction.
 
-Rows of Gram matrix Γ may have any inner products g with a direction of length 1 for which Γ − g gᵀ, what is
-left of them across it, is a Gram matrix: gᵀ Γ⁻¹ g ≤ 1. With b these inner products before, P = Γ − b bᵀ is
-what was left and W = Γ − g gᵀ = P + b bᵀ − g gᵀ what is to be left; M takes one to the other and mixes the
-rows,
+Let rows have Gram matrix Γ and inner products b with a unit direction. They can be given inner products g
+instead if Γ − g gᵀ, the Gram matrix of their parts orthogonal to the direction, is positive semidefinite,
+that is if gᵀ Γ⁻¹ g ≤ 1. The orthogonal parts had the Gram matrix P = Γ − b bᵀ and are to have W = Γ − g gᵀ =
+P + b bᵀ − g gᵀ. The matrix M mixes the rows accordingly:
 
-    M P Mᵀ = W,    M = P^½ (I + u uᵀ − v vᵀ)^½ P^(-½),    u = P^(-½) b,  v = P^(-½) g,
+    M P Mᵀ = W,    M = P^½ (I + u uᵀ − v vᵀ)^½ P^(-½),    u = P^(-½) b,  v = P^(-½) g.
 
-and as much of the direction is added as then lacks in g, which is g − M b. P is decomposed once. The root
-differs from I in the plane of u and v only, where it is one of two rows and columns: √T = (T + δI)/√(tr T +
-2δ), δ = √det T. So a hundred goals are a few products.
+Then (g − M b) times the direction is added. P is decomposed once for all g. The square root differs from I
+only in the plane of u and v, where it is that of a 2 × 2 matrix: √T = (T + δI)/√(tr T + 2δ), δ = √det T. So a
+hundred goals g cost only a few matrix products.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rows:
-    """r rows as they are turned: their Gram matrix `inner` Γ, their inner products `before` with a direction.
+    """r rows to be turned: Gram matrix Γ = `inner` (r, r), inner products b = `before` (r,) with a direction.
 
     >>> rows = Rows(np.eye(2), np.zeros(2))
     >>> places, mixes = rows.turned(np.array([[0.6, 0.0], [1.1, 0.0]]))
@@ -42,7 +42,7 @@ class Rows:
     before: Array
 
     def furthest(self, way: Array) -> float:
-        """Return the largest s for which they can have the inner products mean(before) + s · way.
+        """Return the largest s for which the rows can have the inner products mean(before) + s · way.
 
         >>> round(Rows(np.eye(4), np.zeros(4)).furthest(np.ones(4)), 4)
         0.5
@@ -58,10 +58,10 @@ class Rows:
         return max(0.0, float((math.sqrt(inside) - mixed) / square)) * (1 - 1e-6) if inside > 0 else 0.0
 
     def mixed(self, shifts: Array, noise: str) -> tuple[Places, Array]:
-        """Return how they are mixed for their inner products to shift in B ways (B, r).
+        """Return how the rows are mixed so that their inner products shift, in B ways, by `shifts` (B, r).
 
-        By `noise` (the attack's option) rows stay as they are and the direction is added, or they are turned:
-        all of them then shift from the mean of their inner products before. Returns what `turned` does.
+        With `noise` "protocol" the rows stay as they are and the direction is added. Otherwise they are
+        turned, and `shifts` count from the mean of their inner products before. The result is as in `turned`.
 
         >>> Rows(np.eye(2), np.zeros(2)).mixed(np.array([[0.6, 0.0]]), "protocol")[1].tolist()
         [[[1.0, 0.0, 0.6], [0.0, 1.0, 0.0]]]
@@ -73,11 +73,11 @@ class Rows:
         return np.arange(len(shifts)), mixes
 
     def turned(self, goals: Array, further: bool = False) -> tuple[Places, Array]:
-        """Turn them for inner products `goals` (B, r) with the direction.
+        """Turn the rows so that their inner products with the direction are `goals` (B, r).
 
-        Returns which of the B are possible, as places, and for these the mixes (B', r, r + 1) of the rows and
-        the direction. With `further` all are: rows that cannot turn as far are turned as far as they can, and
-        stretched along the direction.
+        Returns the places of the goals that are possible, and for these the coefficients (B', r, r + 1) of
+        the rows and of the direction. With `further` all goals are possible: rows are turned as far as
+        possible and then stretched along the direction.
         """
         r = len(self.inner)
         if self._roots is None:
@@ -90,7 +90,7 @@ class Rows:
             wanted = np.sqrt(np.minimum(1.0, (1 - 1e-12) / np.maximum(needed, 1e-300)))[:, None] * goals
         mixes = np.empty((len(places), r, r + 1))
         mixes[:, :, :-1] = _bent(inverse @ self.before, wanted[places] @ inverse, root, inverse)
-        mixes[:, :, :-1] += np.eye(r)  # M present Mᵀ = wanted
+        mixes[:, :, :-1] += np.eye(r)  # now M, with M P Mᵀ = W
         mixes[:, :, -1] = goals[places] - mixes[:, :, :-1] @ self.before
         return places, mixes
 
@@ -101,7 +101,7 @@ class Rows:
 
     @cached_property
     def _roots(self) -> tuple[Array, Array] | None:
-        """P^½ and P^(-½); None where rows have no part of their own across the direction."""
+        """P^½ and P^(-½); None if P is singular: the rows' orthogonal parts are linearly dependent."""
         values, vectors = np.linalg.eigh(self.inner - np.outer(self.before, self.before))
         if not values[0] > 1e-9 * values[-1]:
             return None

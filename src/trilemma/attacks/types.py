@@ -14,7 +14,7 @@ from trilemma.keys import Key
 
 
 class Outcome(Protocol):
-    """What an aggregation returns, as far as an attack reads it."""
+    """The part of an aggregation's result that attacks read."""
 
     @property
     def value(self) -> Tensor:
@@ -22,26 +22,26 @@ class Outcome(Protocol):
 
 
 class Target(Protocol):
-    """The aggregation the attackers are up against: the very pipeline the server runs.
+    """The aggregation under attack, exactly as the server runs it.
 
-    A target may also be a `GramTarget`; a search against it is then cheap.
+    A search is cheap if the target is also a `GramTarget`.
     """
 
     def __call__(self, vectors: Tensor, /, *, key: Key | None = None) -> Outcome:
-        """Aggregate (n, d) messages; `key` serves rules that toss coins."""
+        """Aggregate messages (n, d); rules that draw at random use `key`."""
 
 
 @runtime_checkable
 class GramTarget(Protocol):
-    """A target whose aggregate is a weighted sum of the messages, with weights their Gram matrix decides.
+    """A target whose aggregate is a weighted sum of the messages, with weights given by their Gram matrix.
 
-    `geometric` is False for a target that has the method but not the property. Where `weights_from_gram`
-    takes a `key` too, for steps that draw, the attackers toss with a key of their own.
+    If `weights_from_gram` also takes a `key`, for rules that draw at random, attackers pass a key of their
+    own: they do not know the server's.
     """
 
     @property
     def geometric(self) -> bool:
-        """Whether `weights_from_gram` may be asked."""
+        """Whether the aggregate is such a sum; if False, `weights_from_gram` must not be used."""
 
     @property
     def weights_from_gram(self) -> Callable[..., Tensor]:
@@ -50,7 +50,7 @@ class GramTarget(Protocol):
 
 @runtime_checkable
 class ManyGramsTarget(GramTarget, Protocol):
-    """A `GramTarget` that may also weigh many Gram matrices at once, where they lie."""
+    """A `GramTarget` that may also weigh many Gram matrices at once, on the device where they lie."""
 
     @property
     def weights_from_grams(self) -> Callable[[Tensor], Tensor] | None:
@@ -59,11 +59,11 @@ class ManyGramsTarget(GramTarget, Protocol):
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What would become of a round for each of B lies.
+    """What the server would do in a round, for each of B lies.
 
-    `expelled` (B,) says where somebody is expelled; there nothing more is worked out. `move` (B, p) is how
-    far the model then is from where it started, in the basis, or what has the same inner products with all of
-    it; `corrected` (B,) how far it was set right.
+    `expelled` (B,) tells whether somebody would be expelled; the other two mean nothing there. `move` (B, p)
+    is the model's move since the start, as coefficients in the basis of the `Defence`, or a vector with the
+    same inner products with this basis. `corrected` (B,) is how far the model is set right.
     """
 
     expelled: Tensor
@@ -72,37 +72,37 @@ class Foreseen:
 
 
 class Defence(Protocol):
-    """A server in a round in which everybody sent what it computed; ready for changes."""
+    """A server in one round, ready to evaluate changes of the messages."""
 
     @property
     def vectors(self) -> Tensor:
-        """A basis (s + k + 1, d): how far each client alone moved the model, k messages, the move so far.
+        """A basis (s + k + 1, d): the clients' sums, the k messages without lies, and the move so far.
 
-        A server that remembers its clients has s = n of the first, one without memory none.
+        s = n for a server that remembers its clients, s = 0 for one without memory.
         """
 
     def rows(self, places: Any) -> Tensor:
-        """Return some vectors of the basis, in rising order."""
+        """Return the vectors of the basis at `places`, which must be in rising order."""
 
     @property
     def senders(self) -> Any:
-        """Whose messages they are (k,)."""
+        """The clients that sent the messages (k,)."""
 
     @property
     def step(self) -> float:
-        """What the round's aggregate is multiplied by."""
+        """The model moves by `step` × the round's aggregate."""
 
     def looked(self) -> Defence:
-        """Return the same round as if the server looked at all that clients have sent so far in it."""
+        """Return the same round as if the server looked at the sums in it."""
 
     def gram(self, beside: Tensor) -> Tensor:
-        """Return the Gram matrix (p, p) of the basis with more rows after it, where they lie."""
+        """Return the Gram matrix (p, p) of the basis followed by rows `beside` (q, d), on their device."""
 
     def outcomes(self, gram: Tensor, rows: Any, changes: Tensor, beside: Tensor) -> Foreseen:
-        """Return what becomes of the round when `changes` (B, r, p) are added to the messages in `rows`.
+        """Return what the server does if `changes` (B, r, p) are added to the messages in `rows` (r,).
 
-        Changes are combinations of the basis and the rows `beside` after it, of Gram matrix `gram`; it is
-        worked out where both lie.
+        Changes are coefficients in the basis followed by the rows `beside`, whose Gram matrix is `gram`. The
+        work is done on the device of `gram` and `changes`.
         """
 
 
@@ -111,7 +111,7 @@ class Crafted:
     """What the Byzantine clients send in a round.
 
     `messages` is (f, d); its rows may share memory, so copy before writing to it. `strength` is the strength
-    that was used, whether given or found; None where an attack has none.
+    that was used, given or searched; None if the attack has none.
     """
 
     messages: Tensor
@@ -120,23 +120,31 @@ class Crafted:
 
 @dataclass(frozen=True)
 class View:
-    """What colluding Byzantine clients see in a round: exactly this round's honest messages.
+    """What colluding Byzantine clients know in a round.
 
-    `honest` (h, d) holds those messages and `own` (f, d) what the Byzantine clients would have sent had they
-    followed the protocol; None when nobody computed that. `target` is the pipeline the server runs. The
-    attackers draw from `key`, which is theirs: they do not see the server's coins. `positions` says which
-    rows of the stacked messages are the Byzantine ones; None: the last f.
+    The attributes from `defence` on are for attackers that know everything but honest secrets. They are
+    functions, so that nothing is computed unless an attack asks for it; None: not available.
 
-    Attackers that know everything but honest secrets also have `defence`, the server's state as a way to ask
-    what would become of a lie (None: it has no memory), `truth` (d,), the honest clients' mean contribution
-    without noise, `uphill` (d,), what to add to messages for the honest clients' loss to rise most at the
-    model the round leads to, `unshown`, the same where the server's own examples do not show it, `errors`,
-    what to add for most examples to be taken for something else when the aggregate is pushed so far (for
-    several distances, from a lie before it, counted as softly as the model's best multiple does or so many
-    times sharper), `mistaken`, how many are when the server hears these messages of all clients (k, d),
-    `unshown_errors` and `unshown_mistaken`, both after those who go on learning have gone on,
-    `trusted` (d,), the server's own message on public examples, where it measures others by one, and
-    `members`, the liars' places among all clients.
+    Attributes:
+        honest: This round's honest messages (h, d).
+        own: What the Byzantine clients would send if they followed the protocol (f, d); None: not computed.
+        byzantine: How many of the clients heard are Byzantine, f.
+        target: The aggregation as the server runs it.
+        round: The round, counted from 0.
+        key: The attackers' own key: they do not see the server's random draws.
+        positions: The rows of the Byzantine clients among all n messages; None: the last f.
+        defence: () -> the server with its state, to foresee what it does with lies; None: it has no memory.
+        truth: () -> the honest clients' mean contribution without noise (d,).
+        uphill: () -> what to add to messages (d,) to raise the honest loss most at the model after the round.
+        unshown: () -> the same for the loss after tuning on examples that liars cannot influence.
+        errors: (distance, lie, sharper) -> in which direction (d,) to push the aggregate over that distance
+            so that most honest examples are mistaken; `lie` is (direction, messages) of an earlier lie to
+            start from, and errors are counted `sharper` times as sharply as by the model's best multiple.
+        mistaken: (messages (k, d) of all clients, sharper) -> the share of honest examples mistaken then.
+        unshown_errors: As `errors`, after tuning.
+        unshown_mistaken: As `mistaken`, after tuning.
+        trusted: () -> the server's own message on public examples (d,), if it compares messages with one.
+        members: The liars' places among all clients of the federation.
 
     >>> view = View(
     ...     honest=torch.zeros(2, 3), own=None, byzantine=1,
@@ -191,7 +199,7 @@ class View:
 
     @property
     def order(self) -> Tensor:
-        """For every row of the stack, its row in (honest messages, Byzantine messages): (n,), int64."""
+        """For every row that the server receives, its row in [honest; Byzantine] messages: (n,), int64."""
         honest = self.honest.shape[0]
         rows = list(range(honest, self.clients) if self.positions is None else self.positions)
         order = torch.full((self.clients,), -1, dtype=torch.int64)
@@ -200,18 +208,21 @@ class View:
         return order
 
     def stack(self, messages: Tensor) -> Tensor:
-        """Return all n messages as the server receives them, with the Byzantine `messages` (f, d) put in."""
+        """Return all n messages in the server's order: honest ones, and the Byzantine `messages` (f, d)."""
         return torch.cat([self.honest, messages])[self.order.to(self.honest.device)]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack. `craft` gives the Byzantine messages; `poison` the labels Byzantine clients train on.
+    """An attack: `craft` makes the Byzantine messages, `poison` the labels that Byzantine clients train on.
 
-    `poison(labels, classes, key)` is applied once to the labels of a Byzantine client, with a key of that
-    client. An attack without `craft` sends what the honest protocol computes on the poisoned data.
-    `reads_own` says that `craft` needs `View.own`, `reads_truth` that it reads `View.truth`, `columnwise`
-    that what it sends in a column is decided by that column of the honest messages alone.
+    Attributes:
+        name: As in configurations.
+        craft: view -> messages; None: Byzantine clients follow the protocol on their (poisoned) data.
+        poison: (labels, classes, key) -> labels, called once per Byzantine client with that client's key.
+        reads_own: Whether `craft` needs `View.own`.
+        reads_truth: Whether `craft` reads `View.truth`.
+        columnwise: Whether each column of the messages depends on that column of the honest ones only.
     """
 
     name: str

@@ -4,15 +4,15 @@ Client i:
 
     v_i ← (1−β) v_i + β ∇f_i(x; ξ)
     u_i = clip_τ(v_i − g_i)
-    g_i ← g_i + β̂ u_i                             noiseless, never leaves the client; u_i as it was rounded
+    g_i ← g_i + β̂ u_i                             noiseless, stays at the client; u_i as rounded to the grid
     m_i ← m_i + β̂ (u_i + ω_i),  ω_i ~ N(0, σ_ω² I)     send m_i
 
-Server: g ← RAgg(m_1, …, m_n), x ← x − γ g. Everything starts at zero. The paper keeps m_i on the server and
-sends c_i = u_i + ω_i; as it remarks, m_i may as well be computed by the client (post-processing), and then a
-message is what the rule aggregates, as in every algorithm here. Always m_i = g_i + β̂ Σ_t ω_i^t.
+Server: g ← RAgg(m_1, …, m_n), x ← x − γ g. Everything starts at zero, so m_i = g_i + β̂ Σ_t ω_i^t. In the
+paper clients send c_i = u_i + ω_i and the server keeps m_i. Here the client computes m_i, which the paper
+allows (it is post-processing), so that a message is what the rule aggregates, as in every algorithm here.
 
-Each round releases the Gaussian mechanism c_i of a vector of norm at most τ: T rounds cost what CafCor's
-without correlated noise do, with C = τ ([privacy] clip).
+Each round releases c_i, a Gaussian mechanism on a vector of norm at most τ. T rounds therefore cost as much
+privacy as those of CafCor without correlated noise, with C = τ ([privacy] clip).
 
 Reference: Byz-Clip21-SGD2M (Byzantine robustness, clipping, double momentum and differential privacy),
 Algorithm 1; Algorithm 5 for the variant with per-example clipping inside.
@@ -43,14 +43,14 @@ from trilemma.privacy.types import NoiseLaw, Release, Sampling
 def order_of_magnitude_noise(release: Release, epsilon: float, delta: float, rounds: int) -> NoiseLaw:
     """Return σ_ω = τ √(T log(1/δ)) / ε, times b/m under subsampling, as the paper sets it.
 
-    An order of magnitude, not a certificate: sensitivity is 2τ and constants are dropped.
+    This is an order of magnitude, not a certificate: the sensitivity is 2τ, and constants are dropped.
     """
     sigma = release.clip * math.sqrt(rounds * math.log(1.0 / delta)) / epsilon
     return NoiseLaw(sigma_ind=sigma * release.sampling.rate)
 
 
 class _ErrorFeedbackSettings(AlgorithmSettings):
-    """What both variants share."""
+    """The options of both variants."""
 
     lr: float = Field(default=0.1, gt=0, description="learning rate γ")
     beta: float = Field(default=0.1, gt=0, le=1, description="client momentum β")
@@ -60,11 +60,11 @@ class _ErrorFeedbackSettings(AlgorithmSettings):
 
     @property
     def least_examples(self) -> int:
-        """A whole batch."""
+        """One batch."""
         return self.batch_size
 
     def paper_noise(self, release: Release, epsilon: float, delta: float, rounds: int) -> NoiseLaw:
-        """Return the paper's noise, an order of magnitude."""
+        """Return the noise of the paper's formula; see `order_of_magnitude_noise`."""
         return order_of_magnitude_noise(release, epsilon, delta, rounds)
 
 
@@ -104,7 +104,7 @@ class ByzClip21SGD2MPlus(_ErrorFeedbackSettings):
 
         v_i ← (1−β) v_i + β (mean_j clip_{τ_i}(∇f_ij) + ω_i),   c_i = clip_{τ_o}(v_i − g_i)
 
-    τ_i is [privacy] clip. The noise is inside v_i: amplification by subsampling applies, c_i needs none.
+    τ_i is [privacy] clip. Noise enters v_i, so subsampling amplifies privacy, and c_i needs no further noise.
     """
 
     outer_clip: float = Field(default=1.0, gt=0, description="τ_o, the clip of the error feedback")
@@ -128,7 +128,7 @@ class ByzClip21SGD2MPlus(_ErrorFeedbackSettings):
             return {"v": v, "g": before["g"] + step, "m": before["m"] + step}
 
         def decayed(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
-            """Add weight decay, which is no secret, to what travelled as integers without it."""
+            """Add weight decay, which is public, to a release that was sent without it, then follow."""
             return follow(fresh.add(asked.broadcast["params"], alpha=self.weight_decay), before, asked)
 
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:

@@ -23,5 +23,5 @@ class ByzClipSGD(MomentumSettings):
     momentum: float = Field(default=0.0, ge=0, le=0, description="none; safe-dshb has momentum")
 
     def paper_noise(self, release: Release, epsilon: float, delta: float, rounds: int) -> NoiseLaw:
-        """Return the paper's noise, an order of magnitude."""
+        """Return the noise of the paper's formula; see `order_of_magnitude_noise`."""
         return order_of_magnitude_noise(release, epsilon, delta, rounds)

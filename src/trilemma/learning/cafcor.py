@@ -4,10 +4,10 @@
     m_i ← β m_i + (1−β) (g_i + v̄_i + Σ_{j≠i} v_ij)
     θ ← θ − γ CAF(m_1, …, m_n)
 
-with v̄_i ~ N(0, σ_ind² I) its own and v_ij = −v_ji ~ N(0, σ_cor² I) shared with client j, unknown to the
-server. Summed over all clients the shared noise cancels, so the mean carries little noise although every
-single message carries much. The threat model ([privacy] threat) says who knows which secrets: cdp, secldp,
-byzldp, ldp. The loop is in `trilemma.learning.momentum`; the noise comes from `clients.noise`.
+where v̄_i ~ N(0, σ_ind² I) is client i's own noise, and v_ij = −v_ji ~ N(0, σ_cor² I) is shared with client j
+and unknown to the server. Shared noise cancels in the sum over all clients, so the mean has little noise
+although every single message has much. The threat model ([privacy] threat: cdp, secldp, byzldp, ldp) says
+who knows which secrets. The loop is in `trilemma.learning.momentum`; the noise comes from `clients.noise`.
 
 Reference: Allouah, Guerraoui, Stephan, "Towards trustworthy federated learning with untrusted participants",
 ICML 2025, Algorithm 1.

@@ -2,12 +2,12 @@
 
     w_k ← w;   R times  w_k ← w_k − η clip(∇f_B(w_k), 60);   w ← (1−β) w + β R(w_1, …, w_S)
 
-With the mean as the rule this is Global+Mean of lp-proj's tables, with cwmed or krum Global+Median and
-Global+Krum; any rule of `trilemma.aggregation` will do, and with `[privacy]` it is DP-FedAvg: each client's
-move w_k − w is clipped and noised.
+R(…) is any rule of `trilemma.aggregation`. With mean, cwmed and krum this is Global+Mean, Global+Median and
+Global+Krum of lp-proj's tables. With `[privacy]` it is DP-FedAvg: each client's move w_k − w is clipped and
+noised.
 
-Running statistics of batch normalisation stay with the client ("local"), which makes the global model a
-personal one on networks that have them, or travel and are combined like parameters ("averaged").
+Running statistics of batch normalisation either stay with the client ("local"), so that each client evaluates
+the global model with its own statistics, or are sent and aggregated like parameters ("averaged").
 
 References: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep
 networks from decentralized data", AISTATS 2017; with privacy: McMahan, Ramage, Talwar, Zhang, "Learning
@@ -68,7 +68,7 @@ class FedAvg(GlobalSettings):
             return MessageLayout(parts, tuple(part.name for part in parts))
 
         def everyones(broadcast: State, clients: Clients) -> dict[str, Tensor]:
-            """Return the statistics that travel, the same for each of k clients; empty where none do."""
+            """Return the broadcast statistics, repeated for each of k clients; empty if they stay local."""
             shared = {name: part for name, part in broadcast.items() if name != "params"}
             return {name: part.expand(len(clients.ids), *part.shape) for name, part in shared.items()}
 
@@ -114,11 +114,11 @@ class FedAvg(GlobalSettings):
 
 
 def with_statistics(model: Model, params: Tensor, statistics: Mapping[str, Tensor], epsilon: float) -> Tensor:
-    """Return parameters (k, D) that score with initial statistics as `params` do with `statistics`.
+    """Return parameters (k, D) that give with initial statistics the outputs of `params` with `statistics`.
 
     A normalised channel is γ (a − μ)/s + β with s² = variance + ε. With mean 0 and variance 1 the same value
-    is γ' a/s_1 + β' for s_1² = 1 + ε, γ' = γ s_1/s, β' = β − γ μ/s. So averaged statistics can be scored
-    without being written into anybody's state.
+    is γ' a/s_1 + β' for s_1² = 1 + ε, γ' = γ s_1/s, β' = β − γ μ/s. So a model can be scored with averaged
+    statistics without writing them into the clients' state.
     """
     shared = params.expand(next(iter(statistics.values())).shape[0], -1).clone()
     tensors = models.unflatten(model, shared)

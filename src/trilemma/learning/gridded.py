@@ -1,14 +1,14 @@
-"""Messages of which only the fresh release travels, as integers; the rest is worked out by both ends alike.
+"""Messages of which only the new release is sent, as integers; both ends compute the rest from it.
 
-A private client's message is a function of what it releases in this round, of its last message, and of what
-it was asked: a momentum averages releases, a model is the broadcast plus a move. An algorithm states that
-function once, `follow(fresh, before, asked) -> parts`, with the client axis first. Its clients apply it to
-make their message, and whoever receives the integers of the release applies it to understand them:
+A private client's message is a function of its release in this round, of its last message and of the
+broadcast: momentum averages releases, a model is the broadcast plus a move. An algorithm states this function
+once, `follow(fresh, before, asked) -> parts`, with the client axis first. Clients call it to make their
+message, and the receiver calls it on the integers of the release:
 
-    travels       ⌊contribution/g⌉ + noise, integers of 2 to 4 bytes
-    follows       everything the rule aggregates
+    sent          ⌊contribution/g⌉ + noise, integers of 2 to 4 bytes
+    computed      everything the rule aggregates
 
-So the message is a function of integers whose law is certified, and a server may do with the integers alone.
+The message is thus a function of integers whose distribution is certified, and the server needs nothing else.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from trilemma.models.types import Model
 from trilemma.privacy.grid import Grid
 
 TOGETHER = 1 << 22
-"""Columns of a long message that are read together."""
+"""How many columns of a long message are read at once."""
 
 Follow = Callable[[Tensor, Parts, Asked], Parts]
-"""(release (k, d), what is remembered (k, …), what was asked) -> the parts of k messages."""
+"""(release (k, d), remembered parts (k, …), what was asked) -> the parts of k messages."""
 
 
 @dataclass(frozen=True)
 class GridCodec:
-    """Integers of `grid` on the wire, and what `follows` from them.
+    """Sends integers of `grid` and computes the message from them by `follow`.
 
     >>> grid = Grid(step=0.5, width=2, dim=2, bound=1.0, unit="user")
     >>> codec = GridCodec(grid, lambda fresh, before, asked: {"sum": before["sum"] + fresh})
@@ -77,7 +77,7 @@ class GridCodec:
 
 
 class ColumnGridCodec(GridCodec):
-    """Integers of `grid` on the wire, where each column of what `follows` needs that column only.
+    """A `GridCodec` for a `follow` that computes each column from the same column of its arguments.
 
     >>> import torch
     >>> grid = Grid(step=0.5, width=2, dim=2, bound=1.0, unit="user")
@@ -100,15 +100,15 @@ class ColumnGridCodec(GridCodec):
 
 
 def _columns_of(asked: Asked, columns: slice, dim: int) -> Asked:
-    """Return what was asked, of the broadcast's vectors as long as a release these columns only."""
+    """Return `asked` with these columns only of every broadcast vector that is as long as a release."""
     vectors = {name: one[columns] for name, one in asked.broadcast.items() if one.shape == (dim,)}
     return Asked(asked.round, {**asked.broadcast, **vectors})
 
 
 def followed(follow: Follow, fresh: Tensor, before: Parts, asked: Asked) -> Parts:
-    """Return the one vector that follows from releases (k, d), column by column.
+    """Return `follow(fresh, before, asked)`, a single vector, for releases `fresh` (k, d).
 
-    Of long releases it stands in their place: there is no room for both, and nobody needs them any more.
+    Long releases are overwritten with the result, a few columns at a time, because memory may not hold both.
     """
     dim = fresh.shape[1]
     if dim <= TOGETHER:
@@ -128,11 +128,11 @@ def declared(
     remembered: tuple[str, ...] = (),
     columnwise: bool = False,
 ) -> Declaration:
-    """Declare that messages look like `plain`; on a grid, that the release travels and they follow from it.
+    """Declare messages with the layout `plain`; on a grid, the release is sent and `follow` computes them.
 
-    `remembered` names what `follow` needs of the last message: vectors as long as the release. `columnwise`
-    says that it makes each column of one vector from that column of the release, of what is remembered and of
-    the broadcast's vectors.
+    `remembered` names the parts of the last message that `follow` needs: vectors as long as the release.
+    `columnwise` says that `follow` returns one vector, each column of which depends only on the same column
+    of the release, of the remembered parts and of the broadcast's vectors.
     """
 
     def message(model: Model) -> MessageLayout:
@@ -150,7 +150,7 @@ def declared(
 
 
 def moved(setup: Setup, plain: Declaration) -> Declaration:
-    """Declare messages that are the broadcast's parts of the same names plus the release (`publish`)."""
+    """Declare messages that are the broadcast plus the release, as `privatise.publish` makes them."""
 
     def message(model: Model) -> MessageLayout:
         layout = plain(model)

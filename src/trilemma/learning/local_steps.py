@@ -1,11 +1,11 @@
-"""Local steps of k stacked models: how clients train between two messages, and what they start from.
+"""Local steps of k stacked models: how clients train between two messages, and their initial models.
 
-One local step of client k on a mini-batch B, with weight decay and an optional further force:
+One local step of client k on a mini-batch B, with weight decay wd and an optional additional force:
 
     x_k ← x_k − η (clip(∇f_B(x_k), C) + wd · x_k + force(x_k))
 
-The clip is on the data's gradient only, before weight decay and force. Running statistics of batch
-normalisation belong to the client: they are part of its state under the names the model gives them.
+Only the gradient of the data is clipped, not weight decay and force. Running statistics of batch
+normalisation belong to the client: they are in its state, under the names the model gives them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRADIENT_CLIP = 60.0
 
 @dataclass(frozen=True)
 class LocalStep:
-    """How one local step is taken: learning rate η, gradient clip C (None: none), weight decay wd."""
+    """How a local step is taken: learning rate η, gradient clip C (None: no clip), weight decay wd."""
 
     rate: float
     clip: float | None = GRADIENT_CLIP
@@ -57,10 +57,10 @@ class LocalStep:
 
 @dataclass(frozen=True)
 class Walk:
-    """Where local training ended.
+    """The result of local training.
 
-    `params` (k, D); `loss` (k,) the mean over all steps, not finite as soon as one of them was not;
-    `travelled` (k, D) the sum of the steps' gradients; `statistics` the running statistics.
+    `params` (k, D) are the models. `loss` (k,) is the mean over all steps, not finite if any step's is not.
+    `travelled` (k, D) is the sum of the steps' directions. `statistics` are the running statistics.
     """
 
     params: Tensor
@@ -78,9 +78,9 @@ def walk(
     force: Callable[[Tensor], Tensor] | None = None,
     keys: Sequence[Key] | None = None,
 ) -> Walk:
-    """Take one step per batch, from parameters (D,) common to all clients or (k, D).
+    """Take one local step per batch, starting from parameters (D,) of all clients or (k, D), one row each.
 
-    `keys`, one per client, are what a model with dropout draws from, anew in every step.
+    `keys`, one per client, are for models with dropout; each step draws from a key of its own.
 
     >>> from types import SimpleNamespace
     >>> model = models.build("logistic", (2,), 2)
@@ -104,12 +104,12 @@ def walk(
 
 
 def step_keys(keys: Sequence[Key], number: int) -> list[Key]:
-    """Return the key that each client's model draws from in one local step, given those of its round."""
+    """Return each client's key for local step `number`, given the `keys` of the round."""
     return [key.fold("step", number) for key in keys]
 
 
 def initial_models(model: Model, ids: tuple[int, ...], key: Key) -> Tensor:
-    """Return every client's own initial model (k, D), the same in whatever company it is drawn.
+    """Return every client's own initial model (k, D), which depends on its id and not on the other clients.
 
     >>> model = models.build("logistic", (2,), 2)
     >>> torch.equal(initial_models(model, (0, 5), Key(1))[1], initial_models(model, (5,), Key(1))[0])
@@ -119,12 +119,12 @@ def initial_models(model: Model, ids: tuple[int, ...], key: Key) -> Tensor:
 
 
 def initial_model(model: Model, client: int, key: Key) -> Tensor:
-    """Return the initial model of one client; global models start from that of client 0."""
+    """Return the initial model (D,) of one client; global models start from that of client 0."""
     return model.init(key.fold("client", client, "model"))
 
 
 def clients_state(model: Model, ids: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return the state of clients that keep nothing but running statistics, and who they are."""
+    """Return the state of clients that keep only their ids and running statistics."""
     return {"id": torch.tensor(ids, dtype=torch.int64), **model.initial_buffers(len(ids))}
 
 

@@ -1,19 +1,19 @@
-"""What clients send, stated once: named parts, which of them the rule aggregates, and the bytes that travel.
+"""What clients send, declared once: named parts, which of them the rule aggregates, and their bytes.
 
-An algorithm says `message(model) -> MessageLayout`. Everybody who handles messages reads that one statement:
-the simulator counts sizes from it, attacks craft rows of what it says is aggregated, a client encodes by it,
-and a server decodes by it and turns away what does not fit.
+An algorithm declares `message(model) -> MessageLayout`. All code that handles messages reads this layout: the
+simulator counts sizes from it, attacks make rows of the aggregated parts, clients encode with it, and the
+server decodes with it and refuses what does not fit.
 
-    parts         names and shapes of what one client's message holds
+    parts         names and shapes of the tensors in one client's message
     aggregated    the parts the rule sees, flattened and joined in this order: a row of (k, d)
-    codec         how the parts become bytes; without one all are aggregated and travel as float32 numbers
-    remembered    parts of a client's last message that the receiver needs to understand its next one
+    codec         how the parts become bytes; without one, all parts are aggregated and sent as float32
+    remembered    parts of a client's last message that the receiver needs to decode its next one
 
-What a message answers (`Asked`) is known to both ends too: the round and the broadcast need not travel back.
+Both ends also know what a message answers (`Asked`), so the round and the broadcast are not sent back.
 
-A codec leaves out what the receiver can work out: QSGD's gradient follows from scales and codes, which are
-what travels. An attack in a simulation makes rows of what the rule aggregates; such a row need not have an
-encoding, and counts as long as the longest message the layout admits.
+A codec leaves out what the receiver can compute: QSGD sends scales and codes, from which the gradient
+follows. A simulated attack makes rows of the aggregated parts. Such a row need not have an encoding, so its
+length is counted as that of the longest message the layout allows.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from trilemma.aggregation import Geometry
 
 Parts = Mapping[str, Tensor]
-"""Named parts: of one client, or of k clients with the client axis first."""
+"""Named tensors of one client, or of k clients with the client axis first."""
 
 VECTOR, ENCODED = "vector", "encoded"
-"""The names under which numbers and a codec's bytes travel."""
+"""Names of the tensors on the wire: float32 numbers, or a codec's bytes."""
 
 STEPS = "steps"
-"""The part that holds a release in whole steps of a grid."""
+"""Name of the part that holds a release as integers, in steps of a grid."""
 
 
 @dataclass(frozen=True)
@@ -56,25 +56,25 @@ class Part:
 
     @property
     def numbers(self) -> int:
-        """How many numbers it holds."""
+        """How many numbers the part holds."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Length:
-    """How long a message is: in float32 numbers, as papers count, and in bytes, as it travels."""
+    """The length of a message: in float32 numbers, as papers count it, and in bytes on the wire."""
 
     scalars: float
     bytes: int
 
     def __add__(self, other: Length) -> Length:
-        """Return how long both are together."""
+        """Return the length of both messages together."""
         return Length(self.scalars + other.scalars, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long each of k messages is: both (k,)."""
+    """The length of each of k messages; both attributes have shape (k,)."""
 
     scalars: Tensor
     bytes: Tensor
@@ -87,7 +87,7 @@ class Lengths:
 
     @property
     def total(self) -> Length:
-        """How long all k are together.
+        """The length of all k messages together.
 
         >>> Lengths.of(3, Length(1.5, 6)).total
         Length(scalars=4.5, bytes=18)
@@ -109,33 +109,33 @@ NOTHING_ASKED = Asked()
 class Codec(Protocol):
     """How one client's parts become bytes, and bytes parts again.
 
-    `decode` is given to strangers' bytes: it looks at the length before it allocates anything, checks every
-    range, and raises a `UserError` where something does not fit, never anything else.
+    `decode` reads untrusted bytes. It checks the length before it allocates anything, checks every range, and
+    raises a `UserError`, never any other exception, if something does not fit.
     """
 
     @property
     def longest(self) -> Length:
-        """How long the longest message is."""
+        """The length of the longest possible message."""
 
     def lengths(self, parts: Parts) -> Lengths:
-        """Return how long each of k messages is, without encoding them."""
+        """Return the length of each of k messages, without encoding them."""
 
     def encode(self, parts: Parts) -> bytes | bytearray:
-        """Return one client's message as it travels."""
+        """Return the bytes of one client's message."""
 
     def decode(self, data: bytes, before: Parts, asked: Asked = NOTHING_ASKED) -> Parts:
-        """Return one client's parts; `before` are the remembered ones of its last message, at first zeros."""
+        """Return one client's parts; `before` are those remembered of its last message, zeros at first."""
 
 
 @runtime_checkable
 class ColumnCodec(Codec, Protocol):
-    """A codec that also reads messages a few columns at a time: those longer than memory should hold.
+    """A codec that can also decode a few columns at a time, for messages too long for memory.
 
-    Everything that is aggregated or remembered is then one vector each, of the same length.
+    Every aggregated or remembered part is then one vector, and all of them have the same length.
     """
 
     def decode_columns(self, data: memoryview, before: Parts, asked: Asked) -> Iterator[Parts]:
-        """Yield what `Codec.decode` returns, some columns after the others, without what only travels."""
+        """Yield the aggregated and remembered parts that `Codec.decode` returns, a few columns at a time."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +143,10 @@ class Messages:
     """What k clients send in one exchange.
 
     `vectors` (k, d) is what the rule aggregates: the aggregated parts of the layout, flattened and joined.
-    `beside` are the parts that are not aggregated, each (k, …). `question` is what the server had asked for,
-    where it asked something (see `Inquiry`). `senders` says whose they are; empty: all clients', in order.
-    `sharing` is how many clients shared secrets for the noise in them; 0: all who take part. `geometry` is
-    that of the vectors, where somebody measured it.
+    `beside` holds the parts that are not aggregated, each (k, …). `question` is the server's question if the
+    messages answer one (see `Inquiry`). `senders` are the clients that sent them; empty: all, in order.
+    `sharing` is how many clients shared secrets for the noise; 0: all who take part. `geometry` is the
+    geometry of `vectors` if it was already measured.
     """
 
     vectors: Tensor
@@ -157,7 +157,7 @@ class Messages:
     geometry: Geometry | None = field(default=None, compare=False)
 
     def whose(self, everybody: Sequence[int]) -> tuple[int, ...]:
-        """Return whose they are; where they do not say, those of `everybody`. Nobody's are nobody's.
+        """Return the client that sent each message; `everybody` if `senders` is not set; () for no messages.
 
         >>> Messages(torch.zeros(2, 5)).whose((4, 7)), Messages(torch.zeros(0, 5)).whose((4, 7))
         ((4, 7), ())
@@ -180,7 +180,7 @@ class Messages:
 
 
 def side_by_side(rows: Sequence[int]) -> slice | None:
-    """Return rows that follow each other as a slice, of which nobody needs a copy.
+    """Return consecutive rows as a slice, which selects without a copy; None if they are not consecutive.
 
     >>> side_by_side([2, 3, 4]), side_by_side([2, 4])
     (slice(2, 5, None), None)
@@ -192,7 +192,7 @@ def side_by_side(rows: Sequence[int]) -> slice | None:
 
 @dataclass(frozen=True)
 class MessageLayout:
-    """What an algorithm's messages look like; the module says what the attributes mean.
+    """The layout of an algorithm's messages; the module's docstring explains the attributes.
 
     >>> layout = MessageLayout((Part("params", (3,)), Part("mean", (2, 1))), ("params", "mean"))
     >>> joined = layout.join({"params": torch.zeros(1, 3), "mean": torch.ones(1, 2, 1)})
@@ -229,13 +229,13 @@ class MessageLayout:
 
     @property
     def longest(self) -> Length:
-        """How long the longest message is: a receiver turns longer ones away, a liar's counts as this."""
+        """The length of the longest message: receivers refuse longer ones, a simulated lie counts as this."""
         if self.codec is not None:
             return self.codec.longest
         return Length(self.dim, 4 * self.dim)
 
     def join(self, parts: Parts) -> Tensor:
-        """Return the aggregated ones of k clients' parts as rows (k, d)."""
+        """Return the aggregated parts of k clients, flattened and joined, as rows (k, d)."""
         rows = [parts[name].flatten(1) for name in self.aggregated]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
@@ -249,21 +249,21 @@ class MessageLayout:
         }
 
     def lengths(self, messages: Messages) -> Lengths:
-        """Return how long each of k messages is as it travels."""
+        """Return the length of each of k messages on the wire."""
         if self.codec is None:
             return Lengths.of(len(messages.vectors), self.longest)
         return self.codec.lengths({**self.split(messages.vectors), **messages.beside})
 
     def encode(self, messages: Messages) -> dict[str, Tensor]:
-        """Return the message of one client (k = 1) as it travels: its vector, or the codec's bytes."""
+        """Return what is sent for one client's message (k = 1): its vector, or the codec's bytes."""
         if self.codec is None:
             return {VECTOR: messages.vectors[0]}
         data = self.codec.encode(self._one(messages))
-        own = data if isinstance(data, bytearray) else bytearray(data)  # torch wants what can be written to
+        own = data if isinstance(data, bytearray) else bytearray(data)  # torch wants writable memory
         return {ENCODED: torch.frombuffer(own, dtype=torch.uint8)}
 
     def decode(self, sent: Parts, before: Parts | None = None, asked: Asked = NOTHING_ASKED) -> Messages:
-        """Read one client's message (k = 1); `before` is what was remembered of its last, None: nothing.
+        """Decode one client's message (k = 1); `before` is what is remembered of its last one; None: nothing.
 
         >>> MessageLayout((Part("x", (3,)),), ("x",)).decode({"vector": torch.ones(2)})
         Traceback (most recent call last):
@@ -277,9 +277,9 @@ class MessageLayout:
         return self.assembled({name: tensor[None] for name, tensor in parts.items()})
 
     def decode_columns(self, sent: Parts, before: Parts | None, asked: Asked) -> Iterator[Parts] | None:
-        """Read one client's message a few columns at a time; None where its codec does not.
+        """Decode one client's message a few columns at a time; None if the codec cannot.
 
-        Yields what is aggregated or remembered, without the client axis.
+        The iterator yields the aggregated and remembered parts, without the client axis.
         """
         travelled = self._travelled(sent)
         if not isinstance(self.codec, ColumnCodec):
@@ -288,7 +288,7 @@ class MessageLayout:
         return self.codec.decode_columns(data, self.nothing_remembered() if before is None else before, asked)
 
     def _travelled(self, sent: Parts) -> Tensor:
-        """Return what travelled, where it is of the declared type and no longer than it may be."""
+        """Return the one tensor that was sent, after a check of its name, type and size."""
         name, dtype = (VECTOR, torch.float32) if self.codec is None else (ENCODED, torch.uint8)
         if set(sent) != {name}:
             raise UserError(f"tensors {sorted(sent)} where only {name!r} was declared")
@@ -302,7 +302,7 @@ class MessageLayout:
         return sent[name]
 
     def assembled(self, parts: Parts) -> Messages:
-        """Return the messages of k clients that are made of these parts."""
+        """Return k clients' messages made of these parts."""
         beside = {name: tensor for name, tensor in parts.items() if name not in self.aggregated}
         return Messages(self.join(parts), beside)
 
@@ -311,27 +311,27 @@ class MessageLayout:
         return self._by_name[name].shape
 
     def nothing_remembered(self) -> dict[str, Tensor]:
-        """Return what a receiver remembers of a client it has not heard yet: zeros."""
+        """Return the remembered parts of a client that has not been heard yet: zeros."""
         return {name: torch.zeros(self._by_name[name].shape) for name in self.remembered}
 
     def to_remember(self, messages: Messages) -> dict[str, Tensor]:
-        """Return what a receiver remembers of one client's message (k = 1)."""
+        """Return the parts of one client's message (k = 1) that a receiver remembers."""
         parts = self._one(messages)
         return {name: parts[name] for name in self.remembered}
 
     def _one(self, messages: Messages) -> dict[str, Tensor]:
-        """Return the parts of the only client."""
+        """Return the parts of a message of one client, without the client axis."""
         if len(messages.vectors) != 1:
             raise ValueError(f"one client's message is handled at a time, got {len(messages.vectors)}")
         return {name: part[0] for name, part in {**self.split(messages.vectors), **messages.beside}.items()}
 
 
 Declaration = Callable[[Model], MessageLayout]
-"""What an algorithm's messages look like for a model."""
+"""model -> layout of the messages with which it is trained."""
 
 
 def one_vector(name: str, size: Callable[[Model], int] = lambda model: model.dim) -> Declaration:
-    """Declare that clients send one vector, as long as the model or as `size` says.
+    """Declare that clients send one vector of `size(model)` numbers, by default as long as the model.
 
     >>> from trilemma import models
     >>> one_vector("momentum")(models.build("logistic", (2,), 2)).dim

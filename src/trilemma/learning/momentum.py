@@ -10,8 +10,8 @@ Server, with a robust rule R and learning rate γ:
 
     θ ← θ − γ R(m_1, …, m_n)
 
-DSGD, DP-DSGD, SAFE-DSHB and CafCor are this loop under different clipping and different noise; each has a
-file that says which, with its paper.
+DSGD, DP-DSGD, SAFE-DSHB and CafCor are this loop with different clipping and noise. The file of each says
+which, and cites its paper.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class MomentumSettings(AlgorithmSettings):
 
     @property
     def least_examples(self) -> int:
-        """A whole batch."""
+        """One batch."""
         return self.batch_size
 
     @property
     def fresh_noise(self) -> bool:
-        """Without momentum, which carries the noise of earlier rounds along."""
+        """True without momentum: momentum repeats the noise of earlier rounds."""
         return self.momentum == 0 and self.schedule is None
 
     def exposure(self, clip: float, examples: int) -> Release:
-        """See `AlgorithmSettings.exposure`. A whole user's change is not amplified by sampling."""
+        """See `AlgorithmSettings.exposure`. Sampling examples amplifies privacy of examples, not of users."""
         if self.unit == "user":
             return Release(clip, NoiseLaw())
         sampling = Sampling(self.sampling, min(1.0, self.batch_size / examples))
@@ -84,19 +84,19 @@ class MomentumSettings(AlgorithmSettings):
 
 
 def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
-    """Build the shared loop."""
+    """Return the loop of the family for these settings."""
     lr, beta = settings.schedules(setup.rounds)
     release = setup.release
 
     def follow(fresh: Tensor, before: Parts, asked: Asked, spent: bool = False) -> Parts:
-        """Average a release into the momentum; where nobody needs it afterwards (`spent`), in its place."""
+        """Average a release into the momentum; overwrite it if nobody needs it any more (`spent`)."""
         if asked.round == 0 and settings.start == "first":
             return {"momentum": fresh}
         place = fresh if spent else None
         return {"momentum": torch.lerp(fresh, before["momentum"], beta(asked.round), out=place)}
 
     def decayed(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
-        """Add weight decay, which is no secret, to what travelled as integers without it."""
+        """Add weight decay, which is public, to a release that was sent without it, then average."""
         if not settings.weight_decay:
             return follow(fresh, before, asked)
         return follow(fresh.add(asked.broadcast["params"], alpha=settings.weight_decay), before, asked)
@@ -122,7 +122,7 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
     message = declared(setup, one_vector("momentum"), decayed, remembered=("momentum",), columnwise=True)
 
     def takes(round_: int) -> float:
-        """Return what a message takes of its round's release."""
+        """Return the coefficient of a round's release in its message."""
         return 1.0 if round_ == 0 and settings.start == "first" else 1.0 - beta(round_)
 
     trace = Trace(lambda t: -lr(t), beta, takes, decay=settings.weight_decay)

@@ -1,21 +1,22 @@
-"""How good clients find the model on examples of their own, which they do not train on.
+"""Scores of the model on examples that clients hold themselves and do not train on.
 
-A client tells one number, its share of right answers, with noise of its own where messages have noise. In the
-words of a release, an example contributes ±1/2 to a mean over the client's examples, of which it holds at
-least `batch`, a public number: replacing one moves the share by at most 1/batch, replacing all of a client's
-data by 1. Where an example may come or go instead, the mean is over one more or one fewer and moves by at
-most 1/batch too, which is what clip = 1 says. Nothing is shared and nothing cancels: such a release is paid
-for as under ldp, whatever the threat model, and beside the messages, though no example is in both.
+**What is released.** A client reports one number, its share of right answers, with independent noise if its
+messages have noise. As a release, each example contributes ±1/2 to a mean over the client's examples, of
+which it holds at least `batch`, a public number. Replacing one example moves the share by at most 1/batch,
+replacing all of a client's data by at most 1. If examples are added or removed instead, the mean also moves
+by at most 1/batch, which clip = 1 expresses. No noise is shared between clients and none cancels, so this
+release is accounted as under ldp for every threat model, in addition to the messages, although no example is
+in both.
 
-Up to f of those who tell are liars. What they say is brought into the range that honest noise reaches, and
-the score is the mean of what is left when the f largest and the f smallest are put aside. Beside it stand two
-numbers: whatever any f of them had said instead, the score would lie between them, and so does the true mean
-share of those who are honest, whatever the noise, in 19 evaluations of 20 and more.
+**What the server computes.** Up to f of the n reports are lies. Reports are clamped to the range that honest
+noise reaches, and the score is the mean without the f largest and the f smallest. Two bounds come with it.
+The score would lie between them whatever any f clients had reported, and so does the true mean share of the
+honest clients, in at least 19 of 20 evaluations.
 
-The n − 2f smallest have a mean no larger than that of any n − f, the honest ones among them, and the largest
-one no smaller. The mean noise of the n − f is sub-Gaussian with σ/√(n − f): it exceeds √(2 ln 40) of these
-with a probability of 1/40 on either side. Bringing shares into the range moves their mean by at most E(|z| −
-4σ)₊ < 10⁻⁵ σ, rounding by two steps.
+**Why the bounds hold.** The mean of the n − 2f smallest reports is at most that of any n − f reports, hence
+of the honest ones; the mean of the n − 2f largest is at least that. The mean noise of n − f reports is
+sub-Gaussian with σ/√(n − f): it exceeds √(2 ln 40) times that with probability at most 1/40 on either side.
+Clamping moves the mean by at most E(|z| − 4σ)₊ < 10⁻⁵ σ, rounding to a grid by at most two steps.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from trilemma.privacy.types import Adjacency, Arithmetic, NoiseLaw, NoiseSource,
 from trilemma.records import OWN_SCORE
 
 REACH = 4.0
-"""Standard deviations of noise beyond 0 and 1 within which a share is believed."""
+"""Reports are clamped to [0, 1] widened by this many standard deviations of the noise."""
 
 BEYOND = 1e-5
-"""Standard deviations by which bringing shares into that range moves their mean, at most."""
+"""The most by which clamping moves the mean, in standard deviations of the noise."""
 
 DOUBT = 0.05
-"""How often, at most, noise hides where the true mean lies."""
+"""The largest probability that noise puts the true mean outside the bounds."""
 
 
 def release_of(unit: Unit, adjacency: Adjacency, held: int, law: NoiseLaw | None = None) -> Release:
-    """Return what telling a share releases, where every client holds at least `held` examples for it.
+    """Return the release of one report, if every client scores at least `held` examples.
 
     >>> release_of("user", "replace", 20).sensitivity, release_of("example", "replace", 20).sensitivity
     (1.0, 0.05)
@@ -59,7 +60,7 @@ def release_of(unit: Unit, adjacency: Adjacency, held: int, law: NoiseLaw | None
 
 
 def right_shares(model: Model, params: Tensor, held: Batch) -> Tensor:
-    """Return each client's share of right answers (k,), float64, on examples that lie one client a row."""
+    """Return each client's share of right answers (k,), float64, on `held`, which has one row per client."""
     score = models.evaluate(model, params, held.x, held.y, held.weight)
     if not bool(torch.isfinite(score.accuracy).all()):
         raise UserError("clients evaluate by counting right answers, and these targets are no classes")
@@ -68,10 +69,10 @@ def right_shares(model: Model, params: Tensor, held: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class OwnScores:
-    """After which rounds clients evaluate, what that releases, and what the server makes of it.
+    """When clients evaluate, what that releases, and how the server combines their reports.
 
-    `tolerated` is f. `release` is None where nothing is hidden; it and what clients add up are on a `grid`
-    where messages are.
+    `turns` are the rounds after which they evaluate, `tolerated` is f. `release` is None without noise.
+    `grid` is the grid on which noise is added, None in floating-point arithmetic.
 
     >>> plain = OwnScores(turns=(2, 4), tolerated=1)
     >>> plain.combined([0.6, 0.7, 0.8, 1e9])
@@ -89,7 +90,7 @@ class OwnScores:
     def noised(
         cls, turns: tuple[int, ...], tolerated: int, release: Release, clients: int, arithmetic: Arithmetic
     ) -> OwnScores:
-        """Return evaluations with this release, on a grid or not; there it says how its noise is drawn."""
+        """Return evaluations with this release. On a grid, the release also says how its noise is drawn."""
         if arithmetic != "grid":
             return cls(turns, tolerated, release)
         grid = Grid.of(release, 1, clients)
@@ -98,18 +99,18 @@ class OwnScores:
 
     @property
     def threat(self) -> Threat:
-        """Against whom a release holds: everybody else, all of whose secrets are known."""
+        """The threat that a report is protected against: ldp, in which everybody else may collude."""
         return Threat("ldp", 1)
 
     def history(self, rounds: int, repeated: float = 0.0) -> History:
-        """Return what was released after so many rounds, a share of it `repeated`, for who reckons ahead."""
+        """Return what `rounds` rounds release if a share `repeated` of it is released twice, for planning."""
         times = sum(turn <= rounds for turn in self.turns)
         if self.release is None or not times:
             return ()
         return ((mechanism(self.release, self.threat), math.ceil((1 + repeated) * times)),)
 
     def told(self, shares: Tensor, noise: NoiseSource, ids: tuple[int, ...], round_: int) -> Tensor:
-        """Return what clients `ids` tell in a round whose shares of right answers are (k,), float64."""
+        """Return the reports (k,) of clients `ids` in a round: their `shares` (k,), float64, plus noise."""
         shares = shares.double().cpu()
         if self.release is None:
             return shares
@@ -117,7 +118,7 @@ class OwnScores:
         if self.grid is None:
             return (centred + noise.draw(law, ids, 1, round_, here).double())[:, 0] + 0.5
         grid = self.grid
-        room = grid.clip / grid.bound  # so that rounding stays within the declared move
+        room = grid.clip / grid.bound  # leaves room for rounding within the declared sensitivity
         whole = grid.message(
             grid.contribution(centred * room), noise.steps(law, grid.step, ids, 1, round_, here)
         )
@@ -125,11 +126,11 @@ class OwnScores:
 
     @property
     def reach(self) -> float:
-        """How far beyond 0 and 1 a share is believed."""
+        """How far beyond 0 and 1 reports may lie before they are clamped."""
         return 0.0 if self.release is None else REACH * self.release.law.sigma_ind
 
     def width(self, honest: int) -> float:
-        """Return how far noise moves the mean of so many honest shares, but for a probability of `DOUBT`."""
+        """Return how far noise moves the mean of so many honest reports, except with probability `DOUBT`."""
         if self.release is None:
             return 0.0
         larger = 1.0 if self.grid is None else self.grid.bound / self.grid.clip
@@ -138,7 +139,7 @@ class OwnScores:
         return self.release.law.sigma_ind * larger * (likely + BEYOND) + rounding
 
     def combined(self, told: Iterable[float]) -> dict[str, float]:
-        """Return the score, and what it and the honest mean lie between, liars and noise; {} from too few."""
+        """Return the score and its two bounds (see the module); {} for 2f or fewer reports."""
         shares = torch.tensor(list(told), dtype=torch.float64)
         f, n = self.tolerated, len(shares)
         if n <= 2 * f:

@@ -1,8 +1,8 @@
 """Correct behaviour, and the behaviour of the authors' code, as two frozen sets of switches.
 
-The published tables were made with a code base that departs from its paper in places. Whatever of that
-changes numbers and lies in an algorithm is a switch here, so that a configuration says `preset = "reference"`
-once instead of scattering exceptions. The default is what the papers of the methods describe.
+The published tables were made with code that departs from its paper in places. Every departure that lies in
+an algorithm and changes numbers is a switch here, so that one line, `preset = "reference"`, reproduces them
+all. The default is what the papers of the methods describe.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ class Switches:
     """Where the reference code departs from the methods it implements.
 
     Attributes:
-        decay_in_l1: Weight decay acts in the steps of lp-proj-1. In the reference code its result is dropped.
-        clears_gradients: QSGD and DGC clients start every round from a zero gradient. In the reference code
-            the gradient of a client accumulates over all rounds it took part in.
-        clears_sketch: A count sketch holds one round's vector. In the reference code the table is never
-            cleared, so it holds the sum over all earlier rounds.
+        decay_in_l1: Whether weight decay acts in the steps of lp-proj-1. The reference code computes it and
+            drops the result.
+        clears_gradients: Whether QSGD and DGC clients start every round from a zero gradient. In the
+            reference code a client's gradient accumulates over all rounds it took part in.
+        clears_sketch: Whether a count sketch holds one round's vector only. The reference code never clears
+            the table, so it holds the sum over all earlier rounds.
         look_back_power: LBGM's multiplier is ⟨G, L⟩/‖L‖^power. 2 projects onto L; the reference code has 1.
-        tuning_steps: Per-FedAvg adapts with that many gradient steps before it is scored: one with the inner
-            rate as its paper says; the reference code adds a second, with the outer rate.
+        tuning_steps: How many gradient steps Per-FedAvg takes before it is scored: one with the inner rate,
+            as in its paper; the reference code adds a second with the outer rate.
 
     >>> switches("correct").look_back_power, switches("reference").look_back_power
     (2, 1)

@@ -1,15 +1,15 @@
-"""What private clients do to batches and vectors, the same in every algorithm: draw, clip, add noise.
+"""The steps of a private client that all algorithms share: draw a batch, clip, add noise.
 
-Methods that send models send, without `[privacy]`, the vector w_k. With it, the move away from the broadcast
-w is bounded and noised, so that replacing a whole client moves the message by at most 2C:
+Without `[privacy]`, methods that send models send w_k itself. With it, the move away from the broadcast w is
+clipped and noised, so that replacing all data of a client changes the message by at most 2C before noise:
 
     m_k = w + clip(w_k − w, C) + noise_k                     clip(u, C) = u · min(1, C/‖u‖)
 
-In lp-proj w lives in R^d, d ≪ D: noise of the same scale per coordinate then has a norm √(D/d) times smaller.
+In lp-proj w lies in R^d, d ≪ D: noise of the same scale per coordinate then has a norm √(D/d) times smaller.
 
-A contribution that is not finite counts as zero, before noise: a message never tells whether it was. On a
-grid (`trilemma.privacy.grid`) contribution and noise are whole steps, and what travels is their sum; all else
-that a message holds, w, momenta, weight decay, both ends work out alike (`trilemma.learning.gridded`).
+A contribution that is not finite is replaced by zero before noise is added, so that the message does not
+reveal it. On a grid (`trilemma.privacy.grid`) contribution and noise are integers, and their sum is sent.
+Both ends compute the rest of the message (w, momenta, weight decay) themselves (`trilemma.learning.gridded`).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from trilemma.privacy.types import PiecewiseNoise, Release
 
 
 def draw_batch(clients: Clients, size: int, release: Release | None, key: Key) -> Batch:
-    """Draw a batch as the accountant assumes: Poisson where the release says so, else without replacement."""
+    """Draw a batch as the accountant assumes: Poisson if the release says so, else without replacement."""
     if release is not None and release.sampling.scheme == "poisson":
         return clients.poisson(release.sampling.rate, size, key)
     return clients.sample(size, key)
 
 
 def client_keys(clients: Clients, key: Key) -> list[Key]:
-    """Return the key that each client's model draws from (dropout), the same in whatever company it steps."""
+    """Return a key per client, for dropout. It depends on the client only, not on who is stepped with it."""
     return [key.fold("client", i) for i in clients.ids]
 
 
 class BatchSettings(Protocol):
-    """What an algorithm says about its gradients: examples in a batch, and weight decay."""
+    """The settings that `batch_gradients` needs of an algorithm."""
 
     @property
     def batch_size(self) -> int:
@@ -70,7 +70,7 @@ def batch_gradients(
 ) -> models.Gradients:
     """Draw each client's batch of a round and return its gradients at the broadcast model.
 
-    Unless `decayed`, weight decay is left for whoever receives them to add: it is no secret.
+    If `decayed` is False, weight decay is not added: the receiver adds it, since the model is public.
     """
     return replay.gradients(
         clients.model,
@@ -83,7 +83,10 @@ def batch_gradients(
 
 
 def clip_of(release: Release | None, grid: Grid | None) -> models.Clip:
-    """Return how gradients are clipped: as the release says; examples on a grid a little below its bound."""
+    """Return how gradients are clipped: per example or per client, as the release says.
+
+    On a grid the threshold is a little lower, to leave room for rounding.
+    """
     if release is None:
         return models.Clip.none()
     threshold = release.clip if grid is None else grid.clip
@@ -93,7 +96,7 @@ def clip_of(release: Release | None, grid: Grid | None) -> models.Clip:
 
 
 def clip_rows(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Clip every row to norm `threshold`; also return which rows were longer.
+    """Clip every row to norm `threshold`; also return 1 for every row that was longer, 0 for others (k,).
 
     >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)[0]
     tensor([[0.6000, 0.8000],
@@ -107,7 +110,7 @@ def clip_rows(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 
 
 def contributions(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Clip every row, one that is not finite to zero; also return which rows were longer.
+    """Clip as `clip_rows` does, and replace rows that are not finite by zeros if the threshold is finite.
 
     >>> contributions(torch.tensor([[3.0, 4.0], [torch.nan, 0.4], [torch.inf, 0.0]]), 1.0)
     (tensor([[0.6000, 0.8000],
@@ -119,7 +122,10 @@ def contributions(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 
 
 def all_finite(vectors: Tensor) -> bool:
-    """Whether every number is finite: in one pass where their sum is, for no such sum has other terms.
+    """Tell whether all numbers are finite.
+
+    A finite sum has finite terms only, so one pass nearly always answers. The sum may overflow: then every
+    number is tested.
 
     >>> all_finite(torch.tensor([1.0, torch.inf])), all_finite(torch.tensor([3e38, 3e38]))
     (False, True)
@@ -137,11 +143,11 @@ def _finite(vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Noised:
-    """What k clients release.
+    """What k clients release, contribution plus noise.
 
-    `numbers` (k, d) is what everybody calculates with; `contribution` is what is in it beside noise, as it
-    was before it was put on a grid; `steps` (k, d) are the integers that leave on a `grid`, None where
-    floating-point numbers do. `whole` is the contribution in steps where that was kept.
+    `numbers` (k, d) are the released values. `contribution` (k, d) is the part without noise, before rounding
+    to a grid. On a `grid`, `steps` (k, d) are the integers that are sent and `whole` is the contribution in
+    steps, None if it was not kept. All three are None in floating-point arithmetic.
     """
 
     numbers: Tensor
@@ -152,21 +158,21 @@ class Noised:
 
     @property
     def kept(self) -> Tensor:
-        """The contribution in numbers, which stays with the client."""
+        """The contribution without noise, rounded to the grid if there is one. It never leaves the client."""
         if self.grid is None:
             return self.contribution
         whole = self.grid.contribution(self.contribution) if self.whole is None else self.whole
         return self.grid.numbers(whole)
 
     def messages(self, vectors: Tensor) -> Messages:
-        """Return messages of which the rule sees `vectors`, worked out from what is released."""
+        """Return messages whose aggregated part is `vectors` (k, d), which are computed from the release."""
         return Messages(vectors) if self.steps is None else Messages(vectors, {STEPS: self.steps})
 
 
 def noised(vectors: Tensor, setup: Setup, clients: Clients, round_: int, spent: bool = False) -> Noised:
-    """Add the noise the release asks for; without any, return the very same tensor.
+    """Add the noise of the release to `vectors` (k, d); without noise, return the same tensor.
 
-    Nobody needs `vectors` that are `spent` afterwards: of a long one the numbers then stand in its place.
+    `spent` says that the caller no longer needs `vectors`: a long one is then overwritten with the result.
     """
     release = setup.release
     if release is None or release.law.silent:
@@ -186,7 +192,7 @@ def noised(vectors: Tensor, setup: Setup, clients: Clients, round_: int, spent: 
 
 
 def _in_pieces(vectors: Tensor, noise: Iterator[NDArray[np.float64]], grid: Grid, spent: bool) -> Noised:
-    """Add noise that comes in pieces to a long contribution (1, d): no more of either is in memory."""
+    """Add noise to a long contribution (1, d) piece by piece, so that little of the noise is in memory."""
     row, steps = vectors[0], torch.empty_like(vectors, dtype=torch.int32)
     numbers = (
         vectors if spent and vectors.dtype == torch.float32 else torch.empty_like(steps, dtype=torch.float32)
@@ -204,7 +210,11 @@ def _in_pieces(vectors: Tensor, noise: Iterator[NDArray[np.float64]], grid: Grid
 def publish(
     setup: Setup, clients: Clients, origin: Tensor, vectors: Tensor, round_: int
 ) -> tuple[Messages, dict[str, Tensor]]:
-    """Return what clients send in place of `vectors` (k, d), and a report of how far that is from them."""
+    """Return the messages that clients send for models `vectors` (k, d), and a report.
+
+    With privacy a message is `origin` + the clipped and noised move away from it. The report then says which
+    moves were clipped and how long they were; without privacy it is empty.
+    """
     release = setup.release
     if release is None:
         return Messages(vectors), {}
@@ -214,7 +224,7 @@ def publish(
     if setup.grid(vectors.shape[1]) is not None:
         sent = noised(vectors.double() - origin.double(), setup, clients, round_)
         return sent.messages(origin + sent.numbers), report
-    # A move within the bound is sent as it is: w + (w_k − w) would differ from w_k by a rounding error.
+    # A model whose move needs no clipping is sent as it is: w + (w_k − w) has a rounding error.
     as_it_is = (longer == 0) & (math.isinf(release.clip) | torch.isfinite(moves).all(1))
     messages = torch.where(as_it_is[:, None], vectors, origin + bounded)
     return Messages(noised(messages, setup, clients, round_).numbers), report

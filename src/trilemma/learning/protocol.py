@@ -6,9 +6,9 @@
 
 and a statement of what clients send, `message(model) -> MessageLayout` (see `trilemma.learning.messages`).
 
-Client state and messages carry a leading client axis. The simulator steps k = n clients at once, a real node
-steps k = 1, and both run the same code: the deployed run can be compared with the simulated one number for
-number. Nothing here has hidden state; what a function does not get as an argument it does not know.
+Client state and messages have the client axis first. The simulator steps k = n clients at once and a real
+node steps k = 1. Both run the same code, so a deployed run can be compared with a simulated one number for
+number. The functions have no hidden state: they depend on their arguments only.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource, Release
 
 State = Mapping[str, Tensor]
-"""Named tensors. A client's state has the client axis first; the server's has none of its own."""
+"""Named tensors. Client state has the client axis first; server state has no client axis of its own."""
 
 Report = Mapping[str, Any]
 """What a step did, for the record: fraction clipped, each client's weight, the rule's info."""
 
 
 class Clients(Protocol):
-    """The k clients a process plays: their identities, their data, and the source of their noise."""
+    """The k clients that one process runs: their identities, their data and the source of their noise."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -53,10 +53,13 @@ class Clients(Protocol):
         """Draw `size` examples without replacement for each client, each from its own key."""
 
     def poisson(self, rate: float, size: int, key: Key) -> Batch:
-        """Draw each example independently with probability `rate`; each weighs 1/`size`, which is public."""
+        """Draw each example independently with probability `rate`, with the public weight 1/`size`."""
 
     def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
-        """Yield `steps` stacked batches of a shuffled loader: reshuffled when exhausted, last one partial."""
+        """Yield `steps` stacked batches of shuffled data.
+
+        Each pass over a client's data is shuffled anew; the last batch of a pass may be smaller.
+        """
 
     def everything(self) -> Batch:
         """Return all training examples of each client, padded with weight 0."""
@@ -64,7 +67,7 @@ class Clients(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """Everything before the first round."""
+    """The first broadcast, and the state of clients and server before the first round."""
 
     broadcast: State
     clients: State
@@ -96,14 +99,15 @@ ServerFunction = Callable[[Messages, State, int, Key], ServerStep]
 
 @dataclass(frozen=True)
 class Inquiry:
-    """A second exchange within a round: what the server asks once it has heard the first messages.
+    """A second exchange within a round: a question by the server and the clients' answers.
 
-    `server` then gets the messages of this exchange, with the question in them.
+    The server asks after it has received the first messages. `Algorithm.server` then gets the answers
+    instead of the first messages; `Messages.question` holds the question.
 
     Attributes:
-        question: (messages, state, round, key) -> the tensors that are sent to every client heard.
-        answer: (question, state) -> messages of k clients; `state` is as their step left it.
-        message: What these messages look like.
+        question: (messages, state, round, key) -> the tensors sent to every client that was heard.
+        answer: (question, state) -> messages of k clients; `state` is the clients' state after their step.
+        message: model -> layout of these messages.
     """
 
     question: Callable[[Messages, State, int, Key], State]
@@ -112,36 +116,37 @@ class Inquiry:
 
 
 def global_model(broadcast: State, state: State, clients: Clients, key: Key) -> Tensor:
-    """Return the broadcast model: what is scored when there is one model for everybody."""
+    """Return the broadcast model, which is scored when all clients share one model."""
     return broadcast["params"]
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated algorithm. `broadcast["params"]` (d,) is the global model wherever there is one.
+    """A federated algorithm. If there is a global model, it is `broadcast["params"]` (d,).
 
     Attributes:
-        name: As in configurations.
+        name: The algorithm's name in messages to the user.
         init: (model, ids, key) -> Start.
-        client: (broadcast, state, clients, round, key) -> ClientStep; `report["loss"]` (k,) is the training
-            loss, and a client whose loss is not finite has diverged.
+        client: (broadcast, state, clients, round, key) -> ClientStep. `report["loss"]` (k,) is the training
+            loss; a client whose loss is not finite has diverged.
         server: (messages, state, round, key) -> ServerStep.
-        message: model -> what clients' messages look like.
-        release: What one client lets out in one round, for the accountant; None: no privacy mechanism.
+        message: model -> layout of the clients' messages.
+        release: What one client releases in one round, for the accountant; None: no privacy mechanism.
         evaluated: (broadcast, state, clients, key) -> the parameters that are scored: (d,) for one global
-            model, (k, d) for personal ones. The key is for methods that fine-tune before they are scored.
-        own_models: Whether clients end with models of their own, whatever the model is.
-        everyone_trains: Whether clients that were not sampled this round train too; their messages are not
-            aggregated, their state is kept. Otherwise only sampled clients are stepped.
-        tolerates_nonfinite: Whether honest messages that are not finite are part of the method's life, and
-            not the end of the run.
-        everyone_listens: Whether clients that do not train this round are sent the broadcast all the same.
-        downlink: broadcast -> scalars and bytes that travel to one client; None: the broadcast's numbers.
-        inquiry: The second exchange of every round; None: there is none.
-        trace: How releases reach the model, where that is linear; None: it is not.
-        members: server state -> who still takes part; None: everybody.
-        court: What a defended server judges by (`trilemma.learning.evidence.court.Court`); None: undefended.
-        screen: Which of `trilemma.learning.screens` looks at messages before the rule; empty: none.
+            model, (k, d) for personal models. Methods that fine-tune before scoring draw from the key.
+        own_models: Whether clients end with models of their own for every kind of model, not only for
+            those with batch normalisation.
+        everyone_trains: Whether clients that were not sampled this round train too. Their new state is kept,
+            their messages are not aggregated. If False, only sampled clients are stepped.
+        tolerates_nonfinite: Whether a run continues after an honest message that is not finite.
+        everyone_listens: Whether the broadcast is also sent to clients that do not train this round.
+        downlink: broadcast -> scalars and bytes sent to one client; None: all numbers of the broadcast.
+        inquiry: The second exchange of every round; None: there is only one exchange.
+        trace: How releases move the model, if that is linear; None: it is not.
+        members: server state -> the clients that still take part; None: all of them.
+        court: How a defended server judges its clients (`trilemma.learning.evidence.court.Court`); None: the
+            server has no evidence stage.
+        screen: The name of the screen (`trilemma.learning.screens`) applied before the rule; empty: none.
     """
 
     name: str
@@ -163,7 +168,7 @@ class Algorithm:
     screen: str = ""
 
     def personal(self, alone: Clients, key: Key, device: torch.device | str = "cpu") -> bool:
-        """Whether scores are of clients' own models, found out with one client `alone`."""
+        """Tell whether clients' own models are scored, by calling `evaluated` for the one client `alone`."""
         begin = self.init(alone.model, alone.ids, key.fold("init"))
         broadcast, kept = (
             {name: tensor.to(device) for name, tensor in part.items()}

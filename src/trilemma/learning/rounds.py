@@ -1,6 +1,6 @@
-"""What a run decides beside its algorithm: whose turn it is in a round, and which model it returns.
+"""What a run decides apart from its algorithm: which clients are sampled, and which model is returned.
 
-A simulation and a real federation decide it here, from the same keys, so that they decide the same.
+Simulations and real federations both call these functions with the same keys, so they decide the same.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Returned = Literal["last", "sampled", "average"]
 
 
 def sampled_clients(clients: Sequence[int], count: int | None, round_: int, key: Key) -> tuple[int, ...]:
-    """Return `count` of the `clients`, drawn uniformly for a round; all of them where there are no more.
+    """Return `count` of the `clients`, drawn uniformly for a round; all if there are no more than `count`.
 
-    `key` is the run's.
+    `key` is the key of the run; `count` None: all clients.
 
     >>> sampled_clients(range(10), 3, round_=0, key=Key(1))
     (0, 8, 9)
@@ -35,9 +35,9 @@ def sampled_clients(clients: Sequence[int], count: int | None, round_: int, key:
 def returned_model(
     how: Returned, before: Tensor, latest: Tensor, finished: int, rounds: int, key: Key
 ) -> Tensor:
-    """Return the model to keep after `finished` of `rounds` rounds: what the run returns if it ends here.
+    """Return the model to keep after `finished` of `rounds` rounds, which a run that ends here returns.
 
-    `before` is what was kept so far; `key` is the run's.
+    `before` is the model kept after the last round, `latest` that of this one; `key` is the key of the run.
 
     >>> import torch
     >>> kept = torch.zeros(1)

@@ -4,9 +4,9 @@
     m_i ← β m_i + (1−β) (g_i + N(0, σ_DP² I)),   σ_DP = (2C/b) σ_NM
     θ ← θ − γ F(m_1, …, m_n)
 
-With `unit = "user"` the averaged gradient is clipped instead of every example's (the batch-clipped variant
-that Byz-Clip21-SGD2M is compared with, and CafCor without correlated noise). The loop is in
-`trilemma.learning.momentum`.
+With `unit = "user"` the averaged gradient is clipped instead of each example's. That is the batch-clipped
+variant to which the Byz-Clip21 paper compares its method, and also CafCor without correlated noise. The loop
+is in `trilemma.learning.momentum`.
 
 Reference: Allouah, Guerraoui, Gupta, Pinot, Stephan, "On the privacy-robustness-utility trilemma in
 distributed learning", ICML 2023, Algorithm 1.
@@ -30,5 +30,5 @@ class SafeDSHB(MomentumSettings):
     unit: Unit = Field(default="example", description="clip per example, or per client (batch-clipped)")
 
     def paper_noise(self, release: Release, epsilon: float, delta: float, rounds: int) -> NoiseLaw:
-        """Return the noise that Byz-Clip21's paper gives the batch-clipped variant."""
+        """Return the noise that the Byz-Clip21 paper uses for the batch-clipped variant."""
         return order_of_magnitude_noise(release, epsilon, delta, rounds)

@@ -1,4 +1,4 @@
-"""What a server makes of the messages: apply the rule, then step downhill or move towards the aggregate.
+"""What a server does with messages: apply the rule, then take a descent step or blend in the aggregate.
 
 descent    w ← w − η_t R(m_1, …, m_S)
 blending   w ← (1 − β) w + β R(m_1, …, m_S)
@@ -24,21 +24,21 @@ from trilemma.learning.theory.schedules import Schedule
 from trilemma.mapped import lies_in_a_file
 
 BLOCK = 1 << 24
-"""Numbers of messages that lie in a file which are looked at together."""
+"""How many numbers are read at once of messages that lie in a file."""
 
 Combined = tuple[Tensor, dict[str, Any]]
-"""What the rule makes of k vectors, (d,), and a report of how."""
+"""The aggregate (d,) of k vectors, and a report of how it was made."""
 
 
 def apply_rule(setup: Setup, vectors: Tensor, key: Key, known: Geometry | None = None) -> Combined:
-    """Apply the federation's rule and say what it did: every client's weight and how suspect it looked.
+    """Apply the federation's rule; the report holds each client's weight and score, and the rule's info.
 
-    `known` is the geometry of the vectors, where somebody measured it.
+    `known` is the geometry of the vectors if it was already measured.
     """
     outcome: Aggregate[Any]
     if known is not None:
         outcome = carry_out(setup.rule, InMemory(vectors, known), key.fold("rule"))
-    elif lies_in_a_file(vectors):  # for there is no room: a few columns at a time
+    elif lies_in_a_file(vectors):  # too long for memory: a few columns at a time
         outcome = stream(setup.rule, lambda: column_blocks(vectors), key=key.fold("rule"))
     else:
         outcome = setup.rule(vectors, key=key.fold("rule"))
@@ -46,7 +46,7 @@ def apply_rule(setup: Setup, vectors: Tensor, key: Key, known: Geometry | None =
 
 
 def column_blocks(vectors: Tensor) -> Iterator[Tensor]:
-    """Yield (n, d) a few columns at a time.
+    """Yield `vectors` (n, d) a few columns at a time.
 
     >>> [block.shape[1] for block in column_blocks(torch.zeros(4, BLOCK // 2))]
     [4194304, 4194304]
@@ -57,10 +57,10 @@ def column_blocks(vectors: Tensor) -> Iterator[Tensor]:
 
 
 def aggregate(setup: Setup, vectors: Tensor, key: Key, known: Geometry | None = None) -> Combined:
-    """Apply the federation's rule; where more messages than it may leave out are not finite, return NaN.
+    """Apply the federation's rule; return NaN if more than f messages are not finite.
 
-    That is what a mean of such messages is. Methods that can live with it treat NaN as "no news", the others
-    diverge in the next round, and the record says so; neither is an exception here.
+    NaN is what the mean of such messages would be. Methods that tolerate it treat NaN as "no news". The
+    others diverge in the next round, and the record says so. Hence nothing is raised here.
     """
     broken = 0 if all_finite(vectors) else sum(not bool(torch.isfinite(row).all()) for row in vectors)
     if broken > setup.rule.f:
@@ -96,7 +96,7 @@ def blending_server(setup: Setup, name: str, beta: float = 1.0) -> ServerFunctio
 
 
 def blend(before: Tensor, value: Tensor, beta: float) -> Tensor:
-    """Return (1 − β) before + β value; for β = 1 the very value, whatever `before` is.
+    """Return (1 − β) before + β value; for β = 1 `value` itself, even if `before` is not finite.
 
     >>> blend(torch.tensor([torch.nan]), torch.tensor([2.0]), 1.0)
     tensor([2.])

@@ -1,7 +1,7 @@
 """How an algorithm is named, configured and built.
 
-An algorithm is one file with one `AlgorithmSettings` class, entered in `algorithms`. The class lists what the
-`[algorithm]` table of a configuration may say, and `build` turns it into the three pure functions.
+An algorithm is one file with one `AlgorithmSettings` class, registered in `algorithms`. The fields of the
+class are the options of the `[algorithm]` table, and `build` turns them into the three pure functions.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Setup:
         clients: How many clients there are, n.
         byzantine: How many of them may lie or fail, f.
         rounds: How many rounds the run has, T.
-        rule: What the server combines messages with.
-        release: How one client's message is clipped and noised; None: not at all.
-        arithmetic: Where contribution and noise meet: among floating-point numbers, or on a public grid of
-            integers, which is what a certificate needs (`trilemma.privacy.grid`).
-        root: Public examples at the server, as one more client who adds no noise; None: it has none.
+        rule: The rule by which the server aggregates messages.
+        release: How one client's message is clipped and noised; None: neither clipped nor noised.
+        arithmetic: Whether noise is added in floating point ("float"), or in integers on a public grid
+            ("grid"), which a certificate requires (`trilemma.privacy.grid`).
+        root: Public examples that the server holds, as one more client without noise; None: it holds none.
     """
 
     clients: int
@@ -43,7 +43,7 @@ class Setup:
     root: Clients | None = None
 
     def grid(self, dim: int) -> Grid | None:
-        """Return the grid that releases of `dim` numbers lie on; None: they are not noised, or float."""
+        """Return the grid for releases of `dim` numbers; None without noise or with float arithmetic."""
         if self.arithmetic == "float" or self.release is None or self.release.law.silent:
             return None
         return Grid.of(self.release, dim, self.clients)
@@ -53,29 +53,31 @@ class AlgorithmSettings(Options):
     """The `[algorithm]` table of one algorithm. Subclasses add their parameters."""
 
     smooth: ClassVar[Mapping[str, Any]] = {}
-    """Options under which messages are a continuous function of the data, where by default they are not: a
-    sign jumps at 0, where rounding decides, and two ways to compute it can be compared only without."""
+    """Options that make messages a continuous function of the data, for methods whose defaults do not.
+
+    A sign, for example, jumps at 0, where the rounding error decides. Two implementations can be compared
+    number for number only without such jumps."""
 
     @property
     def least_examples(self) -> int:
-        """How many examples every client must hold: more than one where batches have a fixed size."""
+        """The least number of examples every client must hold: the batch size if that is fixed, else 1."""
         return 1
 
     @property
     def fresh_noise(self) -> bool:
-        """Whether a message carries the noise of its own round only; unless an algorithm says so, it may not.
+        """Whether a message contains noise of its own round only. Algorithms for which this is true say so.
 
-        Where old noise is in a message again, who compares the means of rounds with different senders can
-        take it out.
+        If messages repeat noise of earlier rounds, as momentum does, an observer can remove some of it by
+        comparing the means of rounds with different senders.
         """
         return False
 
     def exposure(self, clip: float, examples: int) -> Release:
-        """Say what one client lets out in one round when its contribution is clipped at `clip`.
+        """Return what one client releases in one round when its contribution is clipped at `clip`.
 
-        `examples` is the public number of training examples that every client holds at least. The noise of
-        the returned release is zero: calibration fills it in. An algorithm that does not say has no
-        mechanism.
+        `examples` is a public lower bound on the number of training examples of every client. The noise of
+        the returned release is zero: calibration fills it in. An algorithm that does not override this
+        method has no privacy mechanism.
         """
         raise PrivacyError(
             f"[privacy] {self.without_release(type(self).__name__)}: leave [privacy] out, or choose an "
@@ -83,11 +85,11 @@ class AlgorithmSettings(Options):
         )
 
     def without_release(self, name: str) -> str:
-        """Say why this algorithm, called `name`, has no privacy mechanism, where it has none."""
+        """Return the reason why this algorithm, called `name`, has no privacy mechanism."""
         return f"{name} has no privacy mechanism: it neither clips nor adds noise"
 
     def paper_noise(self, release: Release, epsilon: float, delta: float, rounds: int) -> NoiseLaw:
-        """Return the noise the algorithm's paper sets for (ε, δ), where it is not a calibrated one."""
+        """Return the noise that the paper's own formula gives for (ε, δ), instead of calibrated noise."""
         raise ConfigError(
             f"[privacy] noise = 'paper': {type(self).__name__} has no formula of its own; "
             "allowed: noise = 'certified'"
@@ -103,7 +105,7 @@ algorithms: Registry[type[AlgorithmSettings]] = Registry("algorithm")
 
 
 def private_algorithms() -> list[str]:
-    """Return the algorithms that may be used with `[privacy]`: those that say what a round releases."""
+    """Return the names of the algorithms that allow `[privacy]`: those that override `exposure`."""
     return sorted(
         name for name, kind in algorithms.items() if kind.exposure is not AlgorithmSettings.exposure
     )
@@ -114,9 +116,9 @@ class WholeClientSettings(AlgorithmSettings):
 
     @property
     def fresh_noise(self) -> bool:
-        """The move from the broadcast is clipped and noised anew in every round."""
+        """True: each round clips the move away from the broadcast and adds fresh noise."""
         return True
 
     def exposure(self, clip: float, examples: int) -> Release:
-        """See `AlgorithmSettings.exposure`. A client's whole move is clipped, whatever data made it."""
+        """See `AlgorithmSettings.exposure`. The whole move is clipped, whichever of its data caused it."""
         return Release(clip, NoiseLaw())

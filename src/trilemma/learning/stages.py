@@ -1,4 +1,4 @@
-"""What the server does before its rule, where a rule asks for it: `evidence`, or one of the `screens`."""
+"""The stage that a rule may begin with, which is the server's work: `evidence` or one of the `screens`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trilemma.learning.settings import Setup
 
 
 def staged(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
-    """Return the algorithm, with what the stage of its rule asks of the server, if there is one."""
+    """Return the algorithm, its server extended by the stage that the rule begins with, if there is one."""
     stage = stage_of(setup.rule)
     if stage is None:
         return build(setup)

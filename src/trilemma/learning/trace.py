@@ -1,18 +1,19 @@
-"""How releases reach the model, and the law of what a client has moved it by.
+"""How releases move the model, and the probability law of a client's sum.
 
-Client i releases u_i(s) = a_i(s) + z_i(s) in round s: a contribution of norm at most C(s), and noise. Its
-message is a fixed linear combination of its releases, x_i(t) = Σ_s p_is(t) u_i(s) (a momentum averages them),
-and the server moves the model by step(t) × an aggregate of the messages. So
+Client i releases u_i(s) = a_i(s) + z_i(s) in round s: a contribution of norm at most C(s), plus noise. Its
+message is a fixed linear combination of its releases, x_i(t) = Σ_s p_is(t) u_i(s) (momentum averages them),
+and the server moves the model by step(t) × an aggregate of the messages. The sum of client i,
 
     S_i(t) = Σ_{r ≤ t} step(r) x_i(r) = Σ_s c_is u_i(s),      c_is = Σ_r step(r) p_is(r),
 
-is how far client i alone would have moved it: what it did, and nothing else, is what it is judged by. The
-coefficients c are public, hence the law of the noise in S: every coordinate is N(0, K) with
+is how far it alone would have moved the model so far. A client is judged by its sum, which depends on nothing
+but its own releases. The coefficients c are public, so the law of the noise in S is known: each coordinate is
+N(0, K) with
 
     K_ij = Σ_s c_is c_js (R_s² δ_ij − σ_cor²),      R_s² = σ_ind² + m_s σ_cor²,
 
-m_s the members who share secrets in round s (`privacy.covariance` of the complete graph, summed over rounds),
-and ‖Σ_s c_is a_i(s)‖ ≤ b_i = Σ_s |c_is| C(s).
+where m_s members share secrets in round s (`privacy.covariance` of the complete graph, summed over rounds).
+The contributions are bounded by ‖Σ_s c_is a_i(s)‖ ≤ b_i = Σ_s |c_is| C(s).
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ FLOOR = 1e-6
 
 @dataclass(frozen=True)
 class Trace:
-    """How what clients release reaches the model, by the round.
+    """How releases move the model, as functions of the round t.
 
-    A client's message is keeps × its last one + adds × its release; the model moves by step × the aggregate.
+    A message is keeps(t) × the client's last message + adds(t) × its release of round t. The model moves by
+    step(t) × the aggregate of the messages.
 
     Attributes:
-        step: How far, and in which sense, an aggregate moves the model.
-        keeps: What a message keeps of the client's last one.
-        adds: What it takes of the fresh release.
-        model: The part of the broadcast that is the model.
-        around: Whether messages are the model plus the release, rather than the release alone.
-        decay: Weight decay λ, which adds λθ to a contribution that is clipped without it.
+        step: The factor of the aggregate, with its sign: −γ for descent with learning rate γ.
+        keeps: The coefficient of the client's last message.
+        adds: The coefficient of the new release.
+        model: The name of the part of the broadcast that is the model.
+        around: Whether a message is the model plus the release, rather than the release alone.
+        decay: Weight decay λ: it adds λθ to a contribution after clipping.
     """
 
     step: Callable[[int], float]
@@ -55,7 +57,7 @@ class Trace:
     decay: float = 0.0
 
     def vectors(self, messages: Tensor, model: Tensor) -> Tensor:
-        """Return the messages (k, d) without the model they may be based on."""
+        """Return the messages (k, d), less the model if they contain it (`around`)."""
         return messages - model if self.around else messages
 
     def messages(self, vectors: Tensor, model: Tensor) -> Tensor:
@@ -65,9 +67,10 @@ class Trace:
 
 @dataclass(frozen=True)
 class Law:
-    """What is known of honest clients' sums: covariance K (n, n) of a coordinate's noise, bounds b (n,).
+    """The law of honest clients' sums: noise covariance K (n, n) per coordinate, bounds b (n,) on the data.
 
-    `alike` is the variance of everybody and the covariance of any two, where all have been heard alike.
+    `alike` is (variance, covariance of any two clients) if all clients were heard in the same rounds, so that
+    K has one value on its diagonal and one beside it. Otherwise it is None.
     """
 
     covariance: Array
@@ -93,17 +96,17 @@ class Law:
 
     @cached_property
     def heard(self) -> Places:
-        """Who has sent something: only they have noise in their sums."""
+        """The clients that have sent anything: those whose sums contain noise."""
         return np.flatnonzero(self.covariance.diagonal() > 0).astype(np.int64)
 
     @cached_property
     def deviation(self) -> Array:
-        """The noise's standard deviation in every client's sum (n,)."""
+        """The standard deviation √K_ii of the noise in every client's sum (n,)."""
         return np.asarray(np.sqrt(self.covariance.diagonal()))
 
     @cached_property
     def pairs(self) -> tuple[Array, Array]:
-        """Deviations (n, n) of the sum and the difference of two clients' sums, both of unit noise."""
+        """Standard deviations (n, n) of S_i/√K_ii + S_j/√K_jj and of S_i/√K_ii − S_j/√K_jj."""
         if self.alike is not None:
             m, (own, shared) = len(self.covariance), self.alike
             both = (math.sqrt(max(2 * (1 + sign * shared / own), 0.0)) for sign in (1.0, -1.0))
@@ -115,10 +118,10 @@ class Law:
 
     @cached_property
     def whitening(self) -> Array:
-        """K^(-½) of all clients, who have all sent something.
+        """K^(-½) (n, n); all n clients must have sent something.
 
-        Variances are at least `FLOOR` times the largest: pairwise noise alone leaves none in the mean. Where
-        all were heard alike, K = aI − b11ᵀ, and nothing has to be decomposed.
+        Eigenvalues of K are raised to at least `FLOOR` times the largest: with pairwise noise alone the mean
+        has no noise and K is singular. If all clients were heard alike, K = aI − b11ᵀ needs no decomposition.
         """
         m = len(self.covariance)
         if self.alike is not None:
@@ -128,7 +131,7 @@ class Law:
         return np.asarray((vectors / np.sqrt(np.maximum(values, FLOOR * values[-1]))) @ vectors.T)
 
     def white(self, gram: Array) -> Array:
-        """Return K^(-½) `gram` K^(-½), the Gram matrix of white sums; no matrix product if all are alike.
+        """Return K^(-½) `gram` K^(-½), the Gram matrix of whitened sums; without matrix products if `alike`.
 
         >>> law = Law(_alike(2, 5.0, -4.0), np.ones(2), 3, (5.0, -4.0))
         >>> np.allclose(law.white(law.covariance), np.eye(2))
@@ -143,7 +146,7 @@ class Law:
         return np.asarray(across * left + more * left.sum(axis=1)[:, None])
 
     def select(self, rows: Places) -> Law:
-        """Return the law of some of the clients."""
+        """Return the law of the clients in `rows`."""
         if len(rows) == len(self.bounds):
             return self
         some = self.covariance[np.ix_(rows, rows)]
@@ -151,7 +154,7 @@ class Law:
 
 
 def whitened(own: float, shared: float, members: int) -> tuple[float, float]:
-    """Return the eigenvalues of K^(-½), across the mean and along it, of members who were heard alike.
+    """Return the eigenvalues of K^(-½) for m members heard alike: orthogonal to the vector 1, and along it.
 
     >>> whitened(3.0, -1.0, 3)
     (0.5, 1.0)
@@ -169,7 +172,7 @@ def _alike(members: int, own: float, shared: float) -> Array:
 
 
 def _shape(covariance: Array) -> tuple[float, float] | None:
-    """Return what is on the diagonal of a matrix and what beside it, where that is all there is to it.
+    """Return (diagonal, off-diagonal) of a matrix that has one value on and one off its diagonal; else None.
 
     >>> _shape(np.array([[5.0, -4.0], [-4.0, 5.0]])), _shape(np.diag([1.0, 2.0]))
     ((5.0, -4.0), None)

@@ -1,17 +1,16 @@
-"""Going on from the clients' model, on examples in which liars have no say.
+"""Tuning the model after federated training, on examples that liars cannot influence.
 
-Federated training leaves the model at θ = θ_0 + m; m carries privacy noise, and whatever liars hid in it.
-Examples that are public, or that do not leave their owner, cost no privacy. So the server may go on from
-there on a root set, a few public examples, and every client on its own, at home:
+Federated training ends at θ = θ_0 + m, where the move m contains privacy noise and whatever liars hid in it.
+Training on public examples, or on examples that do not leave their owner, costs no privacy. So the server may
+tune the model on a root set, a few public examples, or every client may tune it on its own data:
 
     θ' = argmin  loss(θ') + (pull/2) ‖θ' − (θ_0 + scale · m)‖²
 
-For Gaussian noise that is the most probable model. `scale` makes up for clipped contributions, which are
-shorter than the best move; scale = 0 forgets the clients. Both are chosen on the examples themselves: every
-fifth of them is held out once, and of all choices whose held-out loss is within one standard error of the
-least, the one that leans least on the clients is taken (Breiman, Friedman, Olshen and Stone 1984); they are
-forgotten only where that is best. The loss is that of the best multiple of the outputs, so that confidence
-does not count. A lie survives as far as the examples do not show it.
+For Gaussian noise θ' is the most probable model. `scale` makes up for clipping, which shortens m; scale = 0
+discards m. Both are chosen by five-fold cross-validation on the same examples. Of all scales whose held-out
+loss is within one standard error of the least, the smallest is taken (Breiman, Friedman, Olshen and Stone
+1984); scale 0 only if it is the best. The held-out loss is minimised over multiples of the outputs, so that
+confidence does not count. What remains of a lie is what these examples do not show.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from trilemma.models.types import Model
 SCALES = (0.0, 1.0, 2.0, 4.0, 8.0)
 PULLS = (0.01, 0.03, 0.1, 0.3, 1.0)
 PARTS = 5
-"""Parts of the examples, of which each is held out once."""
+"""Folds of cross-validation."""
 
 MULTIPLES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Multiples of a classifier's outputs that are tried for the least loss."""
 
 STEPS = 40
-"""Steps of L-BFGS at most."""
+"""The most steps of L-BFGS, and of conjugate gradients."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A model that went on from where clients left it: its parameters, and how they were found."""
+    """A tuned model: its parameters (d,), and the scale and pull that were chosen."""
 
     params: Tensor
     scale: float
     pull: float
-    """Of `SCALES` and `PULLS`, as the examples chose."""
+    """One of `SCALES` and one of `PULLS`."""
 
 
 def check_going_on(model: Model, examples: int) -> None:
-    """Refuse a model, or so few examples of whoever has fewest, from which nobody can go on."""
+    """Refuse a model that cannot be tuned, or too few `examples` (of the owner that has fewest)."""
     if model.buffers:
         raise ConfigError("[aggregation] tune: a model with running statistics cannot go on on few examples")
     if examples < 2:
@@ -64,7 +63,7 @@ def check_going_on(model: Model, examples: int) -> None:
 
 
 def check_one_model(personal: bool, algorithm: str) -> None:
-    """Refuse an algorithm whose clients end with models of their own: there is none of all to go on from."""
+    """Refuse an algorithm whose clients end with models of their own: there is no common model to tune."""
     if personal:
         raise ConfigError(
             f"[aggregation] tune: it goes on from one model of all, and clients of {algorithm} have their "
@@ -78,7 +77,7 @@ def origin_of(algorithm: Algorithm, model: Model, key: Key) -> Tensor:
 
 
 def scales_of(tune: str) -> Sequence[float]:
-    """Return which multiples of the clients' move are tried: `[aggregation] tune` may say that they are none.
+    """Return the scales to try; 0 alone if `[aggregation] tune` says that the clients' move is not used.
 
     >>> scales_of("clients-alone"), scales_of("clients")
     ((0.0,), (0.0, 1.0, 2.0, 4.0, 8.0))
@@ -87,13 +86,16 @@ def scales_of(tune: str) -> Sequence[float]:
 
 
 def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float] = SCALES) -> Tuned:
-    """Return where one client, or the root set, goes from θ_0 = `origin` and θ = `model`, both (d,)."""
+    """Tune the model on one owner's examples, a client's or the root set's.
+
+    θ_0 = `origin` and θ = `model` are (d,); scale and pull are chosen by cross-validation.
+    """
     whole = owner.everything()
     examples = whole.y.shape[1]
     check_going_on(owner.model, examples)
 
     def losses(scale: float, pull: float) -> Tensor:
-        """Return the loss of every example (b,) by the model that was not shown it."""
+        """Return the loss of every example (b,) under the model that was trained without it."""
         outputs, labels = held_out(owner, start_of(origin, model, scale), pull)
         multiples = (1.0,) if labels.is_floating_point() else MULTIPLES
         tried = [owner.model.loss(by * outputs[None], labels[None])[0] for by in multiples]
@@ -109,16 +111,16 @@ def tuned(owner: Clients, origin: Tensor, model: Tensor, scales: Sequence[float]
 
 
 def going_on(owner: Clients, origin: Tensor, model: Tensor, scale: float, pull: float) -> Tuned:
-    """Return where one goes whose choices are made: from θ_0 + scale · m on all examples, pulled back."""
+    """Tune the model on all examples of the owner with a given scale and pull."""
     start = start_of(origin, model, scale)
-    return Tuned(_nearest(owner, start[None], owner.everything(), pull)[0], scale, pull)
+    return Tuned(_minimisers(owner, start[None], owner.everything(), pull)[0], scale, pull)
 
 
 def held_out(owner: Clients, start: Tensor, pull: float | None) -> tuple[Tensor, Tensor]:
-    """Return outputs (b, …) for the owner's examples, in parts, and their labels (b, …).
+    """Return outputs (b, …) for the owner's held-out examples, fold by fold, and their labels (b, …).
 
-    Every part's are those of the model that goes on from `start` (d,), pulled back to it, on all the others;
-    with no pull at all, None, those of `start` itself.
+    The outputs of a fold are those of the model tuned from `start` (d,) on all other folds; with `pull` None
+    they are those of `start` itself.
     """
     whole = owner.everything()
     examples = whole.y.shape[1]
@@ -126,7 +128,7 @@ def held_out(owner: Clients, start: Tensor, pull: float | None) -> tuple[Tensor,
     held = torch.stack([parts == part for part in range(int(parts.max()) + 1)])
     found = start.expand(len(held), -1)
     if pull is not None:
-        found = _nearest(owner, found, _weighted(whole, ~held), pull)
+        found = _minimisers(owner, found, _weighted(whole, ~held), pull)
     outputs = [
         models.outputs(owner.model, params, each(whole.x, lambda column, rows=rows: column[0][rows]))  # type: ignore[misc]
         for params, rows in zip(found, held, strict=True)
@@ -135,11 +137,12 @@ def held_out(owner: Clients, start: Tensor, pull: float | None) -> tuple[Tensor,
 
 
 def unseen(owner: Clients, found: Tuned, gradient: Tensor) -> Tensor:
-    """Return the change of the clients' model (d,) that raises a loss most after tuning.
+    """Return the direction (d,) in which a change of the clients' model raises a loss most after tuning.
 
-    `gradient` is that loss's at the tuned model. A change δ moves that by pull · (H + pull)⁻¹ δ, H the second
-    derivative of the loss on the owner's examples: what these show, they take back. Conjugate gradients, with
-    differences of gradients for H.
+    `gradient` (d,) is the gradient of that loss at the tuned model. A change δ of the clients' model moves
+    the tuned one by pull · (H + pull)⁻¹ δ, where H is the second derivative of the loss on the owner's
+    examples: tuning takes back what these show. The result is pull · (H + pull)⁻¹ gradient, by conjugate
+    gradients, in which differences of gradients stand for products with H.
     """
     whole = owner.everything()
 
@@ -158,7 +161,7 @@ def unseen(owner: Clients, found: Tuned, gradient: Tensor) -> Tensor:
         if left <= 1e-8 * float(gradient @ gradient):
             break
         bent = curved(way)
-        if not float(way @ bent) > 0:  # a network's loss may curve down there: as far as it was solved
+        if not float(way @ bent) > 0:  # negative curvature: return what is solved so far
             return found.pull * (solution if solution.any() else gradient)
         step = left / float(way @ bent)
         solution, rest = solution + step * way, rest - step * bent
@@ -168,12 +171,12 @@ def unseen(owner: Clients, found: Tuned, gradient: Tensor) -> Tensor:
 
 
 def start_of(origin: Tensor, model: Tensor, scale: float) -> Tensor:
-    """Return θ_0 + scale · m; nothing of a model that is forgotten counts, not even that it is no number."""
+    """Return θ_0 + scale · m; for scale 0 exactly θ_0, even if the model is not finite."""
     return origin + scale * (model - origin) if scale else origin
 
 
 def _weighted(whole: Batch, rows: Tensor) -> Batch:
-    """Return a batch for every row of `rows` (k, b), bool: the mean loss over the examples it names."""
+    """Return k stacked batches: batch i has the mean loss over the examples where `rows[i]` (b,) is true."""
 
     def repeated(column: Tensor) -> Tensor:
         return column.expand(len(rows), *column.shape[1:])
@@ -182,7 +185,7 @@ def _weighted(whole: Batch, rows: Tensor) -> Batch:
     return replace(whole, x=each(whole.x, repeated), y=repeated(whole.y), weight=weight)
 
 
-def _nearest(owner: Clients, start: Tensor, batch: Batch, pull: float) -> Tensor:
+def _minimisers(owner: Clients, start: Tensor, batch: Batch, pull: float) -> Tensor:
     """Return the minimisers (k, d) of the losses plus (pull/2)‖θ − start‖², by L-BFGS."""
     params = start.clone().requires_grad_(True)
     steps = torch.optim.LBFGS([params], max_iter=STEPS, line_search_fn="strong_wolfe")

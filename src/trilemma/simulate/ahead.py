@@ -1,6 +1,6 @@
-"""Where a round leads, as liars see it who know the honest clients' data: what to send for the model to err.
+"""Where a round would lead, and what liars should send to make the model err most.
 
-What is asked is computed when it is asked.
+Liars know the honest clients' data. Everything is computed only when it is asked for.
 """
 
 from __future__ import annotations
@@ -29,48 +29,50 @@ from trilemma.models.types import Model
 from trilemma.simulate.experiment import Experiment, SimulatedClients
 
 LOOKED_AT = 50
-"""Examples of every honest client that liars look at when they ask what harms most."""
+"""How many examples of every honest client liars use to compute losses and errors."""
 
 LENGTHENED = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Multiples of the model's move that are tried for the least loss."""
 
 LOOKS = 24
-"""So often liars look at errors and their slope on the way to most of them: 40 find hardly more."""
+"""Evaluations of errors and their gradient in a climb; 40 find hardly more."""
 
 MORE_LOOKS = 8
-"""The same where they set out from where most errors are at another distance."""
+"""The same for a climb that starts from an earlier lie."""
 
 
 SHOWN = 8
-"""Clients that go on learning at home whose examples liars look at, to push where these do not show it."""
+"""How many of the clients that tune the model on their own data liars take into account."""
 
 
 class Progress(Protocol):
-    """Where a run stands, as far as liars look (`engine.Progress`)."""
+    """The part of `engine.Progress` that liars read."""
 
     @property
     def round(self) -> int:
-        """Rounds that are finished."""
+        """How many rounds are finished."""
 
     @property
     def broadcast(self) -> State:
-        """What was sent to clients."""
+        """The last broadcast."""
 
     @property
     def clients(self) -> State:
-        """What clients keep."""
+        """The clients' state."""
 
     @property
     def server(self) -> State:
-        """What the server keeps."""
+        """The server's state."""
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """Where the round would lead, and the honest clients' examples by which liars judge that.
+    """The model to which a round would lead, and honest clients' examples on which liars evaluate it.
 
-    A model that was moved by clipped steps may be far shorter than its best multiple, and its loss then says
-    little about its errors; so the round's move is lengthened to where the loss is least.
+    Clipping may leave the model's move far shorter than its best multiple, and its loss then says little
+    about its errors. So losses and errors are computed for the multiple of the move with the least loss.
+
+    `sent` are the messages of the clients `heard`, as the protocol computed them.
     """
 
     experiment: Experiment
@@ -80,29 +82,29 @@ class Ahead:
 
     @cached_property
     def trace(self) -> Trace:
-        """How messages reach the model."""
+        """How messages move the model."""
         trace = self.experiment.resolved.algorithm.trace
         assert trace is not None
         return trace
 
     @cached_property
     def key(self) -> Key:
-        """The liars' own."""
+        """The liars' own key."""
         return self.experiment.key.fold("round", self.progress.round, "uphill")
 
     @cached_property
     def honest(self) -> SimulatedClients:
-        """The honest clients."""
+        """The honest clients that are heard."""
         return self.experiment.clients.only(*(i for i in self.heard if i not in self.experiment.byzantine))
 
     @cached_property
     def after(self) -> Tensor:
-        """The model to which the round would lead (d,)."""
+        """The model to which the round would lead without a lie (d,)."""
         return self._rehearsed(self.sent)
 
     def _rehearsed(self, sent: Messages) -> Tensor:
-        """Return the model to which messages would lead (d,); of the same ones it is worked out once."""
-        asked = id(sent.vectors), sent.vectors._version  # which tells what was written to since
+        """Return the model to which messages would lead (d,); computed once for the same tensor."""
+        asked = id(sent.vectors), sent.vectors._version  # the version changes when the tensor is written to
         known = self._known.get(asked)
         if known is not None and known[0]() is sent.vectors:
             return known[1]
@@ -115,18 +117,18 @@ class Ahead:
 
     @cached_property
     def _known(self) -> dict[tuple[int, int], tuple[weakref.ref[Tensor], Tensor]]:
-        """Where messages lead that were rehearsed, as long as somebody has them."""
+        """Rehearsed messages, by weak reference, and the models to which they lead."""
         return {}
 
     @cached_property
     def start(self) -> Tensor:
-        """The model from which the move is counted (d,)."""
+        """The model from which moves are counted (d,): the broadcast, or θ_0 for a defended server."""
         undefended = self.experiment.resolved.algorithm.court is None
         return self.progress.broadcast[self.trace.model] if undefended else self.progress.server[ORIGIN]
 
     @cached_property
     def batch(self) -> Batch:
-        """Some examples of every honest client, as one client's: the mean of gradients is theirs."""
+        """Some examples of every honest client, as one batch, so that its gradient is the clients' mean."""
         size = min(LOOKED_AT, int(self.honest.data.sizes[list(self.honest.ids)].min()))
         drawn = self.honest.sample(size, self.key)
         weight = None if drawn.weight is None else drawn.weight.flatten()[None] / len(drawn.weight)
@@ -135,11 +137,11 @@ class Ahead:
 
     @cached_property
     def lengthened(self) -> float:
-        """The multiple of the round's move that has the least loss."""
+        """The multiple of the round's move with the least loss."""
         return self._best_multiple(self.after - self.start)
 
     def _best_multiple(self, move: Tensor) -> float:
-        """Return the multiple of a move (d,) that has the least loss."""
+        """Return the multiple of a move (d,) with the least loss."""
         tried = torch.stack([self.start + scale * move for scale in LENGTHENED])
         x, weight = each(self.batch.x, lambda part: part[0]), self.batch.weight
         shares = None if weight is None else weight[0]
@@ -149,23 +151,23 @@ class Ahead:
         ]
 
     def steepest(self, params: Tensor, weight: Tensor | None) -> Tensor:
-        """Return the gradient of the examples' loss (d,), weighted."""
+        """Return the gradient (d,) of the examples' weighted loss at `params`."""
         batch = replace(self.batch, weight=weight)
         keys = client_keys(self.honest, self.key)[:1]
         return replay.gradients(self.honest.model, params, batch, keys=keys).value[0]
 
     @property
     def sense(self) -> float:
-        """In which sense messages move the model."""
+        """The sign of the step: −1 if messages are subtracted from the model."""
         return math.copysign(1.0, self.trace.step(self.progress.round))
 
     def uphill(self) -> Tensor:
-        """Return what to add to messages (d,) for the honest loss to rise most."""
+        """Return what to add to messages (d,) so that the honest loss rises most."""
         params = self.start + self.lengthened * (self.after - self.start)
         return self.sense * self.steepest(params, self.batch.weight)
 
     def unshown(self) -> Tensor:
-        """Return the same, where the server or clients go on learning on their own afterwards: after that."""
+        """Return the same for the loss after the server or clients have tuned the model."""
         pushes = []
         for owner in self.shown():
             tuned = self.experiment.tuned(owner, self.after)
@@ -173,20 +175,23 @@ class Ahead:
         return self.sense * torch.stack(pushes).mean(0) if pushes else self.uphill()
 
     def shown(self) -> Sequence[SimulatedClients]:
-        """Return some who go on learning after this round, whose examples show what was pushed; no liars."""
+        """Return at most `SHOWN` owners that tune the model after this round, without liars."""
         going_on = self.experiment.going_on(self.progress.round + 1)
         return [owner for owner in going_on if not {*owner.ids} & {*self.experiment.byzantine}][:SHOWN]
 
     def errors(self, far: float, lie: tuple[Tensor, Tensor] | None = None, sharper: float = 1.0) -> Tensor:
-        """Return where to push the aggregate so `far` (d,) that most examples are mistaken.
+        """Return the direction (d,) in which a push of the aggregate by `far` makes most examples mistaken.
 
-        What rises is the mean of 1 − p, p the probability that the model gives the truth: exp(−loss). A loss
-        alone would be raised most by examples that are lost anyway. It is climbed on the sphere of that
-        radius, by the curvature that past slopes show (L-BFGS). The sphere lies around where the round would
-        lead without a lie; after a `lie`, which is where it pushed and the messages of all clients (k, d)
-        with it, around where that one would have led without its push: turned noise is not where it was, and
-        a rule weighs others. The climb then sets out from where the lie pushed. p is that of the multiple of
-        the model that has the least loss, or of one that is so many times `sharper`.
+        Maximised is the mean of 1 − p, where p = exp(−loss) is the probability that the model gives the right
+        answer. (The loss itself would rise most by examples that are mistaken anyway.) It is climbed by
+        L-BFGS on a sphere whose radius is the move that `far` causes.
+
+        Without a `lie` the sphere's centre is where the round would lead. A `lie` is the direction of an
+        earlier lie and the messages of all clients (k, d) with it. The centre is then where these would lead
+        without the push along the direction, which differs, because turned noise has changed and the rule
+        weighs messages differently. The climb starts at the earlier lie's direction.
+
+        p belongs to the multiple of the model's move with the least loss, times `sharper`.
         """
         move, step = self.after - self.start, self.trace.step(self.progress.round)
         way = None
@@ -198,14 +203,15 @@ class Ahead:
 
     def mistaken(self, vectors: Tensor, sharper: float = 1.0) -> float:
         """Return the mean of 1 − p at the model to which the messages `vectors` (k, d) would lead."""
-        return self._mistaken(self._rehearsed(replace(self.sent, vectors=vectors)) - self.start, sharper)[1]
+        move = self._rehearsed(replace(self.sent, vectors=vectors)) - self.start
+        return self._mistaken(move, sharper)[1]
 
     def _mistaken(self, move: Tensor, sharper: float) -> tuple[Tensor, float]:
-        """Return p, times every example's share, and the mean of 1 − p where the model is moved so far."""
-        return self._likely(self.start + sharper * self.lengthened * move)
+        """Return p times every example's share, and the mean of 1 − p, for a move (d,) of the model."""
+        return self._errors_at(self.start + sharper * self.lengthened * move)
 
-    def _likely(self, params: Tensor) -> tuple[Tensor, float]:
-        """Return p, times every example's share, and the mean of 1 − p of a model (d,)."""
+    def _errors_at(self, params: Tensor) -> tuple[Tensor, float]:
+        """Return p times every example's share, and the mean of 1 − p, for a model (d,)."""
         model, batch = self.honest.model, self.batch
         x = each(batch.x, lambda part: part[0])
         likely = torch.exp(-model.loss(models.outputs(model, params, x)[None], batch.y))
@@ -214,19 +220,19 @@ class Ahead:
         return likely, float(1 - likely.sum())
 
     def _slope(self, move: Tensor, sharper: float) -> tuple[float, Tensor]:
-        """Return the mean of 1 − p where the model is moved so far, and its gradient there (d,)."""
+        """Return the mean of 1 − p for a move (d,) of the model, and its gradient (d,)."""
         model, multiple = self.honest.model, sharper * self.lengthened
-        if model.engine is not None:  # what such a model drops while it learns is there when it is scored
+        if model.engine is not None:  # such a model drops units in training but not in scoring
             likely, mistaken = self._mistaken(move, sharper)
             return mistaken, multiple * self.steepest(self.start + multiple * move, likely)
         weight = self.batch.weight
         shares = None if weight is None else weight / weight.sum()
         batch = replace(self.batch, weight=shares)
-        found = replay.gradients(_erring(model), self.start + multiple * move, batch)
+        found = replay.gradients(_with_errors_as_loss(model), self.start + multiple * move, batch)
         return float(found.loss[0]), multiple * found.value[0]
 
     def _climbed(self, move: Tensor, radius: float, start: Tensor | None, sharper: float) -> Tensor:
-        """Return the unit vector (d,) along which a push so far, after `move`, meets most errors."""
+        """Return the unit vector (d,) along which a push by `radius`, after `move`, gives most errors."""
         way = _unit(self._slope(move, sharper)[1] if start is None else start).double()
         most, best = -math.inf, way
         free = way.clone().requires_grad_()
@@ -240,7 +246,7 @@ class Ahead:
             at = _unit(free.detach())
             errors, steepest = self._slope(move + radius * at.to(move), sharper)
             if not (math.isfinite(errors) and bool(steepest.isfinite().all())):
-                free.grad = torch.zeros_like(free)  # a line search that meets no number may not end well
+                free.grad = torch.zeros_like(free)  # the line search must not see NaN or infinity
                 return -max(most, 0.0)
             if errors > most:
                 most, best = errors, at
@@ -253,8 +259,8 @@ class Ahead:
 
 
 @lru_cache(maxsize=4)
-def _erring(model: Model) -> Model:
-    """Return the model with 1 − p, p = exp(−loss), for its loss: one pass gives that and its gradient."""
+def _with_errors_as_loss(model: Model) -> Model:
+    """Return the model with the loss 1 − p, p = exp(−loss), so that one pass gives it and its gradient."""
 
     def erring(outputs: Tensor, labels: Tensor) -> Tensor:
         return -torch.expm1(-model.loss(outputs, labels))
@@ -263,6 +269,6 @@ def _erring(model: Model) -> Model:
 
 
 def _unit(vector: Tensor) -> Tensor:
-    """Return the vector (d,) at length 1; one that is nothing, or no number, as nothing."""
+    """Return the vector (d,) scaled to length 1; zeros if it is zero or not finite."""
     found: Tensor = vector / torch.linalg.vector_norm(vector).clamp(min=1e-30)
     return found if bool(found.isfinite().all()) else torch.zeros_like(found)

@@ -1,21 +1,21 @@
-"""The directory of a run: what is on disk, and how it survives a crash.
+"""The directory of a run: the files on disk, and how they survive a crash.
 
-    config.toml              the resolved configuration, defaults included; runs again as it is
-    task/, task.json         a task's own files as they were, and where they came from
-    model.json               names and shapes of what is trained, in the order of model.npy
-    my_rules.py              a copy of each plugin's file, whose digest config.toml holds
-    seed-1/metrics.jsonl     one line per round, flushed as it happens
-    seed-1/checkpoint.pt     the latest checkpoint, replaced atomically; gone when the seed is finished,
-                             unless clients keep running statistics, which stand nowhere else
+    config.toml              the resolved configuration with all defaults; it can be run again as it is
+    task/, task.json         copies of a task's files, and where they came from
+    model.json               names and shapes of the trained tensors, in the order of model.npy
+    my_rules.py              a copy of each plugin's file, whose digest is in config.toml
+    seed-1/metrics.jsonl     one line per round, written when the round is finished
+    seed-1/checkpoint.pt     the latest checkpoint, replaced atomically; removed when the seed is finished,
+                             unless clients keep running statistics, which are in no other file
     seed-1/model.npy         the returned model, written when the seed is finished
-    seed-1/statistics.npz    its running statistics, the honest clients' mean, where it normalises batches
+    seed-1/statistics.npz    mean running statistics of the honest clients, for batch normalisation
     summary.json             accuracy, loss, ε by accountant, seconds
     curves.png               accuracy over rounds
-    tensorboard/seed-1/      event files, where [run] log asks for them
-    suspects.png             every client's share in the aggregate over rounds
+    suspects.png             every client's weight in the aggregate over rounds
+    tensorboard/seed-1/      event files, if [run] log asks for them
 
-A killed run loses the rounds since its last checkpoint and nothing else: on resumption metrics written after
-that checkpoint are cut off and computed again, to the same values.
+A killed run loses only the rounds since its last checkpoint. When it is resumed, metrics written after that
+checkpoint are dropped and computed again, with the same values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from trilemma.task import Task, copy_task, task_digest
 TASK = "task.py"
 
 LOOK_BACK = (1 << 14, 1 << 20)
-"""Bytes at the end of a seed's records in which the newest of a kind is looked for, one after the other."""
+"""How many bytes at the end of a seed's records are searched for the newest one; tried in this order."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class SeedDirectory:
 
     @property
     def model_path(self) -> Path:
-        """The returned model, a flat float32 vector; it exists once the seed is finished."""
+        """The returned model, float32; the file exists once the seed is finished."""
         return self.path / "model.npy"
 
     @property
@@ -78,12 +78,12 @@ class SeedDirectory:
         return self.model_path.exists()
 
     def append(self, record: Record) -> None:
-        """Write down one round."""
+        """Append the record of one round."""
         with self.metrics_path.open("a") as file:
             file.write(json.dumps(record.plain()) + "\n")
 
     def records(self) -> list[Record]:
-        """Read all complete records back; a torn last line is ignored."""
+        """Return all complete records; an incomplete last line is ignored."""
         if not self.metrics_path.exists():
             return []
         with files.readable(self.metrics_path, "records of a seed"):
@@ -91,7 +91,10 @@ class SeedDirectory:
             return [Record.read(json.loads(line)) for line in lines[:-1]]
 
     def newest(self, wanted: Callable[[Record], bool] = lambda _: True) -> Record | None:
-        """Return the newest complete record that is wanted, from the end of the file: it may be long."""
+        """Return the newest complete record for which `wanted` is true; None if none is near the end.
+
+        Only the end of the file is read (`LOOK_BACK`), because it may be long.
+        """
         if not self.metrics_path.exists():
             return None
         with files.readable(self.metrics_path, "records of a seed"), self.metrics_path.open("rb") as file:
@@ -112,7 +115,7 @@ class SeedDirectory:
             torch.save({part.name: getattr(progress, part.name) for part in fields(progress)}, new)
 
     def forget_after(self, progress: Progress | None) -> None:
-        """Forget metrics written after a checkpoint; None: there is none, and all are forgotten."""
+        """Drop the metrics of rounds after a checkpoint; None: there is no checkpoint, so drop all."""
         self.path.mkdir(parents=True, exist_ok=True)
         if progress is None:
             self.metrics_path.unlink(missing_ok=True)
@@ -122,9 +125,9 @@ class SeedDirectory:
         files.write_atomically(self.metrics_path, text.encode())
 
     def checkpoint(self, device: torch.device, mapped: bool = False) -> Progress | None:
-        """Return the progress of the latest checkpoint and change nothing.
+        """Return the progress of the latest checkpoint; None if there is none.
 
-        `mapped`: it is left on disk and brought into memory page by page.
+        `mapped`: the file is mapped into memory instead of read.
         """
         if not self.checkpoint_path.exists():
             return None
@@ -133,14 +136,14 @@ class SeedDirectory:
             return _progress(found)
 
     def model(self) -> Tensor:
-        """Return the returned model: (d,), or (k, d) where clients keep models of their own."""
+        """Return the returned model: (d,), or (k, d) if clients have models of their own."""
         if not self.finished:
             raise UserError(f"{str(self.path)!r} has no model yet: this seed is not finished, or it diverged")
         with files.readable(self.model_path, "a model"):
             return torch.from_numpy(np.load(self.model_path))
 
     def statistics(self) -> dict[str, Tensor] | None:
-        """Return the running statistics of the returned model, where it has any."""
+        """Return the running statistics of the returned model; None if it has none."""
         path = self.path / "statistics.npz"
         if not path.exists():
             return None
@@ -148,7 +151,7 @@ class SeedDirectory:
             return {name: torch.from_numpy(found[name]) for name in found.files}
 
     def finish(self, chosen: Tensor, statistics: Mapping[str, Tensor] | None = None) -> None:
-        """Write the returned model, and running statistics that go with it; the seed is finished."""
+        """Write the returned model and its running statistics, which marks the seed as finished."""
         if statistics:
             buffer = io.BytesIO()
             arrays: Any = {name: part.detach().cpu().numpy() for name, part in statistics.items()}
@@ -160,7 +163,7 @@ class SeedDirectory:
 
 
 def _progress(found: Mapping[str, Any]) -> Progress:
-    """Return what a checkpoint holds; refuse what is no progress."""
+    """Return the progress in a checkpoint; raise a `ValueError` if it has other types."""
     progress = Progress(**found)
     states = (progress.broadcast, progress.clients, progress.server, {"chosen": progress.chosen})
     wrong = [name for state in states for name, part in state.items() if not isinstance(part, Tensor)]
@@ -178,7 +181,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: Config, task: Task | None = None) -> RunDirectory:
-        """Start a run in a new or empty directory; the files of a task are copied there."""
+        """Start a run in a new or empty directory, with copies of the task's and plugins' files."""
         check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -207,21 +210,21 @@ class RunDirectory:
 
     @property
     def has_task(self) -> bool:
-        """Whether a task's files are here."""
+        """Whether the directory holds a task's files."""
         return (self.path / "task.json").exists()
 
     def name_tensors(self, model: Model) -> None:
-        """Write down names and shapes of what is trained."""
+        """Write the names and shapes of the trained tensors."""
         shapes = [[name, list(shape)] for name, shape in model.shapes]
         files.write_atomically(self.path / "model.json", json.dumps({"tensors": shapes}).encode())
 
     @property
     def dim(self) -> int:
-        """How many numbers are trained."""
+        """How many parameters are trained, d."""
         return sum(math.prod(shape) for _, shape in self._shapes)
 
     def tensors(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return a model's parameters (d,) by name: those that were trained."""
+        """Return the trained parameters (d,) as tensors by name."""
         found: dict[str, Tensor] = {}
         start = 0
         with files.readable(self.path / "model.json", "names of tensors"):
@@ -233,7 +236,7 @@ class RunDirectory:
 
     @property
     def _shapes(self) -> list[tuple[str, list[int]]]:
-        """Names and shapes of what is trained."""
+        """Names and shapes of the trained tensors."""
         path = self.path / "model.json"
         if not path.exists():
             raise UserError(f"{str(self.path)!r} was run before tensors had names there; run --resume on it")
@@ -242,9 +245,9 @@ class RunDirectory:
             return [(str(name), [int(side) for side in shape]) for name, shape in said]
 
     def task(self) -> Task | None:
-        """Return the task of the run, where it came from a file; refuse one that was changed since.
+        """Return the task of the run if it came from a file; refuse one that has changed since.
 
-        Where the file is still in its place it is read there, for its data may lie beside it.
+        The original file is preferred to the copy, because its data may lie beside it. None: no task.
         """
         if not self.has_task:
             if self.config.data.name == OWN:
@@ -270,19 +273,19 @@ class RunDirectory:
         return SeedDirectory(self.path / f"seed-{seed}")
 
     def remove(self) -> None:
-        """Remove the run and all it holds."""
+        """Delete the directory."""
         shutil.rmtree(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Refuse to work on a run that another process is working on."""
+        """Lock the run; refuse if another process is working on it."""
         refusal = UserError(f"another process is working on {str(self.path)!r}")
         with files.locked(self.path / ".lock", refusal):
             yield
 
 
 def check_free(path: Path) -> None:
-    """Refuse a path that a new run would have to share with what is there."""
+    """Refuse a path for a new run that is a file or a directory with anything in it."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(
             f"{str(path)!r} already holds something; continue it with --resume {path}, or name another --out"
@@ -290,14 +293,14 @@ def check_free(path: Path) -> None:
 
 
 def named_directory(config: Config) -> Path:
-    """Return a free place below `runs/` for a run that was given none."""
+    """Return a free path below `runs/`, for a run without --out."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = f"{stamp}-{config.data.name}-{config.algorithm.name}-{config.aggregation.rule}"
     return fresh_directory(Path("runs"), name)
 
 
 def fresh_directory(parent: Path, name: str) -> Path:
-    """Return a path below `parent` that is not taken: `name`, or `name-2` and so on.
+    """Return a path below `parent` that does not exist: `name`, or else `name-2`, `name-3` and so on.
 
     >>> fresh_directory(Path("/nowhere"), "demo").name
     'demo'

@@ -2,13 +2,14 @@
 
     data → client (gradient, clip, noise, momentum) → [attack] → rule → server update → broadcast
 
-Where an algorithm has a second exchange (`learning.Inquiry`), the server asks after the attack, clients
-answer, and liars lie again.
+If an algorithm has a second exchange (`learning.Inquiry`), the server asks after the attack, clients answer,
+and liars lie again.
 
-Over several processes (`trilemma.simulate.ranks`) messages are turned into columns before the attack.
+Over several processes (`trilemma.simulate.ranks`), each rank exchanges its clients' messages for a share of
+the columns of all messages before the attack.
 
-Randomness comes from keys alone, so a round depends on nothing but the progress it starts from: a run that
-was interrupted continues exactly as it would have.
+All randomness comes from keys, so a round depends only on the progress it starts from. An interrupted run
+therefore continues exactly as it would have without the interruption.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from trilemma.stopwatch import Stopwatch
 
 
 class Diverged(ArithmeticError):
-    """An honest client's training is not finite any more: the run has no result from this round on."""
+    """Raised if an honest client's loss or message is not finite: the run has no result from then on."""
 
     def __init__(self, round_: int) -> None:
         super().__init__(f"honest training is not finite in round {round_}")
@@ -42,9 +43,9 @@ class Diverged(ArithmeticError):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands after `round` rounds: all that is needed to continue.
+    """The state of a run after `round` rounds: all that is needed to continue.
 
-    `chosen` is the model the run will return: the latest, a sampled iterate, or the running mean.
+    `chosen` is the model that the run returns if it ends here: the latest, a sampled iterate, or the mean.
     """
 
     round: int
@@ -55,7 +56,7 @@ class Progress:
 
     @property
     def bytes(self) -> int:
-        """How long it is."""
+        """The size of all its tensors, in bytes."""
         parts = (*self.broadcast.values(), *self.clients.values(), *self.server.values(), self.chosen)
         return sum(part.nbytes for part in parts)
 
@@ -131,7 +132,7 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
 
 
 def latest_model(experiment: Experiment, progress: Progress) -> Tensor:
-    """Return the parameters the algorithm is scored by: (d,), or (k, d) for the clients that compute."""
+    """Return the parameters that are scored: (d,), or (k, d) with one row per client that computes."""
     key = experiment.key.fold("evaluate", progress.round)
     evaluated = experiment.resolved.algorithm.evaluated
     return evaluated(progress.broadcast, progress.clients, experiment.clients, key)
@@ -140,7 +141,7 @@ def latest_model(experiment: Experiment, progress: Progress) -> Tensor:
 def _clients(
     experiment: Experiment, progress: Progress, heard: tuple[int, ...], members: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ClientStep]:
-    """Step the clients that train this round; return who they are and what they sent."""
+    """Step the clients of this process that train in this round; return their ids and their step."""
     algorithm, everyone = experiment.resolved.algorithm, experiment.clients
     if algorithm.members is not None:
         everyone = everyone.among(members)
@@ -161,7 +162,7 @@ def _clients(
 
 
 def _merged(experiment: Experiment, before: State, stepped: tuple[int, ...], after: State) -> State:
-    """Put the new state of the clients that trained among those that did not."""
+    """Return the state of all clients: new for those that were `stepped`, as `before` for the others."""
     if stepped == experiment.clients.ids:
         return after
     rows = torch.tensor([experiment.clients.ids.index(i) for i in stepped], device=experiment.device)
@@ -174,7 +175,7 @@ def _merged(experiment: Experiment, before: State, stepped: tuple[int, ...], aft
 
 @dataclass(frozen=True)
 class _Received:
-    """What the server hears: the messages, how long all of them together are, and the attack's strength."""
+    """What the server receives: the messages, their total length, and the attack's strength."""
 
     messages: Messages
     length: Length
@@ -190,9 +191,10 @@ def _received(
     heard: tuple[int, ...],
     exchange: tuple[str, ...] = (),
 ) -> _Received:
-    """Select the messages the server hears, the Byzantine ones replaced by what the attack makes of them.
+    """Return the messages of the clients `heard`, with those of Byzantine clients replaced by the attack.
 
-    A liar's message counts as long as the layout admits. `exchange` names any but the first of a round.
+    `sent` are the messages of the clients `stepped`. A liar's message counts as long as the longest that the
+    layout allows. `exchange` is empty for the first exchange of a round and names any other.
     """
     liars = tuple(i for i in heard if i in experiment.byzantine)
     craft = experiment.attack.craft
@@ -236,7 +238,7 @@ def _inquired(
     first: _Received,
     heard: tuple[int, ...],
 ) -> _Received:
-    """Let the server ask what it asks after the first messages; return what it hears then."""
+    """Run the second exchange: the server's question after the messages `first`; return the answers."""
     inquiry, round_ = experiment.resolved.algorithm.inquiry, progress.round
     assert inquiry is not None
     key = experiment.key.fold("round", round_, "server")
@@ -252,19 +254,19 @@ def _check_finite(experiment: Experiment, round_: int, sent: ClientStep, honest:
     if finite and not experiment.resolved.algorithm.tolerates_nonfinite:
         finite = _all_finite(experiment, sent.messages.vectors, honest)
     if experiment.ranks is not None:
-        finite = experiment.ranks.all_agree(finite)  # each sees its columns alone
+        finite = experiment.ranks.all_agree(finite)  # each rank sees only its columns
     if not finite:
         raise Diverged(round_ + 1)
 
 
 def _all_finite(experiment: Experiment, vectors: Tensor, rows: list[int]) -> bool:
-    if experiment.shelf.on_disk:  # a mask of all messages is a quarter of what does not fit
+    if experiment.shelf.on_disk:  # row by row: a mask of all messages may not fit into memory
         return all(all_finite(vectors[row]) for row in rows)
     return all_finite(vectors) or all_finite(Messages(vectors).rows(rows).vectors)
 
 
 def _chosen(experiment: Experiment, progress: Progress) -> Tensor:
-    """Return the model to keep, after the last round as those leave it who go on learning."""
+    """Return the model to keep; after the last round the tuned one, if the configuration asks for tuning."""
     latest = latest_model(experiment, progress)
     run = experiment.config.run
     kept = returned_model(run.returned, progress.chosen, latest, progress.round, run.rounds, experiment.key)
@@ -277,7 +279,7 @@ def _chosen(experiment: Experiment, progress: Progress) -> Tensor:
 def _own_scores(
     experiment: Experiment, progress: Progress, members: tuple[int, ...], own: OwnScores
 ) -> dict[str, float]:
-    """Return what clients find of the model on their own examples; liars say the most that is believed."""
+    """Return the scores from clients' own examples; liars report the largest value that is not clamped."""
     everyone = experiment.clients
     lying = experiment.attack.craft is not None
     asked = tuple(i for i in everyone.ids if i in members and not (lying and i in experiment.byzantine))
@@ -289,7 +291,7 @@ def _own_scores(
 
 
 def _facts(sent: ClientStep, honest: list[int]) -> dict[str, float]:
-    """Average what clients report over the honest ones."""
+    """Return the mean over honest clients of every number they report, except the loss."""
     return {
         name: float(value[honest].float().mean())
         for name, value in sent.report.items()
@@ -298,7 +300,7 @@ def _facts(sent: ClientStep, honest: list[int]) -> dict[str, float]:
 
 
 def _wire(experiment: Experiment, broadcast: State, received: _Received, heard: int) -> dict[str, float]:
-    """Count what travels in a round, in scalars and in bytes, to and from all clients that take part."""
+    """Count what is sent in a round, in scalars and in bytes, to and from all clients that take part."""
     algorithm = experiment.resolved.algorithm
     everyone = algorithm.everyone_trains or algorithm.everyone_listens
     listeners = experiment.config.federation.clients if everyone else heard

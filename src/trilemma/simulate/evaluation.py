@@ -1,9 +1,9 @@
-"""How good the model, or every client's own model, is on test data; and how fairly that is spread.
+"""Scores of the model, or of every client's own model, on test data, and how fairly they are spread.
 
-With one model and a common test set: loss and metrics on it. Where clients hold test examples of their own,
-or models of their own, honest clients are scored one by one: a metric is the mean over honest clients,
-weighted by their number of examples, so that accuracy is correct answers over examples; fairness is the
-population variance of the first metric over clients and the mean of the worst tenth.
+One model with a common test set has its loss and metrics there. If clients hold test examples or models of
+their own, honest clients are scored one by one. A metric is then the mean over honest clients, weighted by
+their number of examples, so that accuracy is the share of correct answers. Fairness is the population
+variance of the first metric over clients, and the mean of the worst tenth.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Fairness:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Test loss and metrics by name; fairness where clients are scored one by one."""
+    """Test loss and metrics by name; fairness if clients are scored one by one, else None."""
 
     loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -61,9 +61,9 @@ class Evaluation:
 
 
 def evaluate(experiment: Experiment, params: Tensor, buffers: models.Buffers | None = None) -> Evaluation:
-    """Score `params`: (d,) for everyone, or (k, d), one row for each client that computes.
+    """Score `params`: (d,) for all clients, or (k, d) with one row for each client that computes.
 
-    `buffers` are those clients' running statistics, for models that have them.
+    `buffers` are these clients' running statistics, for models that have them.
     """
     clients, federated = experiment.clients, experiment.clients.data
     if params.dim() == 1 and not federated.holdings.test and not buffers:
@@ -90,7 +90,7 @@ def evaluate(experiment: Experiment, params: Tensor, buffers: models.Buffers | N
 def _one_by_one(
     learner: Learner, params: Tensor, test: models.Examples, buffers: models.Buffers
 ) -> Evaluation:
-    """Score every client on its own test examples; those without any do not count."""
+    """Score every client on its own test examples; clients without any are left out."""
     assert test.weight is not None
     found: list[dict[str, float]] = []
     counts: list[int] = []
@@ -119,5 +119,5 @@ def _of(scores: Mapping[str, float], fairness: Fairness | None = None) -> Evalua
 
 
 def _number(value: float) -> float | None:
-    """JSON has no word for infinity or not-a-number."""
+    """Return the value, or None if it is not finite, which JSON cannot express."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Everything one seed of one configuration needs, assembled once, before the first round."""
+"""All that one seed of a configuration needs, assembled once before the first round."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trilemma.task import Learner, Task
 
 @dataclass(frozen=True)
 class SimulatedClients:
-    """The clients `ids` of a federation, played by this process (`learning.protocol.Clients`)."""
+    """The clients `ids` of a federation, run by this process (`learning.protocol.Clients`)."""
 
     ids: tuple[int, ...]
     data: data.FederatedData
@@ -45,11 +45,11 @@ class SimulatedClients:
         return self.data.sample(self.ids, size, key)
 
     def poisson(self, rate: float, size: int, key: Key) -> Batch:
-        """Draw each example independently with probability `rate`; each weighs 1/`size`."""
+        """Draw each example independently with probability `rate`, with weight 1/`size`."""
         return self.data.poisson(self.ids, rate, size, key)
 
     def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
-        """Yield `steps` batches of a shuffled loader."""
+        """Yield `steps` stacked batches of shuffled data."""
         return iter(self.data.epoch_batches(self.ids, size, steps, key))
 
     def everything(self) -> Batch:
@@ -57,16 +57,16 @@ class SimulatedClients:
         return self.data.everything(self.ids)
 
     def among(self, members: tuple[int, ...]) -> SimulatedClients:
-        """Return the same clients, with secrets shared among `members` alone.
+        """Return the same clients, with secrets shared among `members` only.
 
-        Secrets of a real federation are those of its epochs already.
+        Noise that is not simulated comes from a real federation's secrets, which already follow its epochs.
         """
         if not isinstance(self.noise, privacy.SimulatedNoise):
             return self
         return replace(self, noise=self.noise.among(members))
 
     def only(self, *ids: int) -> SimulatedClients:
-        """Return the same federation played for `ids` alone."""
+        """Return only the clients `ids` of the same federation."""
         return replace(self, ids=ids)
 
 
@@ -74,9 +74,8 @@ class SimulatedClients:
 class Experiment:
     """One seed of one configuration, ready to run.
 
-    `clients` are the clients that compute: all honest ones, and the Byzantine ones where their attack wants
-    to know what they would have sent, or trains on poisoned data. `learner` says how a task's model is
-    scored; None: by its loss and accuracy.
+    `clients` are the clients that compute: all honest ones, and the Byzantine ones too if their attack needs
+    the messages of the protocol. `learner` says how a task's model is scored; None: by loss and accuracy.
     """
 
     config: Config
@@ -88,22 +87,22 @@ class Experiment:
     resolved: Resolved
     learner: Learner | None = None
     ranks: Ranks | None = None
-    """Who else plays clients of this run (`clients` are then those of this process); None: nobody."""
+    """The processes that share this run; `clients` are then those of this process. None: only this one."""
     shelf: Shelf = field(default_factory=Shelf)
-    """Where what all clients hold and send is put."""
+    """Where the clients' state and messages are kept: in memory or on disk."""
     root: SimulatedClients | None = None
-    """The server's own examples, as those of a client without noise; None: it has none."""
+    """The server's public examples, as a client without noise; None: it has none."""
     scoring: NoiseSource = field(default_factory=privacy.Noiseless)
-    """Noise of what clients tell about the model on their own examples."""
+    """Noise of clients' scores on their own examples."""
 
     def parts(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Return clients as they are stepped: so many together as `[run] at_once` says."""
+        """Return the groups in which clients are stepped: `[run] at_once` at a time, or all together."""
         size = self.config.run.at_once or max(1, len(ids))
         return [ids[first : first + size] for first in range(0, len(ids), size)] or [()]
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Whether this process is the one that writes files."""
         return self.ranks is None or self.ranks.leads
 
     @property
@@ -118,7 +117,7 @@ class Experiment:
 
     @cached_property
     def spending(self) -> Answer[np.ndarray]:
-        """ε after each round, and the accountant it is by; infinite and by nobody without a guarantee."""
+        """ε after each round (T,) and the accountant's name; infinite and "" without a guarantee."""
         rounds = self.config.run.rounds
         release, threat = self.resolved.release, self.resolved.threat
         if release is None or threat is None or not self.resolved.certified:
@@ -127,10 +126,10 @@ class Experiment:
         return privacy.certified_curve(release, threat, rounds, self.config.privacy.delta, beside=beside)
 
     def spent(self, round_: int, members: int) -> float:
-        """Return ε after a round in which `members` clients shared secrets: no round before had fewer.
+        """Return ε after a round in which `members` clients shared secrets; no earlier round had fewer.
 
-        Noise is calibrated for n − f of them. Where more were expelled, all rounds are reckoned as if so few
-        had been there from the first: more than was spent, never less.
+        Noise is calibrated for n − f of them. If more clients were expelled, ε is computed as if only so few
+        had been there from the first round, which is never too small.
         """
         threat = self.resolved.threat
         shared = self.resolved.release is not None and self.resolved.release.law.sigma_cor > 0
@@ -139,7 +138,7 @@ class Experiment:
         return float(self._spending_among(members)[round_])
 
     def _spending_among(self, members: int) -> np.ndarray:
-        """Return ε after each round (T,), had only so many taken part; infinite where hardly anybody did."""
+        """Return ε after each round (T,) if only `members` take part; infinite for fewer than f + 2."""
         release, threat = self.resolved.release, self.resolved.threat
         assert release is not None
         assert threat is not None
@@ -151,25 +150,28 @@ class Experiment:
         return privacy.certified_curve(release, fewer, rounds, delta, beside=beside).figure
 
     def precision(self) -> AbstractContextManager[None]:
-        """Multiply inside as `[run] precision` says; torch's switch is put back afterwards.
+        """Return a context in which matrix products have the precision of `[run] precision`.
 
-        For what clients compute: rules and scores stay in full precision.
+        It is used for clients' steps only: rules and scores stay in full precision.
         """
         return products(tf32=self.config.run.precision == "tf32" and self.device.type == "cuda")
 
     @cached_property
     def personal(self) -> bool:
-        """Whether clients have models of their own, each scored by its own."""
+        """Whether clients have models of their own, so that each client's model is scored."""
         alone = self.clients.only(self.clients.ids[0])
         return self.resolved.algorithm.personal(alone, self.key, self.device)
 
     @property
     def at_home(self) -> bool:
-        """Whether every client goes on learning on its own after the last round."""
+        """Whether every client tunes the model on its own data after the last round."""
         return self.config.aggregation.tune in ("clients", "clients-alone")
 
     def going_on(self, round_: int) -> tuple[SimulatedClients, ...]:
-        """Who goes on learning after this round: after the last one the root set, or all clients at home."""
+        """Return the owners that tune the model after this round: none before the last round.
+
+        After the last round they are the root set, or all clients, as `[aggregation] tune` says.
+        """
         if self.config.aggregation.tune == "no" or round_ < self.config.run.rounds:
             return ()
         if self.at_home:
@@ -178,17 +180,17 @@ class Experiment:
         return (self.root,)
 
     def tuned(self, owner: SimulatedClients, params: Tensor) -> Tuned:
-        """Return the model with which one who goes on learning from `params` (d,) ends."""
+        """Return the model that an owner gets by tuning `params` (d,)."""
         origin = origin_of(self.resolved.algorithm, self.clients.model, self.key).to(params)
         return tuned(owner, origin, params, scales_of(self.config.aggregation.tune))
 
     def members(self, server: State) -> tuple[int, ...]:
-        """The clients that take part, as the server's state has it: all of them, unless some are expelled."""
+        """Return the clients that take part: all, unless the server's state says that some are expelled."""
         who = self.resolved.algorithm.members
         return tuple(range(self.config.federation.clients)) if who is None else who(server)
 
     def sampled(self, round_: int, members: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """The members, all clients by default, whose messages are aggregated in a round: all, or S drawn."""
+        """Return the clients that are sampled in a round, of `members` (None: of all clients)."""
         everyone = range(self.config.federation.clients) if members is None else members
         return sampled_clients(everyone, self.config.federation.sampled, round_, self.key)
 
@@ -198,8 +200,8 @@ def assemble(
 ) -> Experiment:
     """Load and divide the data, build the model, resolve privacy, prepare the attack.
 
-    With a task, its data and model are taken; its last clients lie, if any do, and hold their own data.
-    `device` is the configuration's, unless given.
+    With a `task`, data and model are the task's, and Byzantine clients hold data of their own like the
+    others. `device` None: as configured.
     """
     device = device or choose_device(config.run.device)
     key = Key(seed)
@@ -209,19 +211,12 @@ def assemble(
     attack = config.attack.options.build()
 
     ground = everybody(config, key, task, len(honest), device)
-    federated = ground.held
-    if attack.poison is not None:
-        poison, classes = attack.poison, federated.dataset.needs_classes(f"attack {config.attack.name!r}")
-        poison_key = key.fold("poison")
-        federated = federated.with_labels(
-            byzantine, lambda labels, i: poison(labels, classes, poison_key.fold("client", i))
-        )
-
+    federated = _poisoned(config, attack, ground.held, byzantine, key.fold("poison"))
     poorest = int(min(federated.sizes[i] for i in honest))
     if config.aggregation.tune != "no":
         public = config.aggregation.tune in ("model", "alone")
         check_going_on(ground.model, config.aggregation.root if public else int(min(federated.sizes)))
-    # Where clients are sampled a round may hear liars only; somebody has to have computed something then.
+    # If clients are sampled, a round may hear liars only, and their messages must have been computed then.
     computes = (
         attack.reads_own
         or attack.poison is not None
@@ -231,15 +226,7 @@ def assemble(
     computing = tuple(range(federation.clients)) if computes else tuple(honest)
     noise = privacy.SimulatedNoise(key.fold("noise"), federation.clients, config.privacy.neighbours)
     clients = SimulatedClients(computing, federated, ground.model, noise)
-    root = None
-    if ground.root is not None:
-        needed = config.algorithm.options.least_examples
-        if config.aggregation.root < needed:
-            raise ConfigError(
-                f"[aggregation] root = {config.aggregation.root}: a client's batch takes {needed} examples, "
-                f"and so does the server's; allowed: {needed} or more"
-            )
-        root = SimulatedClients((0,), ground.root, ground.model, privacy.Noiseless())
+    root = None if ground.root is None else _root(config, ground.root, ground.model)
     resolved = resolve(config, poorest, ground.model, root=root, held_out=federated.held_out)
     apart = privacy.SimulatedNoise(key.fold("evaluation noise"), federation.clients)
     experiment = Experiment(
@@ -252,8 +239,29 @@ def assemble(
     return experiment
 
 
+def _poisoned(
+    config: Config, attack: Attack, held: data.FederatedData, byzantine: tuple[int, ...], key: Key
+) -> data.FederatedData:
+    """Return the clients' data, with the labels of Byzantine clients as the attack changes them."""
+    if attack.poison is None:
+        return held
+    poison, classes = attack.poison, held.dataset.needs_classes(f"attack {config.attack.name!r}")
+    return held.with_labels(byzantine, lambda labels, i: poison(labels, classes, key.fold("client", i)))
+
+
+def _root(config: Config, held: data.FederatedData, model: Model) -> SimulatedClients:
+    """Return the server's public examples as a client without noise; refuse less than a batch of them."""
+    needed = config.algorithm.options.least_examples
+    if config.aggregation.root < needed:
+        raise ConfigError(
+            f"[aggregation] root = {config.aggregation.root}: a client's batch takes {needed} examples, "
+            f"and so does the server's; allowed: {needed} or more"
+        )
+    return SimulatedClients((0,), held, model, privacy.Noiseless())
+
+
 def choose_device(wanted: str) -> torch.device:
-    """Return the device to compute on: `auto` takes CUDA where there is one."""
+    """Return the device to compute on: `auto` is CUDA if there is a GPU, else the CPU."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("[run] device = 'cuda': this machine has no CUDA device; allowed here: auto, cpu")
     if wanted == "auto":

@@ -1,7 +1,7 @@
-"""Whether what lies in a run's directory belongs to the run: checkpoints and models of the same shapes.
+"""Check that checkpoints and models in a run's directory belong to the run: that shapes and types agree.
 
-A file that was copied from another run is read without complaint; a few rounds later two tensors would not
-fit each other, and nobody would think of the file.
+Without this check, a file copied from another run would be read without an error, and fail a few rounds later
+with a message about two tensors that says nothing about the file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from trilemma.simulate.experiment import Experiment
 
 
 def check_progress(experiment: Experiment, progress: Progress) -> None:
-    """Refuse progress that is not this experiment's."""
+    """Raise a `ValueError` if the progress does not fit this experiment."""
     algorithm, clients = experiment.resolved.algorithm, experiment.clients
     if not 0 <= progress.round <= experiment.config.run.rounds:
         raise ValueError(f"it is of round {progress.round}, and there are {experiment.config.run.rounds}")
     one = algorithm.init(clients.model, clients.ids[:1], experiment.key.fold("init"))
     _check_state("broadcast", progress.broadcast, one.broadcast)
     _check_state("server", progress.server, one.server)
-    if clients.ids:  # a rank may have none
+    if clients.ids:  # a rank may have no clients
         first = {name: part[:1] for name, part in progress.clients.items() if part.dim()}
         _check_state("clients", first, one.clients)
     counts = {name: len(part) for name, part in progress.clients.items()}
@@ -33,7 +33,7 @@ def check_progress(experiment: Experiment, progress: Progress) -> None:
 
 
 def check_model(experiment: Experiment, model: Tensor) -> None:
-    """Refuse a model (d,), or models (k, d), that are not of this experiment."""
+    """Raise a `ValueError` if a model (d,), or models (k, d), do not fit this experiment."""
     dim = experiment.clients.model.dim
     if model.dim() not in (1, 2) or model.shape[-1] != dim or not model.is_floating_point():
         raise ValueError(f"a model of shape {tuple(model.shape)}, where {dim} numbers are trained")

@@ -1,17 +1,16 @@
-"""Where a round leads once its model has gone on, on examples in which liars have no say.
+"""Where a round leads after tuning, on examples that liars cannot influence.
 
-`Ahead` tells liars how many examples the model mistakes that a round leads to. Where clients, or the server,
-go on from there on their own examples (`trilemma.learning.tuning`), what counts is what is mistaken after
-that. For a model θ whoever goes on ends at T(θ), and the way there is smooth but for two choices, how far to
-trust the clients and how hard to be pulled back:
+`Ahead` computes how many examples the model after a round mistakes. If clients or the server then tune the
+model on their own examples (`trilemma.learning.tuning`), mistakes count after tuning. An owner tunes a model
+θ to T(θ). That map is smooth, except for the owner's choice of scale and pull:
 
     errors(θ) = mean over owners of the mean over the honest examples of 1 − p at T(θ)
     slope(θ)  = mean over owners of scale · pull · (H + pull)⁻¹ ∇(1 − p) at T(θ)
 
-H is the second derivative of the owner's loss at T(θ) (`tuning.unseen`). In a climb each owner takes, of the
-choices that it was seen to make after the lies so far, the one by which it errs least: it has examples to
-choose by, and a lie that is harmful by the choice of before is no lie where it is seen through. Whether a lie
-is worth it is told by what owners really choose after it.
+H is the second derivative of the owner's loss at T(θ) (`tuning.unseen`). In a climb, each owner is assumed to
+take the choice with fewest errors among those it made after the lies so far: it has examples to choose by, so
+a lie that harms only under another choice does not work. Whether a lie is worth sending is decided by what
+owners really choose after it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from trilemma.simulate.experiment import SimulatedClients
 
 @dataclass(frozen=True)
 class _Choice:
-    """How an owner goes on, and by which multiple of its move p is counted: the one with the least loss."""
+    """An owner's scale and pull, and the multiple of the tuned model's move (with the least loss) for p."""
 
     scale: float
     pull: float
@@ -38,69 +37,71 @@ class _Choice:
 
 @dataclass(frozen=True)
 class AheadGoingOn(Ahead):
-    """As `Ahead`, with errors counted after the `owners` went on from the model the round leads to."""
+    """As `Ahead`, with errors counted after the `owners` have tuned the model to which the round leads."""
 
     owners: Sequence[SimulatedClients] = ()
     choices: Sequence[Sequence[_Choice]] = ()
-    """Of which choices each owner takes the best in a climb; none: it chooses among all."""
+    """The choices of which each owner takes the best in a climb."""
     known: dict[bytes, Sequence[Tuned]] = field(default_factory=dict)
-    """Where owners went from models that were asked about."""
+    """Tuned models of all owners, by the bytes of the model before tuning."""
 
     @classmethod
     def of(cls, ahead: Ahead) -> AheadGoingOn | None:
-        """Return the same look ahead with those who go on after this round; None where nobody does."""
+        """Return the same with the owners that tune the model after this round; None if there are none."""
         owners = ahead.shown()
         seen = (ahead.experiment, ahead.progress, ahead.sent, ahead.heard)
         return cls(*seen, owners) if owners else None
 
     def errors(self, far: float, lie: tuple[Tensor, Tensor] | None = None, sharper: float = 1.0) -> Tensor:
-        """Return where to push the aggregate so `far` (d,) that most examples are mistaken afterwards.
+        """Return the direction (d,) in which to push so that most examples are mistaken after tuning.
 
-        As `Ahead.errors`, which sets out from a `lie` or from none.
+        The arguments are those of `Ahead.errors`.
         """
         landed = self.after if lie is None else self._rehearsed(replace(self.sent, vectors=lie[1]))
-        self._gone_on(landed)
+        self._tuned(landed)
         seen = [
             {(one.scale or 1.0, one.pull) for one in every}
             for every in zip(*self.known.values(), strict=True)
         ]
         choices = []
         for owner, made in zip(self.owners, seen, strict=True):
-            gone = [self._by(owner, landed, *one) for one in sorted(made)]
+            gone = [self._tuned_by(owner, landed, *one) for one in sorted(made)]
             choices.append(
                 [_Choice(one.scale, one.pull, self._best_multiple(one.params - self.start)) for one in gone]
             )
         return Ahead.errors(replace(self, choices=choices), far, lie, sharper)
 
     def mistaken(self, vectors: Tensor, sharper: float = 1.0) -> float:
-        """Return the mean of 1 − p after the owners went on from where the messages `vectors` (k, d) lead."""
-        gone = self._gone_on(self._rehearsed(replace(self.sent, vectors=vectors)))
+        """Return the mean of 1 − p after tuning the model to which the messages `vectors` (k, d) lead."""
+        gone = self._tuned(self._rehearsed(replace(self.sent, vectors=vectors)))
         return sum(
-            self._counted(one, sharper * self._best_multiple(one.params - self.start))[1] for one in gone
+            self._errors_of(one, sharper * self._best_multiple(one.params - self.start))[1] for one in gone
         ) / len(gone)
 
-    def _gone_on(self, params: Tensor) -> Sequence[Tuned]:
-        """Return where every owner goes from a model (d,), by its own choice among all."""
+    def _tuned(self, params: Tensor) -> Sequence[Tuned]:
+        """Return every owner's tuned model for a model (d,), with the owner's own choice."""
         asked = params.detach().cpu().numpy().tobytes()
         if asked not in self.known:
             self.known[asked] = [self.experiment.tuned(owner, params) for owner in self.owners]
         return self.known[asked]
 
-    def _by(self, owner: SimulatedClients, params: Tensor, scale: float, pull: float) -> Tuned:
-        """Return where an owner goes from a model (d,) by this choice."""
+    def _tuned_by(self, owner: SimulatedClients, params: Tensor, scale: float, pull: float) -> Tuned:
+        """Return an owner's tuned model for a model (d,), with this scale and pull."""
         origin = origin_of(self.experiment.resolved.algorithm, self.honest.model, self.experiment.key)
         return going_on(owner, origin.to(params), params, scale, pull)
 
-    def _counted(self, one: Tuned, multiple: float) -> tuple[Tensor, float]:
-        """Return p, times every example's share, and the mean of 1 − p, of a multiple of an owner's move."""
-        return self._likely(self.start + multiple * (one.params - self.start))
+    def _errors_of(self, one: Tuned, multiple: float) -> tuple[Tensor, float]:
+        """Return p times every example's share, and the mean of 1 − p, for a multiple of a tuned move."""
+        return self._errors_at(self.start + multiple * (one.params - self.start))
 
     def _slope(self, move: Tensor, sharper: float) -> tuple[float, Tensor]:
-        """Return the mean of 1 − p after the owners went on, and its gradient by the model's move (d,)."""
+        """Return the mean of 1 − p after tuning, and its gradient with respect to the model's move (d,)."""
         mistaken, slope = [], []
         for owner, choices in zip(self.owners, self.choices, strict=True):
-            gone = [self._by(owner, self.start + move, by.scale, by.pull) for by in choices]
-            found = [self._counted(one, sharper * by.multiple) for one, by in zip(gone, choices, strict=True)]
+            gone = [self._tuned_by(owner, self.start + move, by.scale, by.pull) for by in choices]
+            found = [
+                self._errors_of(one, sharper * by.multiple) for one, by in zip(gone, choices, strict=True)
+            ]
             best = min(range(len(found)), key=lambda which: found[which][1])
             (likely, errors), one, multiple = found[best], gone[best], sharper * choices[best].multiple
             rises = multiple * self.steepest(self.start + multiple * (one.params - self.start), likely)

@@ -1,7 +1,7 @@
-"""What liars know beside the messages of a round: the defence's state, and what would do most harm.
+"""What liars know in addition to a round's messages: the defence's state, and what would do most harm.
 
-Liars know everything but honest secrets, hence also the honest clients' data. What they ask is computed when
-they ask it.
+Liars know everything but honest secrets, hence also the honest clients' data. Everything is computed only
+when an attack asks for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from trilemma.attacks.types import View
 from trilemma.learning import Messages
 from trilemma.learning.evidence.outlook import Outlook, Rehearsal
 from trilemma.learning.messages import side_by_side
+from trilemma.learning.trace import Trace
 from trilemma.privacy import Noiseless
+from trilemma.privacy.types import NoiseLaw
 from trilemma.simulate.ahead import Ahead, Progress
 from trilemma.simulate.experiment import Experiment
 from trilemma.simulate.going_on import AheadGoingOn
@@ -30,7 +32,10 @@ def informed(
     stepped: tuple[int, ...],
     heard: tuple[int, ...],
 ) -> View:
-    """Tell the attackers what they know beside the messages: a defence's state, the truth without noise."""
+    """Return the view with what attackers know in addition to the messages: `View.defence` and what follows.
+
+    `sent` are the messages of the clients `stepped`, as the protocol computed them; the server hears `heard`.
+    """
     algorithm, round_ = experiment.resolved.algorithm, progress.round
     if algorithm.court is not None:
         court, everything = algorithm.court, sent
@@ -58,7 +63,7 @@ def informed(
 
 
 def _rows_of(everybody: tuple[int, ...], clients: tuple[int, ...]) -> list[int]:
-    """Return in which rows clients are, of those of `everybody`."""
+    """Return the places of `clients` in `everybody`."""
     place = {client: row for row, client in enumerate(everybody)}
     return [place[client] for client in clients]
 
@@ -66,23 +71,46 @@ def _rows_of(everybody: tuple[int, ...], clients: tuple[int, ...]) -> list[int]:
 def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...], sent: Tensor) -> Tensor:
     """Return the honest clients' mean contribution of this round without noise (d,).
 
-    `sent` (h, d) are their messages. Where these are known to be noise, and what is left of the last ones,
-    beside the contribution, that is taken off; otherwise clients compute once more.
+    `sent` (h, d) are their messages. If these are a contribution, noise and a multiple of the last message,
+    the last two are subtracted. Otherwise the clients compute once more, without noise.
     """
     algorithm, round_ = experiment.resolved.algorithm, progress.round
     honest = tuple(i for i in heard if i not in experiment.byzantine)
-    rows = _rows_of(experiment.clients.ids, honest)
     trace, release = algorithm.trace, algorithm.release
     known = trace is not None and (trace.keeps(round_) == 0 or "momentum" in progress.clients)
-    known = known and algorithm.message(experiment.clients.model).codec is None  # on a grid noise is another
+    known = known and algorithm.message(experiment.clients.model).codec is None  # a grid draws other noise
     if trace is not None and known and release is not None and len(sent) == len(honest):
-        source = experiment.clients.among(experiment.members(progress.server)).noise
-        drawn = source.draw(release.law, honest, sent.shape[1], round_, sent.device).mean(0)
-        mean = trace.vectors(sent, progress.broadcast[trace.model]).mean(0)
-        if "momentum" in progress.clients:
-            last = progress.clients["momentum"][side_by_side(rows) or rows]
-            mean = mean - trace.keeps(round_) * last.mean(0)
-        return mean / trace.adds(round_) - drawn
+        return _noise_subtracted(experiment, progress, honest, sent, trace, release.law)
+    return _computed_again(experiment, progress, honest)
+
+
+def _noise_subtracted(
+    experiment: Experiment,
+    progress: Progress,
+    honest: tuple[int, ...],
+    sent: Tensor,
+    trace: Trace,
+    law: NoiseLaw,
+) -> Tensor:
+    """Return the mean contribution (d,): the mean message, less the last messages' share and the noise."""
+    round_, rows = progress.round, _rows_of(experiment.clients.ids, honest)
+    source = experiment.clients.among(experiment.members(progress.server)).noise
+    drawn = source.draw(law, honest, sent.shape[1], round_, sent.device).mean(0)
+    mean = trace.vectors(sent, progress.broadcast[trace.model]).mean(0)
+    if "momentum" in progress.clients:
+        last = progress.clients["momentum"][side_by_side(rows) or rows]
+        mean = mean - trace.keeps(round_) * last.mean(0)
+    return mean / trace.adds(round_) - drawn
+
+
+def _computed_again(experiment: Experiment, progress: Progress, honest: tuple[int, ...]) -> Tensor:
+    """Return the mean contribution (d,) of honest clients that step once more, without noise."""
+    algorithm, round_, trace = (
+        experiment.resolved.algorithm,
+        progress.round,
+        experiment.resolved.algorithm.trace,
+    )
+    rows = _rows_of(experiment.clients.ids, honest)
     state = {name: tensor[rows] for name, tensor in progress.clients.items()}
     if trace is not None and "momentum" in state:
         state["momentum"] = torch.zeros_like(state["momentum"])
@@ -95,7 +123,7 @@ def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...], s
 
 
 def _trusted(experiment: Experiment, progress: Progress) -> Tensor:
-    """Return what a client with the server's public examples would send (d,), without the model in it."""
+    """Return what a client with the server's public examples would send (d,), less the model."""
     algorithm, round_, root = experiment.resolved.algorithm, progress.round, experiment.root
     assert root is not None
     assert algorithm.trace is not None

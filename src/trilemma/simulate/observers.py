@@ -1,4 +1,4 @@
-"""Who is told about a run as it goes: a progress bar, TensorBoard, or whoever one writes."""
+"""Observers of a run: progress bars, TensorBoard, or a user's own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trilemma.records import Record
 
 
 class Observer(Protocol):
-    """Told about a run as it goes, to draw a progress bar for instance."""
+    """Is told about a run while it runs, for example to draw a progress bar."""
 
     def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
         """A seed starts, or continues after `first_round` rounds."""
 
     def round_finished(self, record: Record) -> None:
-        """A round is finished and written down."""
+        """A round is finished and its record is written."""
 
 
 class Silent:
@@ -32,7 +32,7 @@ class Silent:
 
 
 class Everyone:
-    """An observer that tells several."""
+    """An observer that passes everything on to several others."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = tuple(observers)
@@ -49,9 +49,9 @@ class Everyone:
 
 
 class EventFiles:
-    """An observer that writes TensorBoard's event files, a folder for each seed.
+    """An observer that writes TensorBoard's event files, in one folder per seed.
 
-    A seed that continues after a checkpoint replaces what was written beyond it.
+    A seed that continues from a checkpoint replaces what was written after it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,7 +79,7 @@ class EventFiles:
 
 
 def figures(record: Record) -> dict[str, float]:
-    """Return a round's finite numbers by a name with its kind: what experiment trackers want.
+    """Return a round's finite numbers, named "kind/name" as experiment trackers expect.
 
     >>> figures(Record(1, epsilon=0.5, accountant="pld", metrics={"accuracy": 0.9}, weights={3: 0.25}))
     {'test/accuracy': 0.9, 'privacy/epsilon by pld': 0.5, 'weight/client 3': 0.25}
@@ -96,9 +96,9 @@ def figures(record: Record) -> dict[str, float]:
 
 
 LOGS = {"tensorboard": EventFiles}
-"""What `[run] log` may name, each below the run's directory."""
+"""The logs that `[run] log` may name; each is written to a folder of that name in the run's directory."""
 
 
 def with_logs(observer: Observer, logs: Sequence[str], directory: Path) -> Observer:
-    """Return an observer that also keeps the named logs, in folders of their names."""
+    """Return an observer that also writes the named logs, each to a folder of that name in `directory`."""
     return Everyone([observer, *(LOGS[name](directory / name) for name in logs)]) if logs else observer

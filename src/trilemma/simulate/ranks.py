@@ -1,13 +1,13 @@
-"""One run over several processes (`torchrun -m trilemma run …`): each is a rank that holds some clients.
+"""One run over several processes (`torchrun -m trilemma run …`), called ranks; each holds some clients.
 
-    clients        a rank steps its own: data, gradients, noise, momenta (k, d)
-    messages       rows become columns: an all-to-all leaves every rank with (n, its share of d)
-    attack, rule   on columns; inner products of shards add up (`trilemma.aggregation.distributed`)
-    server         the aggregate is put together again, so that every rank has the whole model
+    clients        each rank steps its own clients: data, gradients, noise, momenta (k, d)
+    messages       rows become columns: after an all-to-all every rank has (n, its share of d)
+    attack, rule   work on columns; inner products of shards add up (`trilemma.aggregation.distributed`)
+    server         the aggregate is gathered, so that every rank has the whole model
 
-All ranks know the same record of a round; the first one alone writes. A checkpoint is that of a single
-process: the first rank gathers what the others hold, and any number of ranks continues it. What cannot be
-cut into columns is refused before anything runs (`trilemma.simulate.shards`).
+All ranks have the same record of a round, and the first one writes it. A checkpoint is the same as that of a
+single process: the first rank gathers the others' state, and any number of ranks can continue it. Runs that
+cannot be split by columns are refused before they start (`trilemma.simulate.shards`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trilemma.learning import ClientStep, Messages
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that share a run; `rank` counts from 0, the first one leads."""
+    """This process among the `count` that share a run; `rank` counts from 0, and rank 0 leads."""
 
     rank: int
     count: int
@@ -36,11 +36,11 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the one that writes."""
+        """Whether this is the rank that writes files."""
         return self.rank == 0
 
     def share(self, things: Sequence[int]) -> tuple[int, ...]:
-        """Return this rank's part of a sequence that all ranks know: neighbours, as many as the others have.
+        """Return this rank's part of a sequence: consecutive items, about as many as every other rank has.
 
         >>> Ranks(1, 3, torch.device("cpu")).share(range(7))
         (2, 3)
@@ -64,7 +64,7 @@ class Ranks:
         return found.view(sum(held), widths[self.rank])
 
     def whole(self, part: Tensor, d: int) -> Tensor:
-        """Put a vector (d,) together from every rank's columns of it."""
+        """Return a vector (d,) gathered from every rank's columns of it."""
         cut = self._cut(d)
         width = max(last - first for first, last in cut)
         padded = part.new_zeros(width)
@@ -74,7 +74,7 @@ class Ranks:
         return torch.cat([one[: last - first] for one, (first, last) in zip(parts, cut, strict=True)])
 
     def gathered(self, rows: Tensor) -> Tensor:
-        """Return the rows of all ranks in order, in every one; a rank may have more of them than another."""
+        """Return the rows of all ranks in order, on every rank; ranks may have different numbers of rows."""
         counts = [torch.empty(1, dtype=torch.int64, device=rows.device) for _ in range(self.count)]
         dist.all_gather(counts, torch.tensor([len(rows)], device=rows.device))
         longest = max(int(count) for count in counts)
@@ -85,7 +85,7 @@ class Ranks:
         return torch.cat([one[: int(count)] for one, count in zip(parts, counts, strict=True)])
 
     def at_leader(self, rows: Tensor) -> Tensor | None:
-        """Return the rows of all ranks in order, on the first one alone: nobody else has room for them."""
+        """Return the rows of all ranks in order on the first rank; None on the others, which saves memory."""
         counts = self.gathered(torch.tensor([len(rows)], device=rows.device)).tolist()
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
@@ -94,7 +94,10 @@ class Ranks:
         return None if parts is None else torch.cat([one[:n] for one, n in zip(parts, counts, strict=True)])
 
     def together(self, mine: Sequence[int], sent: ClientStep) -> tuple[tuple[int, ...], ClientStep]:
-        """Join what all ranks' clients sent: who they are, their messages as columns, and their reports."""
+        """Join the steps of all ranks: the clients' ids, their messages as columns, and their reports.
+
+        The state stays that of this rank's clients.
+        """
         ids = tuple(self.gathered(torch.tensor(list(mine), device=self.device)).tolist())
         report = {
             name: self.gathered(value) if isinstance(value, Tensor) else value
@@ -103,27 +106,27 @@ class Ranks:
         return ids, ClientStep(Messages(self.columns(sent.messages.vectors)), sent.state, report)
 
     def everywhere(self, thing: Any) -> Any:
-        """Return what the first rank has."""
+        """Return the first rank's `thing` on every rank."""
         box = [thing]
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
     def all_agree(self, here: bool) -> bool:
-        """Return whether it is so on all ranks."""
+        """Return whether `here` is true on all ranks."""
         found = torch.tensor([int(here)], device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         return bool(found.item())
 
     def _cut(self, length: int) -> list[tuple[int, int]]:
-        """Where each rank's part begins and ends; lengths differ by at most one."""
+        """Return where each rank's part begins and ends; lengths differ by at most one."""
         ends = [length * rank // self.count for rank in range(self.count + 1)]
         return [*itertools.pairwise(ends)]
 
 
 def joined(device: str = "auto") -> Ranks | None:
-    """Join the processes that `torchrun` started; None where it did not start this one.
+    """Join the processes that `torchrun` started; None if it did not start this one.
 
-    Ranks on one machine each take a GPU where there is one for each; else all compute on the CPU.
+    Every rank takes a GPU if its machine has one for each of its ranks; otherwise all use the CPU.
     """
     if not dist.is_available() or not dist.is_torchelastic_launched():
         return None
@@ -142,6 +145,6 @@ def joined(device: str = "auto") -> Ranks | None:
 
 
 def left() -> None:
-    """Leave the processes that were joined."""
+    """Leave the process group, if one was joined."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

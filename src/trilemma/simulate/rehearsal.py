@@ -1,4 +1,4 @@
-"""A task looked at as a configuration would run it, without running it."""
+"""Inspect a task under a configuration without running it, and check a model before a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trilemma.task.inspection import Inspection, inspect
 
 
 def look(task: Task, path: str | None = None, device: str = "cpu") -> Inspection:
-    """Inspect a task; with a configuration also what that makes of it: batches, clipping, ε."""
+    """Inspect a task; with the configuration at `path`, also its batches, clipping and ε."""
     if path is None:
         return inspect(task, device=device)
     settings = configuration.load(path, own=configuration.Own(task.clients_known))
@@ -51,10 +51,10 @@ def _run(experiment: Experiment) -> list[str]:
 
 
 def verify(experiment: Experiment) -> None:
-    """Before any ε is spent: compare the gradients to be clipped with those of single examples.
+    """Check, before any ε is spent, that per-example gradients equal those of single examples.
 
-    For a task's model whose examples are clipped one by one; others need no telling apart. Batch
-    normalisation needs an algorithm that keeps its running statistics.
+    This is done for a task's model whose examples are clipped one by one. Also refuse batch normalisation
+    with an algorithm that does not keep running statistics.
     """
     release, clients = experiment.resolved.release, experiment.clients
     if clients.model.buffers:

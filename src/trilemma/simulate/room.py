@@ -1,4 +1,4 @@
-"""Whether this machine has room for a run: said before anything is computed, or else when memory runs out."""
+"""Check that a run fits this machine before it starts, and explain it when memory runs out."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NUMBER = 4
 
 
 def check_room(experiment: Experiment, out: Path) -> None:
-    """Refuse a run of which one round's messages alone are more than there is memory, or room on the disk.
+    """Refuse a run if the messages of one round alone exceed the memory, or the free space on the disk.
 
-    A round needs several times as much. What is merely close is tried.
+    A round needs several times as much, but only what cannot possibly fit is refused.
     """
     if experiment.device.type != "cpu" or experiment.ranks is not None:
-        return  # a GPU says itself what it has not, and ranks have parts of it each
+        return  # a GPU reports its own limit, and each rank holds only a part
     config, model = experiment.config, experiment.clients.model
     heard, length = config.federation.heard, experiment.resolved.algorithm.message(model).dim
     needed, on_disk = NUMBER * heard * length, config.run.state == "disk"
@@ -43,7 +43,7 @@ def check_room(experiment: Experiment, out: Path) -> None:
 
 @contextmanager
 def said_where_memory_ends(config: Config) -> Iterator[None]:
-    """Turn a lack of memory inside into words about the run."""
+    """Turn an out-of-memory error inside the block into a `UserError` that says what to change."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -59,25 +59,25 @@ def said_where_memory_ends(config: Config) -> Iterator[None]:
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Whether an error says so: numpy's, torch's of a GPU, or torch's of the host, which has no type."""
+    """Tell whether an error means out of memory; on a CPU torch raises a plain `RuntimeError` for it."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _memory() -> int:
-    """Return the bytes of memory that this machine has."""
+    """Return this machine's memory in bytes."""
     import psutil
 
     return int(psutil.virtual_memory().total)
 
 
 def _free(out: Path) -> int:
-    """Return the bytes that are free where `out` is or will be."""
+    """Return the free bytes on the disk of `out`, which need not exist yet."""
     there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     return shutil.disk_usage(there).free
 
 
 def _gib(count: int) -> str:
-    """Write a number of bytes.
+    """Return a number of bytes in GiB, as text.
 
     >>> _gib(3 * 2**40)
     '3,072 GiB'

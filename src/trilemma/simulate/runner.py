@@ -1,4 +1,4 @@
-"""Run a configuration over its seeds, in a directory that survives crashes, and sum it up."""
+"""Run all seeds of a configuration, in a directory that survives crashes, and summarise them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def run(
     task: Task | None = None,
     ranks: Ranks | None = None,
 ) -> Summary:
-    """Run every seed of `config` in the new directory `out`; a bad setting leaves nothing behind.
+    """Run every seed of `config` in the new directory `out`; nothing is left there if a setting is wrong.
 
-    `task` brings data and model where the configuration's are `own` (`config.parse(…, own=Own(…))`). With
-    `ranks`, all of them call it alike and share the clients.
+    `task` brings data and model if the configuration's are `own` (`config.parse(…, own=Own(…))`). With
+    `ranks`, every rank calls this function with the same arguments, and the ranks share the clients.
     """
     leads = ranks is None or ranks.leads
     if leads:
@@ -52,16 +52,16 @@ def run(
         return _run(directory, observer or Silent(), task, ranks)
     except UserError:
         if leads and not any(directory.seed(seed).records() for seed in config.run.seeds):
-            directory.remove()  # the corrected run finds the place free
+            directory.remove()  # so that the corrected run can use the same path
         raise
 
 
 def resume(
     path: Path, observer: Observer | None = None, task: Task | None = None, ranks: Ranks | None = None
 ) -> Summary:
-    """Continue the run in `path` from its last checkpoints; a finished run is summed up again.
+    """Continue the run in `path` from its last checkpoints; a finished run is only summarised again.
 
-    A task that came from a file is found in the directory; one that was made in Python must be given again.
+    A task from a file is found in the directory; a task made in Python must be given again.
     """
     directory = RunDirectory.open(path)
     return _run(directory, observer or Silent(), directory.task() if task is None else task, ranks)
@@ -70,7 +70,7 @@ def resume(
 def run_or_resume(
     config: Config, out: Path, observer: Observer | None = None, task: Task | None = None
 ) -> Summary:
-    """Continue the run in `out` if there is one, else start it: what a sweep does for each of its points."""
+    """Continue the run in `out` if there is one, else start it, as a sweep does for each of its cells."""
     if not (out / "config.toml").exists():
         return run(config, out, observer, task)
     if RunDirectory.open(out).config.dump() != config.dump():
@@ -79,7 +79,7 @@ def run_or_resume(
 
 
 def without_liars(config: Config) -> Config:
-    """Return the same run with nobody lying and the plain mean; noise as before.
+    """Return the same run without liars and with the plain mean as the rule; the noise stays the same.
 
     >>> from trilemma.config import parse
     >>> honest = without_liars(parse({}, ["federation.byzantine=2", "aggregation.rule=cwmed"]))
@@ -92,7 +92,7 @@ def without_liars(config: Config) -> Config:
 
 
 def _try_out(config: Config, out: Path, task: Task | None, ranks: Ranks | None) -> None:
-    """Assemble every seed before anything is written, one after the other: all together may not fit."""
+    """Assemble every seed before anything is written, one at a time, because all may not fit into memory."""
     for seed in config.run.seeds:
         experiment = _assembled(config, seed, task, ranks)
         if seed == config.run.seeds[0]:
@@ -113,7 +113,7 @@ def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: 
     leads = ranks is None or ranks.leads
     with said_where_memory_ends(directory.config), directory.locked() if leads else nullcontext():
         if ranks is not None:
-            ranks.everywhere(None)  # nobody reads before the first one has made and claimed the directory
+            ranks.everywhere(None)  # wait until the first rank has made and locked the directory
         observer = with_logs(observer, directory.config.run.log, directory.path) if leads else Silent()
         results: dict[int, Evaluation | None] = {}
         diverged: dict[str, int] = {}
@@ -140,14 +140,14 @@ def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: 
 
 
 SAVED_PER_SECOND = 2e8
-"""Bytes of a checkpoint that are taken to be saved in a second, until one has been."""
+"""Assumed speed of saving a checkpoint, in bytes per second, until the first one is saved."""
 
 
 @dataclass
 class _Cadence:
-    """When to save: every so many rounds, or as often as costs at most a twentieth of the time.
+    """When to save a checkpoint: `every` so many rounds, or (None) so that it takes 1/20 of the time at most.
 
-    `cost` is what saving takes, guessed from the size until it is known.
+    `cost` is how many seconds saving takes, estimated from the size until it is measured.
     """
 
     every: int | None
@@ -155,13 +155,13 @@ class _Cadence:
     last: float = field(default_factory=time.monotonic)
 
     def due(self, round_: int) -> bool:
-        """Whether to save after this round."""
+        """Tell whether to save after this round."""
         if self.every is not None:
             return round_ % self.every == 0
         return time.monotonic() - self.last >= 20 * self.cost
 
     def save(self, experiment: Experiment, folder: SeedDirectory, progress: Progress) -> None:
-        """Save, and remember how long it took."""
+        """Save a checkpoint, and measure how long it takes."""
         begin = time.monotonic()
         whole = whole_progress(experiment, progress)
         if whole is not None:
@@ -198,12 +198,12 @@ def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer)
                 checkpoints.save(experiment, folder, progress)
                 saved = progress.round
     except KeyboardInterrupt:
-        # Over several processes nobody knows where the others are: what is saved then is the last checkpoint.
+        # Ranks may have been interrupted in different rounds: their last common checkpoint is kept.
         if progress.round > saved and experiment.ranks is None:
             folder.save(progress)
         raise
     if experiment.leads and not folder.finished:
-        if buffers:  # what each client keeps of them is in no other file
+        if buffers:  # the clients' own running statistics are in no other file
             folder.save(progress)
         honest = [row for row, i in enumerate(experiment.clients.ids) if i not in experiment.byzantine]
         statistics = _statistics(experiment, progress)
@@ -214,12 +214,15 @@ def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer)
 
 
 def _everywhere(experiment: Experiment, here: bool) -> bool:
-    """Return what the first rank says: clocks and disks may differ, and all must do the same."""
+    """Return the first rank's value: clocks and disks may differ, and all ranks must do the same."""
     return here if experiment.ranks is None else bool(experiment.ranks.everywhere(here))
 
 
 def _restored(experiment: Experiment, folder: SeedDirectory) -> Progress | None:
-    """Return where the run stood, this process's part of it; the one that writes forgets what came after."""
+    """Return this process's part of the last checkpoint; None if there is none.
+
+    The process that writes also drops the metrics of later rounds.
+    """
     progress = folder.checkpoint(experiment.device, mapped=experiment.shelf.on_disk)
     if progress is not None:
         with files.readable(folder.checkpoint_path, "a checkpoint of this run"):
@@ -240,12 +243,12 @@ def _evaluated(experiment: Experiment, progress: Progress, record: Record) -> Re
 
 
 def _statistics(experiment: Experiment, progress: Progress) -> dict[str, Tensor]:
-    """Return the running statistics clients keep in their state, for models that have them."""
+    """Return the running statistics in the clients' state; empty for models without any."""
     return {name: progress.clients[name] for name, _ in experiment.clients.model.buffers}
 
 
 def _names(experiment: Experiment) -> list[str]:
-    """Return the metrics a run is scored by."""
+    """Return the names of the run's metrics."""
     return ["accuracy"] if experiment.learner is None else [*experiment.learner.metrics]
 
 

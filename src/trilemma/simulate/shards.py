@@ -1,4 +1,4 @@
-"""An experiment over several processes: which clients a rank plays, what it cannot, what is put together."""
+"""An experiment over several ranks: each rank's part of it, what is refused, and checkpoints of the whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trilemma.simulate.ranks import Ranks
 
 @dataclass(frozen=True)
 class _Gathering:
-    """A rule on columns of messages, whose value is the whole vector on every rank."""
+    """A rule that takes this rank's columns of the messages and returns the whole aggregate on every rank."""
 
     rule: Rule
     ranks: Ranks
@@ -37,7 +37,7 @@ class _Gathering:
 
 
 def shared_out(experiment: Experiment, ranks: Ranks) -> Experiment:
-    """Return the part of an experiment that this rank plays: its clients, and a rule that asks the others."""
+    """Return this rank's part of an experiment: its clients, and a rule that works with the other ranks."""
     refuse_what_cannot_be_cut(experiment, ranks)
     federated, clients = experiment.clients.data, experiment.clients
     poorest = int(min(federated.sizes[i] for i in experiment.honest))
@@ -50,7 +50,7 @@ def shared_out(experiment: Experiment, ranks: Ranks) -> Experiment:
 
 
 def refuse_what_cannot_be_cut(experiment: Experiment, ranks: Ranks) -> None:
-    """Say why an experiment cannot run over several processes, if it cannot."""
+    """Raise a `ConfigError` with all reasons why an experiment cannot run over several processes."""
     said, algorithm = experiment.config, experiment.resolved.algorithm
     model, name = experiment.clients.model, said.algorithm.name
     layout = algorithm.message(model)
@@ -82,7 +82,7 @@ def _cut_attack(experiment: Experiment) -> bool:
 
 
 def whole_progress(experiment: Experiment, progress: Progress) -> Progress | None:
-    """Return the progress of all clients, as a single process would have it; on the first rank alone."""
+    """Return the progress of all clients, as of a single process, on the first rank; None on the others."""
     ranks = experiment.ranks
     if ranks is None:
         return progress
@@ -92,7 +92,7 @@ def whole_progress(experiment: Experiment, progress: Progress) -> Progress | Non
 
 
 def own_progress(experiment: Experiment, progress: Progress) -> Progress:
-    """Return what of everybody's progress is this rank's."""
+    """Return this rank's part of the progress of all clients."""
     ranks = experiment.ranks
     if ranks is None:
         return progress

@@ -1,8 +1,8 @@
-"""Clients' state and messages on disk, for more of them than fit into memory ([run] state = "disk").
+"""Clients' state and messages on disk, if they do not fit into memory ([run] state = "disk").
 
-A tensor on the shelf is a mapped file without a name (`trilemma.mapped`), so it goes away with the tensor,
-however the process ends; checkpoints are files of their own. Clients are stepped some at a time ([run]
-at_once), so that only their part is in memory with all that a step needs.
+A tensor on disk is a mapped file without a name (`trilemma.mapped`), so it disappears with the tensor,
+however the process ends. Checkpoints are separate files. Clients are stepped a few at a time ([run]
+at_once), so that only their part, with all that a step needs, is in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trilemma.learning.messages import Parts, side_by_side
 
 @dataclass(frozen=True)
 class Shelf:
-    """Where tensors for all clients are put: in memory, or mapped from files in `folder`."""
+    """Allocates tensors for all clients: in memory (`folder` None), or mapped from files in `folder`."""
 
     folder: Path | None = None
 
@@ -38,7 +38,7 @@ class Shelf:
         return self.folder is not None
 
     def empty(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return room for a tensor of this shape, of the type of `like`.
+        """Return an uninitialised tensor of this shape and of the type of `like`.
 
         >>> Shelf().empty((3, 2), torch.ones(1)).shape
         torch.Size([3, 2])
@@ -48,7 +48,7 @@ class Shelf:
         return mapped.empty(self.folder, shape, like.dtype)
 
     def those(self, messages: Messages, rows: Sequence[int]) -> Messages:
-        """Return the messages of some clients, `Messages.rows`; a copy of tensors on disk is on disk too."""
+        """Return `messages.rows(rows)`; if tensors are on disk, the copy is on disk too."""
         if self.folder is None or not rows or side_by_side(rows) is not None:
             return messages.rows(rows)
         copies = Rows(self, len(rows))
@@ -61,14 +61,14 @@ class Shelf:
 
 
 class Rows:
-    """Named tensors for all clients, filled with the rows of some after the others."""
+    """Named tensors for all clients, filled with a few clients' rows at a time."""
 
     def __init__(self, shelf: Shelf, clients: int) -> None:
         self._shelf, self._clients, self._filled = shelf, clients, 0
         self.kept: dict[str, Tensor] = {}
 
     def add(self, parts: Mapping[str, Tensor], count: int) -> None:
-        """Put the rows of the next `count` clients away; nothing of them is held any more."""
+        """Copy the rows of the next `count` clients; `parts` are not kept."""
         for name, part in parts.items():
             if name not in self.kept:
                 self.kept[name] = self._shelf.empty((self._clients, *part.shape[1:]), part)
@@ -77,7 +77,7 @@ class Rows:
 
 
 class Collector:
-    """Puts what clients sent and keep on a shelf, the steps of some after those of the others."""
+    """Joins the steps of several groups of clients into one, with state and messages on a shelf."""
 
     def __init__(self, shelf: Shelf, clients: int) -> None:
         self._state, self._sent = Rows(shelf, clients), Rows(shelf, clients)
@@ -85,9 +85,9 @@ class Collector:
         self._same = ""
 
     def add(self, step: ClientStep) -> None:
-        """Put one step away."""
+        """Add the step of the next group of clients."""
         vectors = step.messages.vectors
-        # What the momentum family sends is what it keeps: one place for both.
+        # The momentum family sends a part of its state: it is stored once.
         self._same = next((name for name, part in step.state.items() if part is vectors), "")
         self._state.add(step.state, len(vectors))
         own = {} if self._same else {_VECTORS: vectors}
@@ -95,7 +95,7 @@ class Collector:
         self._steps.append((step.messages.question, step.report))
 
     def step(self) -> ClientStep:
-        """Return all of them as one."""
+        """Return the joined step."""
         state, beside = self._state.kept, dict(self._sent.kept)
         vectors = state[self._same] if self._same else beside.pop(_VECTORS)
         question, first = self._steps[0]

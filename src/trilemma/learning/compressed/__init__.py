@@ -1,8 +1,8 @@
-"""Communication-efficient learning: gradients that travel compressed.
+"""Communication-efficient learning: clients send compressed gradients.
 
-One global model, and clients that send a sketch (`count_sketch`), a multiple of an earlier gradient (`lbgm`),
-rounded numbers (`qsgd`) or a few coordinates (`dgc`) instead of a full gradient. `wire` turns vectors into
-the bytes that travel and back; each method declares its messages with it, beside its formulas.
+There is one global model. Instead of a full gradient, clients send a sketch (`count_sketch`), a multiple of
+an earlier gradient (`lbgm`), rounded numbers (`qsgd`) or a few coordinates (`dgc`). `wire` converts vectors
+to bytes and back; the codec of each method uses it.
 """
 
 from trilemma.registry import discover

@@ -4,19 +4,19 @@ A count sketch of v ∈ R^D is r rows of c buckets. Row j puts coordinate i into
 
     table[j, b] = Σ_{i: b_j(i) = b} σ_j(i) v_i          estimate(i) = median_j σ_j(i) table[j, b_j(i)]
 
-with b_j pairwise and σ_j four-wise independent polynomial hashes modulo 2³¹ − 1, the same everywhere. It is
-linear: the mean of tables is the table of the mean. With r = 1 the coordinates of a bucket all have the same
-|estimate|, with few rows many do: among equals the smaller position wins. One round, at a client, then at the
-server:
+with b_j pairwise and σ_j four-wise independent polynomial hashes modulo 2³¹ − 1, the same for all parties. A
+sketch is linear: the mean of tables is the table of the mean. With r = 1 all coordinates of a bucket have the
+same |estimate|, and with few rows many do; among equals the smaller position wins. One round:
 
-    u ← m u + g,   v ← v + u;   send the table of v
-    take the p₂k coordinates whose estimates are largest, fetch the exact v there, keep the k largest of the
-    mean: Δ;   w ← w − η Δ;   every client that took part sets u = v = 0 on Δ's support
+    client   u ← m u + g,   v ← v + u;   send the table of v
+    server   take the p₂k coordinates with the largest estimates, fetch the exact v there, and keep the k
+             largest of the mean: Δ;   w ← w − η Δ
+    client   if it took part, set u = v = 0 on Δ's support
 
-A round has two exchanges, and the rule is applied in each: to the tables, which gives the candidates, and to
-the clients' values there (`protocol.Inquiry`). Which coordinates a client's last message was used for it
-learns with the next broadcast it gets: here from the supports of the last 62 rounds (one bit per round and
-coordinate), of which a server would send the client its own round's; the bytes down are counted so.
+A round has two exchanges (`protocol.Inquiry`), and the rule is applied in both: to the tables, which gives
+the candidates, and to the clients' values there. A client learns with its next broadcast which coordinates of
+its last message were used. Here it reads them from the supports of the last 62 rounds (one bit per round and
+coordinate). A real server would send each client only the support of its own round, and bytes are counted so.
 
 Reference: Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora, "Communication-efficient distributed SGD with
 sketching", NeurIPS 2019.
@@ -53,18 +53,18 @@ from trilemma.models.types import Model
 
 PRIME = (1 << 31) - 1
 HISTORY = 62
-"""Rounds whose supports fit one non-negative int64."""
+"""How many rounds' supports fit into one non-negative int64."""
 
 HASHES = Key(0).fold("count sketch")
-"""Hash functions are public constants: sender and receiver must have the same."""
+"""The key of the hash functions: a public constant, the same for sender and receiver."""
 
 
 @dataclass(frozen=True)
 class CountSketch:
     """The hash functions of a sketch: `buckets` and `signs` are (rows, dim).
 
-    `members` (rows, columns, width) are the coordinates of every bucket, filled up with `dim`. A table sums
-    over members, in the same order every time; adding into buckets would be a race on a GPU.
+    `members` (rows, columns, width) are the coordinates of every bucket, padded with `dim`. A table sums over
+    members, always in the same order; adding into buckets would not be deterministic on a GPU.
 
     >>> sketch = count_sketch(rows=5, columns=20, dim=100)
     >>> v = torch.zeros(1, 100)
@@ -124,7 +124,7 @@ def _hashes(rows: int, columns: int, dim: int, key: Key, device: torch.device) -
 
 
 def _members(buckets: np.ndarray, columns: int) -> np.ndarray:
-    """Return the coordinates of every bucket in order, (rows, columns, width), filled up with dim.
+    """Return the coordinates of every bucket in order, (rows, columns, width), padded with dim.
 
     >>> _members(np.array([[1, 0, 1]]), columns=2).tolist()
     [[[1, 3], [0, 2]]]
@@ -158,7 +158,7 @@ def _polynomial(coefficients: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a sketch for a model: fractions of D below 1 become numbers, p₂ shrinks where p₂k ≥ D."""
+    """The sizes of a sketch for a model, as numbers; p₂ is reduced if p₂k ≥ D."""
 
     columns: int
     rows: int
@@ -167,14 +167,14 @@ class Sizes:
 
     @property
     def table(self) -> int:
-        """Numbers in a table."""
+        """How many numbers a table has."""
         return self.rows * self.columns
 
     def down(self, dim: int) -> int:
-        """Bytes a client is sent in a round.
+        """Return how many bytes a client is sent in a round.
 
-        The model; the positions it is asked for, as numbers or as a bitmap; and one bit for each position it
-        was asked for when it last took part, whether that was used.
+        They are the model; the positions it is asked for, as numbers or as a bitmap; and for each position it
+        was asked for when it last took part, one bit: whether it was used.
 
         >>> Sizes(columns=12, rows=5, kept=9, candidates=32).down(dim=100)
         417
@@ -196,7 +196,7 @@ class Sketch(CompressedSettings):
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum m")
 
     def sizes(self, dim: int) -> Sizes:
-        """Return the numbers for a model of `dim` parameters.
+        """Return the sizes for a model of `dim` parameters.
 
         >>> Sketch(columns=0.02, rows=0.005, kept=0.05).sizes(79510)
         Sizes(columns=1590, rows=398, kept=3976, candidates=15904)
@@ -276,7 +276,7 @@ class Sketch(CompressedSettings):
 
 
 def asked_for(question: State, count: int, dim: int) -> Tensor:
-    """Return the coordinates a question asks for; a client answers what was agreed, `count` of `dim`.
+    """Return the coordinates that a question asks for; refuse anything but `count` positions below `dim`.
 
     >>> asked_for({"candidates": torch.tensor([3, 9])}, count=2, dim=9)
     Traceback (most recent call last):
@@ -296,8 +296,8 @@ def asked_for(question: State, count: int, dim: int) -> Tensor:
 def used_coordinates(supports: Tensor, heard: Tensor, round_: int) -> Tensor:
     """Return which coordinates of each client's last message the server used, (k, D).
 
-    Bit h of `supports` (D,) is set where the update h+1 rounds ago had its support; `heard` (k,) is the round
-    of each client's last message, −1 for none.
+    Bit h of `supports` (D,) is set for the coordinates updated h+1 rounds ago; `heard` (k,) is the round of
+    each client's last message, −1 if there is none.
 
     >>> supports = torch.tensor([0b01, 0b10, 0b00])
     >>> used_coordinates(supports, torch.tensor([4, 3, -1]), round_=5).tolist()

@@ -1,10 +1,11 @@
-"""DGC: only the largest coordinates travel; momentum and the rest wait at the client.
+"""DGC: only the largest coordinates are sent; the rest accumulates at the client, with momentum.
 
-    u ← m u + g,   v ← v + u;   of every parameter tensor of n entries send the round((1−s_t) n) largest |v|
-    (ties included); where sent, u = v = 0
+    u ← m u + g,   v ← v + u
+    of every parameter tensor with n entries, send the round((1−s_t) n) largest |v| (ties included)
+    u = v = 0 where sent
 
-The sparsity rises over a warm-up: s_t = min(0.999, 1 − (1−s_0) ρ^t). Message: `wire.encode_sparse`; in
-scalars, a value and half a scalar for its position.
+The sparsity rises in a warm-up: s_t = min(0.999, 1 − (1−s_0) ρ^t). Messages are `wire.encode_sparse`; in
+scalars, each coordinate counts as its value and half a scalar for its position.
 
 Reference: Lin, Han, Mao, Wang, Dally, "Deep gradient compression: reducing the communication bandwidth for
 distributed training", ICLR 2018.
@@ -38,7 +39,7 @@ from trilemma.models.types import Model, Segment
 
 
 def largest(vectors: Tensor, tensors: tuple[Segment, ...], density: float) -> Tensor:
-    """Return where the round(density·n) largest magnitudes of every tensor lie, (k, D), ties included.
+    """Return a mask (k, D) of the round(density·n) largest magnitudes of every tensor, ties included.
 
     >>> v = torch.tensor([[3.0, -4.0, 1.0, 0.0, 5.0]])
     >>> largest(v, (Segment("a", 0, 3), Segment("b", 3, 5)), 0.5).tolist()
@@ -56,7 +57,7 @@ def largest(vectors: Tensor, tensors: tuple[Segment, ...], density: float) -> Te
 
 @dataclass(frozen=True)
 class SparseCodec:
-    """Bytes of a vector of which few coordinates travel: where `sent` says, the values of `gradient`.
+    """Encodes a few coordinates of a vector: the values of `gradient` where the mask `sent` is true.
 
     >>> codec, sent = SparseCodec(4), torch.tensor([False, True, False, True])
     >>> message = codec.encode({"gradient": torch.tensor([0.0, 2.5, 0.0, 0.0]), "sent": sent})
@@ -86,7 +87,7 @@ class SparseCodec:
 
 
 def sparse_message(model: Model) -> MessageLayout:
-    """Declare what DGC's clients send: the coordinates of a gradient that are large now."""
+    """Declare DGC's messages: the largest coordinates of the accumulated gradient."""
     parts = Part("gradient", (model.dim,)), Part("sent", (model.dim,))
     return MessageLayout(parts, ("gradient",), SparseCodec(model.dim))
 
@@ -100,7 +101,7 @@ class DGC(CompressedSettings):
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum m")
 
     def density(self, round_: int) -> float:
-        """Return 1 − s_t, the share that travels.
+        """Return 1 − s_t, the share of coordinates that is sent.
 
         >>> [DGC().density(t) for t in (0, 1, 9)]
         [0.25, 0.0625, 0.0010000000000000009]

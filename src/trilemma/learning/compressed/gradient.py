@@ -1,4 +1,4 @@
-"""The frame shared by compressed-gradient methods: a gradient at the global model, and a descent step.
+"""What compressed-gradient methods share: a gradient at the global model, and a descent step.
 
 client   g_k = clip(∇f_B(w), 60) on one big batch  →  compress  →  send
 server   w ← w − η R(m_1, …, m_S)
@@ -38,7 +38,7 @@ class CompressedSettings(AlgorithmSettings):
     preset: Preset = Field(default="correct", description="correct, or as the authors' code behaves")
 
     def without_release(self, name: str) -> str:
-        """What a compressor keeps back and sends later is not covered by one round's sensitivity."""
+        """Say that messages carry over what earlier rounds held back: one round's sensitivity is no bound."""
         return f"{name} has no privacy mechanism: its messages carry over what earlier rounds left out"
 
     def server(self, setup: Setup) -> ServerFunction:
@@ -48,7 +48,7 @@ class CompressedSettings(AlgorithmSettings):
 
 @dataclass(frozen=True)
 class Computed:
-    """Gradients (k, D) of one round, the loss (k,), and the client state with what has to be remembered."""
+    """Gradients (k, D) of one round, the loss (k,), and the clients' state afterwards."""
 
     gradient: Tensor
     loss: Tensor
@@ -60,8 +60,8 @@ def compute(
 ) -> Computed:
     """Return each client's clipped gradient at the broadcast model.
 
-    `carries`: the gradient is added to what the client computed in earlier rounds before it is clipped, as
-    happens in code that never clears a gradient buffer. The state then has an entry "carried".
+    With `carries`, the gradient is added to those of the client's earlier rounds before it is clipped, as in
+    code that never clears a gradient buffer. The state then has an entry "carried".
     """
     model = clients.model
     batch = next(iter(clients.epochs(settings.batch_size, 1, key.fold("batch"))))

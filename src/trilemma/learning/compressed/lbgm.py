@@ -1,6 +1,7 @@
-"""LBGM: a gradient that points where an earlier one did travels as one number.
+"""LBGM: a gradient with nearly the direction of an earlier one is sent as one number.
 
-Client and server remember the client's last full gradient L. With G the sum of R local steps' gradients:
+Client and server remember the client's last full gradient L. With G the sum of the gradients of R local
+steps:
 
     error = 1 − cos²(G, L)                      (infinite where G or L is 0)
     error ≤ δ:   send ρ = ⟨G, L⟩/‖L‖², both use ρ L
@@ -8,8 +9,8 @@ Client and server remember the client's last full gradient L. With G the sum of 
 
     w ← w − η R(m_1, …, m_S)
 
-Message: a byte saying which, then one float32 or D. The authors of lp-proj divide by ‖L‖ (`preset =
-"reference"`), which scales the step by ‖L‖.
+A message is a byte that says which, then one float32 or D of them. The authors of lp-proj divide by ‖L‖
+instead of ‖L‖² (`preset = "reference"`), which makes the step ‖L‖ times as long.
 
 Reference: Azam, Hosseinalipour, Qiu, Brinton, "Recycling model updates in federated learning: are gradient
 subspaces low-rank?", ICLR 2022.
@@ -46,9 +47,9 @@ from trilemma.models.types import Model
 
 
 def look_back(g: Tensor, last: Tensor, threshold: float, power: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what k messages stand for (k, D), who sends a full gradient (k,), and the others' ρ (k,).
+    """Return the gradients that k messages represent (k, D), which are sent in full (k,), and ρ (k,).
 
-    `power` 2 projects onto `last`; 1 divides by its norm once only.
+    ρ is 0 for those sent in full. `power` 2 projects onto `last`; 1 divides by its norm only once.
 
     >>> g, last = torch.tensor([[3.0, 0.1], [0.0, 1.0]]), torch.tensor([[2.0, 0.0], [2.0, 0.0]])
     >>> message, full, multiplier = look_back(g, last, 0.2)
@@ -60,7 +61,7 @@ def look_back(g: Tensor, last: Tensor, threshold: float, power: int = 2) -> tupl
     inner = (g * last).sum(1)
     norms, lengths = torch.linalg.vector_norm(g, dim=1), torch.linalg.vector_norm(last, dim=1)
     cosine = inner / (norms * lengths)
-    # Written so that 0/0, which is NaN, counts as an infinite error.
+    # Not `>`: 0/0 is NaN and must count as an infinite error.
     full = ~(1.0 - cosine.square() <= threshold)
     multiplier = torch.where(full, 0.0, inner / lengths**power)
     return torch.where(full[:, None], g, multiplier[:, None] * last), full, multiplier
@@ -68,7 +69,7 @@ def look_back(g: Tensor, last: Tensor, threshold: float, power: int = 2) -> tupl
 
 @dataclass(frozen=True)
 class LookBackCodec:
-    """A byte saying which, then the multiplier ρ or D numbers; the receiver remembers the last D numbers.
+    """Sends a byte that says which, then ρ or a full gradient; the receiver remembers the last full one.
 
     >>> codec, full, rho = LookBackCodec(2), torch.tensor(True), torch.tensor(0.5)
     >>> first = codec.encode({"full": full, "multiplier": rho, "last": torch.tensor([2.0, 4.0])})
@@ -97,7 +98,7 @@ class LookBackCodec:
         return b"\0" + encode_dense(parts["multiplier"].reshape(1))
 
     def decode(self, data: bytes, before: Parts, asked: Asked = NOTHING_ASKED) -> Parts:
-        """See `Codec.decode`; before its first full gradient a client's last one counts as zero."""
+        """See `Codec.decode`. Before a client's first full gradient, its last one is taken as zero."""
         full = data[:1] == b"\1"
         expected = 1 + 4 * (self.dim if full else 1)
         if data[:1] not in (b"\0", b"\1") or len(data) != expected:
@@ -113,7 +114,7 @@ class LookBackCodec:
 
 
 def look_back_message(model: Model) -> MessageLayout:
-    """Declare what LBGM's clients send: a gradient, or a multiple of the last one that was sent whole."""
+    """Declare LBGM's messages: a full gradient, or a multiple of the last one that was sent in full."""
     whole = (model.dim,)
     parts = Part("gradient", whole), Part("last", whole), Part("full", ()), Part("multiplier", ())
     return MessageLayout(parts, ("gradient",), LookBackCodec(model.dim), remembered=("last",))

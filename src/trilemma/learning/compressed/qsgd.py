@@ -45,7 +45,7 @@ Scale = Literal["max", "l2"]
 def quantise(
     vectors: Tensor, coins: Tensor, layout: QuantisedFormat, scale: Scale = "max"
 ) -> tuple[Tensor, Tensor]:
-    """Return scales (k, buckets) and signed codes (k, D) of k vectors; `coins` (k, D) are uniform on [0, 1).
+    """Return scales (k, buckets) and signed codes (k, D) of k vectors; `coins` (k, D) is uniform on [0, 1).
 
     >>> layout = QuantisedFormat(dim=4, bucket=2, levels=3)
     >>> v = torch.tensor([[1.0, -0.5, 0.0, 0.0]])
@@ -63,7 +63,7 @@ def quantise(
 
 
 def dequantise(scales: Tensor, codes: Tensor, layout: QuantisedFormat) -> Tensor:
-    """Return the vectors (k, D) that the codes stand for."""
+    """Return the vectors (k, D) that scales and codes represent."""
     parts = _buckets(codes.to(scales.dtype), layout) * (scales[..., None] / (layout.levels - 1))
     return parts.flatten(1)[:, : layout.dim]
 
@@ -75,7 +75,7 @@ def _buckets(vectors: Tensor, layout: QuantisedFormat) -> Tensor:
 
 @dataclass(frozen=True)
 class QuantisedCodec:
-    """Scales and codes travel; the gradient follows from them."""
+    """Sends scales and codes; the receiver computes the gradient from them."""
 
     layout: QuantisedFormat
 
@@ -108,7 +108,7 @@ class QSGD(CompressedSettings):
     scale: Scale = Field(default="max", description="scale of a bucket: largest magnitude or norm")
 
     def layout(self, model: Model) -> QuantisedFormat:
-        """Return how gradients of a model are written."""
+        """Return the format of a model's quantised gradients."""
         return QuantisedFormat(model.dim, self.bucket, self.levels)
 
     def build(self, setup: Setup) -> Algorithm:

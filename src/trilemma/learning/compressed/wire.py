@@ -1,16 +1,15 @@
-"""Messages as bytes: how compressed gradients travel, and how long that makes them.
+"""The byte formats of compressed gradients, and their lengths.
 
-Whatever sender and receiver agree on beforehand (dimension, buckets, levels) is not in a message.
-Little-endian.
+What sender and receiver both know (dimension, buckets, levels) is not sent. Numbers are little-endian.
 
     dense       D float32
     quantised   one float32 scale per bucket, then D codes of b bits: sign and level, packed without gaps
     sparse      a byte saying how positions are written (bitmap, or gaps as base-128 integers, whichever is
                 shorter), a uint32 count, the positions, then the values as float32
 
-`*_bytes` give the lengths of k messages at once, without encoding them; tests hold them to `len(encode(…))`.
-Decoders are given what strangers send: lengths are compared before anything is allocated, ranges are checked,
-and what does not fit is a `UserError`.
+`*_bytes` return the lengths of k messages at once, without encoding them; tests compare them with
+`len(encode(…))`. Decoders read untrusted bytes: they check the length before they allocate anything, check
+all ranges, and raise a `UserError` for what does not fit.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""What honest noise must look like is known: a server's evidence about clients, kept over rounds.
+"""The evidence stage: the server compares its clients' messages with the known law of honest noise.
 
-    trace        how what clients release reaches the model: coefficients, the law of a client's sum
-    conviction   whom the evidence proves to lie: lengths of sums, of pairs, and who must be among the liars
-    correction   what cannot be proved but seen: the model along the directions that stand out of the noise
+The evidence adds up over rounds: it is kept in a file, part of the server's state.
+
+    trace        how releases move the model: coefficients, and the law of a client's sum
+    conviction   which clients are proved to lie: by lengths of sums, of pairs, and by directions
+    correction   what is visible but proves nothing: sets the model right along directions that stand out
     file         what the server has on its clients
-    schedule     in which rounds sums are looked at, and what that leaves of the probability of a false alarm
-    court        what the server judges by: looks, convictions, what is undone and set right
-    guard        an algorithm's server with all of it before its rule
-    many         conviction and correction for many rounds at once, where their Gram matrices lie
-    outlook      what becomes of lies before they are sent, for liars who know the server's state
+    schedule     in which rounds the sums are tested, and the probability of a false alarm that each test gets
+    court        how the server judges: looks, convictions, what is undone and set right
+    guard        an algorithm's server with all of this before its rule
+    hidden       how much liars can hide from all of it
+    many         conviction and correction of many Gram matrices at once, on the device where they lie
+    outlook      what the server would do with lies that are not yet sent, for liars who know its state
 
 `rule = "evidence+mean"` (or any rule after the +) turns it on. The derivations are in docs/frontier.md.
 """

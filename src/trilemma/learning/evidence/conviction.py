@@ -1,25 +1,26 @@
-"""Whom the evidence proves to lie.
+"""Which clients are proved to lie.
 
-For honest clients i and j, whatever their data and however everybody else behaved, the noise in S_i, and in
-S_i/√K_ii ± S_j/√K_jj, is a Gaussian vector of known variance: its squared length is a multiple of χ²_d. What
-the data added is no longer than the bounds, so by the triangle inequality
+**Lengths.** For honest clients i and j, the noise in S_i, and in S_i/√K_ii ± S_j/√K_jj, is a Gaussian vector
+of known variance, whatever their data and the other clients' behaviour: its squared length is a multiple of
+χ²_d. The contributions are bounded, so by the triangle inequality
 
     √v χ_low − b ≤ ‖S‖ ≤ √v χ_high + b,
 
-S a client's own sum or a pair's, v its variance, b its bound. Nothing is assumed about how contributions
-depend on noise. A length outside proves a lie: of the client, or of one of the two.
+where S is the sum of a client or of a pair, v its variance and b its bound. Nothing is assumed about how
+contributions depend on noise. A length outside proves a lie: of the client, or of at least one of the two.
 
-**Who of the two.** Any client can make a pair fail alone, by copying the other's message for instance, so a
-failing pair accuses both. Honest clients accuse each other with at most the stated probability; all who
-accuse an honest client therefore lie, and are at most as many as there may be liars. So whoever is accused by
-more is a liar for certain. Of the pairs then left both clients are set aside: at least one of the two lies.
+**Which of the two.** One client alone can make a pair fail, for instance by copying the other's message, so a
+failing pair accuses both. Honest clients accuse each other with at most the stated probability. Hence those
+who accuse an honest client are liars, and there are at most as many of them as there may be liars. A client
+accused by more than that is therefore a liar. Of every failing pair then left, both clients are set aside:
+at least one of the two lies.
 
-**Directions.** Along a direction that stands out of everybody's noise (`correction.visible`), be it the
-mean's or the liars' own, each member's move ⟨S_i, v⟩/√K_ii is compared with the median: beyond k times the
-spread of the middle half (at least 1), plus twice the data's bound, a client is expelled; at most as many as
-may lie. This test is for clients whose noise the others do not know: liars who add an honest client's very
-noise to their messages can turn the direction towards it, at the price of pushing the model nowhere else
-(docs/frontier.md). It is asked only where lengths and pairs are silent.
+**Directions.** Along a direction v that stands out of the noise (`correction.visible`), caused by the honest
+mean or by liars, each member's move ⟨S_i, v⟩/√K_ii is compared with the median. A client is expelled if it is
+further away than k times the spread of the middle half (at least 1) plus twice the bound on the data; at most
+as many as may lie. This test assumes that the others do not know a client's noise: liars who add an honest
+client's noise to their own messages can turn the direction towards it, but then push the model nowhere else
+(docs/frontier.md). It is run only if no length and no pair fails.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from trilemma.learning.trace import Array, Law, Places
 from trilemma.records import Test
 
 SLACK = 2.0
-"""How far honest contributions may lie apart along a direction, in bounds: two, from end to end."""
+"""How far apart two honest contributions may lie along a direction, in multiples of the bound."""
 
 
 @dataclass(frozen=True)
 class Expulsion:
-    """Why a client was expelled: the test, what it gave and what an honest client would not have exceeded.
+    """Why a client was expelled: the test, what it measured, and the limit for honest clients.
 
-    `statistic` is a length; beyond `threshold`, or below it where `low`. `others` are the clients whose sums
-    with this one's failed.
+    `statistic` is a length above `threshold`, or below it if `low`. `others` are the clients that failed the
+    test as a pair with this one.
     """
 
     client: int
@@ -57,13 +58,13 @@ class Expulsion:
     others: tuple[int, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the expulsion as JSON values."""
         found = asdict(self) | {"others": list(self.others)}
         return {name: None if value != value else value for name, value in found.items()}
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Expulsion:
-        """Return what `plain` was written from.
+        """Return the expulsion that `plain` returned as JSON values.
 
         >>> Expulsion.read(Expulsion(3, "pairs", 2.0, 1.0, others=(1, 2)).plain()).others
         (1, 2)
@@ -80,12 +81,12 @@ class Expulsion:
 
 
 def clients_of(found: Sequence[Expulsion]) -> Places:
-    """Return who is expelled."""
+    """Return the clients that are expelled."""
     return np.array([one.client for one in found], dtype=np.int64)
 
 
 def proved(found: Sequence[Expulsion]) -> float:
-    """Return how many liars are proved: of two who were set aside together at least one lied.
+    """Return how many liars the expulsions prove: one for every pair that was set aside together.
 
     >>> proved([Expulsion(0, "length"), Expulsion(1, "one of a pair"), Expulsion(2, "one of a pair")])
     2.0
@@ -95,7 +96,9 @@ def proved(found: Sequence[Expulsion]) -> float:
 
 @cache
 def lengths(dim: int, alarm: float) -> tuple[float, float]:
-    """Return χ_low and χ_high: a standard Gaussian vector of length outside has probability `alarm` each.
+    """Return χ_low and χ_high, for standard Gaussian vectors of `dim` numbers.
+
+    Such a vector is shorter than χ_low with probability `alarm`, and longer than χ_high with the same.
 
     >>> low, high = lengths(100, 1e-6)
     >>> round(low, 2), round(high, 2)
@@ -109,11 +112,11 @@ def lengths(dim: int, alarm: float) -> tuple[float, float]:
 def convict(
     gram: Array, law: Law, liars: int, alarm: float, seen: Callable[[], Sequence[Direction]] | None = None
 ) -> list[Expulsion]:
-    """Return who lies, by their place in `gram` (m, m), the Gram matrix of the members' sums.
+    """Return the expulsions, clients by their place in `gram` (m, m), the Gram matrix of the members' sums.
 
-    `liars` is how many of them may lie; honest clients are expelled with probability at most `alarm` as long
-    as there are no more, those set aside with a liar excepted. Members that sent nothing yet have no variance
-    and are left alone. `seen` gives the visible directions of the others, where somebody else needs them too.
+    At most `liars` of them lie. If that is true, an honest client is expelled with probability at most
+    `alarm`, except by being set aside with a liar. Members that have sent nothing have no variance and are
+    not tested. `seen` returns the visible directions; a caller that needs them too passes it to share them.
     """
     heard = law.heard
     if not len(heard):
@@ -140,9 +143,10 @@ def convict(
 
 
 def _within(inner: Array, law: Law, low: float, high: float) -> bool:
-    """Tell whether all lengths and pairs are as they should be; False also where that takes a closer look.
+    """Tell whether all lengths and pairs are within their limits; False also if this quick test cannot tell.
 
-    Where all were heard alike it takes the longest and the shortest, and nearly every look comes to no more.
+    If all clients were heard alike, it compares only the extremes with the limits. In nearly every look that
+    is all the work.
     """
     if law.alike is None:
         return False
@@ -151,12 +155,49 @@ def _within(inner: Array, law: Law, low: float, high: float) -> bool:
     both = squares[:, None] + squares[None, :]
     checked = [(squares, 1.0, bound)]
     for pair, sign in ((both + twice, 1.0), (both - twice, -1.0)) if len(inner) > 1 else ():
-        np.fill_diagonal(pair, pair[0, 1])  # no client is a pair
+        np.fill_diagonal(pair, pair[0, 1])  # the diagonal is no pair
         checked.append((pair, math.sqrt(max(2 * (1 + sign * shared / own), 0.0)), 2 * bound))
     return all(
         square.max() <= (high * scale + slack) ** 2 and square.min() >= max(low * scale - slack, 0.0) ** 2
         for square, scale, slack in checked
     )
+
+
+@dataclass(frozen=True)
+class _Outside:
+    """For every pair (m, m), the limit that it exceeds most.
+
+    `by` is how far it is outside, relative to the upper limit, 0 if it is not; `length` and `limit` are what
+    was measured and allowed, and `low` is 1 where the limit is a lower one.
+    """
+
+    by: Array
+    length: Array
+    limit: Array
+    low: Array
+
+
+def _pairs_outside(
+    unit: Array, scales: tuple[Array, Array], bound: Array, limits: tuple[float, float]
+) -> _Outside | None:
+    """Compare sums and differences of two clients with their limits; None if all are within."""
+    both = unit.diagonal()[:, None] + unit.diagonal()[None, :]
+    slack = bound[:, None] + bound[None, :]
+    pairs = []
+    for sign, scale in zip((2.0, -2.0), scales, strict=True):
+        length = np.sqrt(np.maximum(both + sign * unit, 0.0))
+        pairs.append((length, limits[0] * scale - slack, limits[1] * scale + slack))
+    if all(bool((length <= upper).all() and (length >= lower).all()) for length, lower, upper in pairs):
+        return None
+    found = _Outside(*(np.zeros_like(unit) for _ in range(4)))
+    for length, lower, upper in pairs:
+        for low, limit in ((False, upper), (True, lower)):
+            size = np.maximum(upper, 1e-300)  # on the diagonal of differences the upper limit may be 0
+            by = (limit - length if low else length - limit) / size
+            more = by > found.by
+            found.by[more], found.length[more], found.limit[more] = by[more], length[more], limit[more]
+            found.low[more] = low
+    return found
 
 
 def _by_pairs(
@@ -168,24 +209,15 @@ def _by_pairs(
     gone: Mapping[int, Expulsion],
     liars: int,
 ) -> dict[int, Expulsion]:
-    """Convict by sums and differences of two; `gone` are convicted already."""
-    both = unit.diagonal()[:, None] + unit.diagonal()[None, :]
-    slack = bound[:, None] + bound[None, :]
-    pairs = []
-    for sign, scale in zip((2.0, -2.0), scales, strict=True):
-        length = np.sqrt(np.maximum(both + sign * unit, 0.0))
-        pairs.append((length, limits[0] * scale - slack, limits[1] * scale + slack))
-    if all(bool((length <= upper).all() and (length >= lower).all()) for length, lower, upper in pairs):
+    """Convict by the lengths of sums and differences of two clients; `gone` are convicted already.
+
+    `unit` (m, m) is the Gram matrix of S_i/√K_ii, `scales` are `Law.pairs`, `bound` (m,) the bounds in the
+    same unit, `limits` χ_low and χ_high. Returns expulsions by place.
+    """
+    outside = _pairs_outside(unit, scales, bound, limits)
+    if outside is None:
         return {}
-    worst = np.zeros_like(unit)  # how far outside, as a share of the limit
-    measured, allowed, below = (np.zeros_like(unit) for _ in range(3))
-    for length, lower, upper in pairs:
-        for low, limit in ((False, upper), (True, lower)):
-            size = np.maximum(upper, 1e-300)  # nothing is its own difference
-            outside = (limit - length if low else length - limit) / size
-            better = outside > worst
-            worst[better], measured[better], allowed[better] = outside[better], length[better], limit[better]
-            below[better] = low
+    worst = outside.by
     left = np.ones(len(unit), bool)
     left[list(gone)] = False
     edges = (worst > 0) & left[:, None] & left[None, :]
@@ -194,9 +226,8 @@ def _by_pairs(
     def expelled(i: int, test: Test, others: Any) -> Expulsion:
         j = max(others, key=lambda other: worst[i, other])
         names = tuple(int(heard[other]) for other in others)
-        return Expulsion(
-            int(heard[i]), test, float(measured[i, j]), float(allowed[i, j]), bool(below[i, j]), names
-        )
+        length, limit = float(outside.length[i, j]), float(outside.limit[i, j])
+        return Expulsion(int(heard[i]), test, length, limit, bool(outside.low[i, j]), names)
 
     found: dict[int, Expulsion] = {}
     while edges.any():
@@ -222,7 +253,7 @@ def by_direction(
     liars: int,
     alarm: float,
 ) -> dict[int, Expulsion]:
-    """Convict by how far members moved along directions that stand out of the noise; at most `liars`."""
+    """Convict at most `liars` members by how far from the median they moved along a visible direction."""
     found: dict[int, Expulsion] = {}
     m = len(heard)
     if not liars or m < 2 * liars + 1:

@@ -1,24 +1,27 @@
-"""What cannot be proved but can be seen: the model, set right along directions that stand out of the noise.
+"""What is visible but proves nothing: the model is set right along directions that stand out of the noise.
 
-Whitened by its known covariance, K^(-½) S is an m × d matrix of independent standard Gaussians plus what the
-data and the liars added. Noise alone has a largest squared singular value of (√d + √m)² and a little (the
-edge); what stands above it is a direction in which clients as a whole moved the model. The honest gradient
-is one, and stands out early because the members' mean carries little noise; liars who push together are
-another, or bend that one. In a single direction a robust mean costs next to nothing: for every direction v
-above the edge, the members' moves ⟨S_i, v⟩ are sorted, a quarter dropped at either end (more, if more may
-lie), and the model is put where the mean of the middle is. Whoever stands apart is first left out of the move
-altogether, for as long as it does: that costs noise that no longer cancels, and no accusation. Liars then
-move it along v by what hides within the honest spread, however long their messages are; what they did before
-the direction could be seen is taken back as well, because sums are looked at, not rounds. A direction found
-in noise is not the true one, and what they do across it stays: `hidden` says how much.
+**Directions.** Whitened by the known covariance, K^(-½) S is an m × d matrix of independent standard
+Gaussians plus what the data and the liars added. The largest squared singular value of noise alone is about
+(√d + √m)² (the edge). A singular value above the edge belongs to a direction in which the clients together
+moved the model. The honest gradient is one; it stands out early because the members' mean has little noise.
+Liars who push together add another, or bend that one.
 
-Where a quarter or more may lie, the middle is the liars' as much as the others'. It is better than a plain
-mean all the same, but a robust rule knows better, and what it says is left alone there.
+**Correction.** In a single direction a robust mean costs very little. For every direction v above the edge,
+the members' moves ⟨S_i, v⟩ are sorted, a quarter is dropped at either end (more, if more may lie), and the
+model is moved along v to the mean of the rest. Before that, members who stand apart are left out of the move,
+for as long as they stand apart. That leaves noise in the move that no longer cancels, but accuses nobody.
+Liars can then move the model along v only by what hides within the honest spread, however long their
+messages are. What they did before the direction became visible is taken back too, because sums are tested,
+not single rounds. A direction found in noise is not exactly the true one, and what liars do across it stays:
+`hidden` says how much.
 
-Projections on a direction that was found in the same data are too long by a known factor; √λ is shrunk to
-√((λ−d−m)² − 4dm)/√λ, which is best in mean square (Gavish and Donoho, "Optimal shrinkage of singular values",
-2017). The edge with its fluctuation is Johnstone's ("On the distribution of the largest eigenvalue in
-principal components analysis", 2001).
+**Limits.** If a quarter or more may lie, the middle of the moves is no longer clearly the honest clients'. It
+is still better than a plain mean, but a robust rule does better, and its aggregate is then left alone.
+
+**Shrinkage.** Projections on a direction found in the same data are too long by a known factor: √λ is shrunk
+to √((λ−d−m)² − 4dm)/√λ, which is best in mean square (Gavish and Donoho, "Optimal shrinkage of singular
+values", 2017). The edge with its fluctuation is Johnstone's ("On the distribution of the largest eigenvalue
+in principal components analysis", 2001).
 """
 
 from __future__ import annotations
@@ -34,17 +37,17 @@ from numpy.typing import NDArray
 from trilemma.learning.trace import Array, Law
 
 QUARTILES = 2 * 0.6744897501960817
-"""Distance of a Gaussian's quartiles, in standard deviations."""
+"""Distance between the quartiles of a Gaussian, in standard deviations."""
 
 FALSELY = 0.2
-"""Of those who are left out because they stand apart, so many may be honest ones, on average."""
+"""The expected share of honest members among those left out because they stand apart, at most."""
 
 SURE = 3.2724
 """The 0.999 quantile of the Tracy–Widom law of order 1."""
 
 
 def edge(members: int, dim: int) -> float:
-    """Return what the top eigenvalue of the Gram matrix of white noise exceeds once in a thousand rounds.
+    """Return the 0.999 quantile of the top eigenvalue of the Gram matrix of white noise (members, dim).
 
     >>> round(edge(100, 1290), 1)
     2182.7
@@ -56,9 +59,10 @@ def edge(members: int, dim: int) -> float:
 
 @dataclass(frozen=True)
 class Direction:
-    """A direction above the edge: S ᵀ `mix` is of length 1, `along` (m,) are the members' moves along it.
+    """A direction above the edge: the unit vector v = Sᵀ mix.
 
-    `shrunk` is the share of a move along it that is not the noise it was found in.
+    `mix` is (m,); `along` = S v (m,) are the members' moves along it; `shrunk` is the factor by which moves
+    along it are shrunk, because v was found in the same noise.
     """
 
     mix: Array
@@ -67,9 +71,9 @@ class Direction:
 
 
 def visible(gram: Array, law: Law, most: int) -> list[Direction]:
-    """Return the directions that stand out of the noise, at most `most`, the clearest first.
+    """Return the directions that stand out of the noise, at most `most`, the largest eigenvalue first.
 
-    `gram` (m, m) is of the sums of members who have all sent something.
+    `gram` (m, m) is the Gram matrix of the sums; all m members must have sent something.
     """
     m, d = len(gram), law.dim
     top, x = above(law.white(gram), edge(m, d))
@@ -84,7 +88,8 @@ def visible(gram: Array, law: Law, most: int) -> list[Direction]:
 def above(white: Array, least: float) -> tuple[Array, Array]:
     """Return the eigenvalues (k,) above `least` in rising order, and their eigenvectors (m, k)."""
     m = len(white)
-    # Where the edge less the matrix has a Cholesky factor, nothing is above it: a fifth of a decomposition.
+    # If least · I − white has a Cholesky factor, no eigenvalue is above `least`. This test takes a fifth of
+    # the time of an eigendecomposition.
     below = -white.T
     below.flat[:: m + 1] += least
     if scipy.linalg.lapack.dpotrf(below, lower=1, overwrite_a=1)[1] == 0:
@@ -95,7 +100,7 @@ def above(white: Array, least: float) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Correction:
-    """What becomes of the model's move: `kept` of it, plus y @ S, y = `mix` (m,); `aside` are left out."""
+    """How a move is set right: it becomes kept · move + Sᵀ mix, with `mix` (m,); `aside` are left out."""
 
     kept: float
     mix: Array
@@ -103,7 +108,9 @@ class Correction:
 
 
 def worth_correcting(members: int, liars: int, robust: bool) -> bool:
-    """Tell whether the middle of the moves of members who were heard is better than what a rule says.
+    """Tell whether correcting along a direction improves on the rule's aggregate.
+
+    `members` were heard and `liars` of them may lie; `robust`: the rule is not the plain mean.
 
     >>> worth_correcting(100, 20, robust=True), worth_correcting(30, 10, robust=True)
     (True, False)
@@ -122,13 +129,12 @@ def correct(
     parts: Array | None = None,
     seen: Sequence[Direction] | None = None,
 ) -> Correction:
-    """Return how the model's move is set right.
+    """Return how the model's move is set right; if no direction is above the edge, it stays as it is.
 
-    `gram` (m, m) is of the members' sums and `moved` (m,) their inner products with the model's move; at
-    most `liars` of them lie. `shares` (m,) scale the sums of members that were not always heard to a whole
-    run's. `parts` (m,) are the members' shares in the move; without them nobody is left out of it. `seen` is
-    `visible` of those who sent something, where that is known. Without a direction above the edge nothing is
-    done.
+    `gram` (m, m) is the Gram matrix of the members' sums, `moved` (m,) their inner products with the model's
+    move; at most `liars` of them lie. `shares` (m,) scale up the sums of members that were not heard in every
+    round; None: all 1. `parts` (m,) are the members' shares in the move; None: nobody is left out. `seen` are
+    the visible directions of the members that sent something; None: they are computed.
     """
     heard = law.heard
     kept, mix = 1.0, np.zeros(len(gram))
@@ -159,7 +165,9 @@ def correct(
 
 
 def from_the_middle(along: Array) -> tuple[Array, float]:
-    """Return how far moves (m,) are from their median, and the spread of their middle half, at least 1.
+    """Return the distances of moves (m,) from their median, and their standard deviation, at least 1.
+
+    The standard deviation is that of a Gaussian with the same quartiles.
 
     >>> away, spread = from_the_middle(np.array([0.0, 1.0, 2.0, 3.0, 9.0]))
     >>> away.tolist(), round(spread, 2)
@@ -170,10 +178,11 @@ def from_the_middle(along: Array) -> tuple[Array, float]:
 
 
 def _apart(seen: Sequence[Direction], law: Law, most: int) -> NDArray[np.int64]:
-    """Return the members who stand apart along visible directions, at most `most`, as places.
+    """Return the places of at most `most` members who stand apart along visible directions.
 
-    Many who stand a little apart say more than one: of m members the j with the smallest tail probabilities
-    are taken, j the largest number with p_(j) ≤ FALSELY · j/m (Benjamini and Hochberg 1995).
+    Several members who stand slightly apart are stronger evidence than one. So the j members with the
+    smallest tail probabilities are taken, for the largest j with p_(j) ≤ FALSELY · j/m (Benjamini and
+    Hochberg 1995).
     """
     apart = np.zeros(len(law.deviation))
     for found in seen:

@@ -1,15 +1,16 @@
-"""What a defended server judges by: pure functions on the file that it keeps.
+"""How a defended server judges its clients: pure functions on the file that it keeps.
 
-The tests look at Gram matrices alone: of S, all rounds, when a look is due (`schedule`), and of x, this
-round's messages, which are windows of about 1/(1 − β) rounds where clients average with momentum β. Sums
-alone would let liars jump: who has pushed one way as far as hides in all rounds may push as far the other way
-in a single one.
+The tests use Gram matrices only: that of the sums S over all rounds, when a look is due (`schedule`), and in
+every round that of the messages x, which cover about 1/(1 − β) rounds if clients average with momentum β.
+Sums alone would let liars jump: after pushing one way as far as hides in all rounds, they could push twice as
+far back in a single round.
 
-**Undo.** An expelled client's part in the move, q = Σ_{i out} w_i S_i, is taken back as far as it is not the
-noise that cancels other clients': of ‖q‖² about x² = dσ_cor² Σ_s c²·(pairs of one out and one in) is, so that
-1 − x²/‖q‖² of q leaves the least error in mean square. Along directions that stood out of the sums with them,
-where noise is short, the move becomes that of those who stay: q goes whole, and whatever set its rounds right
-goes with it. Gross lies so go whole, subtle ones hardly: those are the correction's.
+**Undo.** The part of expelled clients in the model's move is q = Σ_{i out} w_i S_i. It contains noise that
+cancels noise of the remaining clients and must stay: about x² = dσ_cor² Σ_s c²·(pairs of one out and one in)
+of ‖q‖². Subtracting the share 1 − x²/‖q‖² of q leaves the least mean square error. Along directions that
+stood out of the sums, where there is little noise, q is subtracted entirely, together with the corrections of
+its rounds, so that the move becomes that of the remaining clients. Gross lies are thus undone entirely,
+subtle ones hardly: those are left to the correction.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ from trilemma.learning.trace import Array, Law, Places, Trace
 
 @dataclass(frozen=True)
 class Look:
-    """One vector of every client in `rows`: their Gram matrix, and what it is like if they are honest."""
+    """One test of the vectors, sums or messages, of the clients in `rows` (m,).
+
+    `gram` (m, m) is their Gram matrix, and `law` is their law if the clients are honest.
+    """
 
     rows: Places
     gram: Array
@@ -48,7 +52,7 @@ class Look:
     )
 
     def seen(self, liars: int) -> list[Direction]:
-        """Return the directions that stand out among those who sent something; worked out once."""
+        """Return the directions that stand out, among clients that sent something; computed once."""
         if liars not in self._seen:
             heard = self.law.heard
             gram = self.gram if len(heard) == len(self.gram) else self.gram[np.ix_(heard, heard)]
@@ -56,7 +60,7 @@ class Look:
         return self._seen[liars]
 
     def convicted(self, liars: int, alarm: float) -> list[Expulsion]:
-        """Return who of them is proved to lie, of whom `liars` may, by place in `rows`; worked out once."""
+        """Return the expulsions, by place in `rows`, if at most `liars` of them lie; computed once."""
         if (liars, alarm) not in self._convicted:
             self._convicted[liars, alarm] = convict(
                 self.gram, self.law, liars, alarm, partial(self.seen, liars)
@@ -64,7 +68,7 @@ class Look:
         return self._convicted[liars, alarm]
 
     def without(self, clients: Places) -> Look:
-        """Return the look at the others."""
+        """Return the look at all but these clients."""
         if not len(clients):
             return self
         kept = np.flatnonzero(~np.isin(self.rows, clients))
@@ -73,7 +77,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Court:
-    """The stage for one federation: pure functions on its file."""
+    """The evidence stage of one federation: pure functions on its file."""
 
     settings: Evidence
     setup: Setup
@@ -84,33 +88,33 @@ class Court:
 
     @cached_property
     def schedule(self) -> tuple[int, ...]:
-        """The rounds in which sums are looked at."""
+        """The rounds in which the sums are looked at."""
         return looks(self.setup.rounds, self.settings.pace, self.settings.wait)
 
     def due(self, file: File, round_: int) -> bool:
-        """Tell whether sums are looked at in a round: since the last one that was held, a look is due."""
+        """Tell whether the sums are looked at in a round: if a look fell due since the last round held."""
         last = file.last_before(round_)
         return any(last < look <= round_ for look in self.schedule)
 
     def liars(self, file: File) -> int:
-        """How many of the members may still lie: of two that were set aside only one did for certain."""
+        """Return how many members may still lie: f less the liars that expulsions have proved."""
         return max(0, self.setup.byzantine - file.liars_proved)
 
     def expected(self, count: int, file: File) -> int:
-        """Return how many liars the rule is told to expect among so many messages."""
+        """Return how many liars the rule is told to expect among `count` messages."""
         return min(self.liars(file), (count - 1) // 2)
 
     def heard(self, file: File, x: Tensor, senders: Places, round_: int, sharing: int | None = None) -> File:
-        """Add a round's messages x (k, d), all finite, of `senders` to the file.
+        """Return the file with a round's messages x (k, d) of `senders` added; all numbers are finite.
 
-        `sharing` is how many clients share secrets in the round; None: all who are in.
+        `sharing` is how many clients share secrets in the round; None: all members.
         """
         assert self.setup.release is not None
         law, step, so_far = self.setup.release.law, self.trace.step(round_), slice(round_ + 1)
         everybody = len(senders) == len(file.members) and bool((np.diff(senders) == 1).all())
         rows = slice(None) if everybody else torch.from_numpy(senders)
         sums = added(file.sums, x, rows, step, self.spare[0])
-        # numpy: for so few numbers torch would wake all its threads, which takes longer than to add them.
+        # numpy, because torch would start all its threads, which takes longer than adding so few numbers.
         carried, coefficients = (
             _copied(one, spare)
             for spare, one in zip(self.spare[1:], (file.carried, file.coefficients), strict=True)
@@ -140,25 +144,26 @@ class Court:
         return file.law(file.coefficients, np.arange(len(file.members)))
 
     def sums(self, file: File, gram: Array, law: Law | None = None) -> Look:
-        """Return the look at all rounds' sums of the members; `gram` (n, n) is everybody's."""
+        """Return the look at the members' sums; `gram` (n, n) is the Gram matrix of all n rows of sums."""
         rows = file.staying
         kept = gram if len(rows) == len(gram) else gram[np.ix_(rows, rows)]
         return Look(rows, kept, law or self.law(file).select(rows))
 
     def messages(self, file: File, gram: Array, senders: Places, law: Law | None = None) -> Look:
-        """Return the look at this round's messages of `senders`, all members; `gram` (k, k) is theirs."""
+        """Return the look at the round's messages of `senders`, all members; `gram` (k, k) is theirs."""
         return Look(senders, gram, law or file.law(file.carried, senders))
 
     @property
     def alarms(self) -> tuple[float, float]:
-        """With what probability a single look at sums, and one at messages, may expel an honest client."""
+        """The largest probability that one look at sums, and one at messages, expels an honest client."""
         half = self.settings.alarm / 2
         return half / len(self.schedule), half / self.setup.rounds
 
     def convict(self, sums: Look | None, messages: Look, file: File) -> list[Expulsion]:
-        """Return who is proved to lie, each client once: by the sums, where they are looked at, by messages.
+        """Return the expulsions, each client once: first by the sums (None: not looked at), then by messages.
 
-        Whoever the sums convict is no part of what is looked at next: it explains the pairs that it is in.
+        Clients convicted by the sums are left out of the look at messages: they explain every failing pair
+        that they are in.
         """
         found = list[Expulsion]()
         for look, alarm in zip((sums, messages), self.alarms, strict=True):
@@ -172,48 +177,52 @@ class Court:
         return sorted(found, key=lambda one: one.client)
 
     def undone(self, before: File, found: Sequence[Expulsion], sums: Look, file: File) -> Tensor:
-        """Return what to take out of the model's move (d,); `before` is the file before the round.
+        """Return what to subtract from the model's move (d,) for the expulsions `found` (see the module).
 
-        The round's own messages of the expelled never moved the model: there is nothing of them to take back.
-        `sums` is the look at all members' sums in `file`, those of the expelled among them.
+        `before` is the file before the round: this round's messages of the expelled have not moved the model.
+        `sums` is the look at the sums in `file` of all members, including those expelled now.
         """
         total = float(before.taken.sum())
         if not self.settings.undo or not found or total == 0:
             return torch.zeros_like(before.moved)
         shares, expelled = before.taken.cpu().numpy() / total, clients_of(found)
-        part = np.zeros(len(before.sums))
-        part[expelled] = shares[expelled]
-        squared = before.coefficients.cpu().numpy() ** 2 @ before.shared.cpu().numpy()
+        weights = np.zeros(len(before.sums))
+        weights[expelled] = shares[expelled]
+        shared_noise = before.coefficients.cpu().numpy() ** 2 @ before.shared.cpu().numpy()  # σ_cor² Σ_s c²
         pairs = before.sums.shape[1] * (len(before.staying) - len(expelled))
-        noise = pairs * float(part**2 @ squared)
-        rest, seen = combined(before.sums, part), torch.zeros_like(before.moved)
-        others = before.moved - combined(before.sums, np.where(before.members.numpy(), shares - part, 0.0))
+        noise = pairs * float(weights**2 @ shared_noise)  # x²
+        q, undone = combined(before.sums, weights), torch.zeros_like(before.moved)
+        # All of the move but the part of the members who stay: q, and what corrections added.
+        excess = before.moved - combined(before.sums, np.where(before.members.numpy(), shares - weights, 0.0))
         for direction in sums.seen(self.liars(file)):
             mix = np.zeros(len(file.sums))
             mix[sums.rows[sums.law.heard]] = direction.mix
-            way = combined(file.sums, mix)  # of length 1
-            seen, rest = seen + (way @ others) * way, rest - (way @ rest) * way
-        length = float(rest @ rest)
-        return seen + rest * (max(0.0, 1 - noise / length) if length > 0 else 0.0)
+            v = combined(file.sums, mix)  # of length 1
+            undone, q = undone + (v @ excess) * v, q - (v @ q) * v
+        square = float(q @ q)
+        return undone + q * (max(0.0, 1 - noise / square) if square > 0 else 0.0)
 
     @cached_property
     def robust(self) -> bool:
-        """Whether the rule after this stage does without it: whether it is not the mean."""
+        """Whether the rule after this stage is robust by itself: whether it is not the mean."""
         return not self.setup.rule.name.endswith("mean")
 
     def rule(self, count: int, file: File) -> Chain | None:
-        """Return the rule as it is applied to so many messages; None: it is their mean."""
+        """Return the rule as it is applied to `count` messages; None if it is their mean."""
         rule = lessened(self.setup.rule, self.expected(count, file))
         assert isinstance(rule, Chain)
         plain = isinstance(rule.last, Mean) and all(step.passes for step in rule.steps)
         return None if plain else rule
 
     def able(self, members: int, file: File) -> bool:
-        """Whether the moves of so many are set right."""
+        """Tell whether moves of so many members are set right."""
         return bool(self.settings.correct) and worth_correcting(members, self.liars(file), self.robust)
 
     def shares(self, rows: Places, weights: Tensor) -> Array:
-        """Return what scales the sums of `rows` to a whole run's; `weights` (n, T) as in `corrected`."""
+        """Return the factors (m,) that scale up the vectors of clients who were not heard in every round.
+
+        `weights` (n, T) are as in `corrected`.
+        """
         weight = np.abs(weights.cpu().numpy()[rows].sum(axis=1))
         found: Array = weight.max(initial=0.0) / np.maximum(weight, 1e-300)
         return found
@@ -226,11 +235,11 @@ class Court:
         file: File,
         parts: Callable[[], Array] | None = None,
     ) -> Correction:
-        """Return how a move is set right by what is looked at; `moved` and `parts` (m,) as in `correct`.
+        """Return how a move is set right by a look.
 
-        Both are asked for only where a direction stands out; elsewhere nothing is set right.
-        `weights` (n, T) say how much of every round's release is in it; clients that were not always heard
-        count as if they had been.
+        `moved` and `parts` return what `correct` takes under these names; they are called only if a direction
+        stands out, since nothing is set right otherwise. `weights` (n, T) are the coefficients of every
+        round's release in the vectors looked at; by them, clients not heard in every round are scaled up.
         """
         liars = self.liars(file)
         seen = look.seen(liars) if self.able(len(look.law.heard), file) else []
@@ -247,12 +256,12 @@ class Court:
 
 
 def _copied(part: Tensor, spare: Spare) -> Array:
-    """Return a copy of what lies on the host, in what is spare."""
+    """Return a copy of a tensor on the host, in spare memory."""
     found: Array = spare.like(part).numpy()
     np.copyto(found, part.numpy())
     return found
 
 
 def combined(sums: Tensor, coefficients: Array) -> Tensor:
-    """Return coefficients @ sums, where the sums are."""
+    """Return coefficients @ sums (d,), on the device of the sums."""
     return torch.from_numpy(coefficients).to(sums.device, sums.dtype) @ sums

@@ -1,7 +1,7 @@
 """What a defended server has on its clients, as part of its state.
 
-A client's row is its place in the federation, for good: who joins a run later gets a row then, and nobody's
-row is another's. Noise is known by the round: in a federation it may be another after a client came or went.
+A client keeps its row for the whole run. A client that joins later gets a new row, and rows are never reused.
+The noise law is kept per round, because in a federation it may change when a client joins or leaves.
 """
 
 from __future__ import annotations
@@ -24,26 +24,35 @@ from trilemma.mapped import beside, lies_in_a_file
 PREFIX = "evidence."
 
 TOGETHER = 1 << 22
-"""Numbers of sums in files that are worked on together."""
+"""How many numbers are processed at once of sums that lie in a file on disk."""
 
 ORIGIN = PREFIX + "origin"
-"""Where in a server's state the model is that is moved."""
+"""The name of the initial model in a server's state."""
 
 
 LONG = ("sums", "origin", "moved")
-"""Parts with a number for every coordinate."""
+"""Parts with one number per coordinate of the model."""
 
 PER_CLIENT = ("sums", "coefficients", "carried", "proved", "taken")
-"""Parts with a row for every client, which is zero before anything is known of it."""
+"""Parts with one row per client, which is zero until the client is heard."""
 
 
 @dataclass(frozen=True)
 class File:
-    """What the server has on its clients, out of its state.
+    """What the server has on its clients; `trilemma.learning.trace` defines the symbols.
 
-    `sums` (n, d); `coefficients` c and `carried` p (n, T); `spreads` R_s², `shared` σ_cor² and `clips` C(s)
-    (T,); `members` (n,) who is still in; `proved` (n,) how many liars each one's expulsion proves: 1, or 0.5
-    for either of a pair; `taken` (n,) each one's weight in the model's steps; `origin` and `moved` (d,).
+    Attributes:
+        sums: S (n, d), what each client alone would have moved the model by so far.
+        coefficients: c (n, T), of each round's release in a client's sum.
+        carried: p (n, T), of each round's release in a client's last message.
+        spreads: R_s² (T,), 0 for rounds that were not held.
+        shared: σ_cor² (T,).
+        clips: C(s) (T,).
+        members: Which clients are still in (n,), bool.
+        proved: How many liars each client's expulsion proves (n,): 1, or 0.5 for each of a pair.
+        taken: The sum of each client's weights in the rounds' aggregates (n,).
+        origin: The initial model θ_0 (d,).
+        moved: How far the rounds' aggregates have moved the model (d,), less what was undone.
     """
 
     sums: Tensor
@@ -60,10 +69,10 @@ class File:
 
     @classmethod
     def empty(cls, clients: int, rounds: int, model: Tensor) -> File:
-        """Return what is known before the first round."""
+        """Return the file before the first round."""
         steps = torch.zeros(clients, rounds, dtype=torch.float64)
         return cls(
-            model.new_zeros(()).expand(clients, len(model)),  # takes no room: clients start from it too
+            model.new_zeros(()).expand(clients, len(model)),  # expanded, so that it takes no memory
             steps,
             steps,
             steps.new_zeros(rounds),
@@ -78,7 +87,7 @@ class File:
 
     @classmethod
     def read(cls, state: State) -> File:
-        """Return the file out of a server's state; what is small lies on the host, where it is looked at.
+        """Return the file in a server's state; all parts but the `LONG` ones are moved to the host.
 
         >>> File.read({"evidence.sums": torch.zeros(2, 5)})
         Traceback (most recent call last):
@@ -98,16 +107,16 @@ class File:
 
     @cached_property
     def staying(self) -> Places:
-        """Who is still in, as places."""
+        """The rows of the clients that are still in."""
         return np.flatnonzero(self.members.cpu().numpy()).astype(np.int64)
 
     @cached_property
     def liars_proved(self) -> int:
-        """How many liars are proved for certain."""
+        """How many liars are proved: for a pair that was set aside, one."""
         return int(self.proved.cpu().numpy().sum())
 
     def reaching(self, places: int) -> File:
-        """Return the file with a row for each of so many places at least.
+        """Return the file with at least `places` rows.
 
         >>> File.empty(2, 3, torch.zeros(5)).reaching(4).sums.shape
         torch.Size([4, 5])
@@ -123,7 +132,7 @@ class File:
         return replace(self, **grown, members=longer(self.members, True))
 
     def expelling(self, found: Sequence[Expulsion]) -> File:
-        """Return the file when these clients are out.
+        """Return the file after these expulsions.
 
         >>> pair = [Expulsion(place, "one of a pair") for place in (1, 2)]
         >>> File.empty(3, 1, torch.zeros(5)).expelling(pair).proved.sum()  # at least one of the two lied
@@ -137,12 +146,12 @@ class File:
         return replace(self, members=members, proved=proved_)
 
     def last_before(self, round_: int) -> int:
-        """Return the last round before another in which anybody was heard; −1 where there was none."""
+        """Return the last round before `round_` in which anybody was heard; −1 if there was none."""
         held = np.flatnonzero(self.spreads[:round_].numpy())
         return int(held[-1]) if len(held) else -1
 
     def law(self, coefficients: Tensor, rows: Places) -> Law:
-        """Return the law of combinations of releases with these rows of `coefficients` (n, T)."""
+        """Return the law of Σ_s c_is u_i(s) for clients i in `rows`, with c = `coefficients` (n, T)."""
         parts = (self.shared, coefficients, self.spreads, self.clips)
         so_far = slice(self.last_before(len(self.spreads)) + 1)
         shared, c, spreads, clips = (part.cpu().numpy()[..., so_far] for part in parts)
@@ -150,10 +159,10 @@ class File:
 
 
 def added(sums: Tensor, x: Tensor, rows: Tensor | slice, step: float, spare: Spare) -> Tensor:
-    """Return the sums (n, d) with step · x, of messages (k, d), added to these rows; a slice is all of them.
+    """Return `sums` (n, d) with step · x (k, d) added to `rows`; a slice stands for all n rows.
 
-    They lie in what is `spare`; where messages lie in a file there is no room in memory, and they are in one
-    beside it.
+    The result lies in `spare` memory. If the messages lie in a file, they are too long for memory, and the
+    result is written to another file beside it.
     """
     if not lies_in_a_file(x):
         return _added(sums, x, rows, step, spare.like(sums))

@@ -1,23 +1,25 @@
-"""A server that remembers: evidence before the rule.
+"""An algorithm's server with the evidence stage before its rule.
 
-Every round, beside what the algorithm's own server does:
+In every round, in addition to what the algorithm's own server does:
 
     S_i ← S_i + step · x_i          what client i alone would have moved the model by (`trace`)
-    expelled ← convict(looks)       for good; secrets are shared anew among those who stay (`court`)
+    expelled ← convict(looks)       for good; the remaining clients share secrets anew (`court`)
     a = R(x) + xᵀ y                 y = correct(x): the round's aggregate, set right along visible directions
     moved ← moved + step · a − what is undone
     model = θ_0 + moved + Sᵀ y      y = correct(S): the same over all rounds, when the sums are looked at
 
-**Cost.** The messages' Gram matrix is measured once, for the look and for the rule, and shows messages that
-are not finite. Sums are added to in one pass, in memory that is used again (`spare`). Their Gram matrix is
-measured when a look is due (`schedule`). Products are float32, of long messages too: an error of 10⁻⁷ where
-noise leaves 1/√d undecided. Between looks the model moves by the round's aggregate alone. Whatever else
-passes over all coordinates does so only where a direction stands out. A GPU and its host work at the same
-time: messages are put on file as if all were sound while they are measured, and the rule weighs all of them
-while sums are; both are done again where somebody is left out, which is rare.
+**Cost.** The Gram matrix of the messages is computed once, for the look and for the rule, and also shows
+which messages are not finite. Sums are updated in one pass, in reused memory (`spare`). Their Gram matrix is
+computed only when a look is due (`schedule`). Products of long messages are float32: the error is 10⁻⁷ where
+noise leaves 1/√d undecided. Between looks the model moves by the round's aggregate alone. Other passes over
+all coordinates are made only if a direction stands out.
 
-The state is one number per client and coordinate beside two vectors. The first `wait` rounds leave the model
-at θ_0; nothing is lost, since sums go on.
+A GPU and its host work in parallel. While the GPU measures the messages, the host adds them to the file as if
+all were finite; while it measures the sums, the rule weighs all messages. Both are repeated if somebody is
+left out, which is rare.
+
+**State.** One number per client and coordinate, and two vectors. In the first `wait` rounds the model stays
+at θ_0; nothing is lost, since the sums go on.
 """
 
 from __future__ import annotations
@@ -50,11 +52,11 @@ from trilemma.models.types import Model
 from trilemma.options import LARGEST
 
 SINGLE = 1 << 16
-"""Messages of so many numbers are measured in float32: shorter ones cost next to nothing."""
+"""Messages of at least so many numbers are measured in float32; for shorter ones float64 costs little."""
 
 
 def evidence_of(rule: Rule) -> Evidence | None:
-    """Return the evidence stage a rule begins with, None where it has none.
+    """Return the evidence stage that a rule begins with; None if it does not.
 
     >>> evidence_of(aggregation.parse("evidence+nnm+mean", f=1)).label
     'evidence'
@@ -64,7 +66,7 @@ def evidence_of(rule: Rule) -> Evidence | None:
 
 
 def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
-    """Return the algorithm with evidence before its rule, if the rule asks for it and there is noise."""
+    """Return the algorithm with the evidence stage, if its rule begins with one and messages have noise."""
     algorithm = build(setup)
     settings = evidence_of(setup.rule)
     if settings is None or setup.release is None or setup.release.law.silent:
@@ -101,7 +103,7 @@ def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
 
 
 def _traceable(algorithm: Algorithm, setup: Setup) -> Trace:
-    """Return how releases reach the model, or refuse with the reason."""
+    """Return the algorithm's trace; refuse algorithms and releases that the evidence stage cannot judge."""
     assert setup.release is not None
     if algorithm.trace is None:
         raise ConfigError(
@@ -120,16 +122,23 @@ def _traceable(algorithm: Algorithm, setup: Setup) -> Trace:
 
 
 Served = Callable[[Messages, File], ServerStep]
-"""What the algorithm's own server does with sound messages of members on file."""
+"""(finite messages of members, file) -> the step of the algorithm's own server."""
 
 
 @dataclass(frozen=True)
 class _Heard:
-    """What a round's `senders` sent: the messages that are `sound`, at `rows` among all of them.
+    """The messages of a round, those that are not finite (unsound) apart from the others (sound).
 
-    `vectors` (k, d) are what the sound ones moved the model by, but for the step, `unsound` who sent what is
-    not finite. `before` is the file as it was, `file` the one with this round on it, `law` that of the sound
-    messages; `sums` waits for the Gram matrix of the file's sums, None where they are not looked at.
+    Attributes:
+        senders: Who sent a message in this round.
+        sound: The k messages that are finite.
+        rows: Their places among `senders` (k,).
+        vectors: The sound messages (k, d), less the model if they contain it.
+        unsound: The expulsions of clients whose message is not finite.
+        before: The file before the round.
+        file: The file with the round added.
+        law: The law of the sound messages.
+        sums: Waits for the Gram matrix of the file's sums; None if they are not looked at.
     """
 
     round: int
@@ -145,7 +154,7 @@ class _Heard:
 
     @property
     def places(self) -> Places:
-        """Whose messages are sound."""
+        """The clients whose messages are sound (k,)."""
         found: Places = np.array(self.senders, dtype=np.int64)[self.rows]
         return found
 
@@ -159,7 +168,7 @@ class _Heard:
 
 
 def _heard(court: Court, state: State, messages: Messages, round_: int) -> _Heard:
-    """Put messages on file, those set aside that are not finite."""
+    """Add the messages to the file, except those that are not finite."""
     measured = _measuring(messages, court.trace, court.trace.step(round_))
     senders, model = messages.whose(range(court.setup.clients)), state[court.trace.model]
     before = File.read(state).reaching(max(senders, default=-1) + 1)
@@ -175,7 +184,7 @@ def _heard(court: Court, state: State, messages: Messages, round_: int) -> _Hear
         law = file.law(file.carried, places)
         return _Heard(round_, senders, sound, rows, vectors, unsound, before, file, law, sums)
 
-    heard = filed(messages, np.ones(len(senders), bool))  # while a GPU measures
+    heard = filed(messages, np.ones(len(senders), bool))  # meanwhile a GPU measures them
     messages, finite = measured()
     if finite.all():
         return replace(heard, sound=messages)
@@ -185,10 +194,11 @@ def _heard(court: Court, state: State, messages: Messages, round_: int) -> _Hear
 
 @dataclass(frozen=True)
 class _Judged:
-    """What looking at a round found: who is `expelled`, and the `file` and the looks without them.
+    """The judgement of a round: who is `expelled`, and the `file` and the looks without them.
 
-    `sums` is None where they were not looked at; `undone` (d,) is what the expelled did to the model, None
-    where nobody is expelled. `done` is what the rule makes of everybody, where that was worked out meanwhile.
+    `sums` is None if they were not looked at. `undone` (d,) is what is subtracted from the model's move for
+    the expelled, None if nobody is expelled. `done` is the rule's step on all sound messages, if it was
+    already computed and still holds.
     """
 
     file: File
@@ -200,19 +210,19 @@ class _Judged:
 
 
 def _judged(court: Court, heard: _Heard, rule: Served) -> _Judged:
-    """Look at what was heard, and expel who is proved to lie."""
+    """Look at messages and, when due, at sums; expel clients that are proved to lie."""
     file, before = heard.file, heard.before
     messages = court.messages(file, heard.gram, heard.places, heard.law)
     sums = done = None
     if heard.sums is not None:
-        messages.seen(court.liars(file))
+        messages.seen(court.liars(file))  # is remembered; computed while a GPU measures the sums
         if file.sums.is_cuda and len(heard.places) and not court.convict(None, messages, file):
-            done = rule(heard.sound, file)  # while a GPU measures the sums
+            done = rule(heard.sound, file)  # likewise
         sums = court.sums(file, heard.sums().numpy())
     convicted = court.convict(sums, messages, file)
     expelled, names = heard.unsound + convicted, clients_of(convicted)
     undone = None
-    if expelled:  # for what is undone, and what was corrected with them in it, sums are looked at
+    if expelled:  # the sums are needed to undo their part, and to redo corrections without them
         sums = sums or court.sums(file, aggregation.gram(file.sums, single=True).numpy())
         undone = court.undone(before, expelled, sums, file)
     rest = None if sums is None else sums.without(names)
@@ -222,9 +232,10 @@ def _judged(court: Court, heard: _Heard, rule: Served) -> _Judged:
 
 @dataclass(frozen=True)
 class _Step:
-    """By what the round's aggregate moves the model (d,), and the rule's report.
+    """The move of the model by the round's aggregate, `change` (d,), and the rule's report.
 
-    `shares` (m,) are the weights of those in `rows` of the senders, where the rule left them.
+    `shares` (m,) are the rule's weights of the senders at `rows`, on the rule's device; `senders` is how many
+    there are in all.
     """
 
     change: Tensor
@@ -235,16 +246,16 @@ class _Step:
 
     @cached_property
     def weights(self) -> Tensor:
-        """Each sender's weight: who asks for it waits for the aggregate."""
+        """Each sender's weight in the aggregate, 0 for those left out. Reading it waits for the device."""
         found = torch.zeros(self.senders, dtype=torch.float64)
         found[torch.from_numpy(self.rows)] = self.shares.detach().double().cpu()
         return found
 
 
 def _aggregated(court: Court, heard: _Heard, judged: _Judged, model: Tensor, rule: Served) -> _Step:
-    """Aggregate the messages of those who stay by the rule, and set the aggregate right.
+    """Aggregate the messages of the remaining members by the rule, and set the aggregate right.
 
-    Where all who were asked are expelled, the model stays where it is.
+    If every sender is expelled, the model stays where it is.
     """
     staying, sound, vectors = np.arange(len(heard.places)), heard.sound, heard.vectors
     if len(judged.messages.rows) < len(staying):
@@ -261,7 +272,7 @@ def _aggregated(court: Court, heard: _Heard, judged: _Judged, model: Tensor, rul
 
 
 def _written_down(judged: _Judged, heard: _Heard, step: _Step) -> File:
-    """Return the file with the round's weights and move, less what is undone."""
+    """Return the file with the round's weights and move added, and what is undone subtracted."""
     file = judged.file
     moved = file.moved + step.change
     taken = file.taken.index_add(0, torch.tensor(heard.senders, dtype=torch.int64), step.weights)
@@ -269,7 +280,11 @@ def _written_down(judged: _Judged, heard: _Heard, step: _Step) -> File:
 
 
 def _model_after(court: Court, file: File, judged: _Judged, stepped: Tensor, round_: int) -> Tensor:
-    """Return the model after a round: `stepped` on, or from the beginning where sums were looked at."""
+    """Return the model after a round.
+
+    It is `stepped`, the last model plus the round's move; but θ_0 while it waits, and θ_0 + moved set right
+    if the sums were looked at.
+    """
     if round_ + 1 < min(court.settings.wait, court.setup.rounds):
         return file.origin
     return stepped if judged.sums is None else _set_right(court, file, judged.sums)
@@ -278,10 +293,10 @@ def _model_after(court: Court, file: File, judged: _Judged, stepped: Tensor, rou
 def _measuring(
     messages: Messages, trace: Trace, step: float
 ) -> Callable[[], tuple[Messages, NDArray[np.bool_]]]:
-    """Begin to measure messages; what is returned waits for them and for which of them are finite.
+    """Begin to measure messages; the returned function waits and returns them, and which are finite (k,).
 
-    They come with their geometry where the rule needs it too. One whose step is not finite, though it is
-    itself, counts as infinite: none of it may reach a sum.
+    The messages then hold their geometry, if the rule can use it. A message counts as not finite also if
+    step × message overflows, because it must not reach a sum.
     """
     vectors = messages.vectors
     if len(vectors) and not trace.around:
@@ -294,32 +309,33 @@ def _measuring(
 
         return measured
 
-    def looked_through() -> tuple[Messages, NDArray[np.bool_]]:
-        by = max(1.0, abs(step))
-        if all_finite(vectors if by == 1.0 else by * vectors):
+    def tested() -> tuple[Messages, NDArray[np.bool_]]:
+        scale = max(1.0, abs(step))
+        if all_finite(vectors if scale == 1.0 else scale * vectors):
             return messages, np.ones(len(vectors), bool)
-        return messages, np.array([all_finite(by * vector) for vector in vectors])
+        return messages, np.array([all_finite(scale * vector) for vector in vectors])
 
-    return looked_through
+    return tested
 
 
 def _set_right(court: Court, file: File, sums: Look) -> Tensor:
-    """Return the model, set right along the directions that stand out of the sums."""
+    """Return θ_0 + moved, set right along the directions that stand out of the sums."""
 
-    def beside() -> Array:
+    def products() -> Array:
         return _products(file.sums, file.moved)[sums.rows]
 
-    right = court.corrected(sums, beside, file.coefficients, file, partial(court.parts, file))
+    right = court.corrected(sums, products, file.coefficients, file, partial(court.parts, file))
     mix = np.zeros(len(file.sums))
     mix[sums.rows] = right.mix
     return _moved(file.origin + right.kept * file.moved, file.sums, mix)
 
 
 def _products(rows: Tensor, vector: Tensor) -> Array:
+    """Return rows @ vector on the host, in float64."""
     found: Array = (rows @ vector).double().cpu().numpy()
     return found
 
 
 def _moved(start: Tensor, rows: Tensor, coefficients: Array) -> Tensor:
-    """Return start + coefficients @ rows; where there is nothing to add, nothing is read."""
+    """Return start + coefficients @ rows (d,); rows are not read if all coefficients are 0."""
     return start + combined(rows, coefficients) if coefficients.any() else start

@@ -1,25 +1,26 @@
-"""What liars can hide: the largest common shift that no test and no correction sees, with constants.
+"""How much liars can hide: the largest common shift that no test and no correction sees, with constants.
 
-f liars who carry their own noise and add the same shift of length s in every one of t rounds have sums that
-are longer by y = s√t/R, in units of their noise (R² = σ_ind² + nσ_cor²; b = C√t/R is the data's bound, ρ the
-correlation of two clients' noise, χ the largest length of noise that counts as honest). They hide
+**A common shift.** f liars send messages with honest noise, and each adds the same shift of length s in every
+one of t rounds. In units of their noise, their sums get a common part of length y = s√t/R, where
+R² = σ_ind² + nσ_cor². With b = C√t/R the bound on the data, ρ the correlation of two clients' noise and χ the
+largest length of noise that counts as honest, they hide
 
     from the test of lengths      while  d + y² ≤ (χ + b)²
     from the test of pairs        while  2(1+ρ)d + 4y² ≤ (√(2(1+ρ)) χ + 2b)²
     from the spectrum             while  y² f (1 − f/n) ≤ ℓ²,   (ℓ² + d)(ℓ² + n)/ℓ² = the edge,  ℓ² ≈ √(nd)
 
-and their shift moves the mean of n by (f/n) s = √f ℓ R/(n√t). Beyond the last line a direction is seen, whose
-overlap with the true one is c² = (1 − nd/ℓ⁴)/(1 + d/ℓ²), and the model is put right along it: 1 − c² of the
-shift stays. That is largest near ℓ = √d, so the most that liars can do, however they choose s, is about
-√(fd) R/(2n√t): half of what they could do by turning their own noise into one direction.
+and the shift moves the mean of n clients by (f/n) s = √f ℓ R/(n√t). Beyond the last line a direction becomes
+visible, whose overlap with the true one is c² = (1 − nd/ℓ⁴)/(1 + d/ℓ²). The model is set right along it, so
+that 1 − c² of the shift stays. That is largest near ℓ = √d. So whatever s they choose, liars can do at most
+about √(fd) R/(2n√t): half of what they could do with turned noise.
 
-**Whatever they send**, turned noise included: with x their sums in units of √K_ii, P = √(2(1+ρ)) χ + 2b the
-most that two may have together and L = χ_low − b the least that one may have alone,
+**Any messages**, turned noise included. Let x_i be the liars' sums in units of √K_ii. A pair's sum is at most
+P = √(2(1+ρ)) χ + 2b long, a single one at least L = χ_low − b. So
 
     ‖Σ x_i‖² = Σ_{i<j} ‖x_i + x_j‖² − (f−2) Σ ‖x_i‖² ≤ f(f−1)/2 P² − f(f−2) L²,
 
-and more than that over n no f clients can move the mean without a proof against one of them. For large d
-this is √(fd) R/(n√t). Derivations: docs/frontier.md.
+and no f clients can move the mean by more than the root of this over n without a proof against one of them.
+For large d this is √(fd) R/(n√t). Derivations: docs/frontier.md.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ from trilemma.privacy.types import SMALLEST, NoiseLaw
 
 @dataclass(frozen=True)
 class Hidden:
-    """What f liars can hide after t rounds: shifts per liar and round, and what they leave in the mean.
+    """How much f liars can hide after t rounds.
 
-    `length`, `pairs` and `spectrum` are the largest shifts that each lets pass. `mean` is what the largest
-    that passes all three moves the mean of all clients by. `left` is the most that remains in it after the
-    correction, over all shifts that pass lengths and pairs. `most` is the greatest length that messages of f
-    clients can have in the mean, whatever they are, without failing a test of lengths or pairs. `seen_after`
-    is the round from which liars who cancel contributions as long as the clip are seen.
+    Attributes:
+        length: The largest shift, per liar and round, that passes the test of lengths.
+        pairs: The largest shift that passes the test of pairs.
+        spectrum: The largest shift whose direction does not stand out.
+        mean: How far the largest shift that passes all three moves the mean of all clients.
+        left: The most that the correction leaves in the mean, over all shifts that pass lengths and pairs.
+        most: The most that any messages of f clients can move the mean without failing lengths or pairs.
+        seen_after: The round from which liars are visible who cancel contributions as long as the clip.
     """
 
     length: float
@@ -55,14 +59,14 @@ class Hidden:
 
     @property
     def shift(self) -> float:
-        """The largest shift that passes everything."""
+        """The largest shift that passes all three tests."""
         return min(self.length, self.pairs, self.spectrum)
 
 
 def hidden_shift(
     law: NoiseLaw, clip: float, clients: int, byzantine: int, dim: int, rounds: int, alarm: float = 1e-6
 ) -> Hidden:
-    """Return what liars can hide in `rounds` rounds of a run with false-alarm probability `alarm`.
+    """Return how much liars can hide in `rounds` rounds of a run with false-alarm probability `alarm`.
 
     >>> found = hidden_shift(NoiseLaw(1.19, 0.64), 2.25, clients=100, byzantine=10, dim=1290, rounds=30)
     >>> round(found.shift, 2), round(found.mean, 3), round(found.left, 3), round(found.most, 2)
@@ -104,7 +108,9 @@ def hidden_shift(
 
 
 def together(count: int, pair: float, high: float, low: float) -> float:
-    """Return how long the sum of `count` vectors may be: each from `low` to `high`, any two up to `pair`.
+    """Return a bound on the length of the sum of `count` vectors.
+
+    Each vector is `low` to `high` long, and the sum of any two at most `pair`.
 
     >>> together(1, 9.0, 2.0, 1.0), together(2, 3.0, 2.0, 1.0), together(3, 9.0, 2.0, 1.0)
     (2.0, 3.0, 6.0)
@@ -116,7 +122,7 @@ def together(count: int, pair: float, high: float, low: float) -> float:
 
 
 def remaining(spike: float, members: int, dim: int) -> float:
-    """Return what the correction leaves of a shift whose spike in white noise is of length ℓ = `spike`.
+    """Return what the correction leaves of a shift that adds a spike of length ℓ = `spike` to white noise.
 
     >>> remaining(10.0, 100, 1290), round(remaining(36.0, 100, 1290), 1)
     (10.0, 19.3)

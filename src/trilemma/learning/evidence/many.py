@@ -1,9 +1,9 @@
-"""Tests and corrections of many rounds at once: the candidates of liars who search.
+"""Tests and corrections of many Gram matrices at once, for liars who search among many lies.
 
-A server looks at one round, on its host (`conviction`, `correction`). Whoever asks what would become of
-hundreds of lies asks the same of as many Gram matrices (…, m, m), on the device where they lie. Everything
-here says of each of them what those two say of one, up to rounding. Who is counted may differ from one to the
-other: a mask (B, m), in place of rows taken out.
+A server tests one Gram matrix per round, on its host (`conviction`, `correction`). Liars who foresee what the
+server does with hundreds of lies need the same for as many Gram matrices (…, m, m), on the device where these
+lie. The functions here return for each of them what those two modules return for one, up to rounding. A mask
+(B, m) says which members are counted, instead of taking rows out, because they may differ between the B.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trilemma.recordings import filled_up
 
 @dataclass(frozen=True)
 class Bounded:
-    """How loops run that must not wait for a device: for so many steps, whatever they find.
+    """Fixed numbers of steps, for loops that must not wait for what a device computes.
 
-    So many directions are looked for, and clients are `left_out` so many times; `going_on` are (B,) where
-    one of these loops would have gone on.
+    `directions` is how many directions are searched for, `left_out` how many times clients are left out. Each
+    loop appends to `going_on` a mask (B,): where it would have needed more steps.
     """
 
     directions: int
@@ -36,10 +36,10 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Directions:
-    """Directions above the edge, at most q for each of B: see `correction.Direction`.
+    """Directions above the edge, at most q for each of B matrices: see `correction.Direction`.
 
-    `mix` and `along` are (B, q, m), zero for members that are not counted, and `shrunk` (B, q), zero where
-    there is no such direction.
+    `mix` and `along` are (B, q, m), zero for members that are not counted. At places without a direction,
+    `shrunk` (B, q) is zero and `there` (B, q) is False.
     """
 
     mix: Tensor
@@ -48,11 +48,11 @@ class Directions:
     there: Tensor
 
     def only(self, some: Tensor | slice) -> Directions:
-        """Return those of some of the B."""
+        """Return the directions of some of the B."""
         return Directions(*(part[some] for part in self.parts))
 
     def replaced(self, where: Tensor, by: Directions) -> Directions:
-        """Return these directions, with others in the places `where` of the B."""
+        """Return these directions, replaced by others at the places `where` of the B."""
         q = max(self.there.shape[1], by.there.shape[1])
 
         def put(mine: Tensor, new: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Directions:
         return Directions(*(put(mine, new) for mine, new in zip(self.parts, by.parts, strict=True)))
 
     def where(self, some: Tensor, by: Directions) -> Directions:
-        """Return these directions, with others, no more than these, where `some` (B,) is true."""
+        """Return these directions, replaced by others, at most as many, where `some` (B,) is true."""
 
         def put(mine: Tensor, new: Tensor) -> Tensor:
             where = some.view(-1, *(1 for _ in mine.shape[1:]))
@@ -71,26 +71,26 @@ class Directions:
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All of them, as `Directions` takes them."""
+        """All fields, in order."""
         return self.mix, self.along, self.shrunk, self.there
 
 
 def _filled(part: Tensor, q: int) -> Tensor:
-    """Return it with zeros for directions that are missing."""
+    """Return a field of `Directions` (B, …) padded with zeros to q directions."""
     missing = q - part.shape[1]
     return torch.cat([part, part.new_zeros(len(part), missing, *part.shape[2:])], 1) if missing else part
 
 
 @dataclass(frozen=True)
 class Corrections:
-    """What becomes of B moves: `kept` (B,) of each, plus y @ S, y = `mix` (B, m)."""
+    """How B moves are set right: each becomes kept · move + Sᵀ mix, with `kept` (B,) and `mix` (B, m)."""
 
     kept: Tensor
     mix: Tensor
 
 
 def improbable(grams: Tensor, looks: Sequence[Look]) -> Tensor:
-    """Tell (L, B) which Gram matrices (L, B, m, m) of L looks prove a lie by a length or by a pair."""
+    """Tell (L, B) which Gram matrices (L, B, m, m) of L looks prove a lie by lengths or pairs."""
     unit = grams * torch.stack([look.units for look in looks])[:, None]
     squares = unit.diagonal(dim1=2, dim2=3)
     both = squares[..., :, None] + squares[..., None, :]
@@ -101,7 +101,7 @@ def improbable(grams: Tensor, looks: Sequence[Look]) -> Tensor:
 
 
 def visible(grams: Tensor, looks: Sequence[Look], bounded: Bounded | None = None) -> list[Directions]:
-    """Return the directions that stand out of the noise in Gram matrices (L, B, m, m), for each look."""
+    """Return, for each of L looks, the directions that stand out in its Gram matrices (L, B, m, m)."""
     (count, m), facts = grams.shape[1:3], looks[0].facts
     if not facts.telling:
         nothing = grams.new_zeros(count, 0)
@@ -119,7 +119,7 @@ def visible(grams: Tensor, looks: Sequence[Look], bounded: Bounded | None = None
 
 
 def apart(seen: Directions, look: Look) -> Tensor:
-    """Tell (B,) where somebody is expelled for its move along a direction."""
+    """Tell (B,) where a client is expelled for its move along a direction."""
     if not seen.there.shape[1]:
         return torch.zeros(len(seen.there), dtype=torch.bool, device=seen.there.device)
     away, scale = _from_the_middle(seen.along / look.deviation, None)
@@ -137,7 +137,7 @@ def correct(
 ) -> Corrections:
     """Return how B moves are set right: see `correction.correct`.
 
-    `moved` and `parts` are (B, m); `seen` is what is visible.
+    `moved` and `parts` are (B, m); `seen` are the visible directions of all members.
     """
     m, liars = grams.shape[1], look.facts.liars
     kept, mix = moved.new_ones(len(moved)), torch.zeros_like(moved)
@@ -161,21 +161,21 @@ def correct(
 
 
 def corrects(look: Look, seen: Directions) -> bool:
-    """Tell whether moves are set right along what is seen."""
+    """Tell whether a look sets moves right and any direction is seen."""
     return look.facts.corrects and seen.there.shape[1] > 0
 
 
 def _left_out(
     grams: Tensor, look: Look, seen: Directions, bounded: Bounded | None
 ) -> tuple[Directions, Tensor | None]:
-    """Leave out who stands apart, again and again; return what is then seen, and who is counted (B, m).
+    """Leave out members who stand apart, repeatedly; return the directions then seen, and a mask (B, m).
 
-    None: everybody, everywhere.
+    The mask says who is still counted; None: all members of all B.
     """
     m, liars, times = grams.shape[1], look.facts.liars, 0
     counted = torch.ones(grams.shape[:2], dtype=torch.bool, device=grams.device)
     place = torch.arange(1, m + 1, device=grams.device)
-    going = seen.there.any(1)  # those of the B for which this is not over
+    going = seen.there.any(1)  # where the loop goes on
     while True:
         away, scale = _from_the_middle(seen.along / look.deviation, counted if times else None)
         score = (away / scale * seen.there[..., None]).amax(1).masked_fill(~counted, -torch.inf)
@@ -200,7 +200,7 @@ def _left_out(
 def _seen_again(
     grams: Tensor, look: Look, seen: Directions, counted: Tensor, going: Tensor, bounded: Bounded | None
 ) -> Directions:
-    """Return what is seen among those who are counted (B, m) where `going` (B,), elsewhere what was seen."""
+    """Return the directions among counted members (B, m) where `going` (B,) is true, elsewhere `seen`."""
     m, liars = grams.shape[1], look.facts.liars
     if bounded is None:
         places = torch.nonzero(going)[:, 0]
@@ -224,9 +224,9 @@ def _visible(
     limit: int,
     bounded: Bounded | None,
 ) -> Directions:
-    """Return the directions that stand out, at most `most` (B,), and `limit` of any, the clearest first.
+    """Return the directions that stand out, the largest eigenvalue first; at most `most` (B,) and `limit`.
 
-    `whiten` (B, m, m) is zero beside those who are counted, `members` (B,) how many they are.
+    `whiten` (B, m, m) is zero in rows and columns of members that are not counted; `members` (B,) are.
     """
     values, vectors = _above(whiten @ grams @ whiten, edges, limit, bounded)
     first = torch.arange(values.shape[1], device=grams.device)
@@ -238,9 +238,9 @@ def _visible(
 
 
 def _from_the_middle(along: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return distances (B, q, m) from the median of those counted, and their spread (B, q, 1), at least 1.
+    """Return distances (B, q, m) from the median of counted members, and their spread (B, q, 1), at least 1.
 
-    Quantiles are those of numpy: linear between the two values next to them.
+    Quantiles are interpolated linearly, as numpy does. See `correction.from_the_middle`.
     """
     ranked, quarters = _ranked(along, counted), 0.25 * torch.arange(1, 4, device=along.device)
     if counted is None:
@@ -259,14 +259,14 @@ def _from_the_middle(along: Tensor, counted: Tensor | None) -> tuple[Tensor, Ten
 
 
 def _ranked(along: Tensor, counted: Tensor | None) -> Tensor:
-    """Return moves (B, q, m) in rising order, those who are not counted last."""
+    """Return moves (B, q, m) in rising order, those of members that are not counted last, as infinity."""
     shown = along if counted is None else along.masked_fill(~counted[:, None], torch.inf)
     found: Tensor = shown.sort(2).values
     return found
 
 
 def _whitening(look: Look, counted: Tensor) -> Tensor:
-    """Return K^(-½) (B, m, m) of those who are counted, zero beside them."""
+    """Return K^(-½) (B, m, m) of the counted members, zero in the rows and columns of the others."""
     if look.facts.alike:
         mask, size = counted.double(), counted.sum(1)
         across, along = look.sizes[size, 1:].unbind(1)
@@ -282,7 +282,7 @@ def _whitening(look: Look, counted: Tensor) -> Tensor:
 
 
 def _above(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = None) -> tuple[Tensor, Tensor]:
-    """Return the `most` largest eigenvalues (B, q) above the edges (B,), falling, and vectors (B, q, m)."""
+    """Return at most `most` eigenvalues (B, q) above the edges (B,), falling, and vectors (B, q, m)."""
     if white.is_cuda or bounded is not None:
         return peeled(white, edges, most, bounded)
     found = [above(one, least) for one, least in zip(white.numpy(), edges.tolist(), strict=True)]
@@ -295,10 +295,10 @@ def _above(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = No
 
 
 def peeled(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = None) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues above the edges and their vectors, one after the other, the largest first.
+    """Return what `_above` returns, by finding the largest eigenpair and subtracting it, repeatedly.
 
-    A GPU takes as long for a decomposition of many small matrices as a processor. It is quick to find the
-    largest eigenvalue above an edge, by squaring, if there is one.
+    A GPU decomposes many small matrices no faster than a processor. But by squaring matrices it quickly finds
+    the largest eigenvalue above an edge, if there is one.
     """
     some, tops, rows = white, list[Tensor](), list[Tensor]()
     steps = most if bounded is None else min(most, bounded.directions)

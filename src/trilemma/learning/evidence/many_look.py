@@ -1,7 +1,7 @@
-"""What many Gram matrices are looked at with: the numbers that are the same for all of them, on their device.
+"""The limits that many Gram matrices of one round are tested against, on the device where these lie.
 
-They change from round to round and are sent there in one piece: a dozen small copies take longer than all the
-work on them.
+The limits change from round to round and are copied to the device in one piece: a dozen small copies would
+take longer than all the work on them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from trilemma.learning.trace import Array, Law, Places, whitened
 
 @dataclass(frozen=True)
 class Facts:
-    """What stays as it is from round to round: m members, d coordinates, how many of the members may lie.
+    """The facts of a look that usually stay the same from round to round.
 
-    `alike`: all were heard alike. `corrects`: moves are set right by what is seen.
+    m `members`, `dim` coordinates d, how many members may be `liars`, whether all members were heard `alike`,
+    and whether the look `corrects`: whether moves are set right along directions that stand out.
     """
 
     members: int
@@ -35,12 +36,12 @@ class Facts:
 
     @property
     def telling(self) -> bool:
-        """Whether directions are looked at."""
+        """Whether directions are searched for: only if there may be liars and most members are honest."""
         return 0 < 2 * self.liars < self.members
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The numbers that a look has: of everybody, or of a client and a pair where all are alike."""
+        """Names and shapes of the numbers in a look; if all members are alike, of one client and one pair."""
         m = self.members
         if self.alike:
             return {"deviation": (1,), "limits": (4, 2), "reach": (2, 1), "sizes": (m + 1, 3), "shares": (m,)}
@@ -57,13 +58,13 @@ class Facts:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What is looked at, whatever is sent: vectors of m clients, who have all sent something.
+    """A look at the vectors of m clients that have all sent something: all that does not depend on a lie.
 
     Attributes:
-        facts: Who they are.
-        numbers: All of the following, one after the other.
-        rows: Which vectors they are; None: all there are.
-        law: What they are like if their clients are honest; not needed where these are alike.
+        facts: What stays the same from round to round.
+        numbers: The values of the properties below, in one tensor.
+        rows: Which vectors are looked at; None: all.
+        law: The law of honest vectors; used only if the clients are not alike.
     """
 
     facts: Facts
@@ -81,14 +82,14 @@ class Look:
         rows: Tensor | None,
         device: torch.device,
     ) -> Look:
-        """Return the look at clients of a law, of whom `liars` may lie, on a device.
+        """Return the look at m clients with this law, of whom at most `liars` lie, on a device.
 
-        Honest ones may be expelled with probability `alarm`. `shares` (m,) scale their moves to a whole
-        run's; None: nothing is set right by them.
+        Honest clients are expelled with probability at most `alarm`. `shares` (m,) scale up the moves of
+        clients that were not heard in every round; None: nothing is set right by this look.
         """
         m = len(law.bounds)
         facts = Facts(m, law.dim, liars, law.alike is not None and m > 1, shares is not None)
-        # Where all are alike the first client, and the first two, are as good as any.
+        # If all are alike, the first client and the first pair stand for every other.
         few = slice(1) if facts.alike else slice(None)
         parts = {
             "deviation": law.deviation[few],
@@ -111,21 +112,22 @@ class Look:
 
     @property
     def deviation(self) -> Tensor:
-        """The noise's standard deviation in every client's vector (m,)."""
+        """The standard deviation of the noise in every client's vector (m,)."""
         return self._parts["deviation"].expand(self.facts.members)
 
     @property
     def units(self) -> Tensor:
-        """What Gram matrices are multiplied by, so that noise has variance 1 (m, m)."""
+        """The factors (m, m) that scale a Gram matrix so that noise has variance 1."""
         if not self.facts.alike:
             return self._parts["units"]
         return self._parts["deviation"].pow(-2).expand(self.facts.members, self.facts.members)
 
     @property
     def limits(self) -> Tensor:
-        """Least and largest squared lengths (4, m, m): of sums of two, and of differences; see `convict`.
+        """Least and largest squared lengths (4, m, m) of sums of two vectors, then of differences.
 
-        A sum of a vector with itself stands for the vector, a difference from itself for nothing.
+        See `conviction.convict`. On the diagonal, the sum of a vector with itself tests its own length, and
+        the limits of the difference never fail.
         """
         limits = self._parts["limits"]
         if not self.facts.alike:
@@ -134,12 +136,12 @@ class Look:
 
     @property
     def reach(self) -> Tensor:
-        """How far from the median, in spreads, and how much further, a client may move (2, m)."""
+        """How far from the median a client may move (2, m): a multiple of the spread, plus a constant."""
         return self._parts["reach"].expand(2, self.facts.members)
 
     @property
     def sizes(self) -> Tensor:
-        """The edge, and K^(-½) across the mean and along it, for up to m members who are alike (m + 1, 3)."""
+        """For 0 to m members who are alike (m + 1, 3): the edge, and the two eigenvalues of K^(-½)."""
         return self._parts["sizes"]
 
     @property
@@ -153,25 +155,25 @@ class Look:
 
     @property
     def shares(self) -> Tensor:
-        """What scales clients' moves to a whole run's (m,)."""
+        """The factors (m,) that scale up the moves of clients not heard in every round."""
         return self._parts["shares"]
 
     @property
     def _own(self) -> Tensor:
-        """Where a client meets itself (m, m)."""
+        """The identity matrix (m, m), bool."""
         place = torch.arange(self.facts.members, device=self.numbers.device)
         return place == place[:, None]
 
 
 def _limits(law: Law, alarm: float, some: slice) -> Array:
-    """Limits (4, k, k) of some of the clients."""
+    """Return the limits (4, k, k) of some of the clients."""
     m = max(len(law.bounds), 1)
     low, high = lengths(law.dim, alarm / (2 * m * m))
     own, found = law.bounds[some] / law.deviation[some], list[Array]()
     slack = np.add.outer(own, own)
     for scale in (whole[some, some] for whole in law.pairs):
         least = low * scale - slack
-        # A lower limit below zero is none, whatever rounding makes of a length that is nothing.
+        # A lower limit below zero never fails, even if rounding makes a squared length of 0 negative.
         found += [np.where(least > 0, least**2, -np.inf), (high * scale + slack) ** 2]
     return np.stack(found)
 
@@ -183,7 +185,7 @@ def _reach(law: Law, liars: int, alarm: float) -> Array:
 
 
 def _sizes(law: Law, liars: int) -> Array:
-    """No more than `liars` are ever left out."""
+    """Return `Look.sizes`, filled from m − liars members on: no more than `liars` are ever left out."""
     members, (own, shared) = len(law.bounds), law.alike or (1.0, 0.0)
     found = np.ones((members + 1, 3))
     for count in range(max(1, members - liars), members + 1):
@@ -195,7 +197,7 @@ _edge = cache(edge)
 
 
 def rows_of(rows: Places, count: int, device: torch.device) -> Tensor | None:
-    """Return which of `count` vectors these rows are, where Gram matrices lie; None: all of them.
+    """Return `rows` on the device; None if they are all of the `count` vectors.
 
     >>> rows_of(np.arange(3), 3, torch.device("cpu")), rows_of(np.arange(2), 3, torch.device("cpu"))
     (None, tensor([0, 1]))

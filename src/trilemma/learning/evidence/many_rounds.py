@@ -1,11 +1,12 @@
-"""A round for many lies at once, after they are judged: where the model is moved. On a GPU as a recording.
+"""One round for many lies at once: where the model moves. On a GPU the work is replayed as a recording.
 
-All that is done to a hundred lies takes a GPU a millisecond or two, and several hundred small launches take
-the processor ten. So where nobody is missing it is replayed (`trilemma.recordings`), in one piece. A
-recording cannot wait for what it finds: all lies go through all of it, those too that are expelled, and its
-loops take a fixed number of steps (`many.Bounded`, `recordings.unasked`). Where the rule's should have
-gone on it is replayed in two parts, one that judges and one that moves, with the rule's weights between them;
-where one of the others should have, the round is worked out step by step.
+The work for a hundred lies takes a GPU one or two milliseconds, but its several hundred small launches take
+the processor ten. So if all clients were heard in all rounds, the work is replayed in one piece
+(`trilemma.recordings`). A recording cannot wait for its own results. Therefore all lies go through all of it,
+even those that lead to an expulsion, and its loops take a fixed number of steps (`many.Bounded`,
+`recordings.unasked`). If a loop of the rule needed more steps, the work is replayed in two parts, judging and
+moving, and the rule computes its weights in between. If another loop needed more steps, larger numbers of
+steps are tried (`STEPS`), and in the end the round is computed without a recording (`outlook`).
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from trilemma.learning.evidence.many_look import Facts, Look
 from trilemma.recordings import Recordings, Tensors, filled_up, unasked
 
 KEPT = 12
-"""Recordings that are kept: one to three for every number of lies that is filled up to, and of steps."""
+"""How many recordings are kept: one to three for every padded number of lies and every entry of `STEPS`."""
 
 STEPS = ((1, 1), (2, 1), (4, 2))
-"""Directions that are looked for, and how often clients are left out: nearly always the first are enough."""
+"""How many directions are searched for, and how often clients are left out; tried in this order."""
 
 WALK = 6
-"""Steps that a rule which walks takes without waiting: the longest of a hundred walks seldom takes more."""
+"""Steps of an iterative rule within a recording: of a hundred lies, seldom any needs more."""
 
 _recordings = Recordings(KEPT)
 
 
 @dataclass(frozen=True)
 class Round:
-    """Messages and sums that B lies change, and what they are looked at with: messages first.
+    """The messages and sums of a round under B lies, and the looks at messages and at sums, in this order.
 
-    `sums` is None where they are not looked at. `step` is what the round's aggregate is multiplied by.
+    `sums` is None if they are not looked at. The model moves by `step` × the aggregate.
     """
 
     sent: Changed
@@ -57,10 +58,10 @@ class Round:
         parts: Tensor,
         bounded: many.Bounded | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return how far the model then is from where it started (B, p), and how far it was set right (B,).
+        """Return the model's move since the start (B, p), and the length of its corrections (B,).
 
-        `grams` and `seen` are those of the looks, `aggregates` (B, p) the rule's, `parts` as in
-        `many.correct`.
+        Vectors are given by their coefficients (B, p) in the basis of `sent.gram`. `grams` and `seen` belong
+        to the looks, `aggregates` (B, p) are the rule's, and `parts` are as in `many.correct`.
         """
         gram, (fresh, whole) = self.sent.gram, self.looks
         move, corrected = self.step * aggregates, gram.new_zeros(len(aggregates))
@@ -79,16 +80,16 @@ class Round:
 
 
 def recordable(whole: Look, fresh: Look) -> bool:
-    """Tell whether looks at everybody's sums and messages can be recorded: nobody was ever missing."""
+    """Tell whether looks at sums and messages can be recorded: all clients were heard in all rounds."""
     facts = (whole.facts, fresh.facts)
     return whole.rows is None and fresh.rows is None and all(one.alike and one.telling for one in facts)
 
 
 @dataclass(frozen=True)
 class Weigher:
-    """A rule that gives weights (B, n) for Gram matrices (B, n, n).
+    """A rule that returns weights (B, n) for Gram matrices (B, n, n).
 
-    Its name tells apart all that it depends on. One that is not `recordable` weighs messages on the host.
+    `name` identifies everything the weights depend on. A rule that is not `recordable` works on the host.
     """
 
     name: Hashable
@@ -106,10 +107,10 @@ def foreseen(
     taken: Tensor,
     rule: Weigher | None,
 ) -> Foreseen | None:
-    """Return what becomes of B lies, as recordings play it; None where it takes more steps than they have.
+    """Return the outcomes of B lies from recordings; None if they need more steps than any recording has.
 
-    `changes` (B, r, p) are added to the messages `which` (r,) of all; `taken` (n,) is what each client had
-    in the model's steps so far, and `rule` weighs messages; None: their mean.
+    `changes` (B, r, p), in the basis of `gram` (p, p), are added to the messages `which` (r,). `taken` (n,)
+    is the sum of each client's weights so far. `rule` None: the mean.
     """
     given = {
         "gram": gram,
@@ -138,7 +139,7 @@ def foreseen(
 def _at_once(
     facts: tuple[Facts, Facts], steps: tuple[int, int], rule: Weigher | None, of: Tensors
 ) -> Tensors:
-    """Judge B lies and tell where the model is moved, without waiting for what the rule finds."""
+    """Judge B lies and return where the model moves; the rule takes at most `WALK` steps."""
     judged = _judged(facts, steps, of)
     if rule is None:
         n, count = facts[0].members, len(of["changes"])
@@ -153,9 +154,9 @@ def _at_once(
 def _in_two_parts(
     facts: tuple[Facts, Facts], steps: tuple[int, int], rule: Weigher, given: Tensors
 ) -> Tensors:
-    """Do the same, with as many steps of the rule in between as it takes."""
+    """Do the same in two recordings, between which the rule takes as many steps as it needs."""
     judged = _recordings.run(("judged", steps, *facts), partial(_judged, facts, steps), given)
-    # How messages of the expelled would be weighed does not matter: as those of the first lie are.
+    # If somebody is expelled the weights do not matter: the first lie's Gram matrix stands in.
     grams = judged["grams"][0]
     weights = rule.weights(torch.where(judged["expelled"][:, None, None], grams[:1], grams))
     told = given | judged | {"weights": weights}
@@ -163,7 +164,7 @@ def _in_two_parts(
 
 
 def _judged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
-    """Tell of B lies which are expelled, what each look shows, and where that would take more steps."""
+    """Return which of B lies lead to an expulsion, what each look shows, and where more steps are needed."""
     round_, bounded = _round(facts, of), many.Bounded(*steps)
     assert round_.sums is not None
     grams = torch.stack([round_.sent.grams(), round_.sums.grams()])
@@ -176,10 +177,10 @@ def _judged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> 
 
 
 def _moved(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
-    """Tell of B lies that were judged where the model is moved, given the rule's weights.
+    """Return where the model moves under B judged lies, given the rule's weights.
 
-    It is not moved by those who are expelled, and it does not matter what else there is to find of them;
-    `going_on` says whether there is anything to find of the others.
+    A lie that leads to an expulsion has move 0. `going_on` tells whether any of the other lies needs more
+    steps.
     """
     round_, bounded = _round(facts, of), many.Bounded(*steps)
     now = of["taken"] + of["weights"]
@@ -197,7 +198,7 @@ def _moved(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> T
 
 
 def _names(place: int) -> list[str]:
-    """What is called what a look shows, as `many.Directions` takes it."""
+    """Return the names under which recordings pass the `many.Directions` of look number `place`."""
     return [f"{part} {place}" for part in ("mix", "along", "shrunk", "there")]
 
 

@@ -1,8 +1,8 @@
-"""What becomes of messages before they are sent: the defended server, asked by liars who know its state.
+"""What the defended server would do with messages before they are sent, for liars who know its state.
 
-A server is a pure function, so whoever knows its state and the round's messages can run it beforehand:
-`Rehearsal` is that, as the target of a searched attack. `Outlook` is the same in the Gram matrix of the sums,
-for searches that try many lies a round.
+A server is a pure function, so liars who know its state and the round's messages can run it beforehand.
+`Rehearsal` does that, as the target of a searched attack. `Outlook` computes the same from Gram matrices, for
+searches that try many lies in a round.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from trilemma.learning.protocol import Algorithm, State
 from trilemma.learning.trace import Law, Places
 
 SINGULAR = 1e-10
-"""Parts of a basis of unit vectors whose squared length is such a share of the longest are none of it: after
-one round sums are multiples of messages."""
+"""Relative cut-off for the eigenvalues of the basis' normalised Gram matrix. It may be singular: after the
+first round, for instance, sums are multiples of messages."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rehearsed round makes of messages: the aggregate that would have moved the model as it did."""
+    """The result of a rehearsed round: the aggregate (d,) that moves the model as the server did."""
 
     value: Tensor
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A defended server in one round, as a function of the messages alone (`attacks.types.Target`)."""
+    """A defended server in one round, as a function of the messages only (see `attacks.types.Target`)."""
 
     algorithm: Algorithm
     state: State
@@ -52,7 +52,7 @@ class Rehearsal:
     senders: tuple[int, ...]
 
     def __call__(self, vectors: Tensor, /, *, key: Key | None = None) -> Outcome:
-        """Run the server on `vectors` (k, d) without anybody noticing."""
+        """Run the server on `vectors` (k, d); its state is not changed."""
         trace = self.algorithm.trace
         assert trace is not None
         messages = Messages(vectors, senders=self.senders)
@@ -63,18 +63,20 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class Outlook:
-    """A defended server in a round in which everybody sent what it computed, ready for changes.
+    """A defended server in one round, ready to evaluate changes of the messages.
 
-    All that a lie does is seen in the Gram matrix of a basis of vectors, measured once: everybody's sums,
-    this round's messages, the model's move before it, and whatever the liars put beside them. A candidate is
-    then a few matrices of n rows, whatever d is.
+    The effect of a lie is determined by the Gram matrix of a basis, which is measured once: all clients'
+    sums, this round's messages, the model's move before the round, and any vectors that liars add to them. A
+    candidate lie then costs a few matrices with n rows, whatever d is.
 
     Attributes:
-        messages: What the k senders send (k, d), without the model.
+        messages: The k messages without lies (k, d), less the model if they contain it.
         moved: The model's move before the round (d,).
-        senders: Whose messages they are.
-        step: What the round's aggregate is multiplied by.
+        senders: The clients that send them.
+        step: The model moves by `step` × the round's aggregate.
         due: Whether the sums are looked at in this round.
+        court: How the server judges.
+        file: The server's file with this round's messages added.
     """
 
     messages: Tensor
@@ -94,7 +96,7 @@ class Outlook:
         x = trace.vectors(messages, state[trace.model])
         places = np.array(senders, dtype=np.int64)
         file = court.heard(before, x, places, round_)
-        due = court.due(before, round_)  # between looks the model goes on from where it is
+        due = court.due(before, round_)  # between looks the model moves on from its last value
         moved = before.moved if due else state[trace.model] - before.origin
         return cls(x.to(file.sums.dtype), moved, places, trace.step(round_), due, court, file)
 
@@ -105,11 +107,11 @@ class Outlook:
 
     @cached_property
     def vectors(self) -> Tensor:
-        """The basis (n + k + 1, d) in one piece: a copy, which nobody asks for who needs a few rows."""
+        """The basis (n + k + 1, d) in one tensor. This is a copy: use `rows` for a few rows."""
         return torch.cat(self.basis)
 
     def rows(self, places: Places) -> Tensor:
-        """Return some vectors of the basis, in rising order."""
+        """Return the vectors of the basis at `places`, which must be in rising order."""
         ends = np.cumsum([len(part) for part in self.basis])
         shared, found = np.split(places, np.searchsorted(places, ends[:-1])), []
         for part, mine, end in zip(self.basis, shared, ends, strict=True):
@@ -119,25 +121,26 @@ class Outlook:
         return torch.cat(found)
 
     def looked(self) -> Outlook:
-        """Return the same round as if sums were looked at in it: what the next look will make of it."""
+        """Return the same round as if the sums were looked at in it: what the next look would find."""
         if self.due:
             return self
         return replace(self, moved=self.file.moved, due=True)
 
     def gram(self, beside: Tensor) -> Tensor:
-        """Return the Gram matrix (p, p) of the basis with rows `beside` (q, d) after it, where they lie."""
+        """Return the Gram matrix (p, p) of the basis followed by rows `beside` (q, d), on their device."""
         if not beside.is_cuda:
             return aggregation.gram(torch.cat([*self.basis, beside.to(self.messages)]))
-        # All of it is noise around nothing: a GPU need not look for a row to measure from.
+        # The vectors are noise around zero, so plain inner products are accurate: no row is subtracted first.
         found = inner_products(*self.basis, beside.to(self.messages))
-        _ = self._looks  # worked out meanwhile
+        _ = self._looks  # computed on the host while the GPU works
         return found
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
-        """Return where somebody would be expelled, and where the model would be moved.
+        """Return for B lies whether somebody would be expelled, and where the model would move.
 
-        `gram` (p, p) is the basis', with the rows `beside` (q, d) in it, `changes` (B, r, p) what is added to
-        the messages in `rows` (r,), in it. All of it is worked out where these two lie.
+        `gram` (p, p) is the Gram matrix of the basis with the rows `beside` (q, d), as `Outlook.gram` returns
+        it. `changes` (B, r, p) are added to the messages in `rows` (r,), as coefficients in this basis. The
+        work is done on the device of `gram` and `changes`.
         """
         k, (whole, fresh) = len(self.senders), self._looks
         geometric = self._rule is None or self._rule.geometric
@@ -172,11 +175,11 @@ class Outlook:
 
     @cached_property
     def _taken(self) -> Tensor:
-        """Each client's weight in the model's steps so far (n,), where messages lie."""
+        """The sum of each client's weights so far (n,), on the device of the messages."""
         return self.file.taken.to(self.messages.device)
 
     def _parts(self, weights: Tensor, taken: Tensor) -> Tensor:
-        """Return the shares (B, m) that those looked at have in the model's move, this round's included."""
+        """Return the shares (B, m) of the clients looked at in the model's move, this round included."""
         staying, rows = self.file.staying, self._looks[0].rows
         now = taken.repeat(len(weights), 1)
         now[:, torch.from_numpy(self.senders).to(weights.device)] += weights
@@ -186,7 +189,7 @@ class Outlook:
 
     @cached_property
     def _looks(self) -> tuple[Look, Look]:
-        """What is looked at, whatever is sent: the sums, and the messages."""
+        """The looks at the sums and at the messages; they do not depend on the lie."""
         court, file, sent = self.court, self.file, self.senders
         whole, fresh = court.law(file).select(file.staying), file.law(file.carried, sent)
 
@@ -217,11 +220,11 @@ class Outlook:
         return Weigher((rule.name, rule.f), self._weights, rule.weights_from_grams is not None)
 
     def _columnwise(self, sent: Changed, beside: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the aggregates (B, p) of a rule that decides in every column, and its weights (B, k).
+        """Return the aggregates (B, p) of a rule that works column by column, and its weights (B, k).
 
-        Such an aggregate is no combination of the basis: the rule is asked with the messages themselves, of
-        one lie after the other. What stands for it has the same inner product with every vector of the basis,
-        and the rest of the round, as all that liars ask for, is made of these.
+        Such an aggregate is not a combination of the basis. So the rule is applied to the messages of one lie
+        after the other, and the aggregate is replaced by the combination of the basis that has the same inner
+        product with every basis vector. The rest of the round uses only these inner products.
         """
         assert self._rule is not None
         basis = torch.cat([self.vectors, beside.to(self.messages)])
@@ -237,7 +240,7 @@ class Outlook:
         return (products * scale) @ inverse * scale, shares.to(products)
 
     def _weights(self, grams: Tensor) -> Tensor:
-        """Return a geometric rule's weights (B, k) of messages with Gram matrices (B, k, k)."""
+        """Return a geometric rule's weights (B, k) for Gram matrices (B, k, k) of messages."""
         rule = self._rule
         if rule is None or not len(grams):
             return grams.new_full(grams.shape[:2], 1 / grams.shape[1])
@@ -249,7 +252,10 @@ class Outlook:
 
 @dataclass(frozen=True)
 class _Judged:
-    """Where somebody is expelled (B,); where nobody is, as places, and what each look shows there."""
+    """The judgement of B lies: which lead to an expulsion, `expelled` (B,).
+
+    `left` are the places of those that do not, `seen` the directions that each look shows there.
+    """
 
     expelled: Tensor
     left: Tensor
@@ -257,7 +263,7 @@ class _Judged:
 
 
 def _judged(looked_at: list[tuple[Tensor, Look]]) -> _Judged:
-    """Judge B lies by looks, each with its Gram matrices: by lengths and pairs, then by directions."""
+    """Judge B lies by looks, each with its Gram matrices (B, m, m): by lengths and pairs, then directions."""
     looks = tuple(look for _, look in looked_at)
     groups: list[tuple[Tensor, tuple[Look, ...]]]
     if len({look.facts.members for look in looks}) == 1:  # in every round in which all are heard

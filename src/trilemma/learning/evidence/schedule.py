@@ -1,30 +1,32 @@
-"""When the sums are looked at: in every early round, then ever more rarely, and in the last one.
+"""The rounds in which the sums are looked at: all early ones, then ever fewer, and the last one.
 
-A look at the sums is a Gram matrix of n × d numbers, as dear as the rule itself. But sums forget nothing:
-what one look is too early for, the next one sees in full. So they are looked at in the first `EARLY` rounds,
-then whenever there are `pace` times as many rounds as at the last look, and in the last: T rounds pay for
+A look at the sums needs the Gram matrix of n × d numbers, which costs as much as the rule itself. But sums
+forget nothing: what is too small to be seen in one look is still there in the next. So the sums are looked at
+in the first `EARLY` rounds, then whenever the number of rounds has grown by the factor `pace` since the last
+look, and in the last round. T rounds need
 
     L ≤ EARLY + log(T/EARLY)/log(pace) + 1
 
-looks, and a lie is seen at most a share pace − 1 of the past later than it could be. Messages are looked at
-in every round, for their Gram matrix is the rule's anyway.
+looks. A lie that could have been seen after t rounds is seen after at most pace · t. Messages are looked at
+in every round, because the rule needs their Gram matrix anyway.
 
-**False alarms.** Which rounds are looked at is fixed before the first message. A run looks at sums at most L
-times and at messages at most T times; in a look at m ≤ n members there are at most 2n² bounds, each exceeded
-by honest clients with probability p at most (`conviction`). In the whole run any of them is with at most
+**False alarms.** The rounds with looks are fixed before the first message. A run looks at sums at most L
+times and at messages at most T times. A look at m ≤ n members tests at most 2n² bounds, each of which honest
+clients exceed with probability at most p (`conviction`). By the union bound, any of them is exceeded in the
+whole run with probability at most
 
-    L · 2n² · p_sums + T · 2n² · p_messages = alarm,    p_sums = alarm/(4n²L),  p_messages = alarm/(4n²T):
+    L · 2n² · p_sums + T · 2n² · p_messages = alarm,    p_sums = alarm/(4n²L),  p_messages = alarm/(4n²T),
 
-half for either. Nothing is assumed about how looks depend on each other. Fewer looks at sums need less slack
-than one in every round. The look of a round that was not held is made up for in the next one that is, never
-twice. Where somebody is expelled between looks the sums are measured too, to set the model right without it,
-but nobody is judged by them.
+half of it for sums and half for messages. This needs no assumption on how looks depend on each other, and
+fewer looks at sums allow tighter limits. If the round of a look is not held, the next round that is held
+makes up for it, once. If somebody is expelled between looks, the sums are measured too, to set the model
+right without that client, but nobody is judged by them.
 
-**Liars who know it** may push between looks as far as single messages hide, beyond what hides in their sums.
-The next look sees it, expels them and takes their past back as far as it is not noise that they share with
-the others: of a push a beside such noise of length x, a x²/(a² + x²) ≤ x/2 ≤ √(fd) R√t/(2n) stays, no more
-than what liars can hide for good (`hidden`). A run that is stopped before its last round has had its last
-look: what was added to sums since then was looked at message by message only.
+**Liars who know the schedule** may push between looks as far as hides in single messages, which is more than
+hides in sums. The next look sees it, expels them and undoes their part in the move, except for the noise that
+they share with others. Of a push of length a beside such noise of length x, a x²/(a² + x²) ≤ x/2 ≤
+√(fd) R√t/(2n) stays, no more than what liars can hide anyway (`hidden`). If a run is stopped before its last
+round, what was added to the sums since the last look was tested message by message only.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ import math
 from trilemma.aggregation.evidence import PACE
 
 EARLY = 8
-"""Rounds that are all looked at: in runs as short as that nothing is left out."""
+"""Every one of the first so many rounds has a look at the sums."""
 
 
 def looks(rounds: int, pace: float = PACE, wait: int = 0) -> tuple[int, ...]:
     """Return the rounds, counted from 0, in which the sums of a run are looked at.
 
-    The round in which a model that waits is first moved is one of them: it is set right then.
+    Round wait − 1, in which the model is moved for the first time, is one of them, to set it right.
 
     >>> [round_ + 1 for round_ in looks(30)]
     [1, 2, 3, 4, 5, 6, 7, 8, 10, 13, 17, 22, 28, 30]

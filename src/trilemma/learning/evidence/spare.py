@@ -1,9 +1,9 @@
-"""Memory that is used again as soon as nobody looks at what is in it.
+"""Memory that is reused as soon as no tensor refers to it any more.
 
-A server is a pure function: sums after a round are other numbers than those before it, which a checkpoint, a
-rehearsal or a test may still hold. But nearly always nobody does, and to ask the system for n × d fresh
-numbers costs several times as much as to fill them. So the memory of sums that are gone is kept for the next
-ones: two pieces take turns, as if sums were added to where they lie. On a GPU torch does this by itself.
+A server is a pure function, so it must not overwrite the sums of the last round: a checkpoint, a rehearsal or
+a test may still hold them. Nearly always nothing does, and allocating n × d fresh numbers costs several times
+as much as filling them. So the memory of sums that are no longer referenced is kept for the next ones, and
+two buffers alternate. On a GPU torch's allocator does the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Spare:
-    """At most one piece of memory that is not in use; threads may share it, for it is taken in one step.
+    """Holds at most one unused buffer. Threads may share it: a buffer is taken in one atomic step.
 
     >>> spare, sums = Spare(), torch.zeros(2, 3)
     >>> first = spare.like(sums)
@@ -36,7 +36,7 @@ class Spare:
         self._free: deque[Tensor] = deque(maxlen=1)
 
     def like(self, tensor: Tensor) -> Tensor:
-        """Return room for another tensor like this; it comes back when nothing that lies in it is left."""
+        """Return an uninitialised tensor like this one; its memory comes back when nothing refers to it."""
         if tensor.device.type != "cpu":
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         try:
@@ -47,4 +47,4 @@ class Spare:
             free = torch.empty(tensor.shape, dtype=tensor.dtype)
         array = free.numpy()
         weakref.finalize(array, self._free.append, free).atexit = False
-        return torch.from_numpy(array)  # holds the array for as long as anything shares its memory
+        return torch.from_numpy(array)  # keeps the array alive while anything shares its memory

@@ -11,14 +11,14 @@ One round of client k, started from the received w and its own x_k, which is nev
     R times:   K steps   x_k ← x_k − η_p (clip(∇f_B(x_k), 60) + wd·x_k − λ Pᵀ ∂h(w_k − P x_k))
                w_k ← w_k − η_l λ ∂h(w_k − P x_k)
 
-With `tolerance` ν > 0 a solve ends for a client once ‖∇‖² of its inner problem is at most ν, and K is the
-most steps it may take; `resample = false` keeps the mini-batch fixed during a solve, as the paper's analysis
-does. Dropout is drawn anew in every step, whatever the mini-batch.
+The K steps on x_k are called a solve. With `tolerance` ν > 0 a client's solve ends once the squared gradient
+norm of its inner problem is at most ν, and K is the most steps it may take. `resample = false` keeps the
+mini-batch fixed during a solve, as in the paper's analysis. Dropout is drawn anew in every step.
 
-A coordinate of w that is not finite cannot pull anything anywhere. What happens then is explicit:
-`nonfinite = "drop"` leaves that coordinate's penalty out and reports the share of such coordinates as
-`unregularised`; "star" lets NaN through, so that the run diverges. The squared penalty has no such escape:
-its pull grows with w and wrecks x_k long before w overflows.
+A coordinate of w that is not finite has no meaningful pull. `nonfinite = "drop"` leaves out the penalty of
+that coordinate and reports the share of such coordinates as `unregularised`; "star" lets NaN through, so that
+the run diverges. The squared penalty has no such option: its pull grows with w and makes x_k diverge long
+before w overflows.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def norm(p: float) -> Penalty:
 def finite_only(penalty: Penalty) -> Penalty:
     """Return the penalty's derivative with 0 at coordinates that are not finite.
 
-    Some libraries say sign(NaN) = 0, others NaN; here neither decides.
+    The result then does not depend on sign(NaN), which is 0 in some libraries and NaN in others.
 
     >>> finite_only(norm(1.0))(torch.tensor([[torch.nan, torch.inf, -2.0]]))
     tensor([[ 0.,  0., -1.]])
@@ -111,11 +111,11 @@ class BilevelSettings(WholeClientSettings):
 
 @dataclass(frozen=True)
 class Coupling:
-    """What distinguishes the members: how models are projected and how a difference is penalised.
+    """What distinguishes the methods of the family.
 
-    `project(model, seed, device)` gives P, `size(model)` the length of w, `start(model, key)` the first w.
-    `decay` is the weight decay that acts, and `tolerates` whether a w that is not finite is part of the
-    method's life.
+    `project(model, seed, device)` returns P, `size(model)` the length of w, `start(model, key)` the first w.
+    `penalty` is ∂h, `decay` the weight decay of x, and `tolerates` says whether a run continues after a w
+    that is not finite.
     """
 
     project: Callable[[Model, int, torch.device], Projection]
@@ -127,22 +127,22 @@ class Coupling:
 
 
 def identity(model: Model, seed: int, device: torch.device) -> Projection:
-    """P = I."""
+    """Return P = I."""
     return Identity(model.dim)
 
 
 def whole(model: Model) -> int:
-    """W has as many numbers as the model."""
+    """Return the length of w: that of the model."""
     return model.dim
 
 
 def first_model(model: Model, key: Key) -> Tensor:
-    """Start from the initial model of client 0."""
+    """Return the first w: the initial model of client 0."""
     return initial_model(model, 0, key)
 
 
 def lenient(penalty: Penalty, nonfinite: Literal["drop", "star"]) -> Penalty:
-    """Return the derivative that does with coordinates that are not finite what `nonfinite` says."""
+    """Return the derivative with 0 ("drop") or NaN ("star") at coordinates that are not finite."""
     return finite_only(penalty) if nonfinite == "drop" else _strict(penalty)
 
 
@@ -155,7 +155,7 @@ def _strict(penalty: Penalty) -> Penalty:
 
 @dataclass(frozen=True)
 class _Solved:
-    """Personal models after a solve, P x, each step's loss, running statistics, and steps taken (k,)."""
+    """Result of a solve: models x (k, D), P x (k, d), each step's loss, statistics, and steps taken (k,)."""
 
     x: Tensor
     px: Tensor
@@ -165,7 +165,7 @@ class _Solved:
 
 
 def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, setup: Setup) -> Algorithm:
-    """Build a member of the family."""
+    """Return a method of the family."""
     step = LocalStep(settings.personal_lr, decay=coupling.decay)
     solver = _Solver(settings, coupling.penalty, step)
 
@@ -174,7 +174,7 @@ def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, 
         seed = key.fold("projection").integer()
         clients = {
             "x": initial_models(model, ids, key),
-            # Everyone learns the seed of P once, before the first round: all of P that is ever shared.
+            # All clients learn the seed of P once, before the first round. P itself is never sent.
             "seed": torch.full((len(ids),), seed, dtype=torch.int64),
             **model.initial_buffers(len(ids)),
         }
@@ -223,7 +223,7 @@ def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, 
 
 
 def personal_model(broadcast: State, state: State, clients: Clients, key: Key) -> Tensor:
-    """Score every client's own model as local training left it."""
+    """Return every client's own model (k, D) after local training, to be scored."""
     return state["x"]
 
 

@@ -1,4 +1,4 @@
-"""Ditto: a global model as in FedAvg, and beside it personal models drawn towards it.
+"""Ditto: a global model as in FedAvg, and personal models that are pulled towards it.
 
     v_k ← w;  R times  v_k ← v_k − η_l (clip(∇f_B(v_k), 60) + wd·v_k)                    sent and combined
     K times            x_k ← x_k − η_p (clip(∇f_B(x_k), 60) + wd·x_k + λ (x_k − w))      kept
@@ -71,7 +71,7 @@ class Ditto(WholeClientSettings):
                 keys=client_keys(clients, key.fold("personal")),
             )
             messages, private = publish(setup, clients, w, shared.params, round_)
-            # A global copy that is not finite is the end too, though the personal model may not know it yet.
+            # A global copy that diverged ends the run too, even if the personal model is still finite.
             loss = torch.where(torch.isfinite(shared.loss), own.loss, shared.loss)
             report = {"loss": loss, "global_loss": shared.loss, **private}
             return ClientStep(messages, {"x": own.params, **own.statistics}, report)

@@ -1,6 +1,6 @@
 """LG-FedAvg: local representations below, a global head above.
 
-The last layers of the network are common, the rest is each client's own, x_k = (body_k, head):
+The last layers of the network are shared, the others are each client's own: x_k = (body_k, head).
 
     R times  x_k ← x_k − η clip(∇f_B(x_k), 60)   on the whole network;   head ← R(head_1, …, head_S)
 

@@ -2,8 +2,8 @@
 
     steps times a round   x_k ← x_k − η ∇f_B(x_k)
 
-Nothing is sent. lp-proj's tables give it one mini-batch step per round while lp-proj takes R·K (up to 100);
-with `steps` = R·K it has the same budget. Both belong in a comparison.
+Nothing is sent. In lp-proj's tables it takes one mini-batch step per round, while lp-proj takes R·K (up to
+100). With `steps` = R·K both have the same budget; a fair comparison shows both settings.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Local(AlgorithmSettings):
             )
 
         def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
-            # Nobody has a say in anything: the weights are those of an empty aggregate.
+            # Nothing is aggregated, so every weight is 0.
             return ServerStep({}, {}, {"weights": messages.vectors.new_zeros(len(messages.vectors))})
 
         nothing_sent = one_vector("nothing", lambda _: 0)

@@ -1,10 +1,11 @@
 """lp-proj: personal models that agree only after a random projection to a few dimensions.
 
-    lp-proj-2:   F_k(w) = min_x f_k(x) + (λ/2) ‖w − P x‖₂² lp-proj-1:   F_k(w) = min_x f_k(x) +  λ    ‖w − P
-    x‖₁        w ∈ R^d,  P ∈ R^{d×D} fixed and shared by seed
+    lp-proj-2:   F_k(w) = min_x f_k(x) + (λ/2) ‖w − P x‖₂²
+    lp-proj-1:   F_k(w) = min_x f_k(x) +  λ    ‖w − P x‖₁
 
-Clients exchange w only: d numbers instead of D, in both directions. Under p = 1 a message enters a client's
-model through a sign, so however large a liar's message is, it pulls no harder than an honest one.
+with w ∈ R^d and P ∈ R^{d×D} fixed; clients share the seed of P. Only w is exchanged: d numbers instead of D,
+in both directions. With p = 1, w acts on a client's model only through a sign, so a liar's message pulls no
+harder than an honest one, however large it is.
 
 The loop is in `trilemma.learning.personal.bilevel`, P in `trilemma.models.projection`.
 

@@ -39,7 +39,7 @@ from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.types import Model
 
 DIFFERENCE = 1e-2
-"""Length of the step s·v in the central difference: truncation is O(s²), rounding about 1e-7/s."""
+"""Length of the step s·v in the central difference: its truncation error is O(s²), rounding about 1e-7/s."""
 
 
 @algorithms.register("per-fedavg")
@@ -69,7 +69,7 @@ class PerFedAvg(GlobalSettings):
             keys = client_keys(clients, key)
             for number in range(self.local_steps):
                 support, query = next(batches), next(batches)
-                # Every batch has masks of its own, as it has examples of its own.
+                # Each batch has its own dropout masks.
                 first, second = step_keys(keys, 2 * number), step_keys(keys, 2 * number + 1)
                 found = inner.gradient(model, w, support, statistics, first)
                 u = w - inner.rate * found.value
@@ -109,7 +109,7 @@ def hessian_product(
 ) -> Tensor:
     """Return ∇²f_B(w) v for k clients by a central difference of gradients, (k, D).
 
-    Both gradients draw from the same `keys`: they are those of one network.
+    Both gradients use the same `keys`, hence the same dropout masks.
     """
     length: Tensor = torch.linalg.vector_norm(v, dim=1, keepdim=True)
     size = length.clamp(min=torch.finfo(v.dtype).tiny)

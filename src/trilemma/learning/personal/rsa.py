@@ -2,9 +2,12 @@
 
     F_k(w) = min_x f_k(x) + λ ‖w − x‖_p,   p ≥ 1
 
-As lp-proj's experiments run it: R solves and w steps a round at the client, then the mean of the copies. With
-R = 1 and p = 1 this is w ← w − η_l λ mean_k sign(w − x_k); the original's server-side regulariser is absent.
-The loop is in `trilemma.learning.personal.bilevel`.
+This is RSA as run in lp-proj's experiments: per round a client does R solves, each followed by a step of its
+copy of w, and the server averages the copies. With R = 1 and p = 1 the server's step is
+
+    w ← w − η_l λ mean_k sign(w − x_k)
+
+The original's server-side regulariser is left out. The loop is in `trilemma.learning.personal.bilevel`.
 
 Reference: Li, Xu, Chen, Giannakis, Ling, "RSA: Byzantine-robust stochastic aggregation methods for
 distributed learning from heterogeneous datasets", AAAI 2019.

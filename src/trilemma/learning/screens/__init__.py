@@ -1,13 +1,14 @@
-"""Rivals of evidence: published defences that look at messages before the rule does.
+"""Screens: published defences that test messages before the rule, as rivals of the evidence stage.
 
-    screen            what they have in common: a factor for every message, 0 leaves it out
-    noise_test        each message against the law of its noise (Xiang and others 2023, their first stage)
-    noise_test_rank   the same, then a ranking by the server's own message (both stages)
-    safeguard         sums of messages that drift away from the majority's (Allen-Zhu and others 2021)
-    fltrust           the server's own message, made on public examples, as the measure (Cao and others 2021)
-    root_client       the server's own message, which the two with a root set need
+    screen            what they share: a factor for every message; 0 leaves it out
+    noise_test        tests each message against the law of its noise (Xiang and others 2023, first stage)
+    noise_test_rank   the same, then ranks clients by the server's own message (both stages)
+    safeguard         leaves out clients whose sums drift away from the majority's (Allen-Zhu and others 2021)
+    fltrust           compares messages with the server's own, from public examples (Cao and others 2021)
+    root_client       the server's own message, for the two screens with a root set
 
-Each rival is one file with one class, entered in `screens` under the name of its stage (`aggregation.stage`).
+Each screen is one file with one class, registered in `screens` under the name of its stage
+(`aggregation.stage`).
 """
 
 from trilemma.learning.screens.screen import Heard, Screen, Seen, screened, screens

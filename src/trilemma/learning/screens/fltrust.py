@@ -1,13 +1,13 @@
-"""FLTrust: messages are trusted as far as they point where the server's own message does.
+"""FLTrust: the weight of a message is its cosine with the server's own message.
 
-The server holds a few public examples, its root set, and does with them what a client does, without noise:
-that is g_0.
+The server holds a few public examples, its root set. Its own message g_0 is what a client with these examples
+would send, without noise.
 
     TS_i = max(0, cos(x_i, g_0))
     g = Σ_i TS_i (‖g_0‖/‖x_i‖) x_i / Σ_i TS_i
 
-No message counts for more than its direction, and none against the root set's. A message that is mostly noise
-has a cosine of about ‖contribution‖/(noise √d) with anything, so that trust is mostly drawn by lot.
+All messages are scaled to the length of g_0, and those that point away from it are left out. A message that
+is mostly noise has a cosine of about ‖contribution‖/(noise √d) with g_0, so that trust is mostly random.
 
 Reference: Cao, Fang, Liu, Gong, "FLTrust: Byzantine-robust federated learning via trust bootstrapping", NDSS
 2021.
@@ -36,17 +36,17 @@ class FLTrust:
         self.root = RootClient("fltrust", algorithm, setup)
 
     def begin(self, model: Model, key: Key) -> Mapping[str, Tensor]:
-        """What a client keeps before the first round."""
+        """Return a client's state before the first round."""
         return self.root.begin(model, key)
 
     def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
-        """Do a client's work on the root set and compare."""
+        """Compute the server's own message and compare the others with it."""
         own, kept = self.root.message(heard, memory)
         return Seen(trusted(heard.x, own), kept)
 
 
 def trusted(x: Tensor, own: Tensor) -> Tensor:
-    """Return the factors (k,) that make the mean of those above 0 FLTrust's aggregate of x (k, d).
+    """Return factors (k,) such that the mean of all c_i x_i with c_i > 0 is FLTrust's aggregate of x (k, d).
 
     >>> trusted(torch.tensor([[2.0, 0.0], [0.0, -1.0], [0.0, 4.0]]), torch.tensor([1.0, 1.0]))
     tensor([0.7071, 0.0000, 0.3536], dtype=torch.float64)

@@ -1,18 +1,19 @@
-"""The noise test: every message on its own against the law of the noise it must carry.
+"""The noise test: each message is tested on its own against the law of the noise it must contain.
 
-A message is a contribution of length at most b plus noise of known variance v per coordinate. It is left out
-where its length or the distribution of its d numbers is not that of the noise, β = b/√v:
+A message is a contribution of length at most b plus noise of known variance v per coordinate. With β = b/√v,
+it is left out if its length or the distribution of its d numbers is not that of the noise:
 
     ‖x_i‖/√v  outside  √(d ± deviations · √(2d)) ± β               (a χ² of d degrees)
     sup_u | F_i(u) − Φ(u/√v) | > K⁻¹(level)/√d + φ(0) β/√d         (Kolmogorov and Smirnov)
 
-F_i counts the numbers of x_i up to u, K⁻¹ is the upper quantile of Kolmogorov's law. With momentum both add
-up: v ← keeps² v + adds² (σ_ind² + (n−1) σ_cor²), b ← keeps · b + adds · C. The paper takes contributions
-to be negligible beside the noise, β = 0; where they are not, that would leave out everybody. A shift by a
-vector a moves a distribution function by at most φ(0) mean|a_i| ≤ φ(0) ‖a‖/√d, which is the last term.
+F_i is the empirical distribution function of the numbers of x_i, K⁻¹ the upper quantile of Kolmogorov's law.
+With momentum, v and b accumulate: v ← keeps² v + adds² (σ_ind² + (n−1) σ_cor²), b ← keeps · b + adds · C.
+The paper assumes contributions that are negligible beside the noise, β = 0; if they are not, that would leave
+out everybody. A shift by a vector a moves a distribution function by at most φ(0) mean|a_i| ≤ φ(0) ‖a‖/√d,
+which is the last term.
 
-Clients and rounds are looked at one by one: whoever carries its noise and adds a shift shorter than what the
-tests see passes, and the shifts of many add up. The paper's second stage is `noise_test_rank`.
+Clients and rounds are tested one by one. So a liar that has its noise and adds a shift too short for the
+tests passes, and the shifts of many liars add up. The paper's second stage is `noise_test_rank`.
 
 Reference: Xiang, Wang, Lin, Wang, "Practical differentially private and Byzantine-resilient federated
 learning", SIGMOD 2023, first stage.
@@ -48,12 +49,12 @@ class NoiseTest:
         self.trace = algorithm.trace
 
     def begin(self, model: Model, key: Key) -> Mapping[str, Tensor]:
-        """Nothing was sent, hence no noise."""
+        """Return variance and bound 0 for every client: nothing was sent yet."""
         nothing = torch.zeros(self.setup.clients, dtype=torch.float64)
         return {"variance": nothing, "bound": nothing}
 
     def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
-        """Test every message against the noise that adds up in it."""
+        """Test every message against the noise that it must contain."""
         release, trace = self.setup.release, self.trace
         if release is None or release.law.silent:
             return Seen(torch.ones(len(heard.x), dtype=torch.float64), memory)
@@ -71,7 +72,7 @@ class NoiseTest:
         return Seen(usual.double().cpu(), {"variance": variance, "bound": bound})
 
     def _usual(self, unit: Tensor, slack: Tensor) -> Tensor:
-        """Return which rows (k, d) are numbers of noise, in its units, plus something as long as `slack`."""
+        """Tell which rows (k, d) may be standard Gaussian noise plus a vector no longer than `slack` (k,)."""
         dim = unit.shape[1]
         length = torch.linalg.vector_norm(unit, dim=1, dtype=torch.float64)
         off = self.stage.deviations * math.sqrt(2 * dim)

@@ -1,23 +1,23 @@
-"""The noise test in both its stages: who passes is ranked by the server's own message, over all rounds.
+"""The noise test with both stages: clients that pass are ranked by the server's own message, over all rounds.
 
-The server holds a few public examples, its root set, and does with them what a client does, without noise:
-that is g_0. Of n clients n − f are taken to be honest, k of the m that are heard, k = ⌊m (n − f)/n⌋.
+The server holds a few public examples, its root set. Its own message g_0 is what a client with these examples
+would send, without noise. n − f of n clients are assumed honest, hence k = ⌊m (n − f)/n⌋ of m that are heard.
 
     v ← μ v + (1 − μ) g_0                                  the server's own direction
     c_i = cos(x_i, v),  0 for those who fail the noise test
     s_i ← s_i + c_i  where c_i is at least the mean of the k largest of the round;  others get nothing
     the mean of those x_i that pass, of the k clients with the largest s_i
 
-What was read of the paper is its authors' published program, not its text: cosines stand there (of messages
-that passed the test all lengths are nearly equal), and μ = 0.99. That a message that fails counts as none is
-of the paper's first stage; here it is left out of the mean, as `noise_test` does. Who has as many points is
-ranked by the round's cosine: after one round all but about half of the k have none, and an order by number
-would favour the honest, who come first in a simulation.
+This follows the authors' published program, not the paper's text: cosines (messages that pass the test have
+nearly equal lengths) and μ = 0.99. In the paper's first stage a message that fails counts as zero; here it is
+left out of the mean, as in `noise_test`. Clients with equal points are ranked by the round's cosine: after
+one round all but about half of the k have no points, and ranking them by number would favour honest clients,
+who come first in a simulation.
 
-It needs no more trust than FLTrust does, the same root set. Against liars who know v it is a test along one
-direction: who leans towards v as far as honest messages do, which is hardly more than noise, is ranked among
-them and pushes elsewhere; and n − f stay although f lie, so that liars who rank well throw honest clients
-out, whose noise then stays uncancelled.
+It needs the same root set as FLTrust, and no more trust. Liars who know v face a test along one direction
+only: if they lean towards v as far as honest messages do, which is hardly more than noise, they rank among
+them and can push elsewhere. Exactly n − f clients stay although f lie, so liars who rank well displace honest
+clients, whose noise then stays uncancelled.
 
 Reference: Xiang, Wang, Lin, Wang, "Practical differentially private and Byzantine-resilient federated
 learning", SIGMOD 2023, both stages.
@@ -40,7 +40,7 @@ from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
 
 ROOT = "root."
-"""What the names of the server's memory as a client begin with."""
+"""Prefix of the names under which the server's state as a client is kept."""
 
 
 @screens.register("noise-test-rank")
@@ -53,7 +53,7 @@ class NoiseTestRank:
         self.root = RootClient("noise-test-rank", algorithm, setup)
 
     def begin(self, model: Model, key: Key) -> Mapping[str, Tensor]:
-        """No noise, no points, no direction; and what a client keeps before the first round."""
+        """Return zero noise, points and direction, and a client's state before the first round."""
         return {
             **self.test.begin(model, key),
             "points": torch.zeros(self.setup.clients, dtype=torch.float64),
@@ -62,7 +62,7 @@ class NoiseTestRank:
         }
 
     def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
-        """Test every message, then rank their senders."""
+        """Test every message, then rank the senders."""
         tested = self.test.look(heard, memory)
         before = {name[len(ROOT) :]: part for name, part in memory.items() if name.startswith(ROOT)}
         own, kept = self.root.message(heard, before)
@@ -79,7 +79,7 @@ class NoiseTestRank:
 
 
 def earned(cosines: Tensor, honest: int) -> Tensor:
-    """Return the points of a round (m,): the cosine of who reaches the mean of the `honest` largest ones.
+    """Return the points of a round (m,): cosines that reach the mean of the `honest` largest; 0 for others.
 
     >>> earned(torch.tensor([0.5, -0.2, 0.3, 0.1]), 3)
     tensor([0.5000, 0.0000, 0.3000, 0.0000])
@@ -89,7 +89,7 @@ def earned(cosines: Tensor, honest: int) -> Tensor:
 
 
 def first(points: Tensor, cosines: Tensor, honest: int) -> Tensor:
-    """Return 1 for the `honest` with most points (m,), of equals those with the larger cosines; 0 for others.
+    """Return 1 for the `honest` clients with most points, ties broken by the cosine, and 0 for others (m,).
 
     >>> first(torch.tensor([0.5, 0.0, 0.3, 0.0]), torch.tensor([0.5, 0.1, 0.3, 0.2]), 3)
     tensor([1., 0., 1., 1.], dtype=torch.float64)

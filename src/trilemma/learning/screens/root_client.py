@@ -1,7 +1,7 @@
-"""The server as one more client: what it would send if its public examples were a client's.
+"""The server as one more client: the message that a client with the server's public examples would send.
 
-Liars who try lies out ask a server hundreds of times in a round, each time with the same model: what was
-computed last is kept.
+The last result is kept: liars who try lies out run the server hundreds of times in a round, each time with
+the same model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trilemma.models.types import Model
 
 
 class RootClient:
-    """Does with the root set what a client does, without noise."""
+    """Runs a client's step on the root set, without noise."""
 
     def __init__(self, label: str, algorithm: Algorithm, setup: Setup) -> None:
         if setup.root is None:
@@ -34,11 +34,11 @@ class RootClient:
         self.last: tuple[Heard, Mapping[str, Tensor], tuple[Tensor, State]] | None = None
 
     def begin(self, model: Model, key: Key) -> State:
-        """What a client keeps before the first round."""
+        """Return a client's state before the first round."""
         return self.algorithm.init(model, self.root.ids, key).clients
 
     def message(self, heard: Heard, kept: Mapping[str, Tensor]) -> tuple[Tensor, State]:
-        """Return the server's own message of a round (d,), and what it keeps after it."""
+        """Return the server's own message of a round (d,), and its state as a client afterwards."""
         if self.last is not None and _same(heard, self.last[0]) and _equal(kept, self.last[1]):
             return self.last[2]
         state = {name: part.to(heard.x.device) for name, part in kept.items()}
@@ -49,7 +49,7 @@ class RootClient:
 
 
 def _same(one: Heard, other: Heard) -> bool:
-    """Whether both ask a client for the same."""
+    """Tell whether a client would do the same in both: same round, key, device and broadcast."""
     alike = (one.round, one.key, one.x.device) == (other.round, other.key, other.x.device)
     return alike and _equal(one.broadcast, other.broadcast)
 

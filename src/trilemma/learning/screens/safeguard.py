@@ -1,14 +1,14 @@
-"""Safeguard: whoever's summed messages drift away from the majority's is left out for good.
+"""Safeguard: a client whose summed messages drift away from the majority's is left out for good.
 
     B_i ← B_i + x_i / |good|                     over all rounds, or since the last window began
-    r_i   the distance within which B_i has more than half of the good;   j = argmin r_i the central one
+    r_i   the radius around B_i that holds more than half of the good clients;   j = argmin r_i, the centre
     good ← { i good : ‖B_i − B_j‖ ≤ factor · r_j }
 
-A constant shift grows with the rounds, the spread of honest sums with their root. The paper's analysis fixes
-a threshold 𝔗 in advance, takes for j anybody with more than half within 𝔗, and keeps who lies within 2𝔗; as
-in its experiments, the threshold is read off the distances here. With privacy noise all distances are nearly
-√(2d) times the noise's size, and only shifts as long as that are seen. Who is left out keeps its place among
-those who share secrets: its noise stays uncancelled.
+The sum of a constant shift grows with the number of rounds, the spread of honest sums with its root. The
+paper's analysis fixes a threshold 𝔗 in advance, takes as j any client with more than half within 𝔗, and keeps
+those within 2𝔗. Here, as in its experiments, the threshold comes from the distances. With privacy noise all
+distances are nearly √(2d) times the noise's size, and only shifts as long as that are seen. A client that is
+left out still shares secrets with the others, so its noise stays uncancelled.
 
 Reference: Allen-Zhu, Ebrahimian, Li, Alistarh, "Byzantine-resilient non-convex stochastic gradient descent",
 ICLR 2021, with one safeguard and without the noise that it adds against saddle points.
@@ -40,12 +40,12 @@ class Safeguard:
         self.stage, self.setup = stage, setup
 
     def begin(self, model: Model, key: Key) -> Mapping[str, Tensor]:
-        """Everybody is good, and nobody has sent anything."""
+        """Return zero sums, and all clients as good."""
         clients = self.setup.clients
         return {"sums": torch.zeros(clients, model.dim), "good": torch.ones(clients, dtype=torch.bool)}
 
     def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
-        """Add the messages to their senders' sums and see who is far away."""
+        """Add the messages to their senders' sums, and drop clients whose sums are far from the centre."""
         sums, good, window = memory["sums"].to(heard.x), memory["good"].cpu().clone(), self.stage.window
         if window and heard.round % window == 0:
             sums = torch.zeros_like(sums)

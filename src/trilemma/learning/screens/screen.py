@@ -1,11 +1,11 @@
-"""A server that looks at messages before its rule does: a factor for every message.
+"""A screen: the server multiplies every message by a factor before its rule is applied.
 
-    x_i              a message, without the model it may be based on
-    c = look(x)      c_i = 0 leaves a client out; anything else scales what it sent
+    x_i              a message, less the model if it contains it
+    c = look(x)      c_i = 0 leaves client i out; any other factor scales its message
     θ ← server(c_i x_i, i not left out)
 
-What a screen remembers is part of the server's state, so that the whole stays a pure function, and liars who
-know the state can rehearse a round (`evidence.outlook.Rehearsal`).
+A screen's memory is part of the server's state. So the server stays a pure function, and liars who know its
+state can rehearse a round (`evidence.outlook.Rehearsal`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PREFIX = "screen."
 
 @dataclass(frozen=True)
 class Heard:
-    """A round as a screen sees it: messages x (k, d), all finite, whose they are, and what was asked."""
+    """A round as a screen sees it: messages `x` (k, d), all finite, their senders, and the broadcast."""
 
     x: Tensor
     senders: tuple[int, ...]
@@ -45,23 +45,23 @@ class Heard:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a screen makes of a round: a factor for every message (k,), float64, and its memory after it."""
+    """A screen's result for a round: a factor for every message (k,), float64, and its memory afterwards."""
 
     factors: Tensor
     memory: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Screen(Protocol):
-    """A published defence: built for a stage's options, an algorithm and its federation."""
+    """A published defence, built for the options of its stage, an algorithm and the federation's setup."""
 
     def __init__(self, stage: Any, algorithm: Algorithm, setup: Setup) -> None:
-        """Prepare, or refuse with the reason."""
+        """Prepare for this algorithm and setup, or raise a `ConfigError` that says why not."""
 
     def begin(self, model: Model, key: Key) -> Mapping[str, Tensor]:
-        """Return what it remembers before the first round."""
+        """Return the screen's memory before the first round."""
 
     def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
-        """Look at a round."""
+        """Return the factors of a round's messages, and the memory after it."""
 
 
 screens: Registry[type[Screen]] = Registry("screen")
@@ -69,7 +69,7 @@ screens: Registry[type[Screen]] = Registry("screen")
 
 
 def stage_of(rule: Rule) -> Stage | None:
-    """Return the stage a rule begins with, None where it has none.
+    """Return the stage that a rule begins with; None if it has none.
 
     >>> stage_of(aggregation.parse("evidence+nnm+mean", f=1)).label
     'evidence'
@@ -82,7 +82,7 @@ def stage_of(rule: Rule) -> Stage | None:
 
 
 def lessened(rule: Rule, liars: int) -> Rule:
-    """Return the same rule for another number of liars.
+    """Return the same rule, expecting another number of liars.
 
     >>> lessened(aggregation.parse("evidence+caf", f=3), 1).f
     1
@@ -91,7 +91,7 @@ def lessened(rule: Rule, liars: int) -> Rule:
 
 
 def expecting(build: Callable[[Setup], Algorithm], setup: Setup) -> Callable[[int], Algorithm]:
-    """Return a function of a number of liars: the algorithm whose rule expects so many, built once each."""
+    """Return a function: number of liars -> the algorithm whose rule expects so many, each built once."""
 
     @cache
     def rebuilt(liars: int) -> Algorithm:
@@ -101,7 +101,7 @@ def expecting(build: Callable[[Setup], Algorithm], setup: Setup) -> Callable[[in
 
 
 def check_one_vector(label: str, algorithm: Algorithm, start: Start) -> None:
-    """Refuse an algorithm whose server keeps more than the model that its messages move."""
+    """Refuse an algorithm whose server keeps or broadcasts anything but the model that messages move."""
     assert algorithm.trace is not None
     if set(start.server) != {algorithm.trace.model} or set(start.broadcast) != {algorithm.trace.model}:
         kept = ", ".join(sorted({*start.server, *start.broadcast}))
@@ -109,7 +109,7 @@ def check_one_vector(label: str, algorithm: Algorithm, start: Start) -> None:
 
 
 def screened(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
-    """Return the algorithm whose server looks at messages as the stage of its rule says, before the rule."""
+    """Return the algorithm with the screen that its rule begins with."""
     algorithm, stage = build(setup), stage_of(setup.rule)
     assert stage is not None
     trace = algorithm.trace
@@ -139,7 +139,7 @@ def screened(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         factors[finite] = seen.factors.double().cpu()
         kept = (seen.factors > 0).nonzero().flatten().tolist()
         weights, report, after = torch.zeros_like(factors), {}, model
-        if kept:  # where everybody is left out, the model stays where it is
+        if kept:  # if everybody is left out, the model stays where it is
             scaled = x[kept] * seen.factors[kept].to(x)[:, None]
             sent = Messages(trace.messages(scaled, model), senders=tuple(names[i] for i in kept))
             expected = min(setup.byzantine, (len(kept) - 1) // 2)

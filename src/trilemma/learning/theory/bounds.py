@@ -1,4 +1,4 @@
-"""What theory promises: error bounds of the papers with all their constants, and how far to believe them.
+"""The papers' error bounds with all their constants, and when they say nothing.
 
 Upper bounds are Theorem 4.2 of SAFE-DSHB (Allouah, Guerraoui, Gupta, Pinot, Stephan, ICML 2023) and Theorem
 4.2 of CafCor (Allouah, Guerraoui, Stephan, ICML 2025); the latter's statement hides constants that its
@@ -13,7 +13,8 @@ of the honest covariance, not its largest eigenvalue, get G² for G²_cov and th
 
 The lower bound is Theorem 3.1 of SAFE-DSHB, without its hidden constant and logarithms.
 
-Constants of proofs are large. A bound above what doing nothing achieves says nothing; `Upper.vacuous` tells.
+The constants of proofs are large. A bound that is no better than that of no training at all says nothing; it
+is `Upper.vacuous`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _A1, _A2 = 240.0, 480.0
 
 
 def check_number(name: str, number: float) -> None:
-    """Refuse what is negative, no number, or so large or small that its square is none.
+    """Raise a `UserError` for a number that is negative, NaN, or too large or too small to be squared.
 
     >>> check_number("gap", 1e300)
     Traceback (most recent call last):
@@ -126,7 +127,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Upper:
-    """An upper bound as its three terms: heterogeneity, noise, and the start being forgotten.
+    """An upper bound as the sum of its three terms: heterogeneity, noise, and the influence of the start.
 
     >>> Upper(1.0, 2.0, 0.5, trivial=3.0).total, Upper(1.0, 2.0, 0.5, trivial=3.0).vacuous
     (3.5, True)
@@ -145,7 +146,7 @@ class Upper:
 
     @property
     def vacuous(self) -> bool:
-        """Whether not training at all is guaranteed to do as well."""
+        """Whether no training at all is guaranteed to do as well."""
         return not self.total < self.trivial
 
 
@@ -157,11 +158,11 @@ def error_term(
     kappa: float,
     criterion: Criterion = "spectral",
 ) -> float:
-    """Return σ̄²: what sampling and noise do to a round.
+    """Return σ̄², the error that sampling and noise cause in a round.
 
-    CafCor:      [σ_b² + d(fσ_cor² + σ_ind²)]/(n−f) + 4κ[σ_b² + 108(nσ_cor² + σ_ind²)(1 + d/(n−f))]
-    SAFE-DSHB:   the same with σ_cor = 0, where the constant is 36 instead of 108
-    trace rules: 4κ[σ_b² + 3d(nσ_cor² + σ_ind²)] for the second part
+        CafCor:      [σ_b² + d(fσ_cor² + σ_ind²)]/(n−f) + 4κ[σ_b² + 108(nσ_cor² + σ_ind²)(1 + d/(n−f))]
+        SAFE-DSHB:   the same with σ_cor = 0, and the constant 36 instead of 108
+        trace rules: the second term is 4κ[σ_b² + 3d(nσ_cor² + σ_ind²)]
 
     >>> still = Problem(dim=69, heterogeneity=Heterogeneity(0, 0), batch=25, examples=25)
     >>> round(error_term(still, NoiseLaw(0.08), clients=7, byzantine=0, kappa=0.0), 4)

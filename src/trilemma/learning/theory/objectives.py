@@ -1,9 +1,9 @@
-"""What calibration may minimise, by name: the noise in the honest mean, or a theorem's bound.
+"""The objectives that calibration may minimise, by name: the noise in the honest mean, or a theorem's bound.
 
 `theorem` is the noise part of σ̄² in Theorem 4.2 of the CafCor paper (Allouah, Guerraoui, Stephan, ICML 2025)
-as d grows, (f σ_cor² + σ_ind²) + 432 κ (n σ_cor² + σ_ind²) up to a factor, with κ of CAF. Its constant 432
-comes from a covering argument and weighs σ_cor² so heavily that it answers "local noise only" unless few
-clients in a hundred are Byzantine; that is a property of the bound, not of the algorithm.
+for large d: (f σ_cor² + σ_ind²) + 432 κ (n σ_cor² + σ_ind²) up to a factor, with κ of CAF. Its constant 432
+comes from a covering argument. It weighs σ_cor² so heavily that the minimum is local noise only, unless few
+clients in a hundred are Byzantine. That is a property of the bound, not of the algorithm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The theorems applied to a rule: its κ, its σ̄², and what they promise."""
+"""The theorems applied to a rule: its κ, its σ̄² and its error bounds."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trilemma.privacy import NoiseLaw
 
 @dataclass(frozen=True)
 class Promise:
-    """What the theorems say about one rule; nothing where no κ is proven.
+    """What the theorems say about one rule. Without a proven κ all numbers are None.
 
-    `strongly_convex` is None as well for a loss that is not.
+    `strongly_convex` is also None for a loss that is not strongly convex.
     """
 
     rule: str
@@ -33,7 +33,7 @@ class Promise:
 
 
 def defined_rules(clients: int, byzantine: int) -> tuple[str, ...]:
-    """Return the names of the rules that are defined for so many clients.
+    """Return the names of the rules that are defined for these numbers of clients.
 
     >>> "caf" in defined_rules(clients=7, byzantine=3), "caf" in defined_rules(clients=6, byzantine=3)
     (True, False)

@@ -6,7 +6,7 @@ With L the smoothness of the loss, μ its strong convexity, L₀ its initial gap
     strongly convex   γ_t = 10 / (μ (t + 240 L/μ)),                       β_t = 1 − 24 L γ_t
     non-convex        γ   = min(1/(24 L), √(a₄ L₀) / (2 σ̄ √(a₃ L T))),    β   = 1 − 24 L γ
 
-with a₃ = 5760, a₄ = 270. They are made for proofs and are far more careful than practice needs.
+with a₃ = 5760, a₄ = 270. They are made for proofs and far more cautious than practice needs.
 
 Reference: Allouah et al., "On the privacy-robustness-utility trilemma in distributed learning", ICML 2023,
 Theorem 4.2.
@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 A3, A4 = 5760.0, 270.0
-"""Constants of the non-convex case, of its schedule and of its bound."""
+"""Constants of the schedule and the bound in the non-convex case."""
 
 Schedule = Callable[[int], float]
 """A quantity that may change from round to round (counted from 0)."""

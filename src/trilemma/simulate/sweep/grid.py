@@ -1,4 +1,4 @@
-"""A sweep on disk: which cells there are, which are finished, which failed and why."""
+"""A sweep on disk: its cells, which of them are finished, and why others failed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trilemma.simulate.sweep.work import Failure, Job, Telling, Unwatched, Watch
 from trilemma.typed import typed
 
 Engine = Callable[[Sequence[Job], int | None, Watcher], None]
-"""Runs jobs, so many at a time (None: as many as fit), and tells a watcher; no job's failure stops it."""
+"""(jobs, how many at a time, watcher) -> None. Runs all jobs, even if some fail; None: as many as fit."""
 
 ENGINES: Mapping[str, Engine] = {"local": local.run_jobs, "ray": on_ray.run_jobs}
-"""Who runs cells: processes of this machine, or a Ray cluster."""
+"""The engines that run cells: processes of this machine, or a Ray cluster."""
 
 SWEEP = "sweep.json"
 FAILED = "failed"
@@ -27,7 +27,7 @@ FAILED = "failed"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the cells: names of those that were run, were finished before, or failed and why."""
+    """The result of a sweep: names of the cells that ran, that were finished `before`, and that failed."""
 
     ran: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Cells:
-    """What `sweep.json` holds: the values of cells by name."""
+    """The content of `sweep.json`: every cell's values, by its name."""
 
     cells: dict[str, dict[str, Any]]
 
@@ -50,9 +50,9 @@ def run_cells(
     task: Path | None = None,
     watcher: Watcher | None = None,
 ) -> Outcome:
-    """Run every cell below `out` that is not finished there, `jobs` at a time.
+    """Run every cell that is not finished in `out`, `jobs` at a time (None: as many as fit).
 
-    Ctrl-C stops with what is finished and checkpoints of the rest; the same call continues.
+    Ctrl-C keeps what is finished and saves checkpoints of the rest; the same call continues from there.
     """
     if engine not in ENGINES:
         raise ConfigError(f"unknown engine {engine!r}: {nearest(engine, ENGINES)}")
@@ -73,7 +73,7 @@ def run_cells(
 
 
 def finished(out: Path, name: str) -> bool:
-    """Whether the cell has a result below `out`."""
+    """Tell whether a cell has a result in `out`."""
     return (out / name / "summary.json").exists()
 
 
@@ -96,7 +96,7 @@ def failures(out: Path) -> dict[str, Failure]:
 
 
 class _Keeper(Telling):
-    """A watcher that writes failures down, and tells another."""
+    """A watcher that writes failures to disk, and passes everything on to another watcher."""
 
     def __init__(self, out: Path, watcher: Watcher) -> None:
         super().__init__(watcher)
@@ -129,7 +129,7 @@ def _job(cell: Cell, out: Path, task: Path | None) -> Job:
 
 
 def _claim(out: Path) -> None:
-    """Make the directory; refuse one that holds something else."""
+    """Create the directory; refuse one with anything in it that is not a sweep."""
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / SWEEP).exists())):
         raise UserError(f"{str(out)!r} holds something that is not a sweep; name another --out")
     try:
@@ -141,7 +141,7 @@ def _claim(out: Path) -> None:
 
 
 def _remember(out: Path, cells: Sequence[Cell]) -> None:
-    """Add cells to those that are known; `--only` and a longer list of values forget none."""
+    """Add cells to those in `sweep.json`, so that a later sweep with other values keeps the earlier cells."""
     _write(out, known_cells(out) | {cell.name: dict(cell.values) for cell in cells})
 
 

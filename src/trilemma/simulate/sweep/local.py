@@ -1,9 +1,9 @@
-"""Cells in processes of this machine: each worker keeps what it has loaded, and may be killed.
+"""The local engine: cells run in worker processes of this machine.
 
-A worker is a fresh process (spawn) that is sent one job after another. If it ends in the middle of one, out
-of memory for instance, another takes its place and the cell is tried once more, from its checkpoint; if that
-one ends too, the cell has failed. A worker whose parent is gone saves a checkpoint and ends, or, where it is
-in the middle of something long, ends without: the cell goes on from the checkpoint before.
+A worker is a fresh process (spawn) that runs one job after another and keeps the data it has loaded. If it
+dies during a job, for example out of memory, a new worker takes its place and the cell is tried once more,
+from its checkpoint. If that worker dies too, the cell has failed. A worker whose parent process is gone saves
+a checkpoint and ends; if it is inside a long call, it ends without, and the previous checkpoint is used.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ PATIENCE = 30.0
 """Seconds that workers have to save their checkpoints after Ctrl-C."""
 
 GRACE = 10.0
-"""Seconds that a worker whose parent is gone has to save its checkpoint: nobody is there to end it later."""
+"""Seconds that a worker has to save its checkpoint before it ends itself because its parent is gone."""
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int | None, watcher: Watcher) -> None:
-    """Run jobs in processes, `at_once` at a time; by default as many as there are cores, on a GPU one."""
+    """Run jobs in processes, `at_once` at a time; None: one per core, or a single one if there is a GPU."""
     cores = (
         len(psutil.Process().cpu_affinity())
         if hasattr(psutil.Process, "cpu_affinity")
@@ -46,7 +46,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int | None, watcher: Watcher) -> None
 
 @dataclass
 class _Worker:
-    """A process and what it is doing; `data` is the data set it has in memory."""
+    """A worker process, its current job (None: idle), and the `data` set it has in memory."""
 
     number: int
     process: SpawnProcess
@@ -63,7 +63,7 @@ class _Pool:
     watcher: Watcher
     workers: dict[int, _Worker] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
-    """How often a worker ended in the middle of a cell."""
+    """For every cell, how often a worker died while it ran."""
 
     def run(self) -> None:
         before, told = signal.getsignal(signal.SIGINT), _remembered(signal.SIGINT)
@@ -86,12 +86,12 @@ class _Pool:
         here, there = context.Pipe()
         process = context.Process(target=serve, args=(there, self.threads), daemon=True)
         process.start()
-        there.close()  # so that this end hears when the worker is gone
+        there.close()  # so that this end gets EOF when the worker is gone
         self.workers[number] = worker = _Worker(number, process, here)
         self._send(worker)
 
     def _send(self, worker: _Worker) -> None:
-        """Give a worker its next cell, one with the data it has in memory if there is one."""
+        """Send a worker its next cell, preferably one whose data it has in memory."""
         worker.job = None
         if not self.waiting:
             return
@@ -99,7 +99,7 @@ class _Pool:
         self.waiting.remove(job)
         worker.job, worker.data = job, job.data
         self.watcher.started(job, worker.number)
-        with contextlib.suppress(OSError):  # it is gone, which is heard in a moment
+        with contextlib.suppress(OSError):  # it is gone; `_hear` notices that next
             worker.pipe.send(job)
 
     def _hear(self, worker: _Worker) -> None:
@@ -117,7 +117,7 @@ class _Pool:
             self._send(worker)
 
     def _replace(self, worker: _Worker) -> None:
-        """A worker is gone: put another in its place, and try its cell once more."""
+        """Replace a worker that has died, and try its cell once more."""
         worker.process.join()
         worker.pipe.close()
         del self.workers[worker.number]
@@ -133,7 +133,7 @@ class _Pool:
             self._hire(worker.number)
 
     def _dismiss(self) -> None:
-        """End the workers: those that are at work save a checkpoint first."""
+        """End all workers; those at work save a checkpoint first."""
         for worker in self.workers.values():
             if worker.job is not None:
                 worker.process.terminate()
@@ -145,10 +145,10 @@ class _Pool:
 
 
 def _remembered(number: signal.Signals) -> threading.Event:
-    """Let a signal interrupt this process, and return where it is seen that it came.
+    """Let a signal raise `KeyboardInterrupt`, and return an event that is set when it came.
 
-    What an interrupt breaks off may be a callback in which Python drops every error; who looks here from
-    time to time still stops. Only the main thread hears signals: elsewhere nothing is changed.
+    The exception may be raised in a callback in which Python ignores all errors, so the caller also polls the
+    event. Only the main thread receives signals: in other threads nothing is changed.
     """
     told = threading.Event()
 
@@ -169,9 +169,9 @@ def _ending(code: int | None) -> str:
 
 
 def serve(pipe: Connection, threads: int) -> None:
-    """Be a worker: run what is sent until nothing is."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent says what to do
-    told = _remembered(signal.SIGTERM)  # a KeyboardInterrupt: the run saves itself
+    """Be a worker: run jobs from the pipe until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, but the parent decides
+    told = _remembered(signal.SIGTERM)  # raises KeyboardInterrupt, on which the run saves a checkpoint
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(min(threads, torch.get_num_threads()))
 
@@ -189,10 +189,11 @@ def serve(pipe: Connection, threads: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent is gone, however it ended; then end this process, whatever it is doing.
+    """Wait until the parent process is gone, then end this one.
 
-    What is waited for is a pipe that only the parent holds open, so that it works on every system. An
-    interrupt is heard between two lines of Python; a call that takes minutes, or drops it, is cut off.
+    The wait is on a pipe that only the parent holds open, which works on every system. First the run is
+    interrupted, to save its checkpoint. Python handles an interrupt only between two bytecodes, so a process
+    inside a long call, or one that ignored the interrupt, is ended after `GRACE` seconds.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,8 +1,8 @@
-"""Cells on a Ray cluster: the same work, on machines that share a file system with this one.
+"""The Ray engine: cells run on a cluster whose machines share a file system with this one.
 
-The cluster is the one that RAY_ADDRESS names, or that this process is connected to; else Ray is started
-here. A cell takes one core, and its part of a GPU where the cluster has any: GPUs divided by cells at a time.
-If the process or the machine that runs it is lost, Ray runs it once more, from its checkpoint.
+The cluster is the one this process is connected to, or that RAY_ADDRESS names; otherwise Ray is started here.
+A cell takes one core and, if the cluster has GPUs, their number divided by the cells at a time, one at most.
+If the process or the machine that runs a cell is lost, Ray runs it once more, from its checkpoint.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from trilemma.errors import UserError
 from trilemma.simulate.sweep.work import Failure, Job, Watcher, work
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at how far cells are."""
+"""Seconds between two checks of the cells' progress."""
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int | None, watcher: Watcher) -> None:
-    """Run jobs on Ray, `at_once` at a time; by default as many as there are GPUs, or else cores."""
+    """Run jobs on Ray, `at_once` at a time; None: as many as the cluster has GPUs, or else cores."""
     ray = _ray()
     mine = not ray.is_initialized()
     if mine:
@@ -38,7 +38,7 @@ def _run(ray: Any, waiting: list[Job], at_once: int | None, watcher: Watcher) ->
     there = ray.cluster_resources()
     gpus = there.get("GPU", 0)
     count = min(len(waiting), at_once or max(1, int(gpus or there.get("CPU", 1))))
-    # max_calls: a worker stays when its cell is done, with the data set and the kernels it has loaded.
+    # max_calls=0: a worker stays after its cell is done, with the data set and the kernels it has loaded.
     remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / count), max_retries=1, max_calls=0)(_work)
     running: dict[Any, tuple[int, Job]] = {}
     free = list(range(count))
@@ -57,7 +57,7 @@ def _run(ray: Any, waiting: list[Job], at_once: int | None, watcher: Watcher) ->
                 watcher.moved(job, _rounds(Path(job.folder)))
     except KeyboardInterrupt:
         for reference in running:
-            ray.cancel(reference)  # a KeyboardInterrupt there: the run saves itself
+            ray.cancel(reference)  # raises KeyboardInterrupt there, on which the run saves a checkpoint
         ray.wait(list(running), num_returns=len(running), timeout=30)
         raise
 
@@ -78,12 +78,12 @@ def _result(ray: Any, reference: Any) -> Failure | None:
 
 
 def _rounds(folder: Path) -> int:
-    """Count the rounds that are written down."""
+    """Return the number of rounds whose records are written, over all seeds."""
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("seed-*/metrics.jsonl"))
 
 
 def check_installed() -> None:
-    """Refuse where there is no Ray."""
+    """Raise a `UserError` if Ray is not installed."""
     _ray()
 
 

@@ -1,4 +1,4 @@
-"""What a worker is told and what it does: run one cell in its directory, or continue it there."""
+"""The work of a sweep's worker: run one cell in its directory, or continue it there; and its watchers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from trilemma.simulate.runner import run_or_resume
 from trilemma.task import Task
 
 TELL_EVERY = 0.2
-"""Seconds between two words about a cell's rounds."""
+"""Least seconds between two reports of a cell's finished rounds."""
 
 
 @dataclass(frozen=True)
 class Job:
     """A cell as plain values, so that it can be sent to any process.
 
-    `rounds` are those of all its seeds; `data` says which data set it needs, so that a worker can be given
-    one that it has in memory.
+    `rounds` counts the rounds of all seeds. `data` identifies the data set, so that a worker can be given a
+    cell whose data it has in memory. `task` is the path of a task's file, if there is one.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a cell has no result, in one sentence, and where that came up."""
+    """Why a cell has no result: the `reason` in one sentence, and the traceback if it was unexpected."""
 
     reason: str
     trace: str = ""
 
 
 class Watcher(Protocol):
-    """Told about a sweep as it goes."""
+    """Is told about a sweep while it runs."""
 
     def waits(self, jobs: Sequence[Job]) -> None:
         """These are the cells to be run: those that are not finished."""
@@ -64,7 +64,7 @@ class Watcher(Protocol):
 
 
 class Telling:
-    """A watcher that tells another; whoever watches more than that builds on it."""
+    """A watcher that passes everything on to another; a base class for watchers that do more."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -103,9 +103,9 @@ class Unwatched:
 
 
 def work(job: Job, tell: Callable[[int], None]) -> Failure | None:
-    """Run a cell to its end; return why it has none. `tell` hears how many rounds are done.
+    """Run a cell to its end; return None, or why it failed. `tell` is called with the rounds done so far.
 
-    What a process has loaded stays there for its next cell: the data set, the task, compiled kernels.
+    The process keeps the data set, the task and compiled kernels in memory for its next cell.
     """
     try:
         _run(job, tell)
@@ -122,13 +122,13 @@ def _run(job: Job, tell: Callable[[int], None]) -> None:
     _of_shapes(_shapes(settings))
     folder = Path(job.folder)
     if folder.exists() and not (folder / "config.toml").exists():
-        shutil.rmtree(folder)  # killed before its configuration was on disk: nothing ran yet
+        shutil.rmtree(folder)  # the process was killed before the run began
     task = None if job.task is None else _task(job.task, settings.federation.clients)
     run_or_resume(settings, folder, _Told(settings, tell), task)
 
 
 def _shapes(settings: Config) -> str:
-    """Return what a run's tensors get their shapes from; cells that agree in it replay each other's work."""
+    """Return all that decides the shapes of a run's tensors; cells with the same can share recordings."""
     data, model = settings.data, settings.model
     which = (settings.features, settings.holding.project, settings.coordinates, settings.algorithm.name)
     return repr((data, model, which, settings.federation.clients))
@@ -136,7 +136,7 @@ def _shapes(settings: Config) -> str:
 
 @lru_cache(maxsize=1)
 def _of_shapes(shapes: str) -> None:
-    """Give the memory of recordings back, unless the last cell of this process had the same shapes."""
+    """Free the memory of recordings, unless the last cell of this process had the same shapes (the cache)."""
     recordings.forget()
 
 
@@ -146,7 +146,7 @@ def _task(path: str, clients: int) -> Task:
 
 
 class _Told:
-    """An observer that tells how many rounds of all seeds are done, not too often."""
+    """An observer that reports the finished rounds of all seeds, at most every `TELL_EVERY` seconds."""
 
     def __init__(self, settings: Config, tell: Callable[[int], None]) -> None:
         self._seeds, self._rounds = settings.run.seeds, settings.run.rounds
