@@ -168,6 +168,21 @@ def test_a_federation_is_read_from_its_servers_folder(tmp_path: Path) -> None:
         report.load(tmp_path / "federation" / "client-0")
 
 
+def test_a_model_is_not_read_by_another_configuration(tmp_path: Path) -> None:
+    """A seed decides what a model's numbers mean; rounds that were recorded stay what they were."""
+    parties = make(tmp_path / "federation", 5, small_config(5))
+    coordinator(parties, Direct(parties), "pilot")[0].go()
+    written = parties[0].config.read_text()
+    parties[0].config.write_text(written.replace("seeds = [\n    1,\n]", "seeds = [\n    2,\n]"))
+    assert parties[0].config.read_text() != written
+    result = report.load(tmp_path / "federation")
+    assert result.records
+    with pytest.raises(UserError, match="are not those with which run 'pilot' began: put them back"):
+        result.model()
+    parties[0].config.write_text(written)
+    report.load(tmp_path / "federation").state_dict()
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run directory"):
         report.load(tmp_path)

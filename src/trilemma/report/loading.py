@@ -87,6 +87,12 @@ def _federation(folder: Path, name: str | None) -> Result:
     def model(_: int) -> Tensor:
         if not log.result.is_file():
             raise UserError(f"run {chosen!r} has no model yet: it is not finished")
+        last = log.last()
+        if last is not None and last.terms != server.agreement:  # a seed decides which features were drawn
+            raise UserError(
+                f"config.toml or `examples` in federation.toml of {str(server.folder)!r} are not those with "
+                f"which run {chosen!r} began: put them back as they were"
+            )
         _header, tensors = wire.read_file(log.result, kinds.Finished)
         if "params" not in tensors:
             raise UserError(f"{settings.algorithm.name} has no common model; its clients keep their own")
