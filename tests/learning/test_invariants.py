@@ -91,3 +91,8 @@ def test_correlated_noise_cancels_in_the_mean_over_all_clients() -> None:
     for a, b in zip(messages(build("cafcor", quiet), 1), messages(build("cafcor", loud), 1), strict=True):
         torch.testing.assert_close(a.mean(0), b.mean(0), rtol=0, atol=1e-5)
         assert (a - b).abs().mean() > 1.0
+
+
+def test_algorithms_are_called_as_in_configurations() -> None:
+    """Messages to users name them, and a user knows the name that a configuration takes."""
+    assert [build(name).name for name in learning.algorithms] == list(learning.algorithms)

@@ -157,4 +157,4 @@ def _algorithm(
 
     server = descent_server(setup, lambda _: settings.lr)
     message = declared(setup, one_vector("m"), follow, remembered, columnwise)
-    return Algorithm(type(settings).__name__, init, client, server, message, setup.release)
+    return Algorithm(settings.called, init, client, server, message, setup.release)

@@ -118,7 +118,7 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
         report = {"loss": step.loss, "clipped": step.clipped}
         return ClientStep(sent.messages(after["momentum"]), after, report)
 
-    name, server = type(settings).__name__, descent_server(setup, lr)
+    server = descent_server(setup, lr)
     message = declared(setup, one_vector("momentum"), decayed, remembered=("momentum",), columnwise=True)
 
     def takes(round_: int) -> float:
@@ -126,4 +126,4 @@ def momentum_algorithm(settings: MomentumSettings, setup: Setup) -> Algorithm:
         return 1.0 if round_ == 0 and settings.start == "first" else 1.0 - beta(round_)
 
     trace = Trace(lambda t: -lr(t), beta, takes, decay=settings.weight_decay)
-    return Algorithm(name, init, client, server, message, release, trace=trace)
+    return Algorithm(settings.called, init, client, server, message, release, trace=trace)

@@ -59,6 +59,11 @@ class AlgorithmSettings(Options):
     number for number only without such jumps."""
 
     @property
+    def called(self) -> str:
+        """The name configurations use for this algorithm; of one that is not registered, its class's."""
+        return next((name for name, kind in algorithms.items() if kind is type(self)), type(self).__name__)
+
+    @property
     def least_examples(self) -> int:
         """The least number of examples every client must hold: the batch size if that is fixed, else 1."""
         return 1
@@ -80,7 +85,7 @@ class AlgorithmSettings(Options):
         method has no privacy mechanism.
         """
         raise PrivacyError(
-            f"[privacy] {self.without_release(type(self).__name__)}: leave [privacy] out, or choose an "
+            f"[privacy] {self.without_release(self.called)}: leave [privacy] out, or choose an "
             f"algorithm that clips and adds noise: {', '.join(private_algorithms())}"
         )
 
@@ -91,7 +96,7 @@ class AlgorithmSettings(Options):
     def paper_noise(self, release: Release, epsilon: float, delta: float, rounds: int) -> NoiseLaw:
         """Return the noise that the paper's own formula gives for (ε, δ), instead of calibrated noise."""
         raise ConfigError(
-            f"[privacy] noise = 'paper': {type(self).__name__} has no formula of its own; "
+            f"[privacy] noise = 'paper': {self.called} has no formula of its own; "
             "allowed: noise = 'certified'"
         )
 
