@@ -39,7 +39,7 @@ def test_a_row_says_on_which_device_it_ran_and_one_from_before_that_was_written_
     arena.record(path, [ROW])
     arena.record(path, [row(seed=2, device="cuda")])
     assert [one.device for one in arena.read(path)] == [None, "cuda"]
-    assert "≤ 0.80 (2)" in standings.markdown(arena.read(path), "worst")
+    assert "≤0.80 (2)" in standings.markdown(arena.read(path), "worst")
     arena.record(path, [row(device="cpu")])
     assert [one.device for one in arena.read(path)] == ["cpu", "cuda"], "it takes the place of the untold one"
     arena.record(path, [row(device="cuda", accuracy=0.7), row(device="cpu", accuracy=0.75)])
@@ -76,9 +76,9 @@ def test_every_ground_has_a_table_of_worst_cases_with_the_seeds_of_the_adversary
     rows += [row(ground="mnist-features", seed=seed, epsilon=None, d=330) for seed in (1, 2, 3)]
     features, phishing = standings.worst(rows)
     assert features.title == "mnist-features: d = 330, ε = none"
-    assert features.rows == (("caf", "≤ 0.80"),)
+    assert features.rows == (("caf", "≤0.80"),)
     assert phishing.headings == ("rule", "LDP, f = 2", "LDP, f = 3")
-    assert phishing.rows == (("mean", "≤ 0.80 (1)", "–"), ("caf", "–", "0.50 (1)")), "0.50 is chance"
+    assert phishing.rows == (("mean", "≤0.80 (1)", "–"), ("caf", "–", "0.50 (1)")), "0.50 is chance"
     assert "phishing-7: d = 69, ε = 1.5" in standings.markdown(rows, "worst")
 
 

@@ -51,7 +51,7 @@ def summary(found: Sequence[Row], rules: Sequence[str] = SHOWN) -> Table:
 
     >>> row = Row("mnist-drawn", "LDP", 5, "caf", "foe", 1, 0.8, 0, 0, 240, None)
     >>> summary([row], ["caf"]).rows
-    (('mnist-drawn', 'caf', '–', '–', '–', '≤ 0.80 · – · –'),)
+    (('mnist-drawn', 'caf', '–', '–', '–', '≤0.80 · – · –'),)
     """
     met: dict[tuple[str, str, str, int], list[Row]] = {}
     for row in found:
@@ -99,7 +99,7 @@ def _bound(group: Sequence[Row]) -> str:
     """Return a ≤ for a cell that did not meet all of the strongest, unless liars have no say in it."""
     one = group[0]
     alone = any("alone" in said for said in RULES.get(one.rule, ()))
-    return "≤ " if not alone and Standing(one.ground, one.threat, one.f, one.rule, list(group)).open else ""
+    return "≤" if not alone and Standing(one.ground, one.threat, one.f, one.rule, list(group)).open else ""
 
 
 def markdown(found: Sequence[Row], part: str) -> str:
