@@ -114,3 +114,12 @@ def test_rows_that_agree_and_no_liars_have_equal_weights() -> None:
     trusting = agg.caf(f=0).weights_from_grams
     assert trusting is not None
     assert trusting(torch.eye(4, dtype=torch.float64)[None]).tolist() == [[0.25] * 4]
+
+
+@pytest.mark.parametrize("name", ["caf", "nnm+caf", "krum", "nnm+krum"])
+def test_gram_matrices_in_float32_are_weighed_too(name: str) -> None:
+    rows = noisy_rows(5, 12, 3, 60, 3.0, 0.0)
+    grams = torch.stack([rows @ rows.T, 1e-3 * rows @ rows.T]).float()
+    weigh = agg.parse(name, f=3).weights_from_grams
+    assert weigh is not None
+    torch.testing.assert_close(weigh(grams).double(), weigh(grams.double()), rtol=1e-4, atol=1e-5)
