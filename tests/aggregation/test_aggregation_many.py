@@ -62,6 +62,27 @@ def test_equal_eigenvalues_and_nothing_at_all_have_an_answer() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("least", [0.0, 1e-9, 1.0, 2.0, 4.0, 1e300, torch.inf])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_wherever_the_edge_is_there_is_an_answer(n: int, least: float, device: str) -> None:
+    """Of nothing, of one direction, of equal ones; and what is no number spoils nobody else's."""
+    one = torch.zeros(n, n, dtype=torch.float64)
+    one[0, 0] = 3.0
+    M = torch.stack([torch.zeros_like(one), one, 3.0 * torch.eye(n).double(), one * torch.nan]).to(device)
+    edges = torch.full((4,), least, dtype=torch.float64)
+    values, vectors = (part.cpu()[:3] for part in many.top_eigenpairs(M, edges.to(device)))
+    assert bool(values.isfinite().all())
+    assert float(torch.linalg.vector_norm(vectors, dim=1).max()) <= 1 + 1e-12
+    assert (values > least).tolist() == [False, least < 3.0, least < 3.0]
+    if least < 3.0:
+        assert values[1:].tolist() == pytest.approx([3.0, 3.0], rel=1e-12)
+    if least > 0.0:
+        found = many.any_above(M, edges.to(device)).cpu()
+        assert found[:3].tolist() == [False, least < 3.0, least < 3.0]
+        assert bool(found[3]), "what is no number is looked at again"
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 @pytest.mark.parametrize(
     "name", ["mean", "caf", "krum", "multikrum", "nnm+caf", "nnm+krum", "nnm+nnm+multikrum"]
@@ -93,3 +114,12 @@ def test_rows_that_agree_and_no_liars_have_equal_weights() -> None:
     trusting = agg.caf(f=0).weights_from_grams
     assert trusting is not None
     assert trusting(torch.eye(4, dtype=torch.float64)[None]).tolist() == [[0.25] * 4]
+
+
+@pytest.mark.parametrize("name", ["caf", "nnm+caf", "krum", "nnm+krum"])
+def test_gram_matrices_in_float32_are_weighed_too(name: str) -> None:
+    rows = noisy_rows(5, 12, 3, 60, 3.0, 0.0)
+    grams = torch.stack([rows @ rows.T, 1e-3 * rows @ rows.T]).float()
+    weigh = agg.parse(name, f=3).weights_from_grams
+    assert weigh is not None
+    torch.testing.assert_close(weigh(grams).double(), weigh(grams.double()), rtol=1e-4, atol=1e-5)

@@ -201,6 +201,8 @@ def test_a_file_says_what_it_lacks(tmp_path: Path) -> None:
     for said in (
         ["--missing"],
         ["--missing", "--results", str(kept), "--quick"],
+        ["--missing", "--results", str(kept), "--rule", "krum"],
+        ["--missing", "--results", str(kept), "--ground", "phishing-7", "--liars", "4"],
         ["--quick", "--minutes", "1"],
     ):
         assert isinstance(CliRunner().invoke(app, ["arena", *said]).exception, UserError)

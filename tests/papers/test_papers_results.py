@@ -353,6 +353,19 @@ def test_a_share_is_not_drawn_where_it_cannot_be(tmp_path: Path, monkeypatch) ->
     assert all(-0.05 < low <= 0 and 0.5 < high < 1.05 for low, high in limits)
 
 
+def test_a_panel_over_orders_of_magnitude_keeps_its_scale() -> None:
+    from matplotlib.figure import Figure
+
+    plain, wide, empty = Figure().subplots(1, 3)
+    plain.plot([0.0, 0.9])
+    wide.plot([1e-4, 0.9])
+    wide.set_yscale("log")
+    before = wide.get_ylim()
+    figures._on_one_scale([plain, wide, empty])
+    assert wide.get_ylim() == before
+    assert empty.get_ylim() == plain.get_ylim() != (0.0, 1.0)
+
+
 def test_every_paper_has_a_file_of_its_numbers() -> None:
     for study in studies.values():
         assert paper(study.paper).reference

@@ -70,7 +70,7 @@ class Caf(Geometric):
         """Take the walk for every one of (B, n, n)."""
         n = grams.shape[-1]
         self.check(n)
-        best = many.walked(filled_up(grams), above=n - 2 * self.f)
+        best = many.walked(filled_up(grams.double()), above=n - 2 * self.f)
         return (best / best.sum(1, keepdim=True))[: len(grams)]
 
     def kappa(self, n: int) -> float:

@@ -103,8 +103,8 @@ class Staged(Rule):
 
         def weigh_many(grams: Tensor) -> Tensor:
             self.check(grams.shape[1])
-            inner = many.recentred(grams)
-            mixed = torch.eye(grams.shape[1], dtype=grams.dtype, device=grams.device)
+            inner = many.recentred(grams.double())
+            mixed = torch.eye(grams.shape[1], dtype=inner.dtype, device=grams.device)
             for matrix in matrices:
                 assert matrix is not None
                 A = matrix(inner)

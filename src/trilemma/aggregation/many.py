@@ -42,9 +42,10 @@ def top_eigenpairs(M: Tensor, least: Tensor | None = None) -> tuple[Tensor, Tens
     """Return the largest eigenvalues (B,) and unit eigenvectors (B, n) of positive semidefinite (B, n, n).
 
     With `least` (B,) they are looked for above that only, which is quicker: where there is none, some value
-    that is not above it is returned.
+    that is not above it is returned, and the vector may be zero. All is float64: what a polynomial of degree
+    64 makes of eigenvalues far apart is beyond float32.
 
-    On a GPU it is replayed (`trilemma.recordings`): seventy small launches cost more than what they start.
+    On a GPU it is replayed (`trilemma.recordings`): dozens of small launches cost more than what they start.
 
     >>> values, vectors = top_eigenpairs(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]], dtype=torch.float64))
     >>> values.tolist(), vectors.abs().tolist()
@@ -78,7 +79,7 @@ def plain_top_eigenpairs(M: Tensor, least: Tensor | None = None) -> tuple[Tensor
 
 
 def any_above(M: Tensor, least: Tensor) -> Tensor:
-    """Tell (B,) whether positive semidefinite (B, n, n) have an eigenvalue above `least` (B,).
+    """Tell (B,) whether positive semidefinite (B, n, n) have an eigenvalue above `least` (B,), all positive.
 
     One that is above by less than a ten-thousandth of it may be overlooked.
 

@@ -132,12 +132,16 @@ def _close(
     """Run what a file of rows lacks, of what is asked for, and say what is left."""
     from rich.console import Console
 
+    from trilemma.errors import UserError
     from trilemma.papers import arena, closing, gaps
     from trilemma.report.progress import GridProgress
 
     def wanted(one: gaps.Standing) -> bool:
         return all(getattr(one, name) in some for name, some in asked.items())
 
+    if not any(map(wanted, gaps.standings(()))):
+        rules = ", ".join(dict.fromkeys(one.rule for one in gaps.standings(())))
+        raise UserError(f"the arena has no such cell; rules: {rules}; liars: {_liars(arena.GROUNDS)}")
     console = Console(stderr=True)
     try:
         done = closing.close(results, out, lambda: GridProgress(console), wanted=wanted, **said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import h11
 
 from trilemma.federation.facts import FACTS
-from trilemma.flower.announcements import Announcement, announced, records_announced
+from trilemma.flower.announcements import Announcement, announced
 from trilemma.flower.limits import Limits, Settings
 from trilemma.flower.replies import Replies
 
@@ -48,12 +48,12 @@ def check_head(name: str, request: h11.Request, settings: Settings) -> tuple[str
 def check_announcement(body: bytes, limits: Limits) -> Announcement:
     """Refuse an announcement of more records than a reply has, or of anything but one reply."""
     try:
-        records = records_announced(body)
-        if records > limits.records:
-            raise Refusal(413, f"{records} records where at most {limits.records} are allowed")
-        return announced(body)
+        found = announced(body)
     except ValueError as error:
         raise Refusal(400, str(error)) from None
+    if found.records > limits.records:
+        raise Refusal(413, f"{found.records} records where at most {limits.records} are allowed")
+    return found
 
 
 def check_replies(name: str, announcement: Announcement, replies: Replies) -> None:

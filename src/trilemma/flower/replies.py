@@ -20,7 +20,7 @@ MOST = 64
 REFILL = 10.0
 """Seconds after which there is one more in any case, so that nobody is kept out for good."""
 REMEMBERED = 2 * MOST
-"""Replies that are remembered of each client: more than it can announce while one question is open."""
+"""Replies that are remembered of each client: twice as many as it can announce at once."""
 
 
 class Replies:

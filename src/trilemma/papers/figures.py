@@ -99,11 +99,12 @@ def _on_one_scale(panels: Sequence[Any]) -> None:
 
     A bar of one deviation may end below 0 or above 1; it is cut off there.
     """
-    linear = [axes for axes in panels if axes.get_yscale() == "linear" and axes.has_data()]
-    if linear:
-        low, high = (limit(axes.get_ylim()[i] for axes in linear) for i, limit in ((0, min), (1, max)))
+    linear = [axes for axes in panels if axes.get_yscale() == "linear"]
+    limits = [axes.get_ylim() for axes in linear if axes.has_data()]
+    if limits:
+        low, high = min(low for low, _ in limits), max(high for _, high in limits)
         room = ROOM * (high - low)
-        for axes in panels:
+        for axes in linear:
             axes.set_ylim(max(low, -room), min(high, 1.0 + room))
 
 
