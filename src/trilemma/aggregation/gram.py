@@ -311,9 +311,10 @@ def fast_pass(X: Tensor, k: int, precise: bool) -> Array:
     def span(lo: int, hi: int) -> Array:
         scratch = np.zeros((height, min(kernels.COLUMNS, hi - lo)), dtype)
         G = np.zeros((height, height))
-        array, a, b = blocks.window(X, lo, hi)
         if X.dtype == torch.float64:
             array, a, b = blocks.window(saturated(X[:, lo:hi]), 0, hi - lo)
+        else:
+            array, a, b = blocks.window(X, lo, hi)
         kernels.shifted_gram(array, k, a, b, scratch, G, kernels.TILE)
         return G
 
