@@ -200,6 +200,30 @@ def test_strided_and_transposed_messages():
         np.testing.assert_allclose(geometry(same).distances, geometry(X).distances, rtol=1e-12)
 
 
+def test_copies_of_columns_stand_in_one_place(monkeypatch):
+    """Whatever was copied before, wider or of another type; and nothing is held once a pass is over."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    half, wide = normal(N, 90).to(torch.bfloat16), torch.stack([normal(N, 90).double()] * 2, 2)[:, :, 0]
+
+    def check(lo: int, hi: int) -> None:
+        for X, columns in (
+            (half, slice(lo, hi)),
+            (half, slice(0, 2 * hi)),
+            (half, slice(3, 5)),
+            (wide, slice(lo, hi)),
+        ):
+            copy, a, b = blocks.window(X, columns.start, columns.stop)
+            assert copy.dtype == (np.float64 if X is wide else np.float32)
+            np.testing.assert_array_equal(copy[:, a:b], X[:, columns].to(torch.float64).numpy())
+
+    blocks.over_spans(check, 40, copies=True)
+    assert not blocks._own.__dict__
+    blocks.window(half, 0, 40)
+    first = blocks._own.held.data_ptr()
+    assert blocks.window(half, 7, 30)[0].ctypes.data == first
+    blocks._own.__dict__.clear()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["caf", "krum", "geomed", "nnm+caf", "cwmed", "nnm+cwmed"])
 @pytest.mark.parametrize(("dtype", "d"), [(torch.float32, 1_500_000), (torch.bfloat16, 3_000_000)], ids=str)
