@@ -66,6 +66,20 @@ def test_seeds_of_three_days_are_named_one_after_the_other() -> None:
     assert parts[2:] == ["seed 1: a GPU, 2026-01-01", f"code {first.code}"]
 
 
+def test_seeds_that_are_put_there_again_and_again_as_runs_end_are_named_once() -> None:
+    then, found = of_then(cell("a", {1: 0.5})), cell("a", {2: 0.7, 3: 0.9})
+    once = then.merged([found])
+    assert once.merged([found, cell("b", {2: 0.2})]).cells[0].of == once.cells[0].of
+
+
+def test_a_seed_that_is_run_again_is_of_today_and_the_others_stay_of_their_day() -> None:
+    second = of_then(cell("a", {1: 0.5})).merged([cell("a", {2: 0.7, 3: 0.9})])
+    third = replace(second, date="2026-02-02").merged([cell("a", {3: 0.8})])
+    named = [part for part in third.cells[0].of.split("; ") if part.startswith("seed")]
+    here = f"{second.device}, {second.date}"
+    assert named == [f"seed 3: {here}", f"seed 2: {here}", "seed 1: a GPU, 2026-01-01"]
+
+
 def test_more_seeds_of_the_same_day_device_and_code_are_not_older() -> None:
     assert [
         one.of for one in new_results("s", [cell("a", {1: 0.5})]).merged([cell("a", {2: 0.7})]).cells

@@ -19,6 +19,7 @@ import importlib.metadata
 import json
 import math
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -279,11 +280,25 @@ def _beside(old: Measured | None, new: Measured, fresh: Results) -> Measured:
         return replace(new, tried=tried)
     of = new.of
     if old.of:
-        # where what is old says it of each seed already, and all of these stay, it goes on saying so
-        each = old.of.startswith("seed") and len(more) == len(old.seeds)
-        before = old.of if each else f"{named_seeds(more)}: {old.of}"
-        of = f"{named_seeds(new.seeds)}: {fresh.device}, {fresh.date}; {before}"
+        of = f"{named_seeds(new.seeds)}: {fresh.device}, {fresh.date}; {_said_of_seeds(old.of, more)}"
     return replace(_pool([new, _of_seeds(old, more)]), of=of, tried=tried)
+
+
+def _said_of_seeds(of: str, seeds: Sequence[int]) -> str:
+    """Return what `of` says about some seeds: it names the seeds where they are not all of one day.
+
+    >>> _said_of_seeds("a CPU, Monday", [1]), _said_of_seeds("seeds 2, 3: a CPU; seed 1: a GPU", [1, 3])
+    ('seed 1: a CPU, Monday', 'seed 3: a CPU; seed 1: a GPU')
+    """
+    _, *parts = re.split(r"(?:^|; )seeds? ([\d, ]+): ", of)
+    if not parts:
+        return f"{named_seeds(seeds)}: {of}"
+    said = []
+    for named, words in zip(parts[::2], parts[1::2], strict=True):
+        here = [seed for seed in map(int, named.split(",")) if seed in seeds]
+        if here:
+            said.append(f"{named_seeds(here)}: {words}")
+    return "; ".join(said)
 
 
 def _better(old: Measured, new: Measured) -> Measured:
