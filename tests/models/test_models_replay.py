@@ -11,7 +11,7 @@ from trilemma.keys import Key
 from trilemma.models import Clip, replay
 from trilemma.models.layers import Layer, Linear, sequential
 from trilemma.models.precision import products
-from trilemma.recordings import Recordings
+from trilemma.recordings import Recordings, unasked
 from trilemma.testing.examples import Stack
 
 on_a_gpu = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -41,15 +41,24 @@ def recordings(monkeypatch):
     return fresh.kept
 
 
+BY_CLIENT, BY_EXAMPLE, CAREFULLY = Clip.client(0.5), Clip.example(0.5), Clip.example(0.5, careful=True)
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("name", ["mnist-mlp", "cnn", pytest.param("fashion-resnet", marks=pytest.mark.slow)])
-def test_replayed_is_computed(name, padded, device, recordings):
+@pytest.mark.parametrize(
+    ("name", "padded", "clip"),
+    [
+        *((name, padded, BY_CLIENT) for name in ("mnist-mlp", "cnn") for padded in (False, True)),
+        *((name, False, clip) for name in ("mnist-mlp", "cnn") for clip in (BY_EXAMPLE, CAREFULLY)),
+        *(pytest.param("fashion-resnet", padded, BY_CLIENT, marks=pytest.mark.slow) for padded in (0, 1)),
+    ],
+)
+def test_replayed_is_computed(name, padded, clip, device, recordings):
     model, *_ = asked(name, device, 0, padded)
     kept = []
     for turn in range(4):
         _, params, batch, buffers = asked(name, device, turn, padded)
-        own = {"clip": Clip.client(0.5), "weight_decay": 0.1, "buffers": buffers or None}
+        own = {"clip": clip, "weight_decay": 0.1, "buffers": buffers or None}
         found = replay.gradients(model, params, batch, **own)
         expected = models.gradients(model, params, batch, **own)
         kept.append((found, expected))
@@ -109,8 +118,34 @@ def test_a_model_that_asks_the_gpu_something_on_the_way_is_computed(recordings):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_draws_or_is_clipped_by_example_is_computed(device, recordings):
+def test_examples_without_a_finite_gradient_are_left_out_of_what_is_replayed_too(device, recordings):
     model, params, batch, _ = asked("cnn", device, 1, False)
+    for broken in (None, None, (1, 2), None, slice(None)):  # computed, recorded, then replayed
+        x = batch.x.clone()
+        if broken is not None:
+            x[broken] = torch.inf
+        asked_for = params, Stack(x, batch.y, None)
+        found = replay.gradients(model, *asked_for, clip=BY_EXAMPLE)
+        expected = models.gradients(model, *asked_for, clip=BY_EXAMPLE)
+        assert torch.equal(found.value, expected.value)
+        assert torch.isfinite(found.value).all()
+        assert torch.equal(found.norms, expected.norms)
+    assert len(recordings) == (device == "cuda")
+
+
+def test_what_is_recorded_tells_whose_examples_have_no_finite_gradient():
+    model, params, batch, _ = asked("mnist-mlp", "cpu", 1, False)
+    with unasked(steps=1) as told:
+        whole = models.gradients(model, params, batch, clip=BY_EXAMPLE)
+        batch.x[1, 2] = torch.nan
+        models.gradients(model, params, batch, clip=BY_EXAMPLE)
+    assert torch.stack(told).tolist() == [[False, False, False], [False, True, False]]
+    assert torch.isfinite(whole.value).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_draws_or_is_padded_and_clipped_by_example_is_computed(device, recordings):
+    model, params, batch, _ = asked("cnn", device, 1, True)
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(784, 10))
     drawing = models.from_module(net, nn.CrossEntropyLoss())
     theta, clip = drawing.init(Key(1)).to(device), Clip.example(1.0)

@@ -5,6 +5,7 @@ A step of a hundred small models is some hundreds of kernels (`trilemma.recordin
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,13 @@ from trilemma.models import stacked
 from trilemma.models.clipping import NO_CLIP, Clip
 from trilemma.models.stacked import Gradients
 from trilemma.models.types import Buffers, Examples, Model
-from trilemma.recordings import Recordings, Tensors
+from trilemma.recordings import Recordings, Tensors, unasked
 
 KEPT = 4
 """Recordings that are kept: full and padded batches of two models."""
+
+BROKEN = "broken"
+"""The result that says whether examples have no finite gradient."""
 
 BUFFER = "buffer "
 """What names of running statistics begin with among the arguments and results of a recording."""
@@ -37,24 +41,25 @@ def gradients(
     """Return what `trilemma.models.gradients` does, replayed where that has been recorded.
 
     Recorded is what runs on a GPU without asking it anything on the way and without drawing: models on the
-    tape, not clipped per example.
+    tape. Whether examples have no finite gradient is asked afterwards; if some have none, all is computed.
     """
+    compute = partial(stacked.gradients, model, clip=clip, weight_decay=weight_decay)
 
     def computed(of: Tensors) -> Tensors:
         examples = SimpleNamespace(x=of["x"], y=of["y"], weight=of.get("weight"))
-        own = None if buffers is None else {name: of[BUFFER + name] for name in buffers}
-        found = stacked.gradients(
-            model, of["params"], examples, clip=clip, weight_decay=weight_decay, buffers=own
-        )
+        running = None if buffers is None else {name: of[BUFFER + name] for name in buffers}
+        with unasked(steps=1) as left:
+            found = compute(of["params"], examples, buffers=running)
         parts = {"value": found.value, "loss": found.loss, "clipped": found.clipped}
         norms = {} if found.norms is None else {"norms": found.norms}
-        return parts | norms | {BUFFER + name: part for name, part in found.buffers.items()}
+        broken = {BROKEN: torch.cat(left).any()} if left else {}
+        return parts | norms | broken | {BUFFER + name: part for name, part in found.buffers.items()}
 
     x = batch.x
-    if not params.is_cuda or not isinstance(x, Tensor) or model.engine is not None or clip.unit == "example":
-        return stacked.gradients(
-            model, params, batch, clip=clip, weight_decay=weight_decay, buffers=buffers, keys=keys
-        )
+    # Poisson batches, clipped per example and padded, are of another width nearly every time.
+    changing = clip.unit == "example" and batch.weight is not None
+    if not params.is_cuda or not isinstance(x, Tensor) or model.engine is not None or changing:
+        return compute(params, batch, buffers=buffers, keys=keys)
     arguments = {"params": params, "x": x, "y": batch.y}
     if batch.weight is not None:
         arguments["weight"] = batch.weight
@@ -62,6 +67,8 @@ def gradients(
         arguments[BUFFER + name] = part
     allowed = torch.get_float32_matmul_precision()
     found = _recordings.run((model, clip, weight_decay, allowed), computed, arguments)
+    if BROKEN in found and bool(found[BROKEN]):
+        return compute(params, batch, buffers=buffers, keys=keys)
     fresh = {name.removeprefix(BUFFER): part for name, part in found.items() if name.startswith(BUFFER)}
     return Gradients(found["value"], found["loss"], found["clipped"], found.get("norms"), fresh)
 

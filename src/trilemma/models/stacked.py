@@ -36,6 +36,7 @@ from trilemma.models.flat import unflatten
 from trilemma.models.groups import allowed
 from trilemma.models.taped import TAPE
 from trilemma.models.types import Buffers, Examples, Model, each_column
+from trilemma.recordings import nobody_asks
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,8 @@ class _Group:
 def _pass(engine: Engine, model: Model, request: Request, work: Work, loss: Tensor) -> _Group:
     """Take one group through the model and add to its clients' `loss`.
 
-    Where examples are clipped and some have no finite gradient, it goes through once more without those.
+    Where examples are clipped and some have no finite gradient, it goes through once more without those. What
+    is being recorded cannot ask for that: whoever replays it is told which clients have such examples.
     """
     with reproducible():
         done = engine.run(model, request)
@@ -218,8 +220,11 @@ def _pass(engine: Engine, model: Model, request: Request, work: Work, loss: Tens
     norms, nobody = _norms(done, request.params, request.share, work.inside), None
     if math.isinf(work.clip.threshold):
         return _Group(done, norms)
-    if not bool(torch.isfinite(norms).all()):
-        request, nobody = _without(request, ~torch.isfinite(norms))
+    broken = ~torch.isfinite(norms)
+    if (hurried := nobody_asks()) is not None:
+        hurried.going_on.append(broken.any(1))
+    elif bool(broken.any()):
+        request, nobody = _without(request, broken)
         with reproducible():
             done = engine.run(model, request)
         norms = _norms(done, request.params, request.share, work.inside)
