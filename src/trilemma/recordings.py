@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -111,18 +111,19 @@ class Recordings:
 class Hurried:
     """How loops run that ask nothing on the way: for so many `steps`, whatever they find.
 
-    On the list is put who would have gone on then (B,), loop by loop.
+    On the list is put how many steps each problem would have taken (B,), loop by loop; `steps` + 1 where it
+    would have gone on.
     """
 
     steps: int
-    going_on: list[Tensor] = field(default_factory=list)
+    needed: list[Tensor] = field(default_factory=list)
 
 
 @contextmanager
 def unasked(steps: int) -> Iterator[list[Tensor]]:
     """Inside, a GPU is asked nothing and nothing is replayed: for what is recorded as a whole.
 
-    Yields where `Hurried` loops tell who would have gone on.
+    Yields where `Hurried` loops tell how many steps were needed.
 
     >>> with unasked(3):
     ...     nobody_asks().steps
@@ -131,7 +132,7 @@ def unasked(steps: int) -> Iterator[list[Tensor]]:
     hurried = Hurried(steps)
     kept = _hurried.set(hurried)
     try:
-        yield hurried.going_on
+        yield hurried.needed
     finally:
         _hurried.reset(kept)
 
@@ -139,6 +140,15 @@ def unasked(steps: int) -> Iterator[list[Tensor]]:
 def nobody_asks() -> Hurried | None:
     """Return how loops run here; None: for as long as it takes."""
     return _hurried.get()
+
+
+def at_least(numbers: Sequence[int], needed: float) -> list[int]:
+    """Return those of rising numbers of steps that are at least what is needed.
+
+    >>> at_least((2, 5, 9), 3)
+    [5, 9]
+    """
+    return [steps for steps in numbers if steps >= needed]
 
 
 _hurried: ContextVar[Hurried | None] = ContextVar("hurried", default=None)

@@ -59,11 +59,12 @@ def tryout(noise: str, limit: float = np.inf) -> Tryout:
         after = torch.eye(10, len(gram), dtype=torch.float64).repeat(len(changes), 1, 1)
         after[:, rows] += STEP * changes
         lengths = torch.einsum("bip,pq,biq->bi", after, gram, after)
-        return Foreseen((lengths > limit).any(1), after.mean(1), torch.zeros(len(changes)))
+        return Foreseen.of(gram, (lengths > limit).any(1), after.mean(1), torch.zeros(len(changes)))
 
     defence = SimpleNamespace(
         vectors=vectors,
         rows=lambda places: vectors[places],
+        size=len(vectors),
         senders=np.arange(10),
         step=STEP,
         gram=gram,
@@ -184,7 +185,7 @@ def test_what_is_foreseen_in_one_piece_is_what_is_foreseen_step_by_step(
 
     Walks that are cut short after their first step have to be taken to their end.
     """
-    monkeypatch.setattr(many_rounds, "WALK", steps)
+    monkeypatch.setattr(many_rounds, "WALKS", (steps,))
     made = rounds(1, rule, 20, 4, 300, 2, 0, 1.0)
     outlook, way = made.outlook.looked(), -made.truth / made.truth.norm()
     there = Tryout(outlook, made.senders[-4:], np.ones(4), way[None], made.truth, noise)
@@ -356,8 +357,9 @@ def test_a_rule_alone_is_foreseen_in_one_piece_as_it_is_lie_by_lie(
     which = torch.from_numpy(there.active)
     found = defence._recorded(there.measured, which, changes)
     assert found is not None
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
-    monkeypatch.setattr(memoryless, "WALK", 1)
+    torch.testing.assert_close(found.move, expected, rtol=1e-6, atol=1e-8)
+    assert (defence.needed["walk"] > 1) == rule.endswith("caf")
+    monkeypatch.setattr(memoryless, "WALKS", (1,))
     assert (defence._recorded(there.measured, which, changes) is None) == rule.endswith("caf")
 
 

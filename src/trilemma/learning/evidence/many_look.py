@@ -18,6 +18,7 @@ from torch import Tensor
 from trilemma.learning.evidence.conviction import SLACK, lengths
 from trilemma.learning.evidence.correction import edge
 from trilemma.learning.trace import Array, Law, Places, whitened
+from trilemma.transfers import to_the_device
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Look:
             parts["units"] = 1.0 / np.outer(law.deviation, law.deviation)
             parts["whitening"] = law.whitening if facts.telling else np.zeros((m, m))
         packed = np.concatenate([parts[name].ravel() for name in facts.shapes])
-        return cls(facts, torch.from_numpy(packed).to(device), rows, law)
+        return cls(facts, to_the_device(packed, device), rows, law)
 
     @cached_property
     def _parts(self) -> dict[str, Tensor]:

@@ -4,9 +4,11 @@ The work for a hundred lies takes a GPU one or two milliseconds, but its several
 the processor ten. So if all clients were heard in all rounds, the work is replayed in one piece
 (`trilemma.recordings`). A recording cannot wait for its own results. Therefore all lies go through all of it,
 even those that lead to an expulsion, and its loops take a fixed number of steps (`many.Bounded`,
-`recordings.unasked`). If a loop of the rule needed more steps, the work is replayed in two parts, judging and
-moving, and the rule computes its weights in between. If another loop needed more steps, larger numbers of
-steps are tried (`STEPS`), and in the end the round is computed without a recording (`outlook`).
+`recordings.unasked`). If a loop needed more, larger numbers are tried: `WALKS` for the rule, `STEPS` for the
+others. Beyond them the work is replayed in two parts, judging and moving, between which the rule takes as
+many steps as it needs; or, for the other loops, the round is computed without a recording (`outlook`). How
+many steps are needed depends more on the honest noise than on the lie, so the next lies of a round begin with
+what the last ones needed (`Effort`).
 """
 
 from __future__ import annotations
@@ -15,25 +17,24 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
 
 from trilemma.attacks.changed import Changed
-from trilemma.attacks.types import Foreseen
+from trilemma.attacks.types import Foreseen, harm
 from trilemma.learning.evidence import many
 from trilemma.learning.evidence.many_look import Facts, Look
-from trilemma.recordings import Recordings, Tensors, filled_up, unasked
+from trilemma.recordings import Recordings, Tensors, at_least, filled_up, unasked
 
-KEPT = 12
-"""How many recordings are kept: one to three for every padded number of lies and every entry of `STEPS`."""
+KEPT = 16
+"""How many recordings are kept: a few for every padded number of lies."""
 
 STEPS = ((1, 1), (2, 1), (4, 2))
 """How many directions are searched for, and how often clients are left out; tried in this order."""
 
-WALK = 6
-"""Steps of an iterative rule within a recording: of a hundred lies, seldom any needs more."""
+WALKS, FIRST_WALK = (2, 5, 9), 5
+"""Steps of an iterative rule within a recording, and how many the first lies of a round take."""
 
 _recordings = Recordings(KEPT)
 
@@ -97,6 +98,14 @@ class Weigher:
     recordable: bool
 
 
+@dataclass
+class Effort:
+    """How many steps the lies of a round need: the place in `STEPS`, and the steps of the rule."""
+
+    looks: int = 0
+    walk: float = FIRST_WALK
+
+
 def foreseen(
     gram: Tensor,
     which: Tensor,
@@ -106,12 +115,15 @@ def foreseen(
     fresh: Look,
     taken: Tensor,
     rule: Weigher | None,
+    effort: Effort | None = None,
 ) -> Foreseen | None:
     """Return the outcomes of B lies from recordings; None if they need more steps than any recording has.
 
     `changes` (B, r, p), in the basis of `gram` (p, p), are added to the messages `which` (r,). `taken` (n,)
-    is the sum of each client's weights so far. `rule` None: the mean.
+    is the sum of each client's weights so far. `rule` None: the mean. `effort` is what the last lies of this
+    round needed, and becomes what these need.
     """
+    effort, count = effort or Effort(), len(changes)
     given = {
         "gram": gram,
         "changes": filled_up(changes),
@@ -121,34 +133,40 @@ def foreseen(
         "whole": whole.numbers,
         "taken": taken,
     }
-    facts, count = (fresh.facts, whole.facts), len(changes)
-    named = None if rule is None else rule.name
-    for steps, parts in product(STEPS, (1, 2)):
-        if parts == 1 and (rule is None or rule.recordable):
-            at_once = partial(_at_once, facts, steps, rule)
-            found = _recordings.run(("at once", steps, named, *facts), at_once, given)
-        elif parts == 2 and rule is not None:
-            found = _in_two_parts(facts, steps, rule, given)
+    facts = (fresh.facts, whole.facts)
+    while effort.looks < len(STEPS):
+        steps = STEPS[effort.looks]
+        walks = [0] if rule is None else at_least(WALKS, effort.walk) if rule.recordable else []
+        if rule is None or walks:
+            name = ("at once", steps, walks[0], None if rule is None else rule.name, *facts)
+            found = _recordings.run(name, partial(_at_once, facts, steps, walks[0], rule), given)
         else:
-            continue
-        if not bool(found["going_on"]):
-            return Foreseen(*(found[part][:count] for part in ("expelled", "after", "corrected")))
+            found = _in_two_parts(facts, steps, rule, given)
+        told = found["told"][:, :count].cpu()  # waits for the device
+        walked = float(told[3].amax())
+        if bool(told[2].any()):
+            effort.looks += 1
+        elif walks and walked > walks[0]:
+            effort.walk = walked
+        else:
+            effort.walk = walked if walks else math.inf
+            return Foreseen(told[0], told[1], found["after"][:count])
     return None
 
 
 def _at_once(
-    facts: tuple[Facts, Facts], steps: tuple[int, int], rule: Weigher | None, of: Tensors
+    facts: tuple[Facts, Facts], steps: tuple[int, int], walk: int, rule: Weigher | None, of: Tensors
 ) -> Tensors:
-    """Judge B lies and return where the model moves; the rule takes at most `WALK` steps."""
+    """Judge B lies and return where the model moves; the rule takes at most `walk` steps."""
     judged = _judged(facts, steps, of)
     if rule is None:
         n, count = facts[0].members, len(of["changes"])
-        weights, going_on = of["gram"].new_full((count, n), 1 / n), list[Tensor]()
+        weights, needed = of["gram"].new_full((count, n), 1 / n), list[Tensor]()
     else:
-        with unasked(WALK) as going_on:
+        with unasked(walk) as needed:
             weights = rule.weights(judged["grams"][0])
-    judged["going_on"] = torch.stack([judged["going_on"], *going_on]).any(0)
-    return _moved(facts, steps, of | judged | {"weights": weights})
+    walked = torch.stack(needed).amax(0) if needed else torch.zeros_like(weights[:, 0])
+    return _moved(facts, steps, of | judged | {"weights": weights, "walked": walked})
 
 
 def _in_two_parts(
@@ -159,7 +177,7 @@ def _in_two_parts(
     # If somebody is expelled the weights do not matter: the first lie's Gram matrix stands in.
     grams = judged["grams"][0]
     weights = rule.weights(torch.where(judged["expelled"][:, None, None], grams[:1], grams))
-    told = given | judged | {"weights": weights}
+    told = given | judged | {"weights": weights, "walked": torch.zeros_like(weights[:, 0])}
     return _recordings.run(("moved", steps, *facts), partial(_moved, facts, steps), told)
 
 
@@ -179,8 +197,9 @@ def _judged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> 
 def _moved(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
     """Return where the model moves under B judged lies, given the rule's weights.
 
-    A lie that leads to an expulsion has move 0. `going_on` tells whether any of the other lies needs more
-    steps.
+    A lie that leads to an expulsion has move 0. What the host reads is in one tensor, `told` (4, B): harm,
+    how far the model is set right, whether more `steps` are needed, and how many steps the rule took; the
+    last two are 0 for lies that lead to an expulsion.
     """
     round_, bounded = _round(facts, of), many.Bounded(*steps)
     now = of["taken"] + of["weights"]
@@ -189,12 +208,14 @@ def _moved(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> T
     aggregates = round_.sent.combined(of["weights"])
     after, corrected = round_.moved((of["grams"][0], of["grams"][1]), seen, aggregates, parts, bounded)
     expelled, going_on = of["expelled"], torch.stack([of["going_on"], *bounded.going_on]).any(0)
-    return {
-        "expelled": expelled,
-        "after": torch.where(expelled[:, None], 0.0, after),
-        "corrected": torch.where(expelled, math.inf, corrected),
-        "going_on": (going_on & ~expelled).any(),
-    }
+    after = torch.where(expelled[:, None], 0.0, after)
+    told = (
+        harm(of["gram"], expelled, after),
+        torch.where(expelled, math.inf, corrected),
+        (going_on & ~expelled).to(after),
+        torch.where(expelled, 0.0, of["walked"]),
+    )
+    return {"after": after, "told": torch.stack(told)}
 
 
 def _names(place: int) -> list[str]:

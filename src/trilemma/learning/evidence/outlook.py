@@ -25,7 +25,7 @@ from trilemma.learning.evidence import many
 from trilemma.learning.evidence.court import Court
 from trilemma.learning.evidence.file import File
 from trilemma.learning.evidence.many_look import Look, rows_of
-from trilemma.learning.evidence.many_rounds import Round, Weigher, foreseen, recordable
+from trilemma.learning.evidence.many_rounds import Effort, Round, Weigher, foreseen, recordable
 from trilemma.learning.messages import Messages, side_by_side
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.learning.trace import Law, Places
@@ -105,6 +105,11 @@ class Outlook:
         """The vectors of the basis, in three parts: sums of all n, messages, the move so far."""
         return self.file.sums, self.messages, self.moved[None]
 
+    @property
+    def size(self) -> int:
+        """How many vectors the basis has."""
+        return sum(len(part) for part in self.basis)
+
     @cached_property
     def vectors(self) -> Tensor:
         """The basis (n + k + 1, d) in one tensor. This is a copy: use `rows` for a few rows."""
@@ -148,7 +153,9 @@ class Outlook:
         everybody = n == k and bool((self.senders == np.arange(n)).all())
         which = torch.from_numpy(rows).to(gram.device)
         if gram.is_cuda and self.due and everybody and geometric and recordable(whole, fresh):
-            found = foreseen(gram, which, changes, self.step, whole, fresh, taken, self._weigher)
+            found = foreseen(
+                gram, which, changes, self.step, whole, fresh, taken, self._weigher, self._effort
+            )
             if found is not None:
                 return found
         whose = torch.from_numpy(self.senders[rows]).to(gram.device)
@@ -167,11 +174,17 @@ class Outlook:
             aggregates, weights = self._columnwise(sent, beside)
         round_ = Round(sent, sums if self.due else None, (fresh, whole), self.step)
         after, corrected = round_.moved(grams, judged.seen, aggregates, self._parts(weights, taken))
-        return Foreseen(
+        return Foreseen.of(
+            gram,
             judged.expelled,
             gram.new_zeros(len(changes), len(gram)).index_copy(0, left, after),
             gram.new_full((len(changes),), math.inf).index_copy(0, left, corrected),
         )
+
+    @cached_property
+    def _effort(self) -> Effort:
+        """How many steps recordings need for the lies of this round; it learns."""
+        return Effort()
 
     @cached_property
     def _taken(self) -> Tensor:
