@@ -34,6 +34,9 @@ LOOKED_AT = 50
 LENGTHENED = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Multiples of the model's move that are tried for the least loss."""
 
+ENOUGH = 1000
+"""About so many examples are enough to tell these multiples apart; of more, some are left out."""
+
 LOOKS = 24
 """Evaluations of errors and their gradient in a climb; 40 find hardly more."""
 
@@ -143,17 +146,17 @@ class Ahead:
     def _best_multiple(self, move: Tensor) -> float:
         """Return the multiple of a move (d,) with the least loss."""
         tried = torch.stack([self.start + scale * move for scale in LENGTHENED])
-        x, weight = each(self.batch.x, lambda part: part[0]), self.batch.weight
-        shares = None if weight is None else weight[0]
+        x, weight = each(self.batch.x, _some), self.batch.weight
+        shares, y = None if weight is None else _some(weight), _some(self.batch.y)
         model = self.honest.model
         return LENGTHENED[
-            int(models.evaluate(model, tried, x, self.batch.y[0], shares, per_client=False).loss.argmin())
+            int(models.evaluate(model, tried, x, y, shares, per_client=False).loss.argmin())
         ]
 
     def steepest(self, params: Tensor, weight: Tensor | None) -> Tensor:
         """Return the gradient (d,) of the examples' weighted loss at `params`."""
         batch = replace(self.batch, weight=weight)
-        keys = client_keys(self.honest, self.key)[:1]
+        keys = client_keys(self.honest.only(self.honest.ids[0]), self.key)
         return replay.gradients(self.honest.model, params, batch, keys=keys).value[0]
 
     @property
@@ -266,6 +269,11 @@ def _with_errors_as_loss(model: Model) -> Model:
         return -torch.expm1(-model.loss(outputs, labels))
 
     return replace(model, loss=erring)
+
+
+def _some(part: Tensor) -> Tensor:
+    """Return `ENOUGH` examples, or up to twice as many, evenly out of a batch's part (1, n, …)."""
+    return part[0, :: max(1, part.shape[1] // ENOUGH)].contiguous()
 
 
 def _unit(vector: Tensor) -> Tensor:
