@@ -19,11 +19,14 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cache
+from itertools import cycle
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+Found = TypeVar("Found")
 Tensors = dict[str, Tensor]
 Function = Callable[[Tensors], Tensors]
 """What can be recorded: tensors by name to tensors by name, on one GPU, which is asked nothing on the way."""
@@ -149,6 +152,39 @@ def at_least(numbers: Sequence[int], needed: float) -> list[int]:
     [5, 9]
     """
     return [steps for steps in numbers if steps >= needed]
+
+
+def aside(work: Callable[[], Found]) -> Callable[[], Found]:
+    """Do something; while it is recorded, beside what is recorded until the returned function is called.
+
+    The small kernels of a recording leave most of a GPU idle, so two chains of them take as long as the
+    longer one. What `work` reads must not be given up before it has been waited for.
+
+    >>> aside(lambda: 3)()
+    3
+    """
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        found = work()
+        return lambda: found
+    here, there = torch.cuda.current_stream(), next(_streams(torch.cuda.current_device()))
+    there.wait_stream(here)
+    with torch.cuda.stream(there):
+        found = work()
+
+    def joined() -> Found:
+        here.wait_stream(there)
+        return found
+
+    return joined
+
+
+SIDES = 3
+"""How many streams there are for work that is done aside."""
+
+
+@cache
+def _streams(device: int) -> Iterator[torch.cuda.Stream]:
+    return cycle([torch.cuda.Stream(device) for _ in range(SIDES)])  # type: ignore[no-untyped-call]
 
 
 _hurried: ContextVar[Hurried | None] = ContextVar("hurried", default=None)

@@ -108,8 +108,8 @@ class Tryout:
         ways = [self.along(which) for which in range(len(directions))]
         self.used = np.unique(np.concatenate([*(rows for rows, _ in self.mixable), ways]))
         if noise != "protocol":
-            rows = defence.rows(self.used[self.used < self.basis])
-            self._among_used = to_the_host(inner_products(rows, directions.to(rows)))
+            mixed = defence.rows(self.used[self.used < self.basis])
+            self._among_used = to_the_host(inner_products(mixed, directions.to(mixed)))
         self.measured: Tensor = defence.gram(self.beside)  # on the device
 
     def lies(self, which: int, strengths: Sequence[float] | Array) -> Lies:

@@ -149,9 +149,7 @@ class Ahead:
         x, weight = each(self.batch.x, _some), self.batch.weight
         shares, y = None if weight is None else _some(weight), _some(self.batch.y)
         model = self.honest.model
-        return LENGTHENED[
-            int(models.evaluate(model, tried, x, y, shares, per_client=False).loss.argmin())
-        ]
+        return LENGTHENED[int(models.evaluate(model, tried, x, y, shares, per_client=False).loss.argmin())]
 
     def steepest(self, params: Tensor, weight: Tensor | None) -> Tensor:
         """Return the gradient (d,) of the examples' weighted loss at `params`."""

@@ -172,8 +172,11 @@ class Outlook:
             aggregates = sent.combined(weights)
         else:
             aggregates, weights = self._columnwise(sent, beside)
+        seen, counted = judged.seen, None
+        if self.due:
+            seen[1], counted = many.left_out(grams[1], whole, seen[1])
         round_ = Round(sent, sums if self.due else None, (fresh, whole), self.step)
-        after, corrected = round_.moved(grams, judged.seen, aggregates, self._parts(weights, taken))
+        after, corrected = round_.moved(grams, seen, counted, aggregates, self._parts(weights, taken))
         return Foreseen.of(
             gram,
             judged.expelled,
