@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from trilemma.attacks.tryout import Tryout
 from trilemma.attacks.types import Foreseen
 from trilemma.keys import Key
 from trilemma.learning.evidence import many_rounds
-from trilemma.learning.evidence.many_rounds import Weigher, foreseen, recordable
+from trilemma.learning.evidence.many_rounds import Effort, Weigher, foreseen, recordable
 from trilemma.learning.evidence.outlook import Outlook
 
 RUN = {
@@ -175,17 +176,18 @@ def test_what_is_foreseen_for_all_lies_is_what_the_server_does_with_each(case: t
             assert float((foreseen - move).norm()) < 1e-4 * float(move.norm())
 
 
-@pytest.mark.parametrize("steps", [6, 1])
+@pytest.mark.parametrize("walks", [(6,), (1,), (1, 6)])
 @pytest.mark.parametrize("noise", ["protocol", "rotated"])
 @pytest.mark.parametrize("rule", ["evidence+mean", "evidence+caf", "evidence+nnm+caf", "evidence+smea"])
 def test_what_is_foreseen_in_one_piece_is_what_is_foreseen_step_by_step(
-    rule: str, noise: str, steps: int, monkeypatch: pytest.MonkeyPatch
+    rule: str, noise: str, walks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a GPU replays it, without waiting for anything: where it would have to wait, it says so.
 
-    Walks that are cut short after their first step have to be taken to their end.
+    Walks that are cut short after their first step have to be taken to their end. The next lies begin with
+    as many steps as these needed.
     """
-    monkeypatch.setattr(many_rounds, "WALKS", (steps,))
+    monkeypatch.setattr(many_rounds, "WALKS", walks)
     made = rounds(1, rule, 20, 4, 300, 2, 0, 1.0)
     outlook, way = made.outlook.looked(), -made.truth / made.truth.norm()
     there = Tryout(outlook, made.senders[-4:], np.ones(4), way[None], made.truth, noise)
@@ -198,8 +200,15 @@ def test_what_is_foreseen_in_one_piece_is_what_is_foreseen_step_by_step(
     if chain is not None:
         weigher = Weigher(rule, chain.weights_from_grams or outlook._weights, rule != "evidence+smea")
     which, taken = torch.from_numpy(there.active), outlook.file.taken
-    found = foreseen(there.measured, which, changes, outlook.step, whole, fresh, taken, weigher)
+    given = (there.measured, which, changes, outlook.step, whole, fresh, taken, weigher)
+    effort = Effort(walk=1)
+    found = foreseen(*given, effort)
     assert found is not None
+    if rule.endswith("caf"):
+        assert effort.walk == math.inf if walks == (1,) else 1 < effort.walk <= 6
+    again = foreseen(*given, effort)
+    assert torch.equal(again.move, found.move)
+    assert torch.equal(again.harm, found.harm)
     assert torch.equal(found.expelled, expected.expelled)
     assert 0 < int(found.expelled.sum()) < len(lies)
     torch.testing.assert_close(found.move, expected.move, rtol=1e-6, atol=1e-7)
