@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Protocol
@@ -20,6 +20,7 @@ from trilemma.data.types import Batch, each
 from trilemma.keys import Key
 from trilemma.learning import Messages
 from trilemma.learning.evidence.file import ORIGIN
+from trilemma.learning.evidence.outlook import Outlook
 from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import State
 from trilemma.learning.trace import Trace
@@ -75,13 +76,15 @@ class Ahead:
     Clipping may leave the model's move far shorter than its best multiple, and its loss then says little
     about its errors. So losses and errors are computed for the multiple of the move with the least loss.
 
-    `sent` are the messages of the clients `heard`, as the protocol computed them.
+    `sent` are the messages of the clients `heard`, as the protocol computed them. `outlook` returns the
+    outlook of a defended server on them; None: the server has no memory.
     """
 
     experiment: Experiment
     progress: Progress
     sent: Messages
     heard: tuple[int, ...]
+    outlook: Callable[[], Outlook] | None = None
 
     @cached_property
     def trace(self) -> Trace:
@@ -103,7 +106,8 @@ class Ahead:
     @cached_property
     def after(self) -> Tensor:
         """The model to which the round would lead without a lie (d,)."""
-        return self._rehearsed(self.sent)
+        move = None if self.outlook is None else self.outlook().led()
+        return self._rehearsed(self.sent) if move is None else self.start + move
 
     def _rehearsed(self, sent: Messages) -> Tensor:
         """Return the model to which messages would lead (d,); computed once for the same tensor."""

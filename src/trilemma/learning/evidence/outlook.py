@@ -8,6 +8,7 @@ searches that try many lies in a round.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -133,12 +134,37 @@ class Outlook:
 
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix (p, p) of the basis followed by rows `beside` (q, d), on their device."""
+        rows = beside.to(self.messages)
+        return _bordered(self._measured[0], self.basis, rows) if self._measured else self._gram(rows)
+
+    def _gram(self, beside: Tensor) -> Tensor:
         if not beside.is_cuda:
-            return aggregation.gram(torch.cat([*self.basis, beside.to(self.messages)]))
+            return aggregation.gram(torch.cat([*self.basis, beside]))
         # The vectors are noise around zero, so plain inner products are accurate: no row is subtracted first.
-        found = inner_products(*self.basis, beside.to(self.messages))
+        found = inner_products(*self.basis, beside)
         _ = self._looks  # computed on the host while the GPU works
         return found
+
+    @cached_property
+    def _measured(self) -> list[Tensor]:
+        """The Gram matrix of the basis alone, once it is known."""
+        return []
+
+    def led(self) -> Tensor | None:
+        """Return the model's move since the start (d,) to which the round leads if nobody lies.
+
+        None if Gram matrices do not tell: the sums are not looked at, the rule works column by column, or
+        somebody would be expelled.
+        """
+        if not (self.due and self._geometric):
+            return None
+        self._measured[:] = [self._gram(self.messages[:0])]
+        gram = self._measured[0]
+        found = self.outcomes(gram, np.zeros(1, np.int64), gram.new_zeros(1, 1, len(gram)), self.messages[:0])
+        if bool(found.expelled[0]):
+            return None
+        shares = torch.split(found.move[0].to(self.messages), [len(part) for part in self.basis])
+        return torch.stack([some @ part for some, part in zip(shares, self.basis, strict=True)]).sum(0)
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return for B lies whether somebody would be expelled, and where the model would move.
@@ -148,8 +174,7 @@ class Outlook:
         work is done on the device of `gram` and `changes`.
         """
         k, (whole, fresh) = len(self.senders), self._looks
-        geometric = self._rule is None or self._rule.geometric
-        n, taken = len(self.file.sums), self._taken
+        n, taken, geometric = len(self.file.sums), self._taken, self._geometric
         everybody = n == k and bool((self.senders == np.arange(n)).all())
         which = torch.from_numpy(rows).to(gram.device)
         if gram.is_cuda and self.due and everybody and geometric and recordable(whole, fresh):
@@ -228,6 +253,11 @@ class Outlook:
         return self.court.rule(len(self.senders), self.file)
 
     @property
+    def _geometric(self) -> bool:
+        """Whether the aggregate is a weighted sum of the messages with weights from their Gram matrix."""
+        return self._rule is None or self._rule.geometric
+
+    @property
     def _weigher(self) -> Weigher | None:
         """The rule as recordings have it; None: it is the mean."""
         rule = self._rule
@@ -264,6 +294,16 @@ class Outlook:
             found: Tensor = rule.weights_from_grams(grams)
             return found
         return torch.stack([rule.weights_from_gram(one) for one in grams.cpu()]).to(grams)
+
+
+def _bordered(gram: Tensor, basis: Sequence[Tensor], beside: Tensor) -> Tensor:
+    """Return the Gram matrix of a basis and a few rows `beside` (q, d), given that of the basis."""
+    count, parts = len(gram), (*basis, beside)
+    # One row after the other: such products are float32, whatever the process allows those of matrices to be.
+    across = torch.stack([torch.cat([part @ row for part in parts]) for row in beside]).to(gram)
+    found = torch.empty(len(beside) + count, len(beside) + count, dtype=gram.dtype, device=gram.device)
+    found[:count, :count], found[count:], found[:count, count:] = gram, across, across[:, :count].T
+    return found
 
 
 @dataclass(frozen=True)
