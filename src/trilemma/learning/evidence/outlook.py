@@ -8,7 +8,6 @@ searches that try many lies in a round.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from trilemma import aggregation
 from trilemma.aggregation import Chain
 from trilemma.attacks.changed import Changed
-from trilemma.attacks.span import inner_products
+from trilemma.attacks.span import bordered, inner_products
 from trilemma.attacks.types import Foreseen
 from trilemma.keys import Key
 from trilemma.learning.evidence import many
@@ -135,7 +134,7 @@ class Outlook:
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix (p, p) of the basis followed by rows `beside` (q, d), on their device."""
         rows = beside.to(self.messages)
-        return _bordered(self._measured[0], self.basis, rows) if self._measured else self._gram(rows)
+        return bordered(self._measured[0], self.basis, rows) if self._measured else self._gram(rows)
 
     def _gram(self, beside: Tensor) -> Tensor:
         if not beside.is_cuda:
@@ -294,16 +293,6 @@ class Outlook:
             found: Tensor = rule.weights_from_grams(grams)
             return found
         return torch.stack([rule.weights_from_gram(one) for one in grams.cpu()]).to(grams)
-
-
-def _bordered(gram: Tensor, basis: Sequence[Tensor], beside: Tensor) -> Tensor:
-    """Return the Gram matrix of a basis and a few rows `beside` (q, d), given that of the basis."""
-    count, parts = len(gram), (*basis, beside)
-    # One row after the other: such products are float32, whatever the process allows those of matrices to be.
-    across = torch.stack([torch.cat([part @ row for part in parts]) for row in beside]).to(gram)
-    found = torch.empty(len(beside) + count, len(beside) + count, dtype=gram.dtype, device=gram.device)
-    found[:count, :count], found[count:], found[:count, count:] = gram, across, across[:, :count].T
-    return found
 
 
 @dataclass(frozen=True)
