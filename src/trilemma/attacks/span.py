@@ -128,7 +128,8 @@ def bordered(gram: Tensor, parts: Sequence[Tensor], beside: Tensor) -> Tensor:
     found[:count, :count] = gram
     for block in _in_float64((*parts, beside)):
         whole = block.shape[1] // PIECE * PIECE if block.is_cuda else 0
-        pieces, rest = block[:, :whole].unflatten(1, (-1, PIECE)).transpose(0, 1), block[:, whole:]
+        pieces = block[:, :whole].view(len(block), whole // PIECE, PIECE).transpose(0, 1)
+        rest = block[:, whole:]
         found[count:] += rest[count:] @ rest.T + torch.bmm(pieces[:, count:], pieces.mT).sum(0)
     found[:count, count:] = found[count:, :count].T
     return found
