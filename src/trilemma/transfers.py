@@ -34,12 +34,14 @@ def to_the_host(found: Tensor) -> Callable[[], Tensor]:
     return waited
 
 
-def to_the_device(numbers: NDArray[Any], device: torch.device) -> Tensor:
+def to_the_device(numbers: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
     """Return numbers on a device; a GPU copies them when it gets there.
 
     >>> import numpy as np
     >>> to_the_device(np.arange(2), torch.device("cpu"))
     tensor([0, 1])
     """
-    here = torch.from_numpy(numbers)
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
+    here = torch.as_tensor(numbers)
+    if device.type != "cuda" or here.is_cuda:
+        return here.to(device)
+    return here.pin_memory().to(device, non_blocking=True)

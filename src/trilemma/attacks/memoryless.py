@@ -22,6 +22,7 @@ from trilemma.attacks.span import inner_products
 from trilemma.attacks.turning import Array, Rows
 from trilemma.attacks.types import Crafted, Foreseen, GramTarget, ManyGramsTarget, View, harm
 from trilemma.recordings import Recordings, Tensors, at_least, filled_up, unasked
+from trilemma.transfers import to_the_device
 
 TILTS = (0.0, 0.3, 1.0)
 """How far lies lean towards the server's own message, relative to their part across it."""
@@ -53,12 +54,15 @@ class RuleAlone:
         """Return the rule in this round; None if it needs more than the Gram matrix of the messages."""
         if not (isinstance(view.target, GramTarget) and view.target.geometric):
             return None
-        messages = view.stack(own.to(view.honest))
-        return cls(torch.cat([messages, torch.zeros_like(messages[:1])]), view, view.target)
+        nothing = view.honest.new_zeros(1, view.honest.shape[1])
+        vectors = torch.cat([view.honest, own.to(nothing), nothing])
+        if view.positions is not None:
+            vectors = vectors[[*view.order.tolist(), view.clients]]
+        return cls(vectors, view, view.target)
 
     def rows(self, places: Places) -> Tensor:
         """Return the vectors of the basis at `places`."""
-        return self.vectors[torch.from_numpy(places).to(self.vectors.device)]
+        return self.vectors[to_the_device(places, self.vectors.device)]
 
     @property
     def size(self) -> int:
@@ -81,7 +85,7 @@ class RuleAlone:
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return the aggregate for each of B lies; nobody is expelled and nothing is set right."""
-        which, nothing = torch.from_numpy(rows).to(gram.device), gram.new_zeros(len(changes))
+        which, nothing = to_the_device(rows, gram.device), gram.new_zeros(len(changes))
         found = self._recorded(gram, which, changes) if gram.is_cuda else None
         if found is not None:
             return found

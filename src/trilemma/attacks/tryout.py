@@ -189,4 +189,4 @@ class Tryout:
         rows, ways = used[used < self.basis], used[used >= self.basis] - self.basis
         along = self.directions if len(ways) == len(self.directions) else self.directions[ways.tolist()]
         vectors = torch.cat([self.defence.rows(rows).to(self.directions), along])
-        return torch.from_numpy(mix).to(self.directions) @ vectors
+        return to_the_device(mix, vectors.device).to(vectors) @ vectors

@@ -203,4 +203,4 @@ def rows_of(rows: Places, count: int, device: torch.device) -> Tensor | None:
     >>> rows_of(np.arange(3), 3, torch.device("cpu")), rows_of(np.arange(2), 3, torch.device("cpu"))
     (None, tensor([0, 1]))
     """
-    return None if len(rows) == count else torch.from_numpy(rows).to(device)
+    return None if len(rows) == count else to_the_device(rows, device)

@@ -29,6 +29,7 @@ from trilemma.learning.evidence.many_rounds import Effort, Round, Weigher, fores
 from trilemma.learning.messages import Messages, side_by_side
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.learning.trace import Law, Places
+from trilemma.transfers import to_the_device
 
 SINGULAR = 1e-10
 """Relative cut-off for the eigenvalues of the basis' normalised Gram matrix. It may be singular: after the
@@ -175,7 +176,7 @@ class Outlook:
         k, (whole, fresh) = len(self.senders), self._looks
         n, taken, geometric = len(self.file.sums), self._taken, self._geometric
         everybody = n == k and bool((self.senders == np.arange(n)).all())
-        which = torch.from_numpy(rows).to(gram.device)
+        which = to_the_device(rows, gram.device)
         if gram.is_cuda and self.due and everybody and geometric and recordable(whole, fresh):
             found = foreseen(
                 gram, which, changes, self.step, whole, fresh, taken, self._weigher, self._effort
@@ -216,7 +217,7 @@ class Outlook:
     @cached_property
     def _taken(self) -> Tensor:
         """The sum of each client's weights so far (n,), on the device of the messages."""
-        return self.file.taken.to(self.messages.device)
+        return to_the_device(self.file.taken, self.messages.device)
 
     def _parts(self, weights: Tensor, taken: Tensor) -> Tensor:
         """Return the shares (B, m) of the clients looked at in the model's move, this round included."""
