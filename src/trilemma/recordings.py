@@ -158,7 +158,7 @@ def aside(work: Callable[[], Found]) -> Callable[[], Found]:
     """Do something; while it is recorded, beside what is recorded until the returned function is called.
 
     The small kernels of a recording leave most of a GPU idle, so two chains of them take as long as the
-    longer one. What `work` reads must not be given up before it has been waited for.
+    longer one.
 
     >>> aside(lambda: 3)()
     3
@@ -170,9 +170,11 @@ def aside(work: Callable[[], Found]) -> Callable[[], Found]:
     there.wait_stream(here)
     with torch.cuda.stream(there):
         found = work()
+    held = [work]  # what it reads: the memory of a tensor that is given up is used again on `here`
 
     def joined() -> Found:
         here.wait_stream(there)
+        held.clear()
         return found
 
     return joined
