@@ -47,6 +47,7 @@ STAGES = [
     (adaptive.Adaptive, "_directions"),
     (liars, "_truth"),
     (outlook.Outlook, "of"),
+    (outlook.Outlook, "led"),
     (outlook.Outlook, "gram"),
     (outlook.Outlook, "outcomes"),
     (tryout.Tryout, "lies"),

@@ -15,15 +15,18 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cache
+from itertools import cycle
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+Found = TypeVar("Found")
 Tensors = dict[str, Tensor]
 Function = Callable[[Tensors], Tensors]
 """What can be recorded: tensors by name to tensors by name, on one GPU, which is asked nothing on the way."""
@@ -111,18 +114,19 @@ class Recordings:
 class Hurried:
     """How loops run that ask nothing on the way: for so many `steps`, whatever they find.
 
-    On the list is put who would have gone on then (B,), loop by loop.
+    On the list is put how many steps each problem would have taken (B,), loop by loop; `steps` + 1 where it
+    would have gone on.
     """
 
     steps: int
-    going_on: list[Tensor] = field(default_factory=list)
+    needed: list[Tensor] = field(default_factory=list)
 
 
 @contextmanager
 def unasked(steps: int) -> Iterator[list[Tensor]]:
     """Inside, a GPU is asked nothing and nothing is replayed: for what is recorded as a whole.
 
-    Yields where `Hurried` loops tell who would have gone on.
+    Yields where `Hurried` loops tell how many steps were needed.
 
     >>> with unasked(3):
     ...     nobody_asks().steps
@@ -131,7 +135,7 @@ def unasked(steps: int) -> Iterator[list[Tensor]]:
     hurried = Hurried(steps)
     kept = _hurried.set(hurried)
     try:
-        yield hurried.going_on
+        yield hurried.needed
     finally:
         _hurried.reset(kept)
 
@@ -139,6 +143,50 @@ def unasked(steps: int) -> Iterator[list[Tensor]]:
 def nobody_asks() -> Hurried | None:
     """Return how loops run here; None: for as long as it takes."""
     return _hurried.get()
+
+
+def at_least(numbers: Sequence[int], needed: float) -> list[int]:
+    """Return those of rising numbers of steps that are at least what is needed.
+
+    >>> at_least((2, 5, 9), 3)
+    [5, 9]
+    """
+    return [steps for steps in numbers if steps >= needed]
+
+
+def aside(work: Callable[[], Found]) -> Callable[[], Found]:
+    """Do something; while it is recorded, beside what is recorded until the returned function is called.
+
+    The small kernels of a recording leave most of a GPU idle, so two chains of them take as long as the
+    longer one.
+
+    >>> aside(lambda: 3)()
+    3
+    """
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        found = work()
+        return lambda: found
+    here, there = torch.cuda.current_stream(), next(_streams(torch.cuda.current_device()))
+    there.wait_stream(here)
+    with torch.cuda.stream(there):
+        found = work()
+    held = [work]  # what it reads: the memory of a tensor that is given up is used again on `here`
+
+    def joined() -> Found:
+        here.wait_stream(there)
+        held.clear()
+        return found
+
+    return joined
+
+
+SIDES = 3
+"""How many streams there are for work that is done aside."""
+
+
+@cache
+def _streams(device: int) -> Iterator[torch.cuda.Stream]:
+    return cycle([torch.cuda.Stream(device) for _ in range(SIDES)])  # type: ignore[no-untyped-call]
 
 
 _hurried: ContextVar[Hurried | None] = ContextVar("hurried", default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from trilemma.attacks.tryout import Tryout
 from trilemma.attacks.types import Foreseen
 from trilemma.keys import Key
 from trilemma.learning.evidence import many_rounds
-from trilemma.learning.evidence.many_rounds import Weigher, foreseen, recordable
+from trilemma.learning.evidence.many_rounds import Effort, Weigher, foreseen, recordable
 from trilemma.learning.evidence.outlook import Outlook
 
 RUN = {
@@ -59,11 +60,12 @@ def tryout(noise: str, limit: float = np.inf) -> Tryout:
         after = torch.eye(10, len(gram), dtype=torch.float64).repeat(len(changes), 1, 1)
         after[:, rows] += STEP * changes
         lengths = torch.einsum("bip,pq,biq->bi", after, gram, after)
-        return Foreseen((lengths > limit).any(1), after.mean(1), torch.zeros(len(changes)))
+        return Foreseen.of(gram, (lengths > limit).any(1), after.mean(1), torch.zeros(len(changes)))
 
     defence = SimpleNamespace(
         vectors=vectors,
         rows=lambda places: vectors[places],
+        size=len(vectors),
         senders=np.arange(10),
         step=STEP,
         gram=gram,
@@ -174,17 +176,18 @@ def test_what_is_foreseen_for_all_lies_is_what_the_server_does_with_each(case: t
             assert float((foreseen - move).norm()) < 1e-4 * float(move.norm())
 
 
-@pytest.mark.parametrize("steps", [6, 1])
+@pytest.mark.parametrize("walks", [(6,), (1,), (1, 6)])
 @pytest.mark.parametrize("noise", ["protocol", "rotated"])
 @pytest.mark.parametrize("rule", ["evidence+mean", "evidence+caf", "evidence+nnm+caf", "evidence+smea"])
 def test_what_is_foreseen_in_one_piece_is_what_is_foreseen_step_by_step(
-    rule: str, noise: str, steps: int, monkeypatch: pytest.MonkeyPatch
+    rule: str, noise: str, walks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a GPU replays it, without waiting for anything: where it would have to wait, it says so.
 
-    Walks that are cut short after their first step have to be taken to their end.
+    Walks that are cut short after their first step have to be taken to their end. The next lies begin with
+    as many steps as these needed.
     """
-    monkeypatch.setattr(many_rounds, "WALK", steps)
+    monkeypatch.setattr(many_rounds, "WALKS", walks)
     made = rounds(1, rule, 20, 4, 300, 2, 0, 1.0)
     outlook, way = made.outlook.looked(), -made.truth / made.truth.norm()
     there = Tryout(outlook, made.senders[-4:], np.ones(4), way[None], made.truth, noise)
@@ -197,8 +200,15 @@ def test_what_is_foreseen_in_one_piece_is_what_is_foreseen_step_by_step(
     if chain is not None:
         weigher = Weigher(rule, chain.weights_from_grams or outlook._weights, rule != "evidence+smea")
     which, taken = torch.from_numpy(there.active), outlook.file.taken
-    found = foreseen(there.measured, which, changes, outlook.step, whole, fresh, taken, weigher)
+    given = (there.measured, which, changes, outlook.step, whole, fresh, taken, weigher)
+    effort = Effort(walk=1)
+    found = foreseen(*given, effort)
     assert found is not None
+    if rule.endswith("caf"):
+        assert effort.walk == math.inf if walks == (1,) else 1 < effort.walk <= 6
+    again = foreseen(*given, effort)
+    assert torch.equal(again.move, found.move)
+    assert torch.equal(again.harm, found.harm)
     assert torch.equal(found.expelled, expected.expelled)
     assert 0 < int(found.expelled.sum()) < len(lies)
     torch.testing.assert_close(found.move, expected.move, rtol=1e-6, atol=1e-7)
@@ -356,8 +366,9 @@ def test_a_rule_alone_is_foreseen_in_one_piece_as_it_is_lie_by_lie(
     which = torch.from_numpy(there.active)
     found = defence._recorded(there.measured, which, changes)
     assert found is not None
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
-    monkeypatch.setattr(memoryless, "WALK", 1)
+    torch.testing.assert_close(found.move, expected, rtol=1e-6, atol=1e-8)
+    assert (defence.needed["walk"] > 1) == rule.endswith("caf")
+    monkeypatch.setattr(memoryless, "WALKS", (1,))
     assert (defence._recorded(there.measured, which, changes) is None) == rule.endswith("caf")
 
 

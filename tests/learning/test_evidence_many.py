@@ -51,7 +51,8 @@ def test_many_are_judged_and_set_right_as_one_is(alike: bool, device: str) -> No
     aside, set_right, left_out = 0, 0, [False, True]
     for known_parts in left_out:
         shown = torch.from_numpy(parts).to(device) if known_parts else None
-        found = many.correct(there[0], torch.from_numpy(moved).to(device), look, shown, seen[0])
+        left, counted = (seen[0], None) if shown is None else many.left_out(there[0], look, seen[0])
+        found = many.correct(there[0], torch.from_numpy(moved).to(device), look, left, shown, counted)
         for place, gram in enumerate(given.numpy()):
             one = correct(gram, moved[place], known, LIARS, shares, parts[place] if known_parts else None)
             assert float(found.kept[place]) == pytest.approx(one.kept, rel=1e-6)

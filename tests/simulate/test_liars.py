@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trilemma import config, models, privacy, simulate
+from trilemma.learning.evidence.outlook import Outlook
 from trilemma.simulate import ahead, engine, liars
 from trilemma.simulate.ahead import Ahead
 
@@ -58,6 +59,24 @@ def looking_ahead(*changes: str) -> Ahead:
     client, key = experiment.resolved.algorithm.client, experiment.key.fold("round", 2)
     sent = client(progress.broadcast, progress.clients, experiment.clients, 2, key).messages
     return Ahead(experiment, progress, sent, tuple(range(10)))
+
+
+@pytest.mark.parametrize("rule", ["evidence+mean", "evidence+caf", "evidence+cwmed"])
+def test_the_outlook_tells_where_a_round_leads_as_the_server_does(rule: str) -> None:
+    """And measures what is beside its basis as if all were measured at once; of columns it tells nothing."""
+    seen = looking_ahead(f"aggregation.rule={rule}", "privacy.epsilon=3.0")
+    court = seen.experiment.resolved.algorithm.court
+    assert court is not None
+    outlook, other = (
+        Outlook.of(court, seen.progress.server, seen.sent.vectors, seen.heard, 2) for _ in range(2)
+    )
+    assert (outlook.led() is None) == rule.endswith("cwmed")
+    told = replace(seen, outlook=lambda: outlook).after
+    assert float((told - seen.after).norm()) < 1e-5 * float((seen.after - seen.start).norm())
+    beside = torch.randn(2, len(told), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found, expected = outlook.gram(beside), other.gram(beside)
+    scale = expected.diagonal().sqrt()
+    assert float(((found - expected) / torch.outer(scale, scale)).abs().max()) < 1e-6
 
 
 def test_the_loss_rises_most_where_the_mean_of_the_clients_gradients_points() -> None:

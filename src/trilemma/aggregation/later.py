@@ -10,6 +10,7 @@ from torch import Tensor
 from trilemma.aggregation import inputs
 from trilemma.aggregation.gram import Geometry, geometry, gram
 from trilemma.aggregation.types import Vectors
+from trilemma.transfers import to_the_host
 
 
 def gram_later(X: Tensor) -> Callable[[], Tensor]:
@@ -50,19 +51,6 @@ def geometry_later(X: Vectors, *, single: bool = False) -> Callable[[], Geometry
     def waited() -> Geometry:
         around = cuda.around_origin(begun().numpy())
         return geometry(X, single=True) if around is None else around
-
-    return waited
-
-
-def to_the_host(found: Tensor) -> Callable[[], Tensor]:
-    """Start to copy a GPU's result to the host; call what is returned to wait for it, and no longer."""
-    there = torch.empty(found.shape, dtype=found.dtype, pin_memory=True).copy_(found, non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record(torch.cuda.current_stream(found.device))
-
-    def waited() -> Tensor:
-        copied.synchronize()
-        return there
 
     return waited
 

@@ -145,7 +145,7 @@ def walked(grams: Tensor, above: float) -> Tensor:
     """
     if (hurried := nobody_asks()) is not None:
         state = _set_out({"grams": grams}, above, hurried.steps)
-        hurried.going_on.append(state["walking"])
+        hurried.needed.append(state["taken"] + state["walking"])
         return state["best"]
     state = _recordings.run(("set out", above), partial(_set_out, above=above), {"grams": grams})
     while bool(state["walking"].any()):
@@ -153,8 +153,8 @@ def walked(grams: Tensor, above: float) -> Tensor:
     return state["best"]
 
 
-WALK = "c", "best", "smallest", "walking"
-"""Where B walks stand: the weights, the best so far, its variance, and who goes on."""
+WALK = "c", "best", "smallest", "walking", "taken"
+"""Where B walks stand: the weights, the best so far, its variance, who goes on, and the steps taken."""
 
 FIRST, STEPS = 4, 2
 """Steps of a walk that are taken before anybody asks who goes on, at first and then; who has arrived stays
@@ -170,21 +170,22 @@ def _set_out(of: Tensors, above: float, steps: int = FIRST) -> Tensors:
     """Take the first steps of messages with Gram matrices."""
     inner = recentred(of["grams"])
     c = inner.new_ones(inner.shape[:-1])
-    smallest = inner.new_full((len(c),), math.inf)
-    start = {"inner": inner, "c": c, "best": c, "smallest": smallest, "walking": c.sum(1) > above}
-    return _further(start, above, steps)
+    smallest, walking = inner.new_full((len(c),), math.inf), c.sum(1) > above
+    start = (inner, c, c, smallest, walking, torch.zeros_like(smallest))
+    return _further(dict(zip(("inner", *WALK), start, strict=True)), above, steps)
 
 
 def _further(of: Tensors, above: float, steps: int = STEPS) -> Tensors:
     """Take the next steps of those who still walk."""
-    inner, c, best, smallest, walking = (of[name] for name in ("inner", *WALK))
+    inner, c, best, smallest, walking, taken = (of[name] for name in ("inner", *WALK))
     for _ in range(steps):
+        taken = taken + walking
         variance, lighter, varies = _weighed_down(inner, c)
         better = walking & (variance <= smallest)
         best, smallest = torch.where(better[:, None], c, best), torch.where(better, variance, smallest)
         c = torch.where((walking & varies)[:, None], lighter, c)
         walking = walking & varies & (c.sum(1) > above)
-    return dict(zip(("inner", *WALK), (inner, c, best, smallest, walking), strict=True))
+    return dict(zip(("inner", *WALK), (inner, c, best, smallest, walking, taken), strict=True))
 
 
 def _weighed_down(inner: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -60,6 +60,7 @@ from trilemma.attacks.span import finite_rows
 from trilemma.attacks.tryout import Lies, Tryout
 from trilemma.attacks.turning import Array
 from trilemma.attacks.types import Attack, Crafted, Defence, View
+from trilemma.transfers import to_the_host
 
 DIRECTIONS = ("gradient", "ones", "std", "top", "across")
 UPHILL = ("loss", "slanted", "unshown", "errors", "unshown-errors")
@@ -143,12 +144,12 @@ class Adaptive(AttackSettings):
             view = replace(view, honest=honest, positions=None)
         defence = RuleAlone.of(view, own) if view.defence is None else view.defence()
         truth = (honest.mean(0) if view.truth is None else view.truth()).double()
-        longest = torch.linalg.vector_norm(truth)
+        length = to_the_host(torch.linalg.vector_norm(truth))
 
         @cache
         def strengths() -> list[float]:
             """Return the strengths to try; reading the length of the truth waits for its device."""
-            return self._strengths(float(longest) or 1.0)
+            return self._strengths(float(length()) or 1.0)
 
         if defence is not None and not self.bold:
             defence = defence.looked()

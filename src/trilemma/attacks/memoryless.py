@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,15 +20,17 @@ from trilemma.attacks.changed import Changed, Places
 from trilemma.attacks.search import weigher
 from trilemma.attacks.span import inner_products
 from trilemma.attacks.turning import Array, Rows
-from trilemma.attacks.types import Crafted, Foreseen, GramTarget, ManyGramsTarget, View
-from trilemma.recordings import Recordings, Tensors, filled_up, unasked
+from trilemma.attacks.types import Crafted, Foreseen, GramTarget, ManyGramsTarget, View, harm
+from trilemma.recordings import Recordings, Tensors, at_least, filled_up, unasked
+from trilemma.transfers import to_the_device
 
 TILTS = (0.0, 0.3, 1.0)
 """How far lies lean towards the server's own message, relative to their part across it."""
 
 
-WALK, KEPT = 8, 4
-"""Steps of an iterative rule within a recording, and how many recordings are kept."""
+WALKS, FIRST_WALK, KEPT = (3, 6, 9), 6, 8
+"""Steps of an iterative rule within a recording, how many the first lies of a round take, and how many
+recordings are kept."""
 
 _recordings = Recordings(KEPT)
 
@@ -43,18 +46,28 @@ class RuleAlone:
     view: View
     target: GramTarget
     step: float = 1.0
+    needed: dict[str, float] = field(default_factory=lambda: {"walk": FIRST_WALK}, compare=False)
+    """How many steps the rule took for the last lies: for the next ones it takes about as many."""
 
     @classmethod
     def of(cls, view: View, own: Tensor) -> RuleAlone | None:
         """Return the rule in this round; None if it needs more than the Gram matrix of the messages."""
         if not (isinstance(view.target, GramTarget) and view.target.geometric):
             return None
-        messages = view.stack(own.to(view.honest))
-        return cls(torch.cat([messages, torch.zeros_like(messages[:1])]), view, view.target)
+        nothing = view.honest.new_zeros(1, view.honest.shape[1])
+        vectors = torch.cat([view.honest, own.to(nothing), nothing])
+        if view.positions is not None:
+            vectors = vectors[[*view.order.tolist(), view.clients]]
+        return cls(vectors, view, view.target)
 
     def rows(self, places: Places) -> Tensor:
         """Return the vectors of the basis at `places`."""
-        return self.vectors[torch.from_numpy(places).to(self.vectors.device)]
+        return self.vectors[to_the_device(places, self.vectors.device)]
+
+    @property
+    def size(self) -> int:
+        """How many vectors the basis has."""
+        return len(self.vectors)
 
     @property
     def senders(self) -> Places:
@@ -72,34 +85,38 @@ class RuleAlone:
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return the aggregate for each of B lies; nobody is expelled and nothing is set right."""
-        which, nothing = torch.from_numpy(rows).to(gram.device), gram.new_zeros(len(changes))
-        move = self._recorded(gram, which, changes) if gram.is_cuda else None
-        if move is None:
-            messages = Changed(gram, 0, len(self.senders), which, changes)
-            move = messages.combined(self._weights(messages.grams()))
-        return Foreseen(nothing > 0, move, nothing)
+        which, nothing = to_the_device(rows, gram.device), gram.new_zeros(len(changes))
+        found = self._recorded(gram, which, changes) if gram.is_cuda else None
+        if found is not None:
+            return found
+        messages = Changed(gram, 0, len(self.senders), which, changes)
+        move = messages.combined(self._weights(messages.grams()))
+        return Foreseen.of(gram, nothing > 0, move, nothing)
 
-    def _recorded(self, gram: Tensor, which: Tensor, changes: Tensor) -> Tensor | None:
-        """Return the aggregates (B, p) from a recording; None if the rule needs more steps than it has."""
+    def _recorded(self, gram: Tensor, which: Tensor, changes: Tensor) -> Foreseen | None:
+        """Return the same from a recording; None if the rule needs more steps than any recording has."""
         target, count = self.target, len(self.senders)
         if not (isinstance(target, ManyGramsTarget) and isinstance(target, Hashable)):
             return None
         if (weigh := target.weights_from_grams) is None:
             return None
 
-        def aggregated(of: Tensors) -> Tensors:
+        def aggregated(of: Tensors, steps: int) -> Tensors:
             messages = Changed(of["gram"], 0, count, of["which"], of["changes"])
-            with unasked(WALK) as going_on:
-                weights = weigh(messages.grams())
-            over = of["gram"].new_zeros((), dtype=torch.bool)
-            return {
-                "move": messages.combined(weights),
-                "going_on": torch.stack([over, *(one.any() for one in going_on)]).any(),
-            }
+            with unasked(steps) as needed:
+                move = messages.combined(weigh(messages.grams()))
+            nothing = torch.zeros_like(move[:, 0])
+            told = (harm(of["gram"], nothing > 0, move), nothing, torch.stack([nothing, *needed]).amax(0))
+            return {"move": move, "told": torch.stack(told)}
 
         given = {"gram": gram, "which": which, "changes": filled_up(changes)}
-        found = _recordings.run((target, count), aggregated, given)
-        return None if bool(found["going_on"]) else found["move"][: len(changes)]
+        for steps in at_least(WALKS, self.needed["walk"]):
+            found = _recordings.run((target, count, steps), partial(aggregated, steps=steps), given)
+            told = found["told"][:, : len(changes)].cpu()  # waits for the device
+            self.needed["walk"] = float(told[2].amax())
+            if self.needed["walk"] <= steps:
+                return Foreseen(told[0], told[1], found["move"][: len(changes)])
+        return None
 
     def _weights(self, grams: Tensor) -> Tensor:
         target = self.target

@@ -13,7 +13,7 @@ accuracy where it cancels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,18 +110,43 @@ def inner_products(*parts: Tensor) -> Tensor:
     >>> inner_products(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
     """
+    count = sum(len(part) for part in parts)
+    found = parts[0].new_zeros(count, count, dtype=torch.float64)
+    for block in _in_float64(parts):
+        found += in_pieces(block) if block.is_cuda else block @ block.T
+    return found
+
+
+def bordered(gram: Tensor, parts: Sequence[Tensor], beside: Tensor) -> Tensor:
+    """Return the Gram matrix of the rows of `parts` and a few rows `beside` (q, d), given that of `parts`.
+
+    >>> bordered(torch.tensor([[5.0]]), [torch.tensor([[1.0, 2.0]])], torch.tensor([[3.0, 4.0]])).tolist()
+    [[5.0, 11.0], [11.0, 25.0]]
+    """
+    count, q = len(gram), len(beside)
+    found = gram.new_zeros(count + q, count + q)
+    found[:count, :count] = gram
+    for block in _in_float64((*parts, beside)):
+        whole = block.shape[1] // PIECE * PIECE if block.is_cuda else 0
+        pieces = block[:, :whole].view(len(block), whole // PIECE, PIECE).transpose(0, 1)
+        rest = block[:, whole:]
+        found[count:] += rest[count:] @ rest.T + torch.bmm(pieces[:, count:], pieces.mT).sum(0)
+    found[:count, count:] = found[count:, :count].T
+    return found
+
+
+def _in_float64(parts: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield all rows of all parts, a block of columns at a time; the next one overwrites it."""
     first, count = parts[0], sum(len(part) for part in parts)
-    d, on_gpu = first.shape[1], first.is_cuda
-    width = min(d, max(1, (CUDA_BLOCK if on_gpu else BLOCK) // max(count, 1)))
+    d = first.shape[1]
+    width = min(d, max(1, (CUDA_BLOCK if first.is_cuda else BLOCK) // max(count, 1)))
     rows = first.new_empty(count, width, dtype=torch.float64)
-    found = rows.new_zeros(count, count)
     for start in range(0, d, max(width, 1)):
         block, place = rows[:, : d - start], 0
         for part in parts:
             block[place : place + len(part)] = part[:, start : start + width]
             place += len(part)
-        found += in_pieces(block) if on_gpu else block @ block.T
-    return found
+        yield block
 
 
 def in_pieces(block: Tensor) -> Tensor:

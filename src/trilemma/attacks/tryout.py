@@ -5,6 +5,9 @@ directions in which liars push, and the direction in which the truth would move 
 measured once. A lie is what is added to the liars' messages, as coefficients in this basis: a few rows of
 some two hundred numbers, whatever d is. The defence evaluates all candidates at once, on the device of the
 messages.
+
+To turn noise, the host needs the inner products of the few rows that lies mix. These are measured first, so
+that the lies are ready when a GPU has measured the rest.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import torch
 from torch import Tensor
 
 from trilemma.attacks.changed import Places
+from trilemma.attacks.span import inner_products
 from trilemma.attacks.turning import Array, Rows
 from trilemma.attacks.types import Defence
+from trilemma.transfers import to_the_device, to_the_host
 
 TOGETHER = 1 << 25
 """How many numbers the Gram matrices of candidates evaluated together may have."""
@@ -93,8 +98,7 @@ class Tryout:
         downhill = math.copysign(1.0, defence.step) * truth
         downhill = downhill / torch.linalg.vector_norm(downhill).clamp(min=1e-30)
         self.beside = torch.cat([directions, downhill[None]])
-        self.measured: Tensor = defence.gram(self.beside)  # on the device; `gram` waits for it
-        self.k, self.basis = len(senders), len(self.measured) - len(self.beside)
+        self.k, self.basis = len(senders), defence.size
         self.n = self.basis - self.k - 1
         # Rows of the basis that lies mix, and how far they move per change of the messages. Turned noise is
         # turned either in the messages or in the sums; without turning, both give the same lie.
@@ -103,6 +107,10 @@ class Tryout:
             self.mixable.append((senders[self.active], defence.step))
         ways = [self.along(which) for which in range(len(directions))]
         self.used = np.unique(np.concatenate([*(rows for rows, _ in self.mixable), ways]))
+        if noise != "protocol":
+            mixed = defence.rows(self.used[self.used < self.basis])
+            self._among_used = to_the_host(inner_products(mixed, directions.to(mixed)))
+        self.measured: Tensor = defence.gram(self.beside)  # on the device
 
     def lies(self, which: int, strengths: Sequence[float] | Array) -> Lies:
         """Return lies of these strengths along a direction; for turned noise both kinds, if possible."""
@@ -128,8 +136,9 @@ class Tryout:
         if self.noise == "protocol":  # nothing is turned, so the rows' inner products are not needed
             return Rows(np.zeros((0, 0)), np.zeros(0))
         if (which, kind) not in self._turnables:
-            rows = self.mixable[kind][0]
-            inner, before = self.gram[np.ix_(rows, rows)], self.gram[rows, self.along(which)]
+            rows = np.searchsorted(self.used, self.mixable[kind][0])
+            inner = self._inner[np.ix_(rows, rows)]
+            before = self._inner[rows, np.searchsorted(self.used, self.along(which))]
             self._turnables[which, kind] = Rows(inner, before)
         return self._turnables[which, kind]
 
@@ -138,14 +147,14 @@ class Tryout:
         return {}
 
     @cached_property
-    def gram(self) -> Array:
-        """The Gram matrix on the host."""
-        found: Array = self.measured.cpu().numpy()
+    def _inner(self) -> Array:
+        """The Gram matrix of the vectors that lies use (u, u), on the host."""
+        found: Array = self._among_used().numpy()
         return found
 
     def along(self, which: int) -> int:
         """Return the place of a direction in the basis."""
-        return len(self.measured) - 1 - len(self.directions) + which
+        return self.basis + which
 
     @property
     def honest(self) -> Lies:
@@ -154,25 +163,22 @@ class Tryout:
 
     def judged(self, lies: Lies) -> Judged:
         """Return harm and correction of every lie."""
-        gram, judged = self.measured, list[Tensor]()
-        count = max(1, TOGETHER // (self.n + self.k) ** 2)
+        judged, count = [np.zeros((2, 0))], max(1, TOGETHER // (self.n + self.k) ** 2)
         for start in range(0, len(lies), count):
             changes = self.in_the_basis(lies.changes[start : start + count])
-            found = self.defence.outcomes(gram, self.active, changes, self.beside)
-            # The last vector of the basis is the direction in which the truth would move the model.
-            harm = torch.where(found.expelled, -math.inf, -(found.move @ gram[:, -1]))
-            judged.append(torch.stack([harm, found.corrected]))
-        return Judged(*torch.cat([gram.new_zeros(2, 0), *judged], 1).cpu().numpy())
+            found = self.defence.outcomes(self.measured, self.active, changes, self.beside)
+            judged.append(np.stack([found.harm.numpy(), found.corrected.numpy()]))
+        return Judged(*np.concatenate(judged, 1))
 
     def in_the_basis(self, changes: Array) -> Tensor:
         """Return changes (B, r, u) as coefficients in the whole basis (B, r, p), on the messages' device."""
-        some = torch.from_numpy(changes).to(self.measured.device)
+        some = to_the_device(changes, self.measured.device)
         whole = some.new_zeros(*some.shape[:2], len(self.measured))
         return whole.index_copy_(2, self._used_there, some)
 
     @cached_property
     def _used_there(self) -> Tensor:
-        return torch.from_numpy(self.used).to(self.measured.device)
+        return to_the_device(self.used, self.measured.device)
 
     def sent(self, lies: Lies, place: int) -> Tensor:
         """Return what all f liars add to their messages (f, d) for the lie at `place`."""
@@ -183,4 +189,4 @@ class Tryout:
         rows, ways = used[used < self.basis], used[used >= self.basis] - self.basis
         along = self.directions if len(ways) == len(self.directions) else self.directions[ways.tolist()]
         vectors = torch.cat([self.defence.rows(rows).to(self.directions), along])
-        return torch.from_numpy(mix).to(self.directions) @ vectors
+        return to_the_device(mix, vectors.device).to(vectors) @ vectors

@@ -61,14 +61,31 @@ class ManyGramsTarget(GramTarget, Protocol):
 class Foreseen:
     """What the server would do in a round, for each of B lies.
 
-    `expelled` (B,) tells whether somebody would be expelled; the other two mean nothing there. `move` (B, p)
-    is the model's move since the start, as coefficients in the basis of the `Defence`, or a vector with the
-    same inner products with this basis. `corrected` (B,) is how far the model is set right.
+    `harm` (B,) is how far the model moves against the last vector of the basis, −∞ if somebody is expelled;
+    the other two mean nothing there. `corrected` (B,) is how far the model is set right. Both are on the
+    host. `move` (B, p) is the model's move since the start, as coefficients in the basis of the `Defence`, or
+    a vector with the same inner products with this basis.
     """
 
-    expelled: Tensor
-    move: Tensor
+    harm: Tensor
     corrected: Tensor
+    move: Tensor
+
+    @classmethod
+    def of(cls, gram: Tensor, expelled: Tensor, move: Tensor, corrected: Tensor) -> Foreseen:
+        """Return what is foreseen if lies with `expelled` (B,) get somebody expelled."""
+        told = torch.stack([harm(gram, expelled, move), corrected.to(gram)]).cpu()
+        return cls(told[0], told[1], move)
+
+    @property
+    def expelled(self) -> Tensor:
+        """Whether somebody would be expelled (B,), bool."""
+        return torch.isneginf(self.harm)
+
+
+def harm(gram: Tensor, expelled: Tensor, move: Tensor) -> Tensor:
+    """Return how far moves (B, p) go against the last vector of the basis (B,), −∞ where `expelled` (B,)."""
+    return torch.where(expelled, -torch.inf, -(move @ gram[:, -1]))
 
 
 class Defence(Protocol):
@@ -83,6 +100,10 @@ class Defence(Protocol):
 
     def rows(self, places: Any) -> Tensor:
         """Return the vectors of the basis at `places`, which must be in rising order."""
+
+    @property
+    def size(self) -> int:
+        """How many vectors the basis has."""
 
     @property
     def senders(self) -> Any:
@@ -102,7 +123,8 @@ class Defence(Protocol):
         """Return what the server does if `changes` (B, r, p) are added to the messages in `rows` (r,).
 
         Changes are coefficients in the basis followed by the rows `beside`, whose Gram matrix is `gram`. The
-        work is done on the device of `gram` and `changes`.
+        last of these rows is the direction in which the truth would move the model. The work is done on the
+        device of `gram` and `changes`.
         """
 
 

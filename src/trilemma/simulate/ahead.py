@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Protocol
@@ -20,6 +20,7 @@ from trilemma.data.types import Batch, each
 from trilemma.keys import Key
 from trilemma.learning import Messages
 from trilemma.learning.evidence.file import ORIGIN
+from trilemma.learning.evidence.outlook import Outlook
 from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import State
 from trilemma.learning.trace import Trace
@@ -33,6 +34,9 @@ LOOKED_AT = 50
 
 LENGTHENED = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Multiples of the model's move that are tried for the least loss."""
+
+ENOUGH = 1000
+"""About so many examples are enough to tell these multiples apart; of more, some are left out."""
 
 LOOKS = 24
 """Evaluations of errors and their gradient in a climb; 40 find hardly more."""
@@ -72,13 +76,15 @@ class Ahead:
     Clipping may leave the model's move far shorter than its best multiple, and its loss then says little
     about its errors. So losses and errors are computed for the multiple of the move with the least loss.
 
-    `sent` are the messages of the clients `heard`, as the protocol computed them.
+    `sent` are the messages of the clients `heard`, as the protocol computed them. `outlook` returns the
+    outlook of a defended server on them; None: the server has no memory.
     """
 
     experiment: Experiment
     progress: Progress
     sent: Messages
     heard: tuple[int, ...]
+    outlook: Callable[[], Outlook] | None = None
 
     @cached_property
     def trace(self) -> Trace:
@@ -100,7 +106,8 @@ class Ahead:
     @cached_property
     def after(self) -> Tensor:
         """The model to which the round would lead without a lie (d,)."""
-        return self._rehearsed(self.sent)
+        move = None if self.outlook is None else self.outlook().led()
+        return self._rehearsed(self.sent) if move is None else self.start + move
 
     def _rehearsed(self, sent: Messages) -> Tensor:
         """Return the model to which messages would lead (d,); computed once for the same tensor."""
@@ -143,17 +150,15 @@ class Ahead:
     def _best_multiple(self, move: Tensor) -> float:
         """Return the multiple of a move (d,) with the least loss."""
         tried = torch.stack([self.start + scale * move for scale in LENGTHENED])
-        x, weight = each(self.batch.x, lambda part: part[0]), self.batch.weight
-        shares = None if weight is None else weight[0]
+        x, weight = each(self.batch.x, _some), self.batch.weight
+        shares, y = None if weight is None else _some(weight), _some(self.batch.y)
         model = self.honest.model
-        return LENGTHENED[
-            int(models.evaluate(model, tried, x, self.batch.y[0], shares, per_client=False).loss.argmin())
-        ]
+        return LENGTHENED[int(models.evaluate(model, tried, x, y, shares, per_client=False).loss.argmin())]
 
     def steepest(self, params: Tensor, weight: Tensor | None) -> Tensor:
         """Return the gradient (d,) of the examples' weighted loss at `params`."""
         batch = replace(self.batch, weight=weight)
-        keys = client_keys(self.honest, self.key)[:1]
+        keys = client_keys(self.honest.only(self.honest.ids[0]), self.key)
         return replay.gradients(self.honest.model, params, batch, keys=keys).value[0]
 
     @property
@@ -266,6 +271,11 @@ def _with_errors_as_loss(model: Model) -> Model:
         return -torch.expm1(-model.loss(outputs, labels))
 
     return replace(model, loss=erring)
+
+
+def _some(part: Tensor) -> Tensor:
+    """Return `ENOUGH` examples, or up to twice as many, evenly out of a batch's part (1, n, …)."""
+    return part[0, :: max(1, part.shape[1] // ENOUGH)].contiguous()
 
 
 def _unit(vector: Tensor) -> Tensor:

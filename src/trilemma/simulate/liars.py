@@ -7,7 +7,7 @@ when an attack asks for it.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -36,14 +36,14 @@ def informed(
 
     `sent` are the messages of the clients `stepped`, as the protocol computed them; the server hears `heard`.
     """
-    algorithm, round_ = experiment.resolved.algorithm, progress.round
+    algorithm, round_, outlook = experiment.resolved.algorithm, progress.round, None
     if algorithm.court is not None:
         court, everything = algorithm.court, sent
         if view.own is not None:
             everything = sent.rows(_rows_of(stepped, heard))
         rehearsal = Rehearsal(algorithm, progress.server, round_, heard)
         vectors = everything.vectors
-        outlook = partial(Outlook.of, court, progress.server, vectors, heard, round_)
+        outlook = cache(partial(Outlook.of, court, progress.server, vectors, heard, round_))
         view = replace(view, target=rehearsal, defence=None if view.own is None else outlook)
     elif algorithm.screen:
         view = replace(view, target=Rehearsal(algorithm, progress.server, round_, heard))
@@ -54,7 +54,7 @@ def informed(
         model, trace = experiment.clients.model, algorithm.trace
         moved = None if trace is None else progress.broadcast[trace.model]
         if moved is not None and moved.shape == (model.dim,) and view.own is not None and not model.buffers:
-            ahead = Ahead(experiment, progress, sent.rows(_rows_of(stepped, heard)), heard)
+            ahead = Ahead(experiment, progress, sent.rows(_rows_of(stepped, heard)), heard, outlook)
             view = replace(view, uphill=ahead.uphill, unshown=ahead.unshown)
             view = replace(view, errors=ahead.errors, mistaken=ahead.mistaken)
             if (later := AheadGoingOn.of(ahead)) is not None:

@@ -131,21 +131,19 @@ def correct(
     grams: Tensor,
     moved: Tensor,
     look: Look,
-    parts: Tensor | None,
     seen: Directions,
-    bounded: Bounded | None = None,
+    parts: Tensor | None = None,
+    counted: Tensor | None = None,
 ) -> Corrections:
     """Return how B moves are set right: see `correction.correct`.
 
-    `moved` and `parts` are (B, m); `seen` are the visible directions of all members.
+    `moved` and `parts` are (B, m). Where members were left out, `seen` and `counted` (B, m) are what
+    `left_out` returned; `counted` None: nobody was.
     """
     m, liars = grams.shape[1], look.facts.liars
     kept, mix = moved.new_ones(len(moved)), torch.zeros_like(moved)
     if not corrects(look, seen):
         return Corrections(kept, mix)
-    counted = None
-    if parts is not None:
-        seen, counted = _left_out(grams, look, seen, bounded)
     if counted is not None and parts is not None:
         out = parts * ~counted
         kept = 1 / (1 - out.sum(1)).clamp(min=1e-9)
@@ -165,13 +163,16 @@ def corrects(look: Look, seen: Directions) -> bool:
     return look.facts.corrects and seen.there.shape[1] > 0
 
 
-def _left_out(
-    grams: Tensor, look: Look, seen: Directions, bounded: Bounded | None
+def left_out(
+    grams: Tensor, look: Look, seen: Directions, bounded: Bounded | None = None
 ) -> tuple[Directions, Tensor | None]:
     """Leave out members who stand apart, repeatedly; return the directions then seen, and a mask (B, m).
 
-    The mask says who is still counted; None: all members of all B.
+    `seen` are the visible directions of all members. The mask says who is still counted; None: all members of
+    all B.
     """
+    if not corrects(look, seen):
+        return seen, None
     m, liars, times = grams.shape[1], look.facts.liars, 0
     counted = torch.ones(grams.shape[:2], dtype=torch.bool, device=grams.device)
     place = torch.arange(1, m + 1, device=grams.device)

@@ -18,6 +18,7 @@ from torch import Tensor
 from trilemma.learning.evidence.conviction import SLACK, lengths
 from trilemma.learning.evidence.correction import edge
 from trilemma.learning.trace import Array, Law, Places, whitened
+from trilemma.transfers import to_the_device
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Look:
             parts["units"] = 1.0 / np.outer(law.deviation, law.deviation)
             parts["whitening"] = law.whitening if facts.telling else np.zeros((m, m))
         packed = np.concatenate([parts[name].ravel() for name in facts.shapes])
-        return cls(facts, torch.from_numpy(packed).to(device), rows, law)
+        return cls(facts, to_the_device(packed, device), rows, law)
 
     @cached_property
     def _parts(self) -> dict[str, Tensor]:
@@ -202,4 +203,4 @@ def rows_of(rows: Places, count: int, device: torch.device) -> Tensor | None:
     >>> rows_of(np.arange(3), 3, torch.device("cpu")), rows_of(np.arange(2), 3, torch.device("cpu"))
     (None, tensor([0, 1]))
     """
-    return None if len(rows) == count else torch.from_numpy(rows).to(device)
+    return None if len(rows) == count else to_the_device(rows, device)

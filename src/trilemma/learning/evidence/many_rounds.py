@@ -4,9 +4,11 @@ The work for a hundred lies takes a GPU one or two milliseconds, but its several
 the processor ten. So if all clients were heard in all rounds, the work is replayed in one piece
 (`trilemma.recordings`). A recording cannot wait for its own results. Therefore all lies go through all of it,
 even those that lead to an expulsion, and its loops take a fixed number of steps (`many.Bounded`,
-`recordings.unasked`). If a loop of the rule needed more steps, the work is replayed in two parts, judging and
-moving, and the rule computes its weights in between. If another loop needed more steps, larger numbers of
-steps are tried (`STEPS`), and in the end the round is computed without a recording (`outlook`).
+`recordings.unasked`). If a loop needed more, larger numbers are tried: `WALKS` for the rule, `STEPS` for the
+others. Beyond them the work is replayed in two parts, judging and moving, between which the rule takes as
+many steps as it needs; or, for the other loops, the round is computed without a recording (`outlook`). How
+many steps are needed depends more on the honest noise than on the lie, so the next lies of a round begin with
+what the last ones needed (`Effort`).
 """
 
 from __future__ import annotations
@@ -15,25 +17,24 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
 
 from trilemma.attacks.changed import Changed
-from trilemma.attacks.types import Foreseen
+from trilemma.attacks.types import Foreseen, harm
 from trilemma.learning.evidence import many
 from trilemma.learning.evidence.many_look import Facts, Look
-from trilemma.recordings import Recordings, Tensors, filled_up, unasked
+from trilemma.recordings import Recordings, Tensors, aside, at_least, filled_up, unasked
 
-KEPT = 12
-"""How many recordings are kept: one to three for every padded number of lies and every entry of `STEPS`."""
+KEPT = 16
+"""How many recordings are kept: a few for every padded number of lies."""
 
 STEPS = ((1, 1), (2, 1), (4, 2))
 """How many directions are searched for, and how often clients are left out; tried in this order."""
 
-WALK = 6
-"""Steps of an iterative rule within a recording: of a hundred lies, seldom any needs more."""
+WALKS, FIRST_WALK = (5, 9), 5
+"""Steps of an iterative rule within a recording, and how many the first lies of a round take."""
 
 _recordings = Recordings(KEPT)
 
@@ -54,26 +55,27 @@ class Round:
         self,
         grams: Sequence[Tensor],
         seen: Sequence[many.Directions],
+        counted: Tensor | None,
         aggregates: Tensor,
         parts: Tensor,
-        bounded: many.Bounded | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the model's move since the start (B, p), and the length of its corrections (B,).
 
         Vectors are given by their coefficients (B, p) in the basis of `sent.gram`. `grams` and `seen` belong
-        to the looks, `aggregates` (B, p) are the rule's, and `parts` are as in `many.correct`.
+        to the looks; those of the sums, and `counted`, are what `many.left_out` returned. `aggregates` (B, p)
+        are the rule's, and `parts` are as in `many.correct`.
         """
         gram, (fresh, whole) = self.sent.gram, self.looks
         move, corrected = self.step * aggregates, gram.new_zeros(len(aggregates))
         move[:, self.sent.start + self.sent.count] += 1.0
         if many.corrects(fresh, seen[0]):
-            right = many.correct(grams[0], self.sent.beside(aggregates, fresh.rows), fresh, None, seen[0])
+            right = many.correct(grams[0], self.sent.beside(aggregates, fresh.rows), fresh, seen[0])
             once = self.step * self.sent.combined(right.mix, fresh.rows)
             move, corrected = move + once, _lengths(gram, once)
         after = move
         if self.sums is not None and many.corrects(whole, seen[1]):
             beside = self.sums.beside(move, whole.rows)
-            right = many.correct(grams[1], beside, whole, parts, seen[1], bounded)
+            right = many.correct(grams[1], beside, whole, seen[1], parts, counted)
             after = right.kept[:, None] * move + self.sums.combined(right.mix, whole.rows)
             corrected = corrected + _lengths(gram, after - move)
         return after, corrected
@@ -97,6 +99,14 @@ class Weigher:
     recordable: bool
 
 
+@dataclass
+class Effort:
+    """How many steps the lies of a round need: the place in `STEPS`, and the steps of the rule."""
+
+    looks: int = 0
+    walk: float = FIRST_WALK
+
+
 def foreseen(
     gram: Tensor,
     which: Tensor,
@@ -106,12 +116,15 @@ def foreseen(
     fresh: Look,
     taken: Tensor,
     rule: Weigher | None,
+    effort: Effort | None = None,
 ) -> Foreseen | None:
     """Return the outcomes of B lies from recordings; None if they need more steps than any recording has.
 
     `changes` (B, r, p), in the basis of `gram` (p, p), are added to the messages `which` (r,). `taken` (n,)
-    is the sum of each client's weights so far. `rule` None: the mean.
+    is the sum of each client's weights so far. `rule` None: the mean. `effort` is what the last lies of this
+    round needed, and becomes what these need.
     """
+    effort, count = effort or Effort(), len(changes)
     given = {
         "gram": gram,
         "changes": filled_up(changes),
@@ -121,34 +134,46 @@ def foreseen(
         "whole": whole.numbers,
         "taken": taken,
     }
-    facts, count = (fresh.facts, whole.facts), len(changes)
-    named = None if rule is None else rule.name
-    for steps, parts in product(STEPS, (1, 2)):
-        if parts == 1 and (rule is None or rule.recordable):
-            at_once = partial(_at_once, facts, steps, rule)
-            found = _recordings.run(("at once", steps, named, *facts), at_once, given)
-        elif parts == 2 and rule is not None:
-            found = _in_two_parts(facts, steps, rule, given)
+    facts = (fresh.facts, whole.facts)
+    while effort.looks < len(STEPS):
+        steps = STEPS[effort.looks]
+        walks = [0] if rule is None else at_least(WALKS, effort.walk) if rule.recordable else []
+        if rule is None or walks:
+            name = ("at once", steps, walks[0], None if rule is None else rule.name, *facts)
+            found = _recordings.run(name, partial(_at_once, facts, steps, walks[0], rule), given)
         else:
-            continue
-        if not bool(found["going_on"]):
-            return Foreseen(*(found[part][:count] for part in ("expelled", "after", "corrected")))
+            found = _in_two_parts(facts, steps, rule, given)
+        told = found["told"][:, :count].cpu()  # waits for the device
+        walked = float(told[3].amax())
+        if bool(told[2].any()):
+            effort.looks += 1
+        elif walks and walked > walks[0]:
+            effort.walk = walked
+        else:
+            effort.walk = walked if walks else math.inf
+            return Foreseen(told[0], told[1], found["after"][:count])
     return None
 
 
 def _at_once(
-    facts: tuple[Facts, Facts], steps: tuple[int, int], rule: Weigher | None, of: Tensors
+    facts: tuple[Facts, Facts], steps: tuple[int, int], walk: int, rule: Weigher | None, of: Tensors
 ) -> Tensors:
-    """Judge B lies and return where the model moves; the rule takes at most `WALK` steps."""
-    judged = _judged(facts, steps, of)
-    if rule is None:
-        n, count = facts[0].members, len(of["changes"])
-        weights, going_on = of["gram"].new_full((count, n), 1 / n), list[Tensor]()
-    else:
-        with unasked(WALK) as going_on:
-            weights = rule.weights(judged["grams"][0])
-    judged["going_on"] = torch.stack([judged["going_on"], *going_on]).any(0)
-    return _moved(facts, steps, of | judged | {"weights": weights})
+    """Judge B lies and return where the model moves; the rule takes at most `walk` steps meanwhile."""
+    grams = _grams(facts, of)
+
+    def weighed() -> Tensors:
+        if rule is None:
+            n, count = facts[0].members, len(of["changes"])
+            weights, needed = of["gram"].new_full((count, n), 1 / n), list[Tensor]()
+        else:
+            with unasked(walk) as needed:
+                weights = rule.weights(grams[0])
+        walked = torch.stack(needed).amax(0) if needed else torch.zeros_like(weights[:, 0])
+        return {"weights": weights, "walked": walked}
+
+    by_the_rule = aside(weighed)
+    judged = _tested(facts, steps, of | {"grams": grams})
+    return _moved(facts, of | judged | by_the_rule())
 
 
 def _in_two_parts(
@@ -159,42 +184,62 @@ def _in_two_parts(
     # If somebody is expelled the weights do not matter: the first lie's Gram matrix stands in.
     grams = judged["grams"][0]
     weights = rule.weights(torch.where(judged["expelled"][:, None, None], grams[:1], grams))
-    told = given | judged | {"weights": weights}
-    return _recordings.run(("moved", steps, *facts), partial(_moved, facts, steps), told)
+    told = given | judged | {"weights": weights, "walked": torch.zeros_like(weights[:, 0])}
+    return _recordings.run(("moved", *facts), partial(_moved, facts), told)
 
 
 def _judged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
-    """Return which of B lies lead to an expulsion, what each look shows, and where more steps are needed."""
-    round_, bounded = _round(facts, of), many.Bounded(*steps)
+    return _tested(facts, steps, of | {"grams": _grams(facts, of)})
+
+
+def _grams(facts: tuple[Facts, Facts], of: Tensors) -> Tensor:
+    """Return the Gram matrices (2, B, n, n) of messages and sums."""
+    round_ = _round(facts, of)
     assert round_.sums is not None
-    grams = torch.stack([round_.sent.grams(), round_.sums.grams()])
-    expelled = many.improbable(grams, round_.looks).any(0)
-    found = {"grams": grams}
-    for place, seen in enumerate(many.visible(grams, round_.looks, bounded)):
-        expelled = expelled | many.apart(seen, round_.looks[place])
-        found |= dict(zip(_names(place), seen.parts, strict=True))
-    return {"expelled": expelled, "going_on": bounded.going_on[0], **found}
+    return torch.stack([round_.sent.grams(), round_.sums.grams()])
 
 
-def _moved(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
+def _tested(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
+    """Return which of B lies lead to an expulsion, what each look shows, and where more steps are needed.
+
+    The directions of the sums are those seen once members who stand apart are left out; `counted` (B, n) says
+    who is not.
+    """
+    looks, bounded, grams = _round(facts, of).looks, many.Bounded(*steps), of["grams"]
+    by_pairs = aside(lambda: many.improbable(grams, looks).any(0))
+    seen = many.visible(grams, looks, bounded)
+    by_directions = aside(
+        lambda: torch.stack([many.apart(*both) for both in zip(seen, looks, strict=True)]).any(0)
+    )
+    sums, counted = many.left_out(grams[1], looks[1], seen[1], bounded)
+    assert counted is not None
+    found = {"grams": grams, "counted": counted, "going_on": torch.stack(bounded.going_on).any(0)}
+    for place, shown in enumerate((seen[0], sums)):
+        found |= dict(zip(_names(place), shown.parts, strict=True))
+    return {"expelled": by_pairs() | by_directions(), **found}
+
+
+def _moved(facts: tuple[Facts, Facts], of: Tensors) -> Tensors:
     """Return where the model moves under B judged lies, given the rule's weights.
 
-    A lie that leads to an expulsion has move 0. `going_on` tells whether any of the other lies needs more
-    steps.
+    A lie that leads to an expulsion has move 0. What the host reads is in one tensor, `told` (4, B): harm,
+    how far the model is set right, whether a look needs more steps, and how many steps the rule took; the
+    last two are 0 for lies that lead to an expulsion.
     """
-    round_, bounded = _round(facts, of), many.Bounded(*steps)
+    round_, expelled, grams = _round(facts, of), of["expelled"], of["grams"].unbind()
     now = of["taken"] + of["weights"]
     parts = now / now.sum(1, keepdim=True).clamp(min=1e-300)
     seen = [many.Directions(*(of[name] for name in _names(place))) for place in range(2)]
     aggregates = round_.sent.combined(of["weights"])
-    after, corrected = round_.moved((of["grams"][0], of["grams"][1]), seen, aggregates, parts, bounded)
-    expelled, going_on = of["expelled"], torch.stack([of["going_on"], *bounded.going_on]).any(0)
-    return {
-        "expelled": expelled,
-        "after": torch.where(expelled[:, None], 0.0, after),
-        "corrected": torch.where(expelled, math.inf, corrected),
-        "going_on": (going_on & ~expelled).any(),
-    }
+    after, corrected = round_.moved(grams, seen, of["counted"], aggregates, parts)
+    after = torch.where(expelled[:, None], 0.0, after)
+    told = (
+        harm(of["gram"], expelled, after),
+        torch.where(expelled, math.inf, corrected),
+        (of["going_on"] & ~expelled).to(after),
+        torch.where(expelled, 0.0, of["walked"]),
+    )
+    return {"after": after, "told": torch.stack(told)}
 
 
 def _names(place: int) -> list[str]:

@@ -18,17 +18,18 @@ from torch import Tensor
 from trilemma import aggregation
 from trilemma.aggregation import Chain
 from trilemma.attacks.changed import Changed
-from trilemma.attacks.span import inner_products
+from trilemma.attacks.span import bordered, inner_products
 from trilemma.attacks.types import Foreseen
 from trilemma.keys import Key
 from trilemma.learning.evidence import many
 from trilemma.learning.evidence.court import Court
 from trilemma.learning.evidence.file import File
 from trilemma.learning.evidence.many_look import Look, rows_of
-from trilemma.learning.evidence.many_rounds import Round, Weigher, foreseen, recordable
+from trilemma.learning.evidence.many_rounds import Effort, Round, Weigher, foreseen, recordable
 from trilemma.learning.messages import Messages, side_by_side
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.learning.trace import Law, Places
+from trilemma.transfers import to_the_device
 
 SINGULAR = 1e-10
 """Relative cut-off for the eigenvalues of the basis' normalised Gram matrix. It may be singular: after the
@@ -105,6 +106,11 @@ class Outlook:
         """The vectors of the basis, in three parts: sums of all n, messages, the move so far."""
         return self.file.sums, self.messages, self.moved[None]
 
+    @property
+    def size(self) -> int:
+        """How many vectors the basis has."""
+        return sum(len(part) for part in self.basis)
+
     @cached_property
     def vectors(self) -> Tensor:
         """The basis (n + k + 1, d) in one tensor. This is a copy: use `rows` for a few rows."""
@@ -128,12 +134,37 @@ class Outlook:
 
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix (p, p) of the basis followed by rows `beside` (q, d), on their device."""
+        rows = beside.to(self.messages)
+        return bordered(self._measured[0], self.basis, rows) if self._measured else self._gram(rows)
+
+    def _gram(self, beside: Tensor) -> Tensor:
         if not beside.is_cuda:
-            return aggregation.gram(torch.cat([*self.basis, beside.to(self.messages)]))
+            return aggregation.gram(torch.cat([*self.basis, beside]))
         # The vectors are noise around zero, so plain inner products are accurate: no row is subtracted first.
-        found = inner_products(*self.basis, beside.to(self.messages))
+        found = inner_products(*self.basis, beside)
         _ = self._looks  # computed on the host while the GPU works
         return found
+
+    @cached_property
+    def _measured(self) -> list[Tensor]:
+        """The Gram matrix of the basis alone, once it is known."""
+        return []
+
+    def led(self) -> Tensor | None:
+        """Return the model's move since the start (d,) to which the round leads if nobody lies.
+
+        None if Gram matrices do not tell: the sums are not looked at, the rule works column by column, or
+        somebody would be expelled.
+        """
+        if not (self.due and self._geometric):
+            return None
+        self._measured[:] = [self._gram(self.messages[:0])]
+        gram = self._measured[0]
+        found = self.outcomes(gram, np.zeros(1, np.int64), gram.new_zeros(1, 1, len(gram)), self.messages[:0])
+        if bool(found.expelled[0]):
+            return None
+        shares = torch.split(found.move[0].to(self.messages), [len(part) for part in self.basis])
+        return torch.stack([some @ part for some, part in zip(shares, self.basis, strict=True)]).sum(0)
 
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return for B lies whether somebody would be expelled, and where the model would move.
@@ -143,12 +174,13 @@ class Outlook:
         work is done on the device of `gram` and `changes`.
         """
         k, (whole, fresh) = len(self.senders), self._looks
-        geometric = self._rule is None or self._rule.geometric
-        n, taken = len(self.file.sums), self._taken
+        n, taken, geometric = len(self.file.sums), self._taken, self._geometric
         everybody = n == k and bool((self.senders == np.arange(n)).all())
-        which = torch.from_numpy(rows).to(gram.device)
+        which = to_the_device(rows, gram.device)
         if gram.is_cuda and self.due and everybody and geometric and recordable(whole, fresh):
-            found = foreseen(gram, which, changes, self.step, whole, fresh, taken, self._weigher)
+            found = foreseen(
+                gram, which, changes, self.step, whole, fresh, taken, self._weigher, self._effort
+            )
             if found is not None:
                 return found
         whose = torch.from_numpy(self.senders[rows]).to(gram.device)
@@ -165,18 +197,27 @@ class Outlook:
             aggregates = sent.combined(weights)
         else:
             aggregates, weights = self._columnwise(sent, beside)
+        seen, counted = judged.seen, None
+        if self.due:
+            seen[1], counted = many.left_out(grams[1], whole, seen[1])
         round_ = Round(sent, sums if self.due else None, (fresh, whole), self.step)
-        after, corrected = round_.moved(grams, judged.seen, aggregates, self._parts(weights, taken))
-        return Foreseen(
+        after, corrected = round_.moved(grams, seen, counted, aggregates, self._parts(weights, taken))
+        return Foreseen.of(
+            gram,
             judged.expelled,
             gram.new_zeros(len(changes), len(gram)).index_copy(0, left, after),
             gram.new_full((len(changes),), math.inf).index_copy(0, left, corrected),
         )
 
     @cached_property
+    def _effort(self) -> Effort:
+        """How many steps recordings need for the lies of this round; it learns."""
+        return Effort()
+
+    @cached_property
     def _taken(self) -> Tensor:
         """The sum of each client's weights so far (n,), on the device of the messages."""
-        return self.file.taken.to(self.messages.device)
+        return to_the_device(self.file.taken, self.messages.device)
 
     def _parts(self, weights: Tensor, taken: Tensor) -> Tensor:
         """Return the shares (B, m) of the clients looked at in the model's move, this round included."""
@@ -210,6 +251,11 @@ class Outlook:
     def _rule(self) -> Chain | None:
         """The rule as the server applies it to the round's messages; None: it is their mean."""
         return self.court.rule(len(self.senders), self.file)
+
+    @property
+    def _geometric(self) -> bool:
+        """Whether the aggregate is a weighted sum of the messages with weights from their Gram matrix."""
+        return self._rule is None or self._rule.geometric
 
     @property
     def _weigher(self) -> Weigher | None:
