@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,12 +152,28 @@ def run_command(
     for name in [name for name in places if name not in wanted]:
         print(f"{name}: nothing to run")
     folder = out or RUNS / (names[0] if len(names) == 1 and names != ["all"] else "together")
+    run = partial(_run, kept=kept, folder=folder, jobs=jobs, engine=engine, console=console)
+    if missing:
+        _run_until_nothing_is_missing(wanted, asked, kept, run)
+    elif wanted:
+        run(wanted)
+
+
+def _run_until_nothing_is_missing(
+    wanted: Mapping[str, Sequence[Place]],
+    asked: Mapping[str, Sequence[Place]],
+    kept: Kept,
+    run: Callable[[Mapping[str, Sequence[Place]]], None],
+) -> None:
+    """Run what results lack, and what they lack then, of what is asked for; nothing is run twice.
+
+    Where the rest of a grid was tried, what was best there has yet to be run with the other seeds.
+    """
+    from trilemma.papers import filled
+
     ran: set[str] = set()
     while wanted:
-        _run(wanted, kept, folder, jobs, engine, console)
-        if not missing:
-            return
-        # where the rest of a grid was tried, what was best there has yet to be run with the other seeds
+        run(wanted)
         ran |= {one.cell.name for own in wanted.values() for one in own}
         left = {name: filled.missing(asked[name], kept.read(name)) for name in wanted}
         more = {name: [one for one in own if one.cell.name not in ran] for name, own in left.items()}
