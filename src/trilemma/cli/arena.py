@@ -51,6 +51,10 @@ def arena_command(
     from trilemma.errors import UserError
 
     if show is not None:
+        some = {"--ground": ground, "--threat": threat, "--liars": liars, "--rule": rule, "--set": set_}
+        other = {"--adversary": adversary, "--seeds": seeds, "--quick": quick, "--jobs": jobs}
+        if given := [name for name, value in {**some, **other, "--minutes": minutes}.items() if value]:
+            raise UserError(f"--show runs nothing and prints all of a file: leave {', '.join(given)} out")
         _show(show, results, details, missing)
         return
     _check_names(ground, threat, adversary, rule)
@@ -130,9 +134,10 @@ def _bouts(
     from trilemma.papers import arena
 
     reasons: list[str] = []
+    grounds = asked["ground"] or (arena.QUICK if quick else tuple(arena.GROUNDS))
     wanted = list(
         arena.bouts(
-            asked["ground"] or (arena.QUICK if quick else tuple(arena.GROUNDS)),
+            grounds,
             asked["rule"] or tuple(arena.RULES),
             seeds or ("1" if quick else "1-3"),
             changes,
@@ -143,9 +148,16 @@ def _bouts(
         )
     )
     if not wanted:
-        why = reasons[0] if reasons else f"liars: {_liars(asked['ground'] or arena.GROUNDS)}"
-        raise UserError(f"nothing is left to run; {why}")
+        raise UserError(f"nothing is left to run; {reasons[0] if reasons else _offered(grounds)}")
     return wanted
+
+
+def _offered(grounds: Collection[str]) -> str:
+    """Say how many lie where, and which adversaries a ground meets."""
+    from trilemma.papers.arena import GROUNDS
+
+    met = "; ".join(f"{name} meets {', '.join(GROUNDS[name].adversaries)}" for name in grounds)
+    return f"{_liars(grounds)}; {met if len(grounds) == 1 else 'name one --ground to see whom it meets'}"
 
 
 def _run(
@@ -197,7 +209,7 @@ def _close(
 
     if not any(map(wanted, gaps.standings(()))):
         rules = ", ".join(dict.fromkeys(one.rule for one in gaps.standings(())))
-        raise UserError(f"the arena has no such cell; rules: {rules}; liars: {_liars(arena.GROUNDS)}")
+        raise UserError(f"the arena has no such cell; rules: {rules}; {_liars(arena.GROUNDS)}")
     console = Console(stderr=True)
     try:
         done = closing.close(results, out, lambda: GridProgress(console), wanted=wanted, **said)
@@ -223,7 +235,10 @@ def _liars(grounds: Collection[str]) -> str:
     """Say how many may lie where."""
     from trilemma.papers.arena import GROUNDS
 
-    return "; ".join(f"{name} {', '.join(map(str, GROUNDS[name].liars))}" for name in grounds)
+    places: dict[str, list[str]] = {}
+    for name in grounds:
+        places.setdefault(" or ".join(map(str, GROUNDS[name].liars)), []).append(name)
+    return "; ".join(f"on {', '.join(names)} {counts} lie" for counts, names in places.items())
 
 
 def _known(problem: str, given: list[str] | None, names: Collection[str]) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trilemma.errors import UserError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -48,6 +50,8 @@ def list_command(
     from trilemma.papers.kept import Kept
     from trilemma.report import Table
 
+    if results != RESULTS and not results.is_dir():
+        raise UserError(f"there is no folder {str(results)!r} of results")
     files = Kept(studies, results)
     there = {name: files.read(name) for name in sorted(studies)}
     if tables:
@@ -127,6 +131,7 @@ def run_command(
 
     from trilemma.papers import filled, studies
     from trilemma.papers.kept import Kept
+    from trilemma.simulate.sweep import check_engine
 
     console = Console(stderr=True)
     chosen = {name: studies[name] for name in ([*studies] if names == ["all"] else names)}
@@ -143,6 +148,7 @@ def run_command(
         return _estimate(chosen, places, quick, jobs, results)
     if quick:
         _say_what_is_left_out(chosen, jobs, results, console)
+    check_engine(engine, [place.cell for own in places.values() for place in own])
     kept.check_room()
     for name, study in chosen.items():
         if study.compute is not None:
@@ -326,8 +332,8 @@ def figure_command(
 def tune_command(
     task: Annotated[str, typer.Argument(help="a data set of lp-proj: synthetic00, mnist, …")],
     method: Annotated[str, typer.Argument(help="a row of its tables")],
-    rounds: int = 60,
-    seed: int = 101,
+    rounds: Annotated[int, typer.Option(help="rounds of each run", min=1)] = 60,
+    seed: Annotated[int, typer.Option(help="the seed of each run")] = 101,
 ) -> None:
     """Try lp-proj's grid of hyper-parameters for a method on one seed; validation accuracies, best first."""
     from trilemma.papers.lp_proj import tried
