@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from trilemma import __version__
 from trilemma.cli import app, main
 from trilemma.cli.app import COMMANDS
-from trilemma.papers import demo
+from trilemma.papers import arena, demo
 
 HIDDEN = ("bounds", "-n", "7", "-f", "1", "-d", "5", "--rounds", "9", "--hidden", "--sigma-ind", "1")
 TINY = ["--set", "run.rounds=4", "--set", "run.seeds=[1,2]"]
@@ -70,6 +70,11 @@ def test_a_wrong_config_exits_2_with_a_message_and_no_traceback(tmp_path: Path, 
         ("arena", "--quick", "--rule", "mean", "--results", "."),
         ("arena", "--quick", "--rule", "mean", "--results", "/dev/null/below"),
         ("sweep", "safe-dshb-phishing", "--only", "agregation.rule=mean"),
+        ("sweep", "safe-dshb-phishing", "--set", "run.device=cuda"),
+        ("arena", "--quick", "--rule", "mean", "--set", "run.device=cuda"),
+        ("papers", "run", "safe-dshb", "--engine", "spark"),
+        ("papers", "run", "safe-dshb", "--set", "run.device=cuda"),
+        ("papers", "list", "--results", "nowhere"),
         (*HIDDEN, "--alarm", "0"),
         (*HIDDEN, "--alarm", "nan"),
         ("bounds", "-n", "7", "-d", "5", "--rounds", "0"),
@@ -81,6 +86,7 @@ def test_a_wrong_config_exits_2_with_a_message_and_no_traceback(tmp_path: Path, 
         ("bounds", "-n", "7", "-d", "5", "--rounds", "9", "--epsilon", "1e-320"),
         (*HIDDEN, "--clip", "1e308"),
         ("privacy", "-n", "7", "--rounds", "9", "--delta", "1e-5", "--sigma-cor", "1e308"),
+        ("privacy", "-n", "7", "--rounds", "9", "--delta", "1e-5", "--epsilon", "1", "-k", "7"),
         ("privacy", "-n", "7", "--rounds", "9", "--delta", "1e-5", "--sigma-ind", "1", "--plot", "x.xyz"),
     ],
 )
@@ -89,6 +95,7 @@ def test_bad_input_is_a_user_error(arguments: tuple[str, ...], tmp_path: Path, m
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)  # it is not installed
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, UserError)
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
@@ -115,6 +122,44 @@ def test_a_file_of_results_that_is_none_is_named(content: bytes, tmp_path: Path)
 def test_why_an_arena_has_nothing_to_run_is_said() -> None:
     refused = CliRunner().invoke(app, ["arena", "--quick", "--set", "run.rounds=x"]).exception
     assert "[run] rounds = 'x'" in str(refused)
+    refused = CliRunner().invoke(app, ["arena", "--quick", "--adversary", "burst"]).exception
+    assert "phishing-7 meets loss, rotated loss" in str(refused)
+    refused = CliRunner().invoke(app, ["arena", "--quick", "--liars", "4"]).exception
+    assert "on phishing-7 3 lie" in str(refused)
+
+
+@pytest.mark.parametrize(
+    "option", [["--set", "run.rounds=2"], ["--ground", "phishing-7"], ["--quick"], ["--minutes", "3"]]
+)
+def test_an_arena_that_is_only_shown_takes_no_option_of_a_run(option: list[str], tmp_path: Path) -> None:
+    """They were passed over, as if the whole table were what was asked for."""
+    rows = tmp_path / "rows.json"
+    arena.record(rows, [arena.Row("phishing-7", "LDP", 3, "caf", "loss", 1, 0.8, 0, 1, 69, 1.5)])
+    assert CliRunner().invoke(app, ["arena", "--show", str(rows)]).exit_code == 0
+    refused = CliRunner().invoke(app, ["arena", "--show", str(rows), *option]).exception
+    assert f"leave {option[0]} out" in str(refused)
+
+
+def test_what_is_no_file_of_gradients_is_called_so(tmp_path: Path) -> None:
+    """Numpy advises to load it unsafely."""
+    file = tmp_path / "gradients.npy"
+    file.write_text("hello")
+    said = ["bounds", "-n", "7", "-d", "5", "--rounds", "9", "--gradients", str(file)]
+    refused = CliRunner().invoke(app, said).exception
+    assert str(refused) == f"no gradients in {file}: it is no .npy file of numbers"
+
+
+@pytest.mark.slow
+def test_a_runs_folder_is_no_federation_to_be_audited(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["run", "--set", "run.rounds=1", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    refused = CliRunner().invoke(app, ["audit", str(tmp_path / "run")]).exception
+    assert f"trilemma audit {tmp_path / 'run' / 'config.toml'}" in str(refused)
+
+
+def test_tuning_takes_at_least_a_round(monkeypatch) -> None:
+    monkeypatch.setattr("trilemma.papers.lp_proj.tried", lambda *_: [])
+    assert CliRunner().invoke(app, ["papers", "tune", "mnist", "DGC", "--rounds", "0"]).exit_code == 2
 
 
 def test_a_misspelt_command_is_asked_about() -> None:
@@ -235,8 +280,6 @@ def test_version_and_help_do_without_torch(tmp_path: Path) -> None:
 
 
 def test_the_demo_finds_a_place_of_its_own(tmp_path: Path, monkeypatch) -> None:
-    from trilemma.papers import demo
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(demo.SETTING, "run", {"rounds": 2, "seeds": "1"})
     monkeypatch.setattr(demo, "ROWS", demo.ROWS[:2])

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from trilemma.errors import UserError
-from trilemma.federation import certificates, node_keys, provisioning, public_facts
+from trilemma.federation import certificates, checks, node_keys, provisioning, public_facts
 from trilemma.federation.authority import Authority
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.public_facts import Federation, Timing
@@ -35,6 +35,18 @@ def test_every_party_has_its_folder(made):
     assert [party.name for party in parties(made)] == ["server", *(f"client-{i}" for i in range(4))]
     assert [party.name for party in parties(made / "client-2")] == ["client-2"]
     assert {path.name for path in made.iterdir()} == {"authority", *(party.name for party in parties(made))}
+
+
+def test_a_host_may_be_longer_than_a_common_name(tmp_path):
+    host = f"{'load-balancer-' * 5}1.eu-central.example.org"
+    server = provisioning.init(tmp_path / "federation", Federation("pilot", 1, host=host), "# config\n")[0]
+    assert len(host) > 64
+    assert list(checks.certificates(server)) == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::", "0.0.0.0", "localhost", "fl_server", "a.b-c.org"])
+def test_hosts_are_addresses_and_names(host):
+    assert Federation("pilot", 1, host=host, listen=host).host == host
 
 
 def test_no_secret_is_in_two_folders(made):
@@ -96,6 +108,8 @@ def test_names_may_contain_anything(tmp_path):
         ("port = 65535", "allowed: 1 to 65531"),
         ("port = 0", "allowed: 1 to 65531"),
         ("clients = 0", "at least one client"),
+        ("host = 5", "expected string"),
+        ('listen = ""', "listen = ''"),
         ("colour = 3", "unknown colour; allowed: name, clients"),
         ("[timing]\ncolour = 3", "unknown colour; allowed: round_limit"),
         ("timing = 3", "not iterable"),

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma.cli.federation import federation_app
+from trilemma.errors import UserError
 from trilemma.federation import membership, wire
 from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.layout import parties
@@ -130,6 +131,28 @@ def test_a_party_that_cannot_be_read_says_so_and_hides_no_other(finished, tmp_pa
     assert "budget.toml" in found["client-3"].account.problem
     assert found["client-2"].account.rounds == {"run/0": 3}
     assert "changed or is out of place" in " ".join(look(folder).split())
+
+
+def test_a_party_without_its_public_facts_is_named_wherever_parties_are_looked_for(finished, tmp_path):
+    """It was passed over in silence, as if the federation had one client less."""
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    lost = folder / "client-1"
+    (lost / "federation.toml").unlink()
+    assert len(json.loads(look(folder, "--json"))["parties"]) == CLIENTS + 1
+    told = "client-1: there is no federation.toml in the folder; copy it from another party's"
+    assert told in " ".join(look(folder).split())
+    ill = CliRunner().invoke(federation_app, ["doctor", str(folder)])
+    assert "client-1: folder: there is no federation.toml in the folder. Cure: copy it" in ill.output
+    for asked in (["status", lost], ["budget", folder, "client-1"], ["up", lost]):
+        refused = CliRunner().invoke(federation_app, [str(one) for one in asked])
+        assert isinstance(refused.exception, UserError)
+        assert str(refused.exception).startswith("client-1: there is no federation.toml")
+    assert "client-1: there is no" in CliRunner().invoke(federation_app, ["proposals", str(folder)]).output
+    (folder / "server" / "federation.toml").unlink()
+    refused = CliRunner().invoke(federation_app, ["replay", str(folder)])
+    assert str(refused.exception).startswith("server: there is no federation.toml")
+    assert "server: there is no federation.toml" in " ".join(look(folder).split())
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "set back"])

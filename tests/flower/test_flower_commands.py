@@ -13,7 +13,8 @@ from free_ports import free_ports
 from trilemma import config as configurations
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation.layout import METRICS
+from trilemma.federation import processes
+from trilemma.federation.layout import METRICS, parties
 from trilemma.flower import deployment
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
@@ -64,3 +65,24 @@ def test_a_pilot_from_its_making_to_its_end(tmp_path, monkeypatch):
         deployment.down(tmp_path / "pilot")
     with pytest.raises(UserError, match="start it with `up`"):
         command("run", folder)
+
+
+def test_a_client_without_its_public_facts_starts_nothing_hides_nothing_and_is_taken_down(
+    tmp_path, monkeypatch
+):
+    folder, asked = tmp_path / "pilot", []
+    command("init", str(folder), "--clients", "2")
+    lost = parties(folder)[1]
+    (lost.folder / "federation.toml").unlink()
+    monkeypatch.setattr(deployment, "bring_up", lambda every, say: asked.extend(every))
+    with pytest.raises(UserError, match=r"client-0 cannot start: there is no federation\.toml in"):
+        command("up", str(folder))
+    assert [party.name for party in asked] == ["server", "client-1"], "it keeps nobody from starting"
+    sleeping = processes.start(processes.Command("worker", ("sleep", "600")), lost.running)
+    try:
+        assert json.loads(command("status", str(folder), "--json"))["parties"][2]["processes"][0]["alive"]
+        assert "1 processes stopped" in command("down", str(folder))
+        assert not processes.leads(sleeping), "it went on when its folder was passed over"
+        assert deployment.taken_down(lost).exists()
+    finally:
+        processes.stop([sleeping], lost.running)

@@ -82,6 +82,16 @@ def test_what_is_found_by_squaring_one_after_the_other_is_what_a_decomposition_f
                 assert abs(float(vectors[place, row] @ across[:, k])) == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_who_asks_for_no_direction_gets_none_also_where_steps_are_bounded(count: int) -> None:
+    white, edges = torch.eye(4, dtype=torch.float64).expand(count, 4, 4), torch.full((count,), 0.5)
+    bounded = many.Bounded(directions=2, left_out=1)
+    for asked in (None, bounded):
+        values, vectors = many.peeled(white, edges, 0, asked)
+        assert (values.shape, vectors.shape) == ((count, 0), (count, 0, 4))
+    assert [going.tolist() for going in bounded.going_on] == [[False] * count]
+
+
 def test_nothing_is_looked_for_where_half_may_lie() -> None:
     """However clearly something stands out: the middle may be the liars'."""
     known = law(6, alike=True)

@@ -98,23 +98,14 @@ def test_all_rivals_of_the_arena_are_cells_and_smea_only_where_it_is_feasible() 
     assert large == set(arena.RULES) - {"smea"}
 
 
+FEW = ["--ground", "phishing-7", "--rule", "caf", "--adversary", "foe", "--seeds", "1", "--threat", "LDP"]
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("here", "two_rounds")
 def test_a_cell_is_run_once_recorded_and_shown(tmp_path: Path) -> None:
     kept = tmp_path / "rows.json"
-    few = ["--ground", "phishing-7", "--rule", "caf", "--adversary", "foe", "--seeds", "1"]
-    said = [
-        "arena",
-        *few,
-        "--threat",
-        "LDP",
-        "--set",
-        "run.rounds=2",
-        "--out",
-        str(tmp_path / "cells"),
-        "--jobs",
-        "1",
-    ]
+    said = ["arena", *FEW, "--out", str(tmp_path / "cells"), "--jobs", "1"]
     done = CliRunner().invoke(app, [*said, "--results", str(kept)])
     assert done.exit_code == 0, done.output
     [found] = arena.read(kept)
@@ -122,6 +113,29 @@ def test_a_cell_is_run_once_recorded_and_shown(tmp_path: Path) -> None:
     assert found.device in {"cpu", "cuda"}
     shown = CliRunner().invoke(app, ["arena", "--show", str(kept)])
     assert "phishing-7" in shown.output
+
+
+@pytest.mark.parametrize("said", [["--missing"], FEW])
+def test_runs_that_were_changed_are_not_put_among_rows_that_cannot_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.setattr(simulate, "run_cells", lambda *_, **__: pytest.fail("something is run"))
+    kept = tmp_path / "rows.json"
+    said = ["arena", *said, "--set", "run.device=cpu", "--set", "run.rounds=2", "--results", str(kept)]
+    refused = CliRunner().invoke(app, [*said, "--out", str(tmp_path / "cells")])
+    assert isinstance(refused.exception, UserError)
+    assert "run.rounds=2" in str(refused.exception)
+    assert "run.device" not in str(refused.exception), "a row says its device"
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+def test_a_table_of_changed_runs_says_what_was_changed(tmp_path: Path) -> None:
+    said = ["arena", *FEW, "--set", "run.rounds=2", "--out", str(tmp_path / "cells"), "--jobs", "1"]
+    done = CliRunner().invoke(app, said)
+    assert done.exit_code == 0, done.output
+    assert "changed in every cell: run.rounds=2" in done.output
 
 
 @pytest.mark.parametrize("fine", [0, 1])

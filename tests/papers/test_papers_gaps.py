@@ -180,11 +180,11 @@ def test_the_time_given_ends_it_and_the_same_call_goes_on(tmp_path: Path, played
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("here", "two_rounds")
 def test_what_is_missing_is_run_from_the_command_line(tmp_path: Path) -> None:
     kept = tmp_path / "rows.json"
     said = ["--ground", "phishing-7", "--threat", "LDP", "--rule", "caf", "--adversary", "foe"]
-    said += ["--set", "run.rounds=2", "--jobs", "1", "--out", str(tmp_path / "cells")]
+    said += ["--jobs", "1", "--out", str(tmp_path / "cells")]
     done = CliRunner().invoke(app, ["arena", "--missing", *said, "--results", str(kept)])
     assert done.exit_code == 0, done.output
     assert {one.adversary for one in arena.read(kept)} == {"foe"}
@@ -202,6 +202,7 @@ def test_a_file_says_what_it_lacks(tmp_path: Path) -> None:
         ["--missing"],
         ["--missing", "--results", str(kept), "--quick"],
         ["--missing", "--results", str(kept), "--rule", "krum"],
+        ["--missing", "--results", str(kept), "--set", "run.device=gpu"],
         ["--missing", "--results", str(kept), "--ground", "phishing-7", "--liars", "4"],
         ["--quick", "--minutes", "1"],
     ):

@@ -95,7 +95,7 @@ BEST = 3
 
 @attacks.register("adaptive")
 class Adaptive(AttackSettings):
-    """Liars who know the defence: the most harmful lie each round that lets nobody be expelled."""
+    """Liars who know the defence: in every round the most harmful lie that gets none of them expelled."""
 
     direction: Literal[
         "gradient",
@@ -110,25 +110,31 @@ class Adaptive(AttackSettings):
         "unshown-errors",
         "best",
     ] = "gradient"
-    """Where the model is pushed."""
+    """Where liars push the model: against the honest gradient, up the honest clients' loss, to where most
+    examples are mistaken (`errors`), …; docs/frontier.md explains each."""
     noise: Literal["protocol", "rotated", "stretched"] = "protocol"
-    """What liars do with their own noise."""
+    """The liars' own noise: as the protocol wants it, turned to where they push, or turned and lengthened."""
     role: Literal["all", "half", "turns"] = "all"
-    """Who of them lies in a round."""
+    """Who lies: all liars in every round, only half of them, or the two halves in turns."""
     start: int = Field(default=0, ge=0)
-    """The first round in which they lie."""
+    """The first round with lies, counted from 0; before it, liars behave honestly."""
     stop: int | None = Field(default=None, ge=0)
-    """The first round in which they do not lie any more."""
+    """From this round on, liars behave honestly again."""
     greedy: bool = True
-    """Take the most harm now; otherwise stay below what can be seen."""
+    """true: the most harm in this round that gets nobody expelled; false: only lies that the server does not
+    notice and correct."""
     bold: bool = False
-    """Push between looks at sums as far as messages alone let pass, although the next look will see it."""
+    """Against a server that tests sums over rounds (`evidence`) only now and then: between two such tests,
+    lie as much as tests of single messages allow, although the next test of sums will find out."""
     sharper: float = Field(default=1.0, ge=1.0)
-    """Above 1: towards errors as many lies again are tried that count them so many times as sharply."""
+    """For `direction` "errors": mistakes are counted by a smooth function, since a plain count has no slope.
+    Above 1, the search also runs with a function steeper by this factor, and the more harmful lie is sent."""
     points: int = Field(default=40, ge=2)
-    """Strengths tried for every direction; then eight more around the best, and as far as noise can turn."""
+    """How many strengths are tried in every direction; afterwards, eight finer ones around each of the three
+    best lies."""
     reach: float = Field(default=100.0, gt=1)
-    """Largest strength, in lengths of the honest mean contribution; the smallest is a tenth of one."""
+    """The largest strength tried, as a multiple of the length of the honest clients' mean contribution; the
+    smallest is 0.1 times that length."""
 
     def build(self) -> Attack:
         """Return the attack."""

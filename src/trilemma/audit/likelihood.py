@@ -54,6 +54,16 @@ class Plan:
         """How far apart the two data sets' releases are in a round, at most."""
         return float((self.heads - self.tails).norm(dim=1).max())
 
+    def facts(self, counted: str, scores: Scores, coins: Coins) -> dict[str, Value]:
+        """Return what is told of a test beside its ε: how many were `counted`, and how many guesses right."""
+        return {
+            counted: len(coins),
+            "pair": self.pair.name,
+            "broadcast": self.broadcast,
+            "move": round(self.move, 6),
+            "right": round(float(((scores > 0) == coins).mean()), 4),
+        }
+
 
 def plan(subject: Subject, pairs: Sequence[Pair], key: Key) -> Plan:
     """Return the pair and the broadcast that move releases farthest apart, over all rounds together."""
@@ -121,13 +131,7 @@ def likelihood(
     """Return what the test shows about ε: by counting alone, and if the curve has the certified shape."""
     chosen = plan(subject, pairs, key)
     found, coins = scores(subject, chosen, trials, key)
-    facts: dict[str, Value] = {
-        "runs": len(coins),
-        "pair": chosen.pair.name,
-        "broadcast": chosen.broadcast,
-        "move": round(chosen.move, 6),
-        "right": round(float(((found > 0) == coins).mean()), 4),
-    }
+    facts = chosen.facts("runs", found, coins)
     counted = clopper_pearson(found, coins, subject.delta, risk)
     one = subject.mechanism
     shaped = by_shape(found, coins, one, subject.rounds, subject.delta, risk)

@@ -28,7 +28,7 @@ from trilemma.audit.canaries import Examples, canary_pairs
 from trilemma.audit.examine import Effort, batch_of, canary_tests, concluded, own_pairs_of
 from trilemma.audit.likelihood import Plan, plan
 from trilemma.audit.observer import Observer
-from trilemma.audit.outcomes import Audit, Outcome, Value
+from trilemma.audit.outcomes import Audit, Outcome
 from trilemma.audit.sensitivity import sensitivity
 from trilemma.audit.subject import Subject
 from trilemma.data import Dataset, FederatedData, Holdings
@@ -118,13 +118,7 @@ def attacked(
     scores, coins = _guessed(parties, task, alone, chosen, releases, key)
     verdict = judge(alone.release, alone.threat, 1, alone.delta)
     certified = verdict.epsilon if isinstance(verdict, Guarantee) and subject.certified is not None else None
-    facts: dict[str, Value] = {
-        "releases": len(coins),
-        "pair": chosen.pair.name,
-        "broadcast": chosen.broadcast,
-        "move": round(chosen.move, 6),
-        "right": round(float(((scores > 0) == coins).mean()), 4),
-    }
+    facts = chosen.facts("releases", scores, coins)
     shaped = by_shape(scores, coins, alone.mechanism, 1, subject.delta, risk)
     counted = clopper_pearson(scores, coins, subject.delta, risk)
     assumed = "the trade-off between ε and δ is that of a Gaussian mechanism"

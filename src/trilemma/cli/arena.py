@@ -21,7 +21,8 @@ def arena_command(
     adversary: Annotated[list[str] | None, typer.Option(help="repeatable; default: all of them")] = None,
     seeds: Annotated[str | None, typer.Option(help="as in 1-3; default: 1-3, with --quick 1")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="table.key=value in every cell, repeatable")
+        list[str] | None,
+        typer.Option("--set", help="table.key=value in every cell, repeatable; not with --results"),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="cells at a time", min=1)] = None,
     out: Annotated[Path, typer.Option(help="where cells are kept; the same folder continues")] = Path(
@@ -47,21 +48,20 @@ def arena_command(
 
     Finished cells are skipped: the same command continues.
     """
-    from trilemma import aggregation, files
     from trilemma.errors import UserError
-    from trilemma.papers import arena
 
     if show is not None:
+        some = {"--ground": ground, "--threat": threat, "--liars": liars, "--rule": rule, "--set": set_}
+        other = {"--adversary": adversary, "--seeds": seeds, "--quick": quick, "--jobs": jobs}
+        if given := [name for name, value in {**some, **other, "--minutes": minutes}.items() if value]:
+            raise UserError(f"--show runs nothing and prints all of a file: leave {', '.join(given)} out")
         _show(show, results, details, missing)
         return
-    _known("nothing is trained", ground, arena.GROUNDS)
-    _known("there is no threat model", threat, arena.THREATS)
-    _known("there is no adversary", adversary, arena.EVERY_ADVERSARY)
-    for one in rule or ():
-        if one not in arena.RULES:
-            aggregation.parse(one, f=0)  # said once, before anything is run
-    if results is not None and files.room_for(results).exists():
-        arena.read(results)  # what is measured is to be put into it, hours later
+    _check_names(ground, threat, adversary, rule)
+    changes = set_ or []
+    if results is not None:
+        _check_kept(results, changes)
+    asked = {"ground": ground, "threat": threat, "liars": liars, "rule": rule}
     if missing:
         if results is None:
             raise UserError(
@@ -71,33 +71,99 @@ def arena_command(
             raise UserError(
                 "--missing runs seeds 1 to 3 of what the file lacks: leave --quick and --seeds out"
             )
-        asked = {"ground": ground, "threat": threat, "liars": liars, "rule": rule}
-        said = {"adversaries": adversary or (), "changes": set_ or (), "jobs": jobs, "minutes": minutes}
+        said = {"adversaries": adversary or (), "changes": changes, "jobs": jobs, "minutes": minutes}
         _close(results, out, {name: some for name, some in asked.items() if some}, said)
         return
     if minutes is not None:
         raise UserError("--minutes goes with --missing")
+    wanted = _bouts(asked, adversary or (), changes, seeds, quick)
+    table = "adversaries" if details else "worst"
+    _run(
+        wanted, out, jobs, results, table, f"\nchanged in every cell: {', '.join(changes)}" if changes else ""
+    )
+
+
+def _check_names(
+    grounds: list[str] | None,
+    threats: list[str] | None,
+    adversaries: list[str] | None,
+    rules: list[str] | None,
+) -> None:
+    """Refuse names that the arena does not know, once, before anything is run."""
+    from trilemma import aggregation
+    from trilemma.papers import arena
+
+    _known("nothing is trained", grounds, arena.GROUNDS)
+    _known("there is no threat model", threats, arena.THREATS)
+    _known("there is no adversary", adversaries, arena.EVERY_ADVERSARY)
+    for rule in rules or ():
+        if rule not in arena.RULES:
+            aggregation.parse(rule, f=0)
+
+
+def _check_kept(results: Path, changes: Sequence[str]) -> None:
+    """Refuse to put rows into a file that cannot be read, or rows of runs that were changed.
+
+    Said before anything is run: rows are put there hours later. A row says on which device it ran, and has
+    no place for any other change.
+    """
+    from trilemma import files
+    from trilemma.config import load
+    from trilemma.errors import UserError
+    from trilemma.papers import arena
+
+    if others := [one for one in changes if one.partition("=")[0].strip() != "run.device"]:
+        raise UserError(
+            f"--results keeps rows of the arena as it is, and they could not say that {', '.join(others)} "
+            "was changed: leave --set out, or --results (the table is printed, the runs stay under --out)"
+        )
+    load(next(iter(arena.GROUNDS.values())).ready, changes)  # a device that there is not
+    if files.room_for(results).exists():
+        arena.read(results)
+
+
+def _bouts(
+    asked: Mapping[str, Sequence[Any] | None],
+    adversaries: Sequence[str],
+    changes: Sequence[str],
+    seeds: str | None,
+    quick: bool,
+) -> list[Bout]:
+    """Return the cells that are asked for; refuse what asks for none, with the reason."""
+    from trilemma.errors import UserError
+    from trilemma.papers import arena
+
     reasons: list[str] = []
+    grounds = asked["ground"] or (arena.QUICK if quick else tuple(arena.GROUNDS))
     wanted = list(
         arena.bouts(
-            ground or (arena.QUICK if quick else tuple(arena.GROUNDS)),
-            rule or tuple(arena.RULES),
+            grounds,
+            asked["rule"] or tuple(arena.RULES),
             seeds or ("1" if quick else "1-3"),
-            set_ or (),
-            threat or (arena.QUICK_THREATS if quick else tuple(arena.THREATS)),
-            adversary or (),
-            liars or (),
+            changes,
+            asked["threat"] or (arena.QUICK_THREATS if quick else tuple(arena.THREATS)),
+            adversaries,
+            asked["liars"] or (),
             reasons.append,
         )
     )
     if not wanted:
-        why = reasons[0] if reasons else f"liars: {_liars(ground or arena.GROUNDS)}"
-        raise UserError(f"nothing is left to run; {why}")
-    _run(wanted, out, jobs, results, "adversaries" if details else "worst")
+        raise UserError(f"nothing is left to run; {reasons[0] if reasons else _offered(grounds)}")
+    return wanted
 
 
-def _run(wanted: Sequence[Bout], out: Path, jobs: int | None, results: Path | None, part: str) -> None:
-    """Run cells that are not finished, keep what all of them measured and print its table."""
+def _offered(grounds: Collection[str]) -> str:
+    """Say how many lie where, and which adversaries a ground meets."""
+    from trilemma.papers.arena import GROUNDS
+
+    met = "; ".join(f"{name} meets {', '.join(GROUNDS[name].adversaries)}" for name in grounds)
+    return f"{_liars(grounds)}; {met if len(grounds) == 1 else 'name one --ground to see whom it meets'}"
+
+
+def _run(
+    wanted: Sequence[Bout], out: Path, jobs: int | None, results: Path | None, table: str, below: str
+) -> None:
+    """Run cells that are not finished, keep what all of them measured, print its table and a line below."""
     from rich.console import Console
 
     from trilemma import simulate
@@ -109,7 +175,9 @@ def _run(wanted: Sequence[Bout], out: Path, jobs: int | None, results: Path | No
     found = arena.rows(wanted, out)
     if results is not None:
         arena.record(results, found)
-    print(standings.markdown(found, part))
+    print(standings.markdown(found, table))
+    if below:
+        print(below)
     _failed({name: failure.reason for name, failure in outcome.failed.items()})
 
 
@@ -141,7 +209,7 @@ def _close(
 
     if not any(map(wanted, gaps.standings(()))):
         rules = ", ".join(dict.fromkeys(one.rule for one in gaps.standings(())))
-        raise UserError(f"the arena has no such cell; rules: {rules}; liars: {_liars(arena.GROUNDS)}")
+        raise UserError(f"the arena has no such cell; rules: {rules}; {_liars(arena.GROUNDS)}")
     console = Console(stderr=True)
     try:
         done = closing.close(results, out, lambda: GridProgress(console), wanted=wanted, **said)
@@ -167,7 +235,10 @@ def _liars(grounds: Collection[str]) -> str:
     """Say how many may lie where."""
     from trilemma.papers.arena import GROUNDS
 
-    return "; ".join(f"{name} {', '.join(map(str, GROUNDS[name].liars))}" for name in grounds)
+    places: dict[str, list[str]] = {}
+    for name in grounds:
+        places.setdefault(" or ".join(map(str, GROUNDS[name].liars)), []).append(name)
+    return "; ".join(f"on {', '.join(names)} {counts} lie" for counts, names in places.items())
 
 
 def _known(problem: str, given: list[str] | None, names: Collection[str]) -> None:

@@ -54,6 +54,11 @@ def audit_command(
             raise UserError(
                 "a federation is audited as it is: leave out --task, --set, --plugin, --arithmetic"
             )
+        if (Path(target) / "summary.json").is_file():
+            raise UserError(
+                f"{target} is the folder of a run, not of a federation: audit its configuration, "
+                f"`trilemma audit {Path(target) / 'config.toml'}`"
+            )
         _show(examine_federation(Path(target), effort), as_json)
         return
     own = None if task is None else Task.from_file(task)

@@ -84,6 +84,8 @@ def init_command(
 
     if join != bool(requests):
         raise UserError("--join goes with the requests of the clients, and requests with --join")
+    if examples is not None and task is None:
+        raise UserError("--examples goes with --task: it is what clients with data of their own hold")
     asked = [Request.load(path) for path in requests or []]
     if join:
         clients = len(asked) if clients is None else clients
@@ -212,7 +214,11 @@ def up_command(
     attach: Annotated[bool, typer.Option(help="stay, and start again what ends")] = False,
     metrics: Annotated[
         int | None,
-        typer.Option(help="serve metrics on loopback: the server's port; client i's is i + 1 after it"),
+        typer.Option(
+            help="serve metrics on loopback: the server's port; client i's is i + 1 after it",
+            min=1,
+            max=65535,
+        ),
     ] = None,
 ) -> None:
     """Start what is not running; say what was started."""

@@ -203,9 +203,11 @@ def vouch_command(
 
 def _one_client(folder: Path, client: str | None) -> Party:
     """Return the client that a folder is of, or that is named in a federation's folder."""
-    from trilemma.federation.layout import parties
+    from trilemma.federation.layout import WITHOUT_FACTS, parties, without_facts
 
     found = [party for party in parties(folder) if party.client is not None]
+    if client in without_facts(folder):
+        raise UserError(f"{client}: {WITHOUT_FACTS}")
     if client is not None and found:
         place = found[0].signed_roster.place(client)
         found = [party for party in found if party.client == place]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trilemma.cli.federation_status import Folder
-from trilemma.cli.output import say
+from trilemma.cli.output import note, say
 from trilemma.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,9 +61,11 @@ def allow_command(
 
 
 def _clients(folder: Path) -> list[Party]:
-    from trilemma.federation.layout import parties
+    from trilemma.federation.layout import WITHOUT_FACTS, parties, without_facts
 
     found = [party for party in parties(folder) if party.client is not None]
+    for name in without_facts(folder):
+        note(f"{name}: {WITHOUT_FACTS}")
     if not found:
         raise UserError(
             f"{folder} is the server's folder; what a client takes part in is decided by its owner"

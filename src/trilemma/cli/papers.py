@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from trilemma.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,6 +50,8 @@ def list_command(
     from trilemma.papers.kept import Kept
     from trilemma.report import Table
 
+    if results != RESULTS and not results.is_dir():
+        raise UserError(f"there is no folder {str(results)!r} of results")
     files = Kept(studies, results)
     there = {name: files.read(name) for name in sorted(studies)}
     if tables:
@@ -126,6 +131,7 @@ def run_command(
 
     from trilemma.papers import filled, studies
     from trilemma.papers.kept import Kept
+    from trilemma.simulate.sweep import check_engine
 
     console = Console(stderr=True)
     chosen = {name: studies[name] for name in ([*studies] if names == ["all"] else names)}
@@ -142,6 +148,7 @@ def run_command(
         return _estimate(chosen, places, quick, jobs, results)
     if quick:
         _say_what_is_left_out(chosen, jobs, results, console)
+    check_engine(engine, [place.cell for own in places.values() for place in own])
     kept.check_room()
     for name, study in chosen.items():
         if study.compute is not None:
@@ -151,12 +158,28 @@ def run_command(
     for name in [name for name in places if name not in wanted]:
         print(f"{name}: nothing to run")
     folder = out or RUNS / (names[0] if len(names) == 1 and names != ["all"] else "together")
+    run = partial(_run, kept=kept, folder=folder, jobs=jobs, engine=engine, console=console)
+    if missing:
+        _run_until_nothing_is_missing(wanted, asked, kept, run)
+    elif wanted:
+        run(wanted)
+
+
+def _run_until_nothing_is_missing(
+    wanted: Mapping[str, Sequence[Place]],
+    asked: Mapping[str, Sequence[Place]],
+    kept: Kept,
+    run: Callable[[Mapping[str, Sequence[Place]]], None],
+) -> None:
+    """Run what results lack, and what they lack then, of what is asked for; nothing is run twice.
+
+    Where the rest of a grid was tried, what was best there has yet to be run with the other seeds.
+    """
+    from trilemma.papers import filled
+
     ran: set[str] = set()
     while wanted:
-        _run(wanted, kept, folder, jobs, engine, console)
-        if not missing:
-            return
-        # where the rest of a grid was tried, what was best there has yet to be run with the other seeds
+        run(wanted)
         ran |= {one.cell.name for own in wanted.values() for one in own}
         left = {name: filled.missing(asked[name], kept.read(name)) for name in wanted}
         more = {name: [one for one in own if one.cell.name not in ran] for name, own in left.items()}
@@ -309,8 +332,8 @@ def figure_command(
 def tune_command(
     task: Annotated[str, typer.Argument(help="a data set of lp-proj: synthetic00, mnist, …")],
     method: Annotated[str, typer.Argument(help="a row of its tables")],
-    rounds: int = 60,
-    seed: int = 101,
+    rounds: Annotated[int, typer.Option(help="rounds of each run", min=1)] = 60,
+    seed: Annotated[int, typer.Option(help="the seed of each run")] = 101,
 ) -> None:
     """Try lp-proj's grid of hyper-parameters for a method on one seed; validation accuracies, best first."""
     from trilemma.papers.lp_proj import tried

@@ -203,7 +203,8 @@ def issue_server(authority: Issued, hosts: tuple[str, ...], until: dt.datetime |
     names = [_alternative_name(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
     key = new_key()
     certificate = _certify(
-        *(authority, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, key.public_key()),
+        # Clients read `names`; a common name has room for 64 letters, a host's name for 253.
+        *(authority, hosts[0][:64], ExtendedKeyUsageOID.SERVER_AUTH, key.public_key()),
         x509.SubjectAlternativeName(names),
         until,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -235,6 +236,7 @@ class Coordinator:
         )
 
     def _apply(self, commit: Commit, turn: Epoch, heard: Heard) -> Commit:
+        """Return what stands after a round: the server's step on what was heard, the epoch, the record."""
         algorithm, answered = self.task.resolved.algorithm, heard.last.vectors
         if self.party.federation.transcript:
             Transcript(self.log.folder).keep(self.run, turn.number, commit.rounds, heard)
@@ -244,8 +246,6 @@ class Coordinator:
         finished = commit.rounds + 1
         absent = tuple(client for client in turn.rows if client not in answered)
         unasked = set(commit.unused) & set(commit.epoch.rows if commit.epoch else ()) - set(turn.rows)
-        weights = dict.fromkeys(turn.rows, 0.0)
-        weights |= zip(heard.messages.whose(turn.rows), done.report["weights"].tolist(), strict=True)
         found: tuple[conviction.Expulsion, ...] = done.report.get("expelled", ())
         scores: Scores = {}
         chosen = self._chosen(commit, done.broadcast)
@@ -254,22 +254,7 @@ class Coordinator:
             returned = chosen if finished == self.task.config.run.rounds else {}
             with self.watch.stage("evaluate"):
                 scores = self._scores({**done.broadcast, **returned})
-        record = Record(
-            round=finished,
-            metrics=scores,
-            weights={client: round(weight, 6) for client, weight in weights.items()},
-            epoch=turn.number,
-            absent=absent,
-            rejected=heard.rejected,
-            expelled=tuple(one.plain() for one in found),
-            facts={
-                "up_scalars": heard.length.scalars,
-                "up_bytes": heard.length.bytes,
-                "members": len(commit.epoch.members if commit.epoch else ()),
-            },
-            # The time of a commit is known when it is done: it stands in the record of the round after.
-            seconds=self.watch.take(),
-        )
+        record = self._record(commit, turn, heard, done.report, scores)
         epoch, expelled = commit.epoch, (*commit.expelled, *(Expulsion.of(one, finished) for one in found))
         if found and epoch is not None:  # the others share secrets anew, whatever happens to this process
             epoch = Epoch(epoch.number)
@@ -288,6 +273,29 @@ class Coordinator:
             unused=tuple(sorted((*absent, *unasked))),
             record=record.plain(),
             expelled=expelled,
+        )
+
+    def _record(
+        self, commit: Commit, turn: Epoch, heard: Heard, report: Mapping[str, Any], scores: Scores
+    ) -> Record:
+        """Return what is written down about a round; who was not heard has weight 0."""
+        weights = dict.fromkeys(turn.rows, 0.0)
+        weights |= zip(heard.messages.whose(turn.rows), report["weights"].tolist(), strict=True)
+        return Record(
+            round=commit.rounds + 1,
+            metrics=scores,
+            weights={client: round(weight, 6) for client, weight in weights.items()},
+            epoch=turn.number,
+            absent=tuple(client for client in turn.rows if client not in heard.last.vectors),
+            rejected=heard.rejected,
+            expelled=tuple(one.plain() for one in report.get("expelled", ())),
+            facts={
+                "up_scalars": heard.length.scalars,
+                "up_bytes": heard.length.bytes,
+                "members": len(commit.epoch.members if commit.epoch else ()),
+            },
+            # The time of a commit is known when it is done: it stands in the record of the round after.
+            seconds=self.watch.take(),
         )
 
     def _scored(self, commit: Commit, clients: Mapping[int, int]) -> Commit:

@@ -18,7 +18,7 @@ from trilemma.errors import UserError
 from trilemma.federation import bundles, checks, processes, reaching
 from trilemma.federation.checks import Finding
 from trilemma.federation.facts import Facts
-from trilemma.federation.layout import Party, parties
+from trilemma.federation.layout import FACTS_BACK, NO_FACTS, Party, parties, without_facts
 from trilemma.federation.peers import Door, clock_agrees, door_file
 
 SILENT = 60.0
@@ -74,7 +74,8 @@ def examine(folder: Path) -> list[Diagnosis]:
         if party is not first:
             own += _guarded(beside, party, first)
         found.append(Diagnosis(party.name, tuple(own)))
-    return found
+    lost = (Finding("folder", NO_FACTS, FACTS_BACK, stops=True),)
+    return [*found, *(Diagnosis(name, lost) for name in without_facts(folder))]
 
 
 def _all(party: Party, every: tuple[Callable[[Party], Iterator[Finding]], ...]) -> list[Finding]:

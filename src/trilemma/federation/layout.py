@@ -27,6 +27,7 @@ from trilemma.task.file import task_digest
 
 CONFIG = "config.toml"
 TASK = "task.py"
+RUNNING = "run"
 UNFINISHED = "unfinished"
 """There while a new client's folder is being made: its task, its plugins and its budget may be missing."""
 REPRODUCIBLE = "TRILEMMA_REPRODUCIBLE"
@@ -36,6 +37,15 @@ METRICS = "TRILEMMA_METRICS"
 
 Client i's is the one i + 1 after it, so that all parties of a pilot have one of their own. Off without it.
 """
+PARTY_NAME = re.compile(r"server|client-[0-9]+")
+"""What a party's folder is called, where its owner calls it nothing else."""
+NO_FACTS = f"there is no {PUBLIC} in the folder"
+FACTS_BACK = (
+    "copy it from another party's folder: it is the same everywhere (a new client gets it by `trilemma "
+    "federation install`)"
+)
+WITHOUT_FACTS = f"{NO_FACTS}; {FACTS_BACK}"
+"""What is wrong with a party without its public facts, what to do about it, and both."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -265,7 +275,7 @@ class Party:
     @property
     def running(self) -> Path:
         """Records and logs of this party's processes."""
-        return self.folder / "run"
+        return self.folder / RUNNING
 
     @property
     def log(self) -> Path:
@@ -303,20 +313,48 @@ def _digest(*contents: bytes) -> str:
 
 
 def parties(folder: Path) -> list[Party]:
-    """Return the parties in `folder`: itself where it is one, else all it contains, the server first."""
+    """Return the parties in `folder`: itself where it is one, else all it contains, the server first.
+
+    Those without their public facts are left out: `without_facts` names them.
+    """
+    found = [Party.open(path) for path in party_folders(folder) if (path / PUBLIC).is_file()]
+    if not found:
+        raise UserError(f"{', '.join(without_facts(folder))}: {WITHOUT_FACTS}")
+    return sorted(found, key=lambda party: -1 if party.client is None else party.client)
+
+
+def party_folders(folder: Path) -> list[Path]:
+    """Return the parties' folders in `folder`, or itself, also of parties without their public facts.
+
+    Such a folder is known by its name, or by the secrets in it.
+    """
     if (folder / PUBLIC).is_file():
-        return [Party.open(folder)]
-    found = [Party.open(path.parent) for path in folder.glob(f"*/{PUBLIC}")]
+        return [folder]
+    inside = [path for path in sorted(folder.glob("*")) if path.is_dir()]
+    found = [path for path in inside if _is_partys(path) or PARTY_NAME.fullmatch(path.name)]
+    if not found and _is_partys(folder):
+        found = [folder]
     if not found:
         raise UserError(
             f"there is no federation in {folder}; make one with `trilemma federation init {folder}`"
         )
-    return sorted(found, key=lambda party: -1 if party.client is None else party.client)
+    return found
+
+
+def _is_partys(folder: Path) -> bool:
+    return (folder / PUBLIC).is_file() or (folder / "secrets").is_dir()
+
+
+def without_facts(folder: Path) -> dict[str, Path]:
+    """Return the parties' folders in `folder` that lack the public facts, by name."""
+    return {path.resolve().name: path for path in party_folders(folder) if not (path / PUBLIC).is_file()}
 
 
 def server_in(folder: Path) -> Party:
     """Return the server of the federation in `folder`, or say that this is done where the server is."""
     first = parties(folder)[0]
+    if "server" in without_facts(folder):
+        raise UserError(f"server: {WITHOUT_FACTS}")
     if first.client is not None:
         raise UserError(f"there is no server's folder in {folder}: this is done where the server is")
     return first

@@ -19,7 +19,14 @@ from pathlib import Path
 from trilemma.errors import UserError
 from trilemma.federation import processes
 from trilemma.federation.doctor import check_start
-from trilemma.federation.layout import Party, parties
+from trilemma.federation.layout import (
+    RUNNING,
+    WITHOUT_FACTS,
+    Party,
+    parties,
+    party_folders,
+    without_facts,
+)
 from trilemma.federation.processes import Command, ProcessFailed, Running
 from trilemma.federation.sizes import PIECE, ROOM
 from trilemma.federation.under_way import run_under_way
@@ -27,6 +34,8 @@ from trilemma.flower import BELL, CERTIFICATE, CERTIFICATE_KEY, POLL
 from trilemma.flower.files import write_flower_files
 from trilemma.flower.host import forkable, host
 from trilemma.flower.limits import Limits, Settings
+
+TAKEN_DOWN = "taken-down"
 
 START_LIMIT = 180.0
 """Seconds in which the server must listen; that one of its processes ended is noticed at once."""
@@ -131,14 +140,20 @@ def status(folder: Path) -> list[Status]:
 
 
 def up(folder: Path, say: Callable[[str], None] = lambda _: None) -> list[Running]:
-    """Start what is not running of the parties in `folder`; return what was started."""
+    """Start what is not running of the parties in `folder`; return what was started.
+
+    A party without its public facts keeps no other from starting.
+    """
     every = parties(folder)
     for party in every:
         taken_down(party).unlink(missing_ok=True)
     for party in every:
         if party.removed:
             say(f"{party.name}: not started, it was removed from the roster")
-    return bring_up([party for party in every if not party.removed], say)
+    started = bring_up([party for party in every if not party.removed], say)
+    if lost := without_facts(folder):
+        raise UserError(f"{', '.join(lost)} cannot start: {WITHOUT_FACTS}")
+    return started
 
 
 def bring_up(every: list[Party], say: Callable[[str], None]) -> list[Running]:
@@ -221,7 +236,7 @@ def to_continue(server: Party) -> Path:
 
 def taken_down(party: Party) -> Path:
     """Return the mark of a party that somebody took down: whoever attends it leaves it so."""
-    return party.running / "taken-down"
+    return party.running / TAKEN_DOWN
 
 
 def _dead(party: Party) -> list[Command]:
@@ -263,18 +278,21 @@ def start_party(party: Party) -> list[Running]:
 
 
 def down(folder: Path, grace: float = 5.0) -> int:
-    """Stop every remembered process of the parties in `folder`; return how many groups there were."""
-    every = parties(folder)
-    for party in every:
-        if party.running.is_dir():
-            taken_down(party).touch()
-    found = [(party, known) for party in every for known in processes.recorded(party.running)]
-    # All workers first and all at once: stopping ten parties one after the other would take a minute.
-    for party in {party.name: party for party, _ in found}.values():
-        processes.signal_all([known for owner, known in found if owner == party])
-    for party in {party.name: party for party, _ in found}.values():
-        processes.stop([known for owner, known in found if owner == party], party.running, grace)
-    return len(found)
+    """Stop every remembered process of the parties in `folder`; return how many groups there were.
+
+    Also those of a party that has lost its public facts since they were started.
+    """
+    every = [path / RUNNING for path in party_folders(folder)]
+    for running in every:
+        if running.is_dir():
+            (running / TAKEN_DOWN).touch()
+    found = {running: processes.recorded(running) for running in every}
+    # All of them at once: stopping ten parties one after the other would take a minute.
+    for known in found.values():
+        processes.signal_all(known)
+    for running, known in found.items():
+        processes.stop(known, running, grace)
+    return sum(map(len, found.values()))
 
 
 def _wait_for_ports(server: Party, running: list[Running]) -> None:

@@ -48,11 +48,11 @@ def gradients(
     def computed(of: Tensors) -> Tensors:
         examples = SimpleNamespace(x=of["x"], y=of["y"], weight=of.get("weight"))
         running = None if buffers is None else {name: of[BUFFER + name] for name in buffers}
-        with unasked(steps=1) as left:
+        with unasked(steps=1) as passes:
             found = compute(of["params"], examples, buffers=running)
         parts = {"value": found.value, "loss": found.loss, "clipped": found.clipped}
         norms = {} if found.norms is None else {"norms": found.norms}
-        broken = {BROKEN: torch.cat(left).any()} if left else {}
+        broken = {BROKEN: (torch.cat(passes) > 1).any()} if passes else {}
         return parts | norms | broken | {BUFFER + name: part for name, part in found.buffers.items()}
 
     x = batch.x

@@ -210,7 +210,7 @@ def _pass(engine: Engine, model: Model, request: Request, work: Work, loss: Tens
     """Take one group through the model and add to its clients' `loss`.
 
     Where examples are clipped and some have no finite gradient, it goes through once more without those. What
-    is being recorded cannot ask for that: whoever replays it is told which clients have such examples.
+    is being recorded cannot ask for that: whoever replays it is told which clients need two passes.
     """
     with reproducible():
         done = engine.run(model, request)
@@ -222,7 +222,7 @@ def _pass(engine: Engine, model: Model, request: Request, work: Work, loss: Tens
         return _Group(done, norms)
     broken = ~torch.isfinite(norms)
     if (hurried := nobody_asks()) is not None:
-        hurried.going_on.append(broken.any(1))
+        hurried.needed.append(1 + broken.any(1))
     elif bool(broken.any()):
         request, nobody = _without(request, broken)
         with reproducible():

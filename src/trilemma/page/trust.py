@@ -26,15 +26,14 @@ INCIDENTS = 1500
 def trust_map(found: Glance, seeds: Mapping[int, Sequence[Record]], seed: int | None) -> TrustMap:
     """Return the map of one seed, or the mean over seeds; the first one's where other clients lie in each."""
     summary, federation = found.summary, found.config["federation"]
-    stays = len(seeds) == 1 or federation.get("placement", "last") == "last"
+    last_lie = federation.get("placement", "last") == "last"
     remark = ""
-    if seed is None and not stays:
+    if seed is None and not last_lie and len(seeds) > 1:
         seed = next(iter(seeds))
         remark = f"other clients lie in every seed: this is seed {seed}"
     chosen = dict(seeds) if seed is None else {seed: seeds[seed]}
     count = summary.clients
-    last = federation.get("placement", "last") == "last"
-    liars = range(count - (summary.byzantine or 0), count) if last else range(0)
+    liars = range(count - (summary.byzantine or 0), count) if last_lie else range(0)
     records = [record for one in chosen.values() for record in one]
     if places(count, records) * max((record.round for record in records), default=0) > LARGEST:
         raise UserError(f"{count} clients in so many rounds are too many for a map")
@@ -64,11 +63,13 @@ def trust_map(found: Glance, seeds: Mapping[int, Sequence[Record]], seed: int | 
 
 
 def _edges(rounds: int) -> list[tuple[int, int]]:
+    """Return the rounds of every column, (first, after the last): as many for each, `COLUMNS` at most."""
     width = max(1, -(-rounds // COLUMNS))
     return [(first, min(first + width, rounds)) for first in range(0, rounds, width)]
 
 
 def _mean(part: np.ndarray) -> float | None:
+    """Return the mean share over the rounds in which a client was heard; None where it never was."""
     heard = part[np.isfinite(part)]
     return finite(round(float(heard.mean()), 5)) if heard.size else None
 

@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 
 from trilemma import files, report
 from trilemma.config import Cell, load
-from trilemma.errors import ConfigError
+from trilemma.errors import ConfigError, UserError
 from trilemma.report import Result
 from trilemma.simulate.directory import RunDirectory
 from trilemma.simulate.experiment import choose_device
@@ -267,6 +267,8 @@ def _row(bout: Bout, result: Result, seed: int) -> Row:
 
 def read(path: Path) -> list[Row]:
     """Return the rows that were recorded in a file; refuse one that holds anything else."""
+    if not path.exists():
+        raise UserError(f"there is no file {str(path)!r} of an arena's rows")
     with files.readable(path, "results of an arena"):
         said = json.loads(path.read_text("utf-8"))
         if not isinstance(said, dict) or (said.get("columns"), said.get("of a seed")) != (CELL, OF_SEED):

@@ -79,6 +79,7 @@ def judged(results: Results, paper: Paper) -> list[Judged]:
 
 
 def _judge(claim: Claim, cell: Measured, others: Mapping[str, Spread], paper: Paper) -> Judged:
+    """Hold a claim against ours at one place; `worst` is the row that fits it least."""
     own = cell.metrics[METRIC]
     ahead = {row: _value(own) - _value(other) for row, other in others.items()}
     slack = {row: claim.within + (own.std or 0.0) + (other.std or 0.0) for row, other in others.items()}
@@ -90,8 +91,9 @@ def _judge(claim: Claim, cell: Measured, others: Mapping[str, Spread], paper: Pa
         kind = "agrees" if ahead[worst] >= -slack[worst] else "differs"
     else:
         worst = min(ahead, key=lambda row: ahead[row])
-        clear = all(ahead[row] > slack[row] for row in ahead)
-        kind = "agrees" if clear else "ordering agrees" if ahead[worst] > 0 else "differs"
+        kind = "ordering agrees" if ahead[worst] > 0 else "differs"
+        if all(ahead[row] > slack[row] for row in ahead):
+            kind = "agrees"
     causes = (one for one in paper.causes if ORDER in one.metrics and one.about(*cell.place, ORDER))
     cause = next((one.text for one in causes), "") if kind == "differs" else ""
     return Judged(cell, claim, kind, worst, 100 * ahead[worst], cause)

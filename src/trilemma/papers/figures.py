@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ from trilemma.report.picture_files import picture_file
 from trilemma.report.tables import SHARES
 
 MANY, ACROSS = 6, 3
-"""From how many panels on several stand in a row, and how many."""
+"""From `MANY` panels on, `ACROSS` of them stand in a row."""
 
 ROOM = 0.03
-"""What is left free beyond the least and the greatest share there can be, of all that is shown."""
+"""The part of an axis of shares that is left free below 0 and above 1, so that no mark is cut in two."""
+
+SPREAD = 0.7
+"""Marks of one column stand side by side, in the order of their rows, over this part of its width."""
 
 ORDERS = 300.0
 """Values that are further apart than this factor are drawn on a logarithmic axis."""
@@ -48,18 +51,7 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
         unused.set_axis_off()
     colours = {row: f"C{i % 10}" for i, row in enumerate(dict.fromkeys(cell.row for cell in results.cells))}
     for axes, (metric, title) in zip(panels, titles, strict=False):
-        cells = [cell for cell in results.cells if cell.table == title and metric in cell.metrics]
-        rows = in_order(cells, results.study, 1) if cells else []
-        columns = _columns(cells, results.study, title)
-        for cell in cells:
-            x = columns.index(cell.column) + 0.7 * ((rows.index(cell.row) + 0.5) / len(rows) - 0.5)
-            _draw(axes, x, cell, metric, colours[cell.row], printed)
-        axes.set_xticks(range(len(columns)), [column.replace(" (", "\n(") for column in columns])
-        axes.set(title=title, ylabel=metric.replace("_", " "), xlim=(-0.5, len(columns) - 0.5))
-        axes.grid(alpha=0.3, axis="y")
-        low, high = axes.dataLim.intervaly
-        if low > 0 and high > ORDERS * low:
-            axes.set_yscale("log")
+        _panel(axes, metric, title, results, printed, colours)
     for score in SHARES:
         _on_one_scale([axes for axes, (metric, _) in zip(panels, titles, strict=False) if metric == score])
     marks = [panels[0].plot([], [], "o", color=colour, label=row)[0] for row, colour in colours.items()]
@@ -69,6 +61,25 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
     picture.suptitle(_heading(results))
     picture.savefig(picture_file(path))
     return path
+
+
+def _panel(
+    axes: Any, metric: str, title: str, results: Results, printed: Paper, colours: Mapping[str, str]
+) -> None:
+    """Draw one metric of one table."""
+    cells = [cell for cell in results.cells if cell.table == title and metric in cell.metrics]
+    rows = in_order(cells, results.study, 1) if cells else []
+    columns = _columns(cells, results.study, title)
+    for cell in cells:
+        aside = (rows.index(cell.row) + 0.5) / len(rows) - 0.5
+        x = columns.index(cell.column) + SPREAD * aside
+        _draw(axes, x, cell, metric, colours[cell.row], printed)
+    axes.set_xticks(range(len(columns)), [column.replace(" (", "\n(") for column in columns])
+    axes.set(title=title, ylabel=metric.replace("_", " "), xlim=(-0.5, len(columns) - 0.5))
+    axes.grid(alpha=0.3, axis="y")
+    low, high = axes.dataLim.intervaly
+    if low > 0 and high > ORDERS * low:
+        axes.set_yscale("log")
 
 
 def _panels(results: Results) -> list[tuple[str, str]]:
@@ -130,6 +141,7 @@ def _paper_marks(results: Results, printed: Paper) -> dict[str, str]:
 
 
 def _draw(axes: Any, x: float, cell: Measured, metric: str, colour: str, printed: Paper) -> None:
+    """Draw ours at x, a cross where there is one seed only, and what the paper prints there, if anything."""
     ours, theirs = cell.metrics[metric], printed.at(*cell.place, metric)
     if ours.mean is not None:
         if len(cell.seeds) == 1:

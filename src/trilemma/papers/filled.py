@@ -50,19 +50,19 @@ def missing(places: Sequence[Place], results: Results) -> list[Place]:
     place whose settings are not on record, or are those of no run any more, is run with all its seeds.
     """
     there = {cell.place: cell for cell in results.cells if cell.metrics}
-    shown = {place.at for place in places if place.at in there and _is(place, there[place.at])}
+    shown = {place.at for place in places if place.at in there and _same_run(place, there[place.at])}
     grids = searched(places)
-    open_ = {place.at for place in places if _untried(place, there.get(place.at), grids)}
+    unfinished = {place.at for place in places if _untried(place, there.get(place.at), grids)}
     left = []
     for place in places:
         cell = there.get(place.at)
         more = [seed for seed in place.config.run.seeds if cell is None or seed not in cell.seeds]
         if cell is None or (more and place.at not in shown):
             left.append(place)
-        elif place.at in open_:
+        elif place.at in unfinished:
             if _untried(place, cell, grids):
                 left.append(seeded(place, _to_compare(place, cell)))
-        elif more and _is(place, cell):
+        elif more and _same_run(place, cell):
             left.append(seeded(place, more))
     return left
 
@@ -116,6 +116,7 @@ def _by_distance(place: Place, cells: Sequence[Measured], keys: Sequence[str]) -
 
 
 def _distance(here: Mapping[str, Any], column: str, cell: Measured) -> tuple[int, float]:
+    """Return how far a cell is: in keys that differ, and then by the factors in which they do."""
     apart = [key for key, value in here.items() if key in cell.settings and cell.settings[key] != value]
     factors = sum(_factor(here[key], cell.settings[key]) for key in apart)
     return len(apart) + (cell.column != column) + (len(cell.tried) == 1), factors
@@ -137,7 +138,8 @@ def partly_searched(study: Study, cells: Sequence[Measured]) -> list[Measured]:
     return [cell for cell in cells if 0 < len(cell.tried) < study.points.get(cell.place, 1)]
 
 
-def _is(place: Place, cell: Measured) -> bool:
+def _same_run(place: Place, cell: Measured) -> bool:
+    """Whether a cell shows this run, and not another of the place's grid, or one of other settings."""
     return alike(cell.settings, place.settings)
 
 

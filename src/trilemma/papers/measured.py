@@ -186,6 +186,7 @@ CHOSEN_BY = "accuracy"
 
 
 def _pool(cells: Sequence[Measured]) -> Measured:
+    """Return one cell with the seeds of all; everything else is the first one's."""
     if len(cells) == 1:
         return cells[0]
     seeds = tuple(sorted({seed for cell in cells for seed in cell.seeds}))
@@ -231,6 +232,7 @@ def best(cells: Sequence[Measured], metric: str = CHOSEN_BY) -> list[Measured]:
 
 
 def _score(cell: Measured, metric: str) -> tuple[int, float]:
+    """Return what the best of a grid is chosen by: more seeds, then more of the metric."""
     spread = cell.metrics.get(metric)
     return len(cell.seeds), -math.inf if spread is None or spread.mean is None else spread.mean
 
@@ -306,18 +308,17 @@ def _better(old: Measured, new: Measured) -> Measured:
 
     Where they are not of one grid, or no seed of both is there, the new one.
     """
-    keys = {part.partition("=")[0] for name in (*old.tried, *new.tried) for part in name.split(", ")}
-    then_else, now_else = (
-        {key: value for key, value in one.settings.items() if key not in keys} for one in (old, new)
-    )
-    if not (old.tried and new.tried and alike(then_else, now_else)):
+    searched = {part.partition("=")[0] for name in (*old.tried, *new.tried) for part in name.split(", ")}
+
+    def unsearched(cell: Measured) -> dict[str, Any]:
+        return {key: value for key, value in cell.settings.items() if key not in searched}
+
+    if not (old.tried and new.tried and alike(unsearched(old), unsearched(new))):
         return new
-    tried = _tried([new, old])
     then, now = (one.metrics[CHOSEN_BY].per_seed if CHOSEN_BY in one.metrics else {} for one in (old, new))
     both = then.keys() & now.keys()
-    if both and _sum(then[seed] for seed in both) >= _sum(now[seed] for seed in both):
-        return replace(old, tried=tried)
-    return replace(new, tried=tried)
+    old_is_better = both and _sum(then[seed] for seed in both) >= _sum(now[seed] for seed in both)
+    return replace(old if old_is_better else new, tried=_tried([new, old]))
 
 
 def _sum(values: Iterable[float | None]) -> float:
@@ -393,4 +394,5 @@ def _results(said: Mapping[str, Any]) -> Results:
 
 
 def _shared(key: str, value: Any, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all configurations say this of a key."""
     return all(key in one and one[key] == value for one in settings)

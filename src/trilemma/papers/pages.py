@@ -35,12 +35,14 @@ def page(text: str, results: Path) -> str:
     """Return a page with its blocks written anew from the files in `results`."""
 
     def block(found: re.Match[str]) -> str:
-        name, *part = found[2].split(" / ")
+        begin, named, end = found.groups()
+        name, *part = named.split(" / ")
         if name == "frontier":
             inside = standings.markdown(arena.read(results / "frontier.json"), *part)
-            return f"{found[1]}\n{inside}\n\n{found[3]}"
-        inside = markdown(read_results(results / f"{name}.json"), paper(studies[name].paper).of(name), *part)
-        return f"{found[1]}\n{inside}\n\n{found[3]}"
+        else:
+            printed = paper(studies[name].paper).of(name)
+            inside = markdown(read_results(results / f"{name}.json"), printed, *part)
+        return f"{begin}\n{inside}\n\n{end}"
 
     return BLOCK.sub(block, text)
 
@@ -58,13 +60,20 @@ def markdown(results: Results, printed: Paper, table: str = "", metric: str = ""
         for title in dict.fromkeys(cell.table for cell in cells)
         for one in _tables(title, [c for c in cells if c.table == title], results.study, printed)
     ]
-    made = Counter(cell.of or results.about for cell in cells).most_common()
-    alone = f" {made[0][0]};" if len(made) == 1 else ""
-    about = f"{_filled(cells, results.study, table)};{alone} from `results/{results.study}.json`."
-    about += _rounds(cells, results.study) if table else ""
-    kept = "".join(f" {count} cell{'s' if count > 1 else ''}: {of}." for of, count in made if not alone)
-    note = _searching(cells, results.study) + (f" {results.note}." if results.note else "")
-    return "\n\n".join([*(one.markdown() for one in tables), about + kept + note])
+    return "\n\n".join([*(one.markdown() for one in tables), _footer(cells, results, table)])
+
+
+def _footer(cells: Sequence[Measured], results: Results, table: str) -> str:
+    """Say what stands above it: how much of it is filled, of when and by which code, what was not tried."""
+    origins = Counter(cell.of or results.about for cell in cells).most_common()
+    of_one = len(origins) == 1
+    origin = f" {origins[0][0]};" if of_one else ""
+    said = f"{_filled(cells, results.study, table)};{origin} from `results/{results.study}.json`."
+    if table:
+        said += _rounds(cells, results.study)
+    if not of_one:
+        said += "".join(f" {count} cell{'s' if count > 1 else ''}: {of}." for of, count in origins)
+    return said + _searching(cells, results.study) + (f" {results.note}." if results.note else "")
 
 
 def _filled(cells: Sequence[Measured], study: str, table: str) -> str:
@@ -148,6 +157,7 @@ def _only(cell: Measured, metric: str) -> Measured:
 
 
 def _tables(title: str, own: Sequence[Measured], study: str, printed: Paper) -> list[Table]:
+    """Lay out the cells of one table: together, or metric by metric where columns would multiply."""
     metrics = dict.fromkeys(name for cell in own for name in cell.metrics)
     if len(metrics) == 1 or len({cell.column for cell in own}) == 1:
         return [_table(title, own, study, printed)]
@@ -157,16 +167,17 @@ def _tables(title: str, own: Sequence[Measured], study: str, printed: Paper) -> 
 
 
 def _table(title: str, cells: Sequence[Measured], study: str, printed: Paper) -> Table:
+    """Lay cells out by row, and by column and metric."""
     down, across = (in_order(cells, study, axis) for axis in (1, 2))
-    there = sorted(cells, key=lambda cell: across.index(cell.column))
-    heads = dict.fromkeys((cell.column, metric) for cell in there for metric in cell.metrics)
-    columns = {column for column, _ in heads}
+    by_column = sorted(cells, key=lambda cell: across.index(cell.column))
+    heads = dict.fromkeys((cell.column, metric) for cell in by_column for metric in cell.metrics)
     found = {(cell.row, cell.column): cell for cell in cells}
     rows = tuple(
         (row, *(_text(found.get((row, column)), metric, printed) for column, metric in heads)) for row in down
     )
-    many = len({metric for _, metric in heads}) > 1
-    names = (_head(column, metric, many, len(columns) > 1) for column, metric in heads)
+    many_columns = len({column for column, _ in heads}) > 1
+    many_metrics = len({metric for _, metric in heads}) > 1
+    names = (_head(column, metric, many_metrics, many_columns) for column, metric in heads)
     return Table(title, ("", *names), rows, words=1 + len(heads))
 
 

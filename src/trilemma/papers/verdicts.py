@@ -18,6 +18,21 @@ from trilemma.papers.study import studies
 from trilemma.report import Table
 from trilemma.report.tables import SHARES
 
+WIDE = 0.1
+"""A difference of shares that is remarkable though it is within both spreads."""
+
+FAR = 3
+"""From what factor on a quotient says more than a difference."""
+
+NOTHING = (
+    "nothing to compare: the paper has no number for a place that was run; trilemma papers figure draws ours"
+)
+PARTLY = (
+    "not all of the grid was tried, the best may be higher (trilemma papers run --missing tries the rest)"
+)
+AGAIN = "trilemma papers check tells whether that matters, run makes new results"
+"""Remarks below a table of verdicts."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -59,13 +74,6 @@ def _times(difference: float, value: float | None) -> str:
     return f"differs: {factor:.3g} times larger" if factor > 1 else f"differs: {1 / factor:.3g} times smaller"
 
 
-WIDE = 0.1
-"""A difference of shares that is remarkable though it is within both spreads."""
-
-FAR = 3
-"""From what factor on a quotient says more than a difference."""
-
-
 def verdicts(results: Results, paper: Paper) -> list[Verdict]:
     """Compare every place of which both have a number."""
     both = [
@@ -80,20 +88,24 @@ def verdicts(results: Results, paper: Paper) -> list[Verdict]:
 def _verdict(
     cell: Measured, printed: Printed, both: Sequence[tuple[Measured, Printed]], paper: Paper
 ) -> Verdict:
+    """Compare ours with what is printed at one place; a known cause is told where they do not agree."""
     ours = cell.metrics[printed.metric]
-    cause = next((one.text for one in paper.causes if one.about(*cell.place, printed.metric)), "")
+    difference: float | None = None
+    in_order = False
     if ours.mean is None or (printed.value is None and printed.below is None):
-        same = ours.mean is None and printed.value is None  # both diverged
-        return Verdict(cell, printed, "agrees" if same else "differs", None, "" if same else cause)
-    if printed.value is None:
+        agrees = ours.mean is None and printed.value is None  # both diverged
+    elif printed.value is None:
         assert printed.below is not None
-        over = ours.mean - printed.below
-        return Verdict(cell, printed, "agrees" if over < 0 else "differs", over, "" if over < 0 else cause)
-    difference = ours.mean - printed.value
-    if abs(difference) <= (ours.std or 0.0) + (printed.std or 0.0) + printed.within:
+        difference = ours.mean - printed.below
+        agrees = difference < 0
+    else:
+        difference = ours.mean - printed.value
+        agrees = abs(difference) <= (ours.std or 0.0) + (printed.std or 0.0) + printed.within
+        in_order = not agrees and _in_order(cell, printed, both)
+    if agrees:
         return Verdict(cell, printed, "agrees", difference)
-    kind: Kind = "ordering agrees" if _in_order(cell, printed, both) else "differs"
-    return Verdict(cell, printed, kind, difference, cause)
+    cause = next((one.text for one in paper.causes if one.about(*cell.place, printed.metric)), "")
+    return Verdict(cell, printed, "ordering agrees" if in_order else "differs", difference, cause)
 
 
 def _in_order(cell: Measured, printed: Printed, both: Iterable[tuple[Measured, Printed]]) -> bool:
@@ -149,17 +161,6 @@ def verdict_table(name: str, results: Results, paper: Paper, compute: str = "") 
     ]
     heads = ("table", "row", "column", "there", "what", "ours", "paper", "verdict", "known cause")
     return Table(f"{name}: ours beside the paper's", heads, lines, tuple(remarks), words=len(heads))
-
-
-NOTHING = (
-    "nothing to compare: the paper has no number for a place that was run; trilemma papers figure draws ours"
-)
-
-PARTLY = (
-    "not all of the grid was tried, the best may be higher (trilemma papers run --missing tries the rest)"
-)
-
-AGAIN = "trilemma papers check tells whether that matters, run makes new results"
 
 
 def said(printed: Printed) -> str:

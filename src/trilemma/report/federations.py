@@ -17,7 +17,7 @@ from typing import Any, Literal
 from trilemma.errors import UserError
 from trilemma.federation import processes
 from trilemma.federation.event_log import events_file, read_events
-from trilemma.federation.layout import Party, parties
+from trilemma.federation.layout import RUNNING, WITHOUT_FACTS, Party, parties, without_facts
 from trilemma.federation.peers import Door, door_file
 from trilemma.federation.spending import own_statement, read_budget
 from trilemma.files import readable
@@ -161,17 +161,29 @@ class PartyStanding:
 
 def standing(folder: Path) -> list[PartyStanding]:
     """Return where each party in `folder` stands; one that cannot be read says so and hides no other."""
-    return [_party(party) for party in parties(folder)]
+    whole = [_party(party) for party in parties(folder)]
+    return [*whole, *(_without_facts(name, path) for name, path in without_facts(folder).items())]
+
+
+def _without_facts(name: str, folder: Path) -> PartyStanding:
+    """Return what can be said of a party without its public facts: its processes."""
+    try:
+        return PartyStanding(name, _known(folder / RUNNING), problem=WITHOUT_FACTS)
+    except UserError as error:
+        return PartyStanding(name, problem=f"{WITHOUT_FACTS}; {error}")
+
+
+def _known(running: Path) -> tuple[ProcessStanding, ...]:
+    return tuple(
+        ProcessStanding(one.name, one.pid, processes.leads(one)) for one in processes.recorded(running)
+    )
 
 
 def _party(party: Party) -> PartyStanding:
     known: tuple[ProcessStanding, ...] = ()
     try:
         with readable(party.folder):
-            known = tuple(
-                ProcessStanding(one.name, one.pid, processes.leads(one))
-                for one in processes.recorded(party.running)
-            )
+            known = _known(party.running)
             if party.client is not None:
                 told = doings(read_events(events_file(party.running, "worker")))
                 return PartyStanding(party.name, known, account=account(party), doings=told)

@@ -24,8 +24,8 @@ from trilemma.report.privacy import verdict_of
 from trilemma.simulate.directory import SeedDirectory
 
 BESIDE = ("loss", "variance", "worst_tenth", f"{OWN_SCORE}_low", f"{OWN_SCORE}_high")
-"""What stands in a record's scores and is no metric of its own: the loss, how the first is spread, how far
-liars could have brought clients' own."""
+"""Scores in a record that are no metric of their own: the loss, how the first metric is spread over clients,
+and between which bounds liars could have moved the clients' own score."""
 
 SUMMARY = "summary.json"
 """Where a finished run is summed up."""
@@ -94,6 +94,7 @@ def _stand(
     paths: Sequence[Path],
     deployed: bool = False,
 ) -> Glance:
+    """Return the glance at a run; where it stands is told by when something was written in `paths` last."""
     changed = max(path.stat().st_mtime for path in paths if path.exists())
     latest = max((one for one in newest.values() if one), key=lambda one: one.round, default=None)
     patience = PATIENCE if latest is None else max(PATIENCE, 5 * math.fsum(latest.seconds.values()))
@@ -165,6 +166,7 @@ def so_far(
     if deployed and threat != "none":
         notes.append("what each client has spent is in its own ledger")
     reason = _uncertified(seeds, done, rounds, deployed)
+    every = [record for records in seeds.values() for record in records]
     return Summary(
         metrics={
             name: Spread.of({seed: _latest(records, name) for seed, records in seeds.items()})
@@ -173,18 +175,25 @@ def so_far(
         loss=Spread.of({seed: _latest(records, "loss") for seed, records in seeds.items()}),
         epsilon={},
         delta=None,
-        seconds=round(math.fsum(s for one in seeds.values() for r in one for s in r.seconds.values()), 3),
+        seconds=round(math.fsum(spent for record in every for spent in record.seconds.values()), 3),
         algorithm=config["algorithm"]["name"],
         rule=config["aggregation"]["rule"],
         clients=config["federation"]["clients"],
         byzantine=liars,
-        attack="unknown" if deployed else config["attack"]["name"] if liars else "none",
+        attack=_attack(config, liars),
         threat=threat,
         rounds=rounds,
         notes=tuple(notes),
         directory=str(folder),
         verdict={} if threat == "none" else NoGuarantee(reason).plain(),
     )
+
+
+def _attack(config: Mapping[str, Any], liars: int | None) -> str:
+    """Name the attack; nobody knows what, or whether, clients of a real federation play."""
+    if liars is None:
+        return "unknown"
+    return str(config["attack"]["name"]) if liars else "none"
 
 
 def _uncertified(seeds: Mapping[int, Sequence[Record]], done: int, rounds: int, deployed: bool) -> str:
@@ -205,5 +214,6 @@ def _scored(seeds: Mapping[int, Sequence[Record]]) -> list[str]:
 
 
 def _latest(records: Sequence[Record], name: str) -> float | None:
+    """Return the newest score by a metric; None where there is none."""
     scores = [score for record in records if (score := record.metrics.get(name)) is not None]
     return scores[-1] if scores else None

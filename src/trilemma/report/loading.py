@@ -44,6 +44,7 @@ def load(directory: Path | str, run: str | None = None, task: Task | None = None
 
 
 def _simulation(folder: Path, task: Task | None = None) -> Result:
+    """Read the result of a simulated run, and of the same run without liars where it is kept beside."""
     directory = RunDirectory.open(folder)
     settings = directory.config
     plain = settings.dump()
@@ -52,6 +53,7 @@ def _simulation(folder: Path, task: Task | None = None) -> Result:
     baseline = _simulation(folder / BASELINE, task) if (folder / BASELINE / "config.toml").exists() else None
 
     def named(flat: Tensor, seed: int) -> dict[str, Tensor]:
+        """Return the whole model by the names of its parts, what was not trained included."""
         own = task or (directory.task() if directory.has_task else None)
         if own is not None:
             model = learner_of(settings, Key(seed), own, None).model
@@ -67,6 +69,7 @@ def _simulation(folder: Path, task: Task | None = None) -> Result:
 
 
 def _federation(folder: Path, name: str | None) -> Result:
+    """Read the result of a federation's run from its server's folder."""
     from trilemma.federation import kinds, wire
     from trilemma.federation.commits import CommitLog
     from trilemma.federation.layout import parties

@@ -87,6 +87,8 @@ class Question:
         """Who may see what."""
         if self.neighbours is not None and self.threat not in ("secldp", "byzldp"):
             raise UserError(f"only secldp and byzldp share secrets: leave k = {self.neighbours} out")
+        if self.neighbours is not None and self.neighbours >= self.clients:
+            raise UserError(f"k = {self.neighbours}: each of n = {self.clients} clients has n − 1 others")
         threat = Threat(
             cast(ThreatName, self.threat),
             self.clients,

@@ -78,24 +78,25 @@ class SweepResult:
                 raise UserError(f"no run has the key {key!r}: {nearest(key, self.keys)}")
         shared: dict[tuple[str, str], list[Summary]] = {}
         for result in self.results.values():
-            place = tuple(
-                "" if key is None else worded(value_at(result.config, key)) for key in (rows, columns)
-            )
-            shared.setdefault((place[0], place[1]), []).append(result.summary)
+            column = "" if columns is None else worded(value_at(result.config, columns))
+            place = worded(value_at(result.config, rows)), column
+            shared.setdefault(place, []).append(result.summary)
         squares = {place: _square(found, value, wanted) for place, found in shared.items()}
-        over = [key for key in self.keys if key not in (rows, columns)]
-        unseen = over if any(square.cells > 1 for square in squares.values()) else []
-        remarks = [*self._remarks(), *([f"{value} over {', '.join(unseen)}"] if unseen else [])]
+        remarks = list(self._remarks())
+        unseen = [key for key in self.keys if key not in (rows, columns)]
+        if unseen and any(square.cells > 1 for square in squares.values()):
+            remarks.append(f"{value} over {', '.join(unseen)}")
         return Cross(rows, columns, value, wanted, squares, (*remarks, *self._without_result()))
 
     def _rows(self, name: str, result: Result) -> Iterator[dict[str, Any]]:
+        """Yield the row of every seed of a cell."""
         summary = result.summary
         spreads = {**summary.metrics, "loss": summary.loss}
-        swept = {key: worded(value_at(result.config, key)) for key in self.keys}
+        swept = {key: _plain(value_at(result.config, key)) for key in self.keys}
         for seed in summary.loss.per_seed:
             yield {
                 "cell": name,
-                **{key: _number(result, key, text) for key, text in swept.items()},
+                **swept,
                 "seed": int(seed),
                 **{metric: spread.per_seed.get(seed) for metric, spread in spreads.items()},
                 "epsilon": summary.epsilon.get(summary.accountant),
@@ -152,17 +153,16 @@ def _square(found: list[Summary], value: Value, metric: str) -> Square:
         seeds = [score for spread in spreads for score in spread.per_seed.values()]
         whole = Spread.of(dict(enumerate(seeds)))
     else:
-        more = (metric in LOWER_IS_BETTER) == (value == "worst")
-        lost = math.inf if value == "worst" else -math.inf  # who diverged is worst of all
-        sign = 1 if more else -1
-        whole = max(spreads, key=lambda one: lost if one.mean is None else sign * one.mean)
+        largest = (metric in LOWER_IS_BETTER) == (value == "worst")
+        sign = 1 if largest else -1  # the largest is looked for, or the smallest
+        diverged = math.inf if value == "worst" else -math.inf  # worst of all, whatever the metric
+        whole = max(spreads, key=lambda one: diverged if one.mean is None else sign * one.mean)
     return Square(whole.mean, whole.std, len(whole.per_seed), len(found))
 
 
-def _number(result: Result, key: str, text: str) -> Any:
+def _plain(value: Any) -> Any:
     """Return a swept value as it is where it is a number or a name, else in words."""
-    value = value_at(result.config, key)
-    return value if isinstance(value, int | float | str) else text
+    return value if isinstance(value, int | float | str) else worded(value)
 
 
 def _differences(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:

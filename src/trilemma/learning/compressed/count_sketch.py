@@ -185,7 +185,7 @@ class Sizes:
 
 @algorithms.register("sketch")
 class Sketch(CompressedSettings):
-    """Sketched SGD: count sketches of accumulated gradients, then the heavy coordinates."""
+    """Sketched SGD: clients send short summaries (count sketches), then the coordinates that look largest."""
 
     columns: float = Field(default=0.05, gt=0, description="columns c; below 1: times the model's size")
     rows: float = Field(default=0.01, gt=0, description="rows r; below 1: times the model's size")

@@ -94,7 +94,7 @@ def sparse_message(model: Model) -> MessageLayout:
 
 @algorithms.register("dgc")
 class DGC(CompressedSettings):
-    """DGC: only the largest coordinates of the accumulated gradient travel."""
+    """DGC: clients send only the largest coordinates of their gradients; the rest waits and adds up."""
 
     sparsity: float = Field(default=0.75, ge=0, lt=1, description="initial share that is held back (s_0)")
     rising: float = Field(default=0.25, gt=0, le=1, description="factor of the density per round (ρ)")

@@ -122,7 +122,7 @@ def look_back_message(model: Model) -> MessageLayout:
 
 @algorithms.register("lbgm")
 class LBGM(CompressedSettings):
-    """LBGM: a gradient that points where an earlier one did travels as one number."""
+    """LBGM: while a client's gradients keep their direction, it sends one number instead of each."""
 
     local_steps: int = Field(default=5, ge=1, description="local steps per round (R)")
     threshold: float = Field(

@@ -101,7 +101,7 @@ class QuantisedCodec:
 
 @algorithms.register("qsgd")
 class QSGD(CompressedSettings):
-    """QSGD: gradients rounded at random to a few levels."""
+    """QSGD: clients round their gradients, at random and without bias, to a few levels."""
 
     levels: int = Field(default=5, ge=2, le=1 << 24, description="number of levels s, zero included")
     bucket: int = Field(default=500, ge=1, description="coordinates that share a scale")

@@ -316,7 +316,9 @@ def peeled(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = No
         rows.append(vectors * higher[:, None])
         some = some - tops[-1][:, None, None] * vectors[:, :, None] * vectors[:, None, :]
     if bounded is not None:
-        bounded.going_on.append(any_above(some, edges) if steps < most else torch.zeros_like(higher))
+        bounded.going_on.append(
+            any_above(some, edges) if steps < most else torch.zeros_like(edges, dtype=torch.bool)
+        )
     if not tops:
         return white.new_zeros(len(white), 0), white.new_zeros(len(white), 0, white.shape[1])
     return torch.stack(tops, 1), torch.stack(rows, 1)

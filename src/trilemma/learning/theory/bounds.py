@@ -85,9 +85,12 @@ class Heterogeneity:
     def load(cls, path: Path) -> Heterogeneity:
         """Measure on the gradients in a .npy file."""
         try:
-            return cls.measure(np.load(path, allow_pickle=False))
-        except (OSError, ValueError) as error:
-            raise UserError(f"no gradients in {path}: {error}") from error
+            found = np.load(path, allow_pickle=False)
+        except OSError as error:
+            raise UserError(f"no gradients in {path}: {error.strerror or error}") from None
+        except (ValueError, EOFError):
+            raise UserError(f"no gradients in {path}: it is no .npy file of numbers") from None
+        return cls.measure(found)
 
 
 @dataclass(frozen=True)

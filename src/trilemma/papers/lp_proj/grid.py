@@ -46,7 +46,6 @@ SHARES = {5: (10, 20, 50, 80), 6: (10, 20, 50, 80), 7: (10, 20, 50, 80), 8: (2, 
 class Benchmark:
     """A data set of the paper with its model, number of clients, projected dimension, budget and target.
 
-    `subset` says that only part of the paper's data is at hand, so that numbers compare methods, not papers.
     `thorough` are the rounds of methods in which every client takes twenty steps and more a round, `rounds`
     those of all others. `precision` is that of clients' products on a GPU.
     """
@@ -60,33 +59,9 @@ class Benchmark:
     budget: int
     target: float
     head_layers: int = 1
-    subset: bool = False
     rounds: Rounds = Rounds()
     thorough: Rounds = Rounds()
     precision: Literal["float32", "tf32"] = "float32"
-
-    def per_round(self, method: str, full: int, head: int = 0) -> float:
-        """Return the scalars the paper counts for one round of `method` on a model of `full` parameters.
-
-        QSGD, DGC, LBGM and Sketch are counted message by message; here they have no fixed cost.
-
-        >>> TASKS["mnist"].per_round("lp-proj-1", 79510), TASKS["mnist"].per_round("FedAvg", 79510)
-        (6000, 3180400)
-        """
-        both = self.clients + self.sampled
-        match method:
-            case "lp-proj-1" | "lp-proj-2" | "lp-proj-1, R = 5" | "lp-proj-2, R = 5":
-                return both * self.dim
-            case "pFedMe" | "Ditto" | "RSA":
-                return both * full
-            case "LG-FedAvg":
-                return both * head
-            case "FedAvg" | "Per-FedAvg":
-                return 2 * self.sampled * full
-            case "Local" | "Local, 20 steps" | "Local, 100 steps":
-                return 0
-            case _:
-                raise ConfigError(f"{method!r} has no fixed cost per round")
 
 
 def _synthetic(spread: float) -> dict[str, Any]:
@@ -120,13 +95,11 @@ TASKS = {
     ),
     "cifar": Benchmark(
         *("CIFAR", _images("cifar10", 2, "random"), "cifar-cnn", 200, 20, 60, 1029600, 0.4, 2),
-        subset=True,
         thorough=Rounds(clean=50, attacked=20),
         precision="tf32",
     ),
     "emnist": Benchmark(
         *("EMNIST", _images("emnist", 10, "random"), "emnist-mlp", 248, 25, 80, 4236900, 0.7),
-        subset=True,
         thorough=Rounds(attacked=100),
     ),
 }

@@ -9,7 +9,15 @@ to the same model. A cell that failed is tried again by the next sweep. An *engi
 processes of this machine, `ray` on a cluster.
 """
 
-from trilemma.simulate.sweep.grid import ENGINES, Outcome, failures, finished, known_cells, run_cells
+from trilemma.simulate.sweep.grid import (
+    ENGINES,
+    Outcome,
+    check_engine,
+    failures,
+    finished,
+    known_cells,
+    run_cells,
+)
 from trilemma.simulate.sweep.work import Failure, Job, Telling, Unwatched, Watcher
 
 __all__ = [
@@ -20,6 +28,7 @@ __all__ = [
     "Telling",
     "Unwatched",
     "Watcher",
+    "check_engine",
     "failures",
     "finished",
     "known_cells",

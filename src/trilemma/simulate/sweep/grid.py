@@ -11,6 +11,7 @@ from typing import Any
 from trilemma import files
 from trilemma.config import Cell
 from trilemma.errors import ConfigError, UserError, nearest
+from trilemma.simulate.experiment import choose_device
 from trilemma.simulate.sweep import local, on_ray
 from trilemma.simulate.sweep.work import Failure, Job, Telling, Unwatched, Watcher
 from trilemma.typed import typed
@@ -54,12 +55,9 @@ def run_cells(
 
     Ctrl-C keeps what is finished and saves checkpoints of the rest; the same call continues from there.
     """
-    if engine not in ENGINES:
-        raise ConfigError(f"unknown engine {engine!r}: {nearest(engine, ENGINES)}")
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs = {jobs}: at least 1 is needed")
-    if engine == "ray":
-        on_ray.check_installed()
+    check_engine(engine, cells)
     _claim(out)
     with files.locked(out / ".lock", UserError(f"another process is sweeping in {str(out)!r}")):
         _remember(out, cells)
@@ -70,6 +68,20 @@ def run_cells(
             keeper.waits(waiting)
             ENGINES[engine](waiting, jobs, keeper)
     return Outcome(tuple(keeper.ran), before, keeper.failed)
+
+
+def check_engine(engine: str, cells: Sequence[Cell]) -> None:
+    """Refuse an engine that there is not, or cells of which this machine has the device for none.
+
+    Said before anything is written. Where some could run, the others fail one by one, as for other reasons;
+    what devices a cluster has is not known here.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"unknown engine {engine!r}: {nearest(engine, ENGINES)}")
+    if engine == "ray":
+        on_ray.check_installed()
+    elif cells and all(cell.config.run.device == "cuda" for cell in cells):
+        choose_device("cuda")
 
 
 def finished(out: Path, name: str) -> bool:
