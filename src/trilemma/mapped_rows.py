@@ -58,6 +58,7 @@ def _fill(there: Tensor, row: Tensor | None) -> None:
 
 
 def _shown(folder: Path, rows: Sequence[Tensor | None], numbers: int) -> Tensor:
+    """Return rows side by side in one range of addresses; those in files are mapped, others copied to one."""
     mapped.give_back_what_is_freed()
     length = 4 * numbers
     apart = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -199,6 +199,7 @@ _LIMITS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 
 def _kinds(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[str]:
+    """Say what a type allows, one phrase for each alternative."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         yield from _kinds(arguments[0], [*arguments[1:], *metadata])

@@ -102,6 +102,7 @@ def installed() -> tuple[Plugin, ...]:
 
 
 def _load(reference: str, beside: Path) -> Plugin:
+    """Load a file, or an installed module, by what a configuration calls it; refuse another edition."""
     name, mark, digest = reference.partition("#sha256=")
     if mark or name.endswith(".py") or "/" in name or "\\" in name:
         return _file(beside / Path(name).expanduser(), digest)
@@ -121,6 +122,7 @@ _loaded: dict[tuple[str, str], frozenset[tuple[str, str]]] = {}
 
 
 def _file(path: Path, recorded: str) -> Plugin:
+    """Load a .py file; where a digest is `recorded`, only with exactly that content."""
     try:
         content = path.read_bytes()
     except OSError as error:

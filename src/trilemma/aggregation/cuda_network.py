@@ -60,6 +60,7 @@ def _add(value: str, size: int) -> Iterator[str]:
 
 
 def _middle(n: int, size: int) -> Iterator[str]:
+    """Compute $0 to $3 for the `size` middle ones of n sorted values."""
     trim = (n - size) // 2
     yield f"mov.f64 a, {_double(0.0)};"
     for r in range(trim, trim + size):
@@ -77,6 +78,7 @@ def _middle(n: int, size: int) -> Iterator[str]:
 
 
 def _nearest_to_median(n: int, size: int) -> Iterator[str]:
+    """Compute $0 to $3 for those `size` of n sorted values that are nearest to the median."""
     gap = n - size
     yield from _halves("c", (n - 1) // 2, n // 2)
     # p_r: the window starts beyond rank r, because v_r is farther from the median c than v_{r+size}.

@@ -120,6 +120,7 @@ class _Covers:
         return self._search(far, (1 << len(far)) - 1, size)
 
     def _search(self, far: list[int], alive: int, size: int) -> int | None:
+        """Return a cover of the rows `alive`: it has the row of most pairs, or else all its partners."""
         self.left -= 1
         if self.left < 0:
             raise _OutOfBudget

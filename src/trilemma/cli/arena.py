@@ -22,7 +22,9 @@ def arena_command(
     seeds: Annotated[str | None, typer.Option(help="as in 1-3; default: 1-3, with --quick 1")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="table.key=value in every cell, repeatable; not with --results"),
+        typer.Option(
+            "--set", help="table.key=value in every cell, repeatable; with --results run.device only"
+        ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="cells at a time", min=1)] = None,
     out: Annotated[Path, typer.Option(help="where cells are kept; the same folder continues")] = Path(

@@ -164,6 +164,7 @@ def _repeats(first: Reply, reply: Reply) -> bool:
 
 
 def _message(expected: Expected, client: int, reply: Reply) -> Messages:
+    """Return the message in a reply; refuse one that is not what this client was asked for."""
     if reply.block is None:
         raise wire.WireError(f"no message but an error: {reply.why}")
     limit = expected.layout.longest.bytes + HEADROOM

@@ -175,6 +175,7 @@ class Node:
         return length_of(self._expected)
 
     def _hello(self, block: wire.Block) -> bytes:
+        """Join an epoch: on the agreed terms, in a run that its owner allows, with a ledger that is whole."""
         hello, _ = wire.loads(block, kinds.Hello, HEADROOM + wire.LARGEST_HEADER)
         self._adopt(hello)
         if hello.terms != self.party.terms:
@@ -216,6 +217,7 @@ class Node:
         self.say(events.ROSTER_ADOPTED(serial=roster.serial, clients=list(roster.keys.members)))
 
     def _keys(self, block: wire.Block) -> bytes:
+        """Derive keys with the members, if enough of them are there that this client counts on."""
         keys, _ = self._read(block, kinds.Keys)
         session = self._known(keys.run)
         offers = {int(client): key for client, key in keys.keys.items()}
@@ -250,6 +252,7 @@ class Node:
         )
 
     def _ask(self, block: wire.Block) -> Whole:
+        """Answer the question of a round."""
         watch = Stopwatch()
         with watch.stage("serialise"):
             ask, broadcast = self._read(block, kinds.Ask, self._broadcast_bytes)

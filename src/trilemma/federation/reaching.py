@@ -120,6 +120,7 @@ def findings(client: Party) -> list[Finding]:
 
 
 def _findings(client: Party) -> Iterator[Finding]:
+    """Knock at the server's door; tell what keeps a client out, or what differs between the two."""
     address = client.federation.address
     try:
         answer = ask(client)

@@ -222,6 +222,7 @@ def _check_going_on(task: PartyTask, party: Party, examples: int) -> None:
 
 
 def _check_resolved(config: Config, resolved: Resolved, model: Model) -> None:
+    """Refuse what only a simulation can do, with the reason."""
     algorithm, sampled = resolved.algorithm, config.federation.sampled
     if algorithm.screen or config.aggregation.root:
         raise ConfigError(
@@ -233,12 +234,12 @@ def _check_resolved(config: Config, resolved: Resolved, model: Model) -> None:
             f"[federation] sampled = {sampled}: in {algorithm.name} clients that are not sampled train too, "
             "which a server that does not ask them cannot make them do; leave it out"
         )
-    if sampled is not None and resolved.threat is not None and resolved.threat.name == "cdp":
+    central = resolved.threat is not None and resolved.threat.name == "cdp"
+    if sampled is not None and central:
         raise ConfigError(
             f"[federation] sampled = {sampled}: under cdp a client counts on the noise of all the others, "
             "and here only some add theirs; leave it out or choose another threat model"
         )
-    central = resolved.threat is not None and resolved.threat.name == "cdp"
     if central and resolved.certified and not config.algorithm.options.fresh_noise:
         raise ConfigError(
             f"under cdp messages of {algorithm.name} carry noise of earlier rounds, and who compares rounds "

@@ -89,15 +89,13 @@ def keys_of(points: Sequence[Point]) -> list[str]:
 
 
 def _table(study: str, points: Sequence[Point], row: str, column: str, score: str, remark: str) -> StudyView:
+    """Lay a score of runs out by two keys: those asked for, or else the usual ones."""
     keys = keys_of(points)
     scores = dict.fromkeys(name for point in points for name in point.found.summary.metrics)
     score = score if score in (*scores, "loss") else next(iter(scores), "loss")
-    row = (
-        row if row in keys else next((key for key in PREFERRED_ROWS if key in keys), keys[0] if keys else "")
-    )
+    row = row if row in keys else _usual(PREFERRED_ROWS, keys)
     others = [key for key in keys if key != row]
-    preferred = next((key for key in PREFERRED_COLUMNS if key in others), others[0] if others else "")
-    column = column if column in others else preferred
+    column = column if column in others else _usual(PREFERRED_COLUMNS, others)
     rows = _values(points, row)
     columns = _values(points, column)
     cells: dict[tuple[str, str], list[Point]] = {}
@@ -115,6 +113,11 @@ def _table(study: str, points: Sequence[Point], row: str, column: str, score: st
         squares=squares,
         remark=remark,
     )
+
+
+def _usual(preferred: Sequence[str], keys: Sequence[str]) -> str:
+    """Return the first of the preferred keys that is there, or else the first there is."""
+    return next((key for key in preferred if key in keys), keys[0] if keys else "")
 
 
 PREFERRED_ROWS = ("aggregation.rule", "algorithm.name")

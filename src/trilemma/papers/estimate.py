@@ -117,6 +117,7 @@ def _seconds(place: Place) -> float:
 
 
 def _a_round(experiment: Experiment, progress: Progress, clock: Clock) -> float:
+    """Return what a round takes: told by a step of few clients where that is long, else by whole rounds."""
     everyone, algorithm = experiment.clients, experiment.resolved.algorithm
     heard = [i for i in experiment.sampled(0) if i in everyone.ids]
     training = everyone.ids if algorithm.everyone_trains else tuple(heard)

@@ -251,6 +251,7 @@ class Ledger:
         self._hash = digest
 
     def _load(self) -> None:
+        """Read every line and check its seal; mend a last line that a crash tore, refuse any other damage."""
         with os.fdopen(os.dup(self._fd), "rb") as file:
             file.seek(0)
             text = file.read()
@@ -297,6 +298,7 @@ class Ledger:
         self._check_costs()
 
     def _check_costs(self) -> None:
+        """Refuse a ledger whose entries cost something else than it says they do."""
         if not self.entries:
             return
         try:

@@ -110,6 +110,7 @@ def _assembled(config: Config, seed: int, task: Task | None, ranks: Ranks | None
 
 
 def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: Ranks | None) -> Summary:
+    """Run all seeds, or what is left of them, and sum them up; a seed that diverges stops no other."""
     leads = ranks is None or ranks.leads
     with said_where_memory_ends(directory.config), directory.locked() if leads else nullcontext():
         if ranks is not None:
@@ -171,6 +172,7 @@ class _Cadence:
 
 
 def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer) -> Evaluation:
+    """Run a seed, or what is left of it, and return how its model scores."""
     run_table = experiment.config.run
     evaluate_every = run_table.evaluate_every or max(1, run_table.rounds // 50)
     buffers = experiment.clients.model.buffers

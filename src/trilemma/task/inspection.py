@@ -84,6 +84,7 @@ def trained(learner: Learner) -> list[str]:
 
 
 def _data(dataset: Dataset, federated: FederatedData) -> Iterator[str]:
+    """Tell what the data are, and what each client holds."""
     for name, column in columns_of(dataset.x_train).items():
         kind = str(column.dtype).removeprefix("torch.")
         yield f"features{f' {name}' if name else ''}: {_shape(column.shape[1:])} {kind}, all finite"
@@ -107,6 +108,7 @@ def _targets(y: Tensor, classes: int | None) -> str:
 
 
 def _loss(task: Task, learner: Learner, params: Tensor, batch: Batch, dataset: Dataset) -> Iterator[str]:
+    """Tell what the loss is before training, and how it lets gradients be clipped."""
     own = task.loss
     name = "the default" if own is None else getattr(own, "__name__", type(own).__name__)
     statistics = learner.model.initial_buffers(1, params.device) or None
@@ -128,6 +130,7 @@ def _loss(task: Task, learner: Learner, params: Tensor, batch: Batch, dataset: D
 def _gradients(
     learner: Learner, params: Tensor, batch: Batch, by_example: bool, problems: list[str]
 ) -> Iterator[str]:
+    """Tell how gradients are computed, and compare them with autograd's; what is wrong joins `problems`."""
     model = learner.model
     try:
         ways = models.paths(model, batch)
@@ -177,6 +180,7 @@ def _refusal(model: Model, batch: Batch) -> list[str]:
 
 
 def _step(model: Model, params: Tensor, batch: Batch, by_example: bool) -> Iterator[str]:
+    """Tell what one step of all clients takes: the least time of three, and memory."""
     clip = models.Clip.example(1.0) if by_example and not model.buffers else models.Clip.client(1.0)
     keys = [Key(1).fold("client", i) for i in range(len(batch.y))]
     cuda = params.is_cuda

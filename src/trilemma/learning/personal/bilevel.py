@@ -252,6 +252,7 @@ class _Solver:
         batches: Iterator[Batch],
         keys: Sequence[Key],
     ) -> _Solved:
+        """Take the inner steps from x; with a tolerance, a client whose slope falls below it stays there."""
         settings, losses = self.settings, []
         active: Tensor | None = None
         steps = torch.zeros(len(x), device=x.device)

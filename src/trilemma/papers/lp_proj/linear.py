@@ -156,6 +156,7 @@ class _Corrupted:
 
 
 def _corrupted(f: Federation, attack: Attack, tau: float, liars: list[int]) -> _Corrupted:
+    """Return what an attack does to the mean of all models: where it is centred, and how much it varies."""
     good = [k for k in range(f.clients) if k not in liars]
     bad, count = f.w[liars], len(liars)
     if attack == "sign_flip":

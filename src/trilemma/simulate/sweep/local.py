@@ -66,6 +66,7 @@ class _Pool:
     """For every cell, how often a worker died while it ran."""
 
     def run(self) -> None:
+        """Run all cells; on Ctrl-C workers save what they are at."""
         before, told = signal.getsignal(signal.SIGINT), _remembered(signal.SIGINT)
         try:
             for number in range(self.count):
@@ -103,6 +104,7 @@ class _Pool:
             worker.pipe.send(job)
 
     def _hear(self, worker: _Worker) -> None:
+        """Take in what a worker says: rounds it has done, or how its cell ended; or that it died."""
         try:
             said: Any = worker.pipe.recv()
         except (EOFError, OSError):

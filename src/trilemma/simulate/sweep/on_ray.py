@@ -35,6 +35,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int | None, watcher: Watcher) -> None
 
 
 def _run(ray: Any, waiting: list[Job], at_once: int | None, watcher: Watcher) -> None:
+    """Keep as many cells running as the cluster has GPUs, or else cores, until all have ended."""
     there = ray.cluster_resources()
     gpus = there.get("GPU", 0)
     count = min(len(waiting), at_once or max(1, int(gpus or there.get("CPU", 1))))
