@@ -192,6 +192,23 @@ def disk_broke(error: OSError) -> bool:
     return error.errno in DISK_ERRORS
 
 
+@contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """Let nobody else change a file between reading and writing it; others wait.
+
+    The lock is a file beside it, whose name begins with a dot.
+
+    >>> path = Path(tempfile.mkdtemp()) / "list"
+    >>> with changing(path):
+    ...     write_atomically(path, b"one")
+    >>> sorted(one.name for one in path.parent.iterdir())
+    ['.list.lock', 'list']
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(f".{path.name}.lock")):
+        yield
+
+
 def keep_only(folder: Path, names: Collection[str]) -> None:
     """Delete the files of a folder but those of these names."""
     for path in folder.iterdir() if folder.is_dir() else ():

@@ -304,8 +304,13 @@ def record(path: Path, found: Iterable[Row]) -> None:
     One that says its device also takes the place of one that does not. A line of the file is a cell on a
     device with all of its seeds, under the columns that the file begins with.
     """
-    before = read(path) if path.exists() else []
-    latest = {row.place: row for row in (*before, *found)}
+    with files.changing(path):
+        _write(path, (*(read(path) if path.exists() else ()), *found))
+
+
+def _write(path: Path, rows: Iterable[Row]) -> None:
+    """Write the latest of rows of the same cell, seed and device."""
+    latest = {row.place: row for row in rows}
     told = {row.cell for row in latest.values() if row.device is not None}
     kept = {place: row for place, row in latest.items() if row.device is not None or row.cell not in told}
     lines: dict[tuple[Any, ...], list[list[Any]]] = {}
