@@ -292,6 +292,8 @@ def _checked(row: Row, kinds: Mapping[str, type]) -> Row:
     for name, kind in kinds.items():
         if not isinstance(getattr(row, name), kind):
             raise ValueError(f"{name} = {getattr(row, name)!r}")
+    if not 0 <= row.accuracy <= 1 or not (row.epsilon is None or 0 <= row.epsilon < math.inf):
+        raise ValueError(f"accuracy = {row.accuracy}, epsilon = {row.epsilon}")
     for one, known in ((row.ground, GROUNDS), (row.threat, THREATS)):
         if one not in known:
             raise ValueError(f"{one!r} is none of {', '.join(known)}")
