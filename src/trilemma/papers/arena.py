@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from trilemma import files, report
+from trilemma import files
 from trilemma.config import Cell, load
 from trilemma.errors import ConfigError
 from trilemma.report import Result
+from trilemma.report.loading import load_cell
 from trilemma.simulate.directory import RunDirectory
 from trilemma.simulate.experiment import choose_device
 from trilemma.simulate.sweep.grid import finished
@@ -236,7 +237,7 @@ def rows(bouts: Iterable[Bout], out: Path) -> list[Row]:
     found = []
     for bout in bouts:
         if finished(out, bout.cell.name):
-            result = report.load(out / bout.cell.name)
+            result = load_cell(out / bout.cell.name)
             found += [_row(bout, result, seed) for seed in result.seeds]
     return found
 

@@ -39,6 +39,14 @@ def load(directory: Path | str, run: str | None = None, task: Task | None = None
     return _simulation(folder, task)
 
 
+def load_cell(directory: Path) -> Result:
+    """Read the run of a sweep's cell; what cannot be read is told with its folder: all have such files."""
+    try:
+        return load(directory)
+    except UserError as error:
+        raise UserError(f"{directory}: {error}") from None
+
+
 def _simulation(folder: Path, task: Task | None = None) -> Result:
     directory = RunDirectory.open(folder)
     settings = directory.config
