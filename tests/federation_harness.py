@@ -169,7 +169,7 @@ def transcript(parties: list[Party], run: str, round_: int, absent: Collection[i
 
 def result_of(parties: list[Party], run: str) -> wire.Tensors:
     """The result the server wrote."""
-    return wire.loads((parties[0].run_folder(run) / "result").read_bytes(), kinds.Finished)[1]
+    return wire.read_file(parties[0].run_folder(run) / "result", kinds.Finished)[1]
 
 
 def simulation(parties: list[Party], config: str, run: str, task: Task | None = None) -> Experiment:

@@ -12,7 +12,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -58,13 +58,28 @@ def write_atomically(path: Path, *content: Content, secret: bool = False) -> Non
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)  # a crash may have left one, with another mode
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
-    with os.fdopen(os.open(temporary, flags, OWNER_ONLY if secret else 0o666), "wb") as file:
-        for part in content:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
+    with _told_of(path, temporary):
+        with os.fdopen(os.open(temporary, flags, OWNER_ONLY if secret else 0o666), "wb") as file:
+            for part in content:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+
+
+@contextmanager
+def _told_of(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Let an error of the system name the file, which it does not where a disk is full; drop what is half."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
@@ -80,11 +95,12 @@ def replaced(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    yield temporary
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
+    with _told_of(path, temporary):
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
 
 
 def room_for(path: Path) -> Path:
@@ -176,6 +192,23 @@ def disk_broke(error: OSError) -> bool:
     return error.errno in DISK_ERRORS
 
 
+@contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """Let nobody else change a file between reading and writing it; others wait.
+
+    The lock is a file beside it, whose name begins with a dot.
+
+    >>> path = Path(tempfile.mkdtemp()) / "list"
+    >>> with changing(path):
+    ...     write_atomically(path, b"one")
+    >>> sorted(one.name for one in path.parent.iterdir())
+    ['.list.lock', 'list']
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(f".{path.name}.lock")):
+        yield
+
+
 def keep_only(folder: Path, names: Collection[str]) -> None:
     """Delete the files of a folder but those of these names."""
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -191,7 +224,7 @@ def append_durably(path: Path, content: bytes) -> None:
     >>> append_durably(path, b"a,"); append_durably(path, b"b,"); path.read_bytes()
     b'a,b,'
     """
-    with path.open("ab") as file:
+    with _told_of(path), path.open("ab") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -200,6 +200,21 @@ def test_strided_and_transposed_messages():
         np.testing.assert_allclose(geometry(same).distances, geometry(X).distances, rtol=1e-12)
 
 
+@pytest.mark.parametrize("rule", ["mean", "caf", "nnm+cwmed", "cwmed", "geomed", "bulyan"])
+def test_messages_whose_sign_is_a_flag_or_that_meet_another_default_device(rule):
+    """torch negates a conjugate's imaginary part where it is read; a program may want tensors elsewhere."""
+    X = normal(11, 300)
+    turned = torch.complex(X, -X).conj().imag
+    assert turned.is_neg()
+    wanted = agg.parse(rule, f=2)(X).value
+    for same in (turned, turned.contiguous(), torch._neg_view(-X)):
+        np.testing.assert_allclose(agg.parse(rule, f=2)(same).value, wanted, rtol=1e-5, atol=1e-6)
+    with torch.device("meta"):
+        for other in (X, X.T.contiguous().T, X.half()):
+            found = agg.parse(rule, f=2)(other).value
+            assert torch.equal(found, wanted) or other is not X
+
+
 def test_copies_of_columns_stand_in_one_place(monkeypatch):
     """Whatever was copied before, wider or of another type; and nothing is held once a pass is over."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)

@@ -106,6 +106,17 @@ def test_no_damaged_file_shows_a_traceback(
     shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("side", ["Infinity", "NaN", "-1", "1.5", "null", "1e400"])
+def test_a_tensor_with_a_side_that_is_no_number_is_refused(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    shutil.copytree(whole / "sweep" / "mean", tmp_path / "mean")
+    (tmp_path / "mean" / "model.json").write_text(f'{{"tensors": [["weight", [{side}, 68]]]}}')
+    monkeypatch.chdir(tmp_path)
+    assert called("export mean model.pt", monkeypatch) == 2
+    assert not (tmp_path / "model.pt").exists()
+
+
 @pytest.mark.parametrize("target", [".", "arena.json/below.{}", "/dev/null/below.{}", "/proc/below.{}"])
 @pytest.mark.parametrize(
     ("command", "ending"),

@@ -668,7 +668,7 @@ class World:
         ]
         gone = self._check_expulsion(records)
         heard = [one for one in heard if one[0] not in gone]
-        params = wire.loads(self.log.result.read_bytes(), kinds.Finished)[1]["params"]
+        params = wire.read_file(self.log.result, kinds.Finished)[1]["params"]
         replayed = sum((self.releases.vectors[one] for one in heard), start=torch.zeros_like(params))
         assert torch.equal(params, replayed), f"the model is not what was released: {params - replayed}"
         commit = self.log.recover()

@@ -41,7 +41,7 @@ def ledger_entries(party):
 
 
 def result(parties, run="run"):
-    _, tensors = wire.loads((parties[0].run_folder(run) / "result").read_bytes(), kinds.Finished)
+    _, tensors = wire.read_file(parties[0].run_folder(run) / "result", kinds.Finished)
     return tensors["params"]
 
 

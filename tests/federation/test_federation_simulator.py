@@ -264,9 +264,9 @@ def forgotten_expulsions(monkeypatch):
             "did not take steps back",
         ),
         (changing_questions, 0, [Killed(4, "after")], "changed"),
-        (applied_before_it_is_written, 0, [Crash(-1, 5, "before")], "the model is not what was released"),
-        (remembered_before_it_is_written, 1, [Crash(-1, 8, "before")], "what is remembered of client"),
-        (one_file_for_all_rounds, LYING, [Crash(-1, 23, "before")], "the model is not what was released"),
+        (applied_before_it_is_written, 0, [Crash(-1, 6, "before")], "the model is not what was released"),
+        (remembered_before_it_is_written, 1, [Crash(-1, 9, "before")], "what is remembered of client"),
+        (one_file_for_all_rounds, LYING, [Crash(-1, 24, "before")], "the model is not what was released"),
         (forgotten_expulsions, LYING, [Killed(7, "after")], "the run does not end"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -20,6 +21,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, secret):
     with pytest.raises(OSError, match="disk full"):
         files.write_atomically(path, b"new", secret=secret)
     assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("write", [files.write_atomically, files.append_durably])
+def test_a_full_disk_is_told_with_the_file_and_nothing_half_written_stays(tmp_path, monkeypatch, write):
+    """A system names no file where a write fails: whoever reads the message has to know which it was."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left") as told:
+        write(tmp_path / "file", b"new")
+    assert told.value.filename == str(tmp_path / "file")
+    assert not (tmp_path / "file.tmp").exists()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are a matter of POSIX")

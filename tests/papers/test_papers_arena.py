@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -176,10 +177,14 @@ def test_a_line_of_a_file_is_a_cell_with_its_seeds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("accuracy", "high"), ("f", "3"), ("epsilon", "much"), ("ground", "x"), ("threat", "x"), ("device", 0)],
+    [
+        *(("accuracy", value) for value in ("high", math.nan, math.inf, 1.5, -0.5)),
+        *(("epsilon", value) for value in ("much", math.nan, math.inf, -1.0)),
+        *(("f", "3"), ("ground", "x"), ("threat", "x"), ("device", 0)),
+    ],
 )
 def test_a_row_that_no_table_has_a_place_for_is_refused_with_its_file(
-    tmp_path: Path, key: str, value: str
+    tmp_path: Path, key: str, value: object
 ) -> None:
     path = tmp_path / "rows.json"
     arena.record(path, [row(**{key: value})])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from trilemma.cli import app
 from trilemma.config.sweep import leaves
 from trilemma.errors import UserError
 from trilemma.papers import made, run_studies, studies
+from trilemma.papers.age import Again
+from trilemma.papers.arena import Row, read, record
 from trilemma.papers.filled import missing, partly_searched, settled
 from trilemma.papers.grid import Place
+from trilemma.papers.kept import Kept
 from trilemma.papers.measured import Measured, Results, new_results, read_results, write_results
 from trilemma.papers.study import Study
 from trilemma.records import Spread
@@ -314,6 +318,51 @@ def test_a_study_of_which_nothing_is_to_be_run_is_left_alone(
     write_results(replace(whole, date="2026-01-01"), written)
     assert "safe-dshb: nothing to run" in run("--missing")
     assert read_results(written).date == "2026-01-01"
+
+
+@pytest.mark.parametrize("how", ["papers", "arena"])
+def test_two_who_write_results_at_once_lose_nothing(tmp_path: Path, how: str) -> None:
+    """Each reads the file, adds its own and writes it: one after the other, in one process or in two."""
+    path, count = tmp_path / f"{how}.json", 12
+    rows = [
+        Row("phishing-7", "LDP", 3, "caf", "loss", seed, 0.5, 0, 0, 69, None) for seed in range(2 * count)
+    ]
+    kept = Kept({how: studies["safe-dshb"]}, tmp_path)
+
+    def write(first: int) -> None:
+        for i in range(first, 2 * count, 2):
+            if how == "arena":
+                record(path, [rows[i]])
+            else:
+                kept.add(how, [cell(str(i), {1: 0.5})])
+
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(write, (0, 1)))
+    found = read(path) if how == "arena" else read_results(path).cells
+    assert len(found) == 2 * count
+
+
+def test_what_is_measured_while_cells_are_run_again_stays(tmp_path: Path, monkeypatch) -> None:
+    """And what was run again says nothing about a cell that was measured anew meanwhile."""
+    path = tmp_path / "safe-dshb.json"
+    write_results(new_results("safe-dshb", [cell("a", {1: 0.5})]), path)
+    kept = Kept({"safe-dshb": studies["safe-dshb"]}, tmp_path)
+    answers = [cell("b", {1: 0.7}), cell("a", {1: 0.6})]
+
+    def meanwhile(name: str, study: Study, results: Results, *_: object) -> Results:
+        again = Again((("t", "a", "c"),), 1, 0.0, results.code, results.date, results.device)
+        kept.add(name, [answers.pop(0)])
+        return results.with_again(again, results.sources[results.code])
+
+    monkeypatch.setattr("trilemma.papers.again.run_again", meanwhile)
+    check = ["papers", "check", "safe-dshb", "--results", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(app, check).exit_code == 0
+    assert [one.row for one in read_results(path).cells] == ["a", "b"]
+    assert read_results(path).again is not None
+    said = CliRunner().invoke(app, check)
+    assert "measured anew" in str(said.exception)
+    assert read_results(path).cells[0].metrics["accuracy"].mean == 0.6
+    assert read_results(path).again is None
 
 
 def test_results_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:

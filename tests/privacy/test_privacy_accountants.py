@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 
-from trilemma.errors import ConfigError, UserError
+from trilemma.errors import ConfigError, PrivacyError, UserError
 from trilemma.privacy import Mechanism, NoiseLaw, Release, Sampling, Threat, epsilon_curve
 from trilemma.privacy.accountants import Accountant, accountants, applicable, ask, base, default, everyday
 from trilemma.privacy.calculator import find_delta, find_noise, picture
@@ -70,6 +71,36 @@ def test_edges(accountant: Accountant, one: Mechanism):
     assert accountant.delta(((silent, 3),), 1.0) == 1.0
     assert (accountant.curve(silent, 3, 1e-5) == math.inf).all()
     assert accountant.multiplier(math.inf, 1e-5, 3, one) == 0.0
+
+
+@pytest.mark.parametrize("z", [0.03, 0.01])
+@pytest.mark.parametrize(("accountant", "one"), IN_CLOSED_FORM)
+def test_no_figure_is_below_the_truth_where_losses_are_in_the_thousands(
+    accountant: Accountant, one: Mechanism, z: float
+):
+    """e^ε is no float there: δ(ε) = r G(t) with e^ε = 1 + r(e^t − 1) is taken at t = ε − log r."""
+    r = one.sampling.rate
+    t = accountant.epsilon(((replace(one, z=z), 1),), 1e-5) - math.log(r)
+    assert r * float(gaussian_delta(1 / z, t)) <= 1e-5 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("accountant", "one"), EVERY)
+def test_no_noise_is_said_to_leave_no_delta(accountant: Accountant, one: Mechanism):
+    """Gaussian noise never does; what is less than floats can hold is not nothing."""
+    if accountant.name == "c1":
+        pytest.skip("a theorem about ε alone")
+    assert 0.0 < accountant.delta(((replace(one, z=2.0), 1),), 2000.0) < 1e-9
+
+
+@pytest.mark.parametrize(("accountant", "one"), EVERY)
+@pytest.mark.parametrize("epsilon", [1e-10, 1e13])
+def test_the_least_noise_for_an_epsilon_out_of_the_ordinary(
+    accountant: Accountant, one: Mechanism, epsilon: float
+):
+    """It is found, or it is said that it is not."""
+    with suppress(PrivacyError):
+        z = accountant.multiplier(epsilon, 1e-5, 1, one)
+        assert accountant.epsilon(((replace(one, z=z), 1),), 1e-5) <= epsilon
 
 
 @pytest.mark.parametrize(("accountant", "one"), IN_CLOSED_FORM)

@@ -412,3 +412,36 @@ def test_without_dp_accounting_integer_orders_serve(monkeypatch):
     assert (without[1] >= with_package[1] * (1 - 1e-9)).all()
     assert cost.epsilon["pld"] == cost.epsilon["rdp"]
     assert any("pld failed" in note for note in cost.notes)
+
+
+def test_the_least_noise_at_a_delta_near_one_is_found_in_a_few_steps(monkeypatch):
+    """There δ hardly moves with μ: steps of a rounding error would take minutes."""
+    asked = []
+
+    def epsilon(mu, delta):
+        asked.append(mu)
+        return gaussian_epsilon(mu, delta)
+
+    monkeypatch.setattr("trilemma.privacy.gaussian.gaussian_epsilon", epsilon)
+    for delta in (0.9, 0.999, 0.999999):
+        mu = gaussian_mu(1.0, delta)
+        assert gaussian_delta(mu, 1.0) <= delta <= gaussian_delta(1.001 * mu, 1.0)
+    assert len(asked) < 200
+
+
+def test_a_delta_that_floats_cannot_tell_apart_is_refused():
+    """Below the least normal number they lose digits, and with them the safe side: δ was 1.25 times that."""
+    for asked in (5e-324, 1e-320, 1e-310):
+        with pytest.raises(PrivacyError, match=r"at least 2\.3e-308"):
+            composed_epsilon(((Mechanism(1.0), 1),), asked, "exact")
+    epsilon = composed_epsilon(((Mechanism(1.0), 1),), 2.3e-308, "exact")
+    with mpmath.workdps(60):
+        a, b = mpmath.mpf(1) / 2 - epsilon, -mpmath.mpf(1) / 2 - epsilon
+        assert mpmath.ncdf(a) - mpmath.exp(epsilon) * mpmath.ncdf(b) <= mpmath.mpf(2.3e-308)
+
+
+@pytest.mark.parametrize("z", [1e-300, 1e-101, 1e101, 1e300, math.inf])
+def test_noise_whose_square_is_no_number_is_refused(z: float):
+    clip = 0.5 / z if z < math.inf else 1e-320
+    with pytest.raises(PrivacyError, match="noise multiplier"):
+        spent(Release(clip, NoiseLaw(1.0)), Threat("ldp", 10), 10, 1e-5)

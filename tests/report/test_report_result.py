@@ -17,6 +17,8 @@ import torch
 from federation_harness import Direct, coordinator, make, small_config
 from trilemma import config, report, simulate
 from trilemma.errors import UserError
+from trilemma.federation.at_home import received
+from trilemma.federation.layout import Party
 from trilemma.records import Record, Spread, Summary
 from trilemma.report.pictures import draw
 
@@ -179,10 +181,40 @@ def test_a_model_is_not_read_by_another_configuration(tmp_path: Path) -> None:
     assert result.records
     with pytest.raises(UserError, match="are not those with which run 'pilot' began: put them back"):
         result.model()
-    parties[0].config.write_text(written)
     for commit in (parties[0].run_folder("pilot") / "commits").iterdir():
         commit.write_bytes(commit.read_bytes()[:100])
+    with pytest.raises(UserError, match="are not those with which run 'pilot' began: put them back"):
+        report.load(tmp_path / "federation").model()
+    parties[0].config.write_text(written)
     assert report.load(tmp_path / "federation").state_dict(), "the model is a file of its own"
+
+
+@pytest.mark.parametrize("party", ["server", "client-1"])
+def test_a_model_whose_file_a_disk_broke_is_refused(tmp_path: Path, party: str) -> None:
+    """One bit of a number is enough: it would be another model, and nobody would notice."""
+    parties = make(tmp_path / "federation", 5, small_config(5))
+    coordinator(parties, Direct(parties), "pilot")[0].go()
+    path = next(one for one in parties if one.name == party).run_folder("pilot") / "result"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 64
+    path.write_bytes(content)
+    folder = tmp_path / "federation" / party
+    with pytest.raises(UserError, match=r"result: not as it was written: its checksum is another"):
+        report.load(folder).model() if party == "server" else received(Party.open(folder)).params
+
+
+def test_a_finished_run_whose_commits_are_gone_is_not_begun_again(tmp_path: Path) -> None:
+    """Under its name another model would take the place of the one that is there."""
+    parties = make(tmp_path / "federation", 5, small_config(5))
+    coordinator(parties, Direct(parties), "pilot")[0].go()
+    folder = parties[0].run_folder("pilot")
+    shutil.rmtree(folder / "commits")
+    for lost in ("result", "rounds.jsonl"):  # either says that there was a run
+        with pytest.raises(UserError, match=r"no commit of it is left: .* choose a new name"):
+            coordinator(parties, Direct(parties), "pilot")[0].go()
+        assert not (folder / "commits").exists()
+        (folder / lost).unlink()
+    coordinator(parties, Direct(parties), "other")[0].go()
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -42,6 +42,17 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_cell_that_cannot_be_read_is_named(out: Path, tmp_path: Path) -> None:
+    """Every cell has such a file: without its folder nobody finds the one that is broken."""
+    shutil.copytree(out, tmp_path / "out")
+    broken = sorted((tmp_path / "out").glob("*/summary.json"))[2]
+    broken.write_text("")
+    with pytest.raises(
+        UserError, match=rf"{broken.parent.name}: 'summary\.json' cannot be read as the summary"
+    ):
+        tl.load(tmp_path / "out")
+
+
 def test_a_sweep_is_read_back_with_a_row_for_each_cell_and_seed(out: Path, monkeypatch) -> None:
     found = tl.load(out)
     assert isinstance(found, report.SweepResult)

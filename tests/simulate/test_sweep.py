@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ import psutil
 import pytest
 from slow_attack import SECONDS, slow_attack
 
-from trilemma import config, simulate
+from trilemma import config, files, simulate
 from trilemma.config.sweep import sweep
 from trilemma.errors import ConfigError, UserError
 from trilemma.simulate import sweep as sweeps
@@ -108,6 +110,49 @@ def test_a_cell_killed_before_it_began_begins_again(tmp_path: Path, here: list[s
     (tmp_path / "out" / "sweep.json").write_text('{"cells": {}}')
     (tmp_path / "out" / grid.cells[0].name / "task").mkdir(parents=True)
     assert not simulate.run_cells(grid.cells, tmp_path / "out").failed
+
+
+def test_a_sweep_killed_before_it_began_begins_again(tmp_path: Path, here: list[str]) -> None:
+    """What a crash or a full disk leaves of its first file is no reason to refuse the folder."""
+    (tmp_path / "out").mkdir()
+    for name in ("sweep.json.tmp", ".lock"):
+        (tmp_path / "out" / name).touch()
+    assert len(simulate.run_cells(sweep(BASE).cells, tmp_path / "out").ran) == 2
+
+
+def test_where_not_even_a_failure_can_be_written_down_the_others_are_run(
+    tmp_path: Path, here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = files.write_atomically
+
+    def full(path: Path, *content: bytes) -> None:
+        if path.parent.name == "failed":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, *content)
+
+    monkeypatch.setattr(files, "write_atomically", full)
+    grid = sweep({**BASE, "sweep": {"algorithm.batch_size": [9000, 25]}})
+    outcome = simulate.run_cells(grid.cells, tmp_path / "out")
+    assert [*outcome.failed, *outcome.ran] == [cell.name for cell in grid.cells]
+
+
+def test_a_sweep_that_begins_beside_another_forgets_none_of_its_cells(
+    tmp_path: Path, here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both find an empty folder; the second writes its list when the first has written its own."""
+    first, second = sweep(BASE).cells
+    known, write = {second.name}, on_disk._write
+    monkeypatch.setattr(files, "PATIENCE", 0.01)
+
+    def late(out: Path, cells: Mapping[str, object]) -> None:
+        monkeypatch.setattr(on_disk, "_write", write)
+        with suppress(UserError):  # the second is sweeping there
+            known.update(simulate.run_cells([first], out).ran)
+        write(out, cells)
+
+    monkeypatch.setattr(on_disk, "_write", late)
+    simulate.run_cells([second], tmp_path / "out")
+    assert {*sweeps.known_cells(tmp_path / "out")} == known
 
 
 def test_places_and_numbers_that_cannot_be_are_refused(tmp_path: Path) -> None:

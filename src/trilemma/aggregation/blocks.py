@@ -99,6 +99,6 @@ def _place(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     """
     held = getattr(_own, "held", None)
     if held is None or held.dtype != dtype or held.numel() < rows * columns:
-        held = _own.held = torch.empty(rows * columns, dtype=dtype)
+        held = _own.held = torch.empty(rows * columns, dtype=dtype, device="cpu")
     found: Tensor = held[: rows * columns].view(rows, columns)
     return found

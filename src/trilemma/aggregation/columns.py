@@ -80,7 +80,8 @@ def window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | None =
     A = np.zeros((0, 0), dtype) if mixture is None else mixture.A.astype(dtype)
     height = len(rows) if mixture is None else len(mixture.A)
     exchanges = network(height, window)
-    out = torch.empty(X.shape[1], dtype=torch.float64 if X.dtype == torch.float64 else torch.float32)
+    kind = torch.float64 if X.dtype == torch.float64 else torch.float32
+    out = torch.empty(X.shape[1], dtype=kind, device="cpu")
     target = out.numpy()
     k = -1 if mixture is None or mixture.reference is None else mixture.reference
 

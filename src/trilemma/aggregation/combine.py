@@ -30,7 +30,8 @@ def weighted_sum(X: Tensor, weights: Array) -> Tensor:
     kernels = blocks.compiled() if X.numel() > blocks.SMALL else None
     if kernels is None:
         return plain_weighted_sum(X, rows, used)
-    out = torch.empty(X.shape[1], dtype=torch.float64 if X.dtype == torch.float64 else torch.float32)
+    kind = torch.float64 if X.dtype == torch.float64 else torch.float32
+    out = torch.empty(X.shape[1], dtype=kind, device="cpu")
     target = out.numpy()
 
     def span(lo: int, hi: int) -> None:

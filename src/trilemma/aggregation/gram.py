@@ -332,7 +332,7 @@ def plain_pass(X: Tensor, k: int) -> Array:
         from trilemma.aggregation import cuda
 
         return clean(cuda.pass_in_pieces(X, k).cpu().numpy())
-    total = torch.zeros(len(X) + 1, len(X) + 1, dtype=torch.float64)
+    total = torch.zeros(len(X) + 1, len(X) + 1, dtype=torch.float64, device=X.device)
     for lo, hi in blocks.spans(X.shape[1]):
         block = torch.nn.functional.pad(saturated(X[:, lo:hi]).to(torch.float64), (0, 0, 0, 1))
         block -= block[k].clone()

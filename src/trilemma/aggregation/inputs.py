@@ -78,4 +78,4 @@ def _checked(X: Tensor) -> Tensor:
         raise UserError(f"messages must be real numbers; got dtype {X.dtype}")
     if not X.is_floating_point():
         return X.to(torch.float64)
-    return X
+    return X.resolve_neg()  # of a conjugate's imaginary part, say: kernels read what lies in memory

@@ -224,7 +224,7 @@ def aggregate(rule: Rule, source: Source, key: Key | None = None) -> Aggregate[A
         return source.carry_out(rule.decide(source.geometry(), key))
     # Only finiteness matters: suppose all rows are finite and look again if the outcome disproves it.
     result = source.carry_out(rule.decide(featureless(np.ones(source.n, bool)), key))
-    if bool(torch.as_tensor(result.scores).isfinite().all()):
+    if bool(torch.as_tensor(result.scores, device="cpu").isfinite().all()):
         return result
     finite = source.finite()
     return result if finite.all() else source.carry_out(rule.decide(featureless(finite), key))

@@ -290,16 +290,18 @@ def check_command(
 
     from trilemma.papers import studies
     from trilemma.papers.again import run_again
-    from trilemma.papers.measured import read_results, write_results
+    from trilemma.papers.kept import Kept
+    from trilemma.papers.measured import read_results
     from trilemma.report.progress import GridProgress
 
+    kept = Kept(studies, results)
     for name in names:
-        path = results / f"{name}.json"
+        before = read_results(kept.path(name))
         with tempfile.TemporaryDirectory() as fresh, GridProgress(Console(stderr=True)) as watcher:
             folder = (out or Path(fresh)) / name
-            found = run_again(name, studies[name], read_results(path), cells, folder, jobs, watcher)
-        write_results(found, path)
+            found = run_again(name, studies[name], before, cells, folder, jobs, watcher)
         assert found.again is not None
+        kept.add_again(name, before, found.again, found.sources[found.again.code])
         print(f"{name}: {found.again.words(today=True)}")
 
 

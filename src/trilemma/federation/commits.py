@@ -224,6 +224,7 @@ class CommitLog:
         self._first = folder / "commit"  # the only one, in runs from before several were kept
         self._records = folder / "rounds.jsonl"
         self.result = folder / "result"
+        self._terms = folder / "terms"
         self.memory = Memory(folder / "memory")
 
     @contextmanager
@@ -241,6 +242,19 @@ class CommitLog:
         """
         return self._newest_whole()[0]
 
+    def terms(self) -> str:
+        """Return what the run was agreed to be about; "" where neither a commit nor a file says so any more.
+
+        The model of a finished run is a file of its own, and stays readable when its commits are lost.
+        """
+        try:
+            last = self.last()
+        except UserError:
+            last = None
+        if last is not None:
+            return last.terms
+        return self._terms.read_text(errors="replace") if self._terms.is_file() else ""
+
     def check(self) -> None:
         """Refuse a log of which no commit is whole, with everything it refers to."""
         self._newest_whole(thorough=True)
@@ -253,6 +267,7 @@ class CommitLog:
         """
         commit, broken = self._newest_whole(thorough=True)
         if commit is None:
+            self._check_unused()
             return None
         for path in broken:
             say(events.COMMIT_BROKEN(file=path.name, round=commit.rounds))
@@ -264,11 +279,21 @@ class CommitLog:
         self._repair(commit)
         return commit
 
+    def _check_unused(self) -> None:
+        """Refuse a folder in which a run has been of which no commit is left: another would overwrite it."""
+        if self.result.exists() or self._records.exists():
+            raise UserError(
+                f"there was a run in {self.folder}, and no commit of it is left: bring a copy back, or "
+                "choose a new name"
+            )
+
     def append(self, commit: Commit) -> None:
         """Commit the next round."""
         expected = self._rounds() + 1
         if commit.rounds != expected:
             raise UserError(f"round {commit.rounds} cannot be committed: the next one is {expected}")
+        if commit.rounds == 0:
+            files.write_atomically(self._terms, commit.terms.encode())
         self._write(commit)
         self._write_record(commit)
 

@@ -330,7 +330,7 @@ class Coordinator:
     def _finish(self, commit: Commit) -> None:
         """Hand the result to everybody who is there."""
         block = wire.dumps(kinds.Finished(run=self.run), {**commit.broadcast, **commit.chosen})
-        files.write_atomically(self.log.result, block)
+        files.write_atomically(self.log.result, *wire.sealed_parts([block]))
         self._joining.tell_expelled()
         present = self.exchange.nodes()
         nodes = {node: client for node, client in present.items() if client in self.policy.everyone}

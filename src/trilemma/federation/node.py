@@ -394,7 +394,8 @@ class Node:
         self._known(finished.run)
         if described(result) != self._expected:
             raise Refused(Reason.BROADCAST, "the result does not have the shape of this configuration's")
-        files.write_atomically(self.party.run_folder(finished.run) / "result", block)
+        result_file = self.party.run_folder(finished.run) / "result"
+        files.write_atomically(result_file, *wire.sealed_parts([memoryview(block)]))
         self.say(events.RESULT_RECEIVED(run=finished.run))
         return wire.dumps(kinds.Noted(client=self.client, run=finished.run))
 

@@ -148,9 +148,14 @@ def loads(
 
 
 def read_file(path: Path, expected: type[AnyHeader]) -> tuple[AnyHeader, dict[str, Tensor]]:
-    """Read a file that holds a bare block of the expected kind; what is wrong with it names the file."""
+    """Read a file that holds a block of the expected kind; what is wrong with it names the file.
+
+    The block may be bare, as transcripts are, and results from before they had a checksum.
+    """
+    content = path.read_bytes()
     try:
-        return loads(path.read_bytes(), expected)
+        sealed_here = content.startswith((SEALED, FORMER_SEALED))
+        return loads(unsealed(content) if sealed_here else content, expected)
     except WireError as error:
         raise WireError(f"{path}: {error}") from None
 

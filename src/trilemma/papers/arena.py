@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from trilemma import files, report
+from trilemma import files
 from trilemma.config import Cell, load
 from trilemma.errors import ConfigError, UserError
 from trilemma.report import Result
+from trilemma.report.loading import load_cell
 from trilemma.simulate.directory import RunDirectory
 from trilemma.simulate.experiment import choose_device
 from trilemma.simulate.sweep.grid import finished
@@ -236,7 +237,7 @@ def rows(bouts: Iterable[Bout], out: Path) -> list[Row]:
     found = []
     for bout in bouts:
         if finished(out, bout.cell.name):
-            result = report.load(out / bout.cell.name)
+            result = load_cell(out / bout.cell.name)
             found += [_row(bout, result, seed) for seed in result.seeds]
     return found
 
@@ -294,6 +295,8 @@ def _checked(row: Row, kinds: Mapping[str, type]) -> Row:
     for name, kind in kinds.items():
         if not isinstance(getattr(row, name), kind):
             raise ValueError(f"{name} = {getattr(row, name)!r}")
+    if not 0 <= row.accuracy <= 1 or not (row.epsilon is None or 0 <= row.epsilon < math.inf):
+        raise ValueError(f"accuracy = {row.accuracy}, epsilon = {row.epsilon}")
     for one, known in ((row.ground, GROUNDS), (row.threat, THREATS)):
         if one not in known:
             raise ValueError(f"{one!r} is none of {', '.join(known)}")
@@ -306,8 +309,13 @@ def record(path: Path, found: Iterable[Row]) -> None:
     One that says its device also takes the place of one that does not. A line of the file is a cell on a
     device with all of its seeds, under the columns that the file begins with.
     """
-    before = read(path) if path.exists() else []
-    latest = {row.place: row for row in (*before, *found)}
+    with files.changing(path):
+        _write(path, (*(read(path) if path.exists() else ()), *found))
+
+
+def _write(path: Path, rows: Iterable[Row]) -> None:
+    """Write the latest of rows of the same cell, seed and device."""
+    latest = {row.place: row for row in rows}
     told = {row.cell for row in latest.values() if row.device is not None}
     kept = {place: row for place, row in latest.items() if row.device is not None or row.cell not in told}
     lines: dict[tuple[Any, ...], list[list[Any]]] = {}

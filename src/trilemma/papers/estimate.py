@@ -62,10 +62,11 @@ KEPT = "estimates-quick.json"
 
 def keep(found: Mapping[str, Estimate], folder: Path) -> None:
     """Write estimates down beside those of other studies."""
-    before, _ = kept(folder)
-    together = {name: asdict(one) for name, one in sorted({**before, **found}.items())}
-    said = {"date": datetime.date.today().isoformat(), "device": device_name(), "studies": together}
-    files.write_atomically(folder / KEPT, (json.dumps(said, indent=1) + "\n").encode())
+    with files.changing(folder / KEPT):
+        before, _ = kept(folder)
+        together = {name: asdict(one) for name, one in sorted({**before, **found}.items())}
+        said = {"date": datetime.date.today().isoformat(), "device": device_name(), "studies": together}
+        files.write_atomically(folder / KEPT, (json.dumps(said, indent=1) + "\n").encode())
 
 
 def kept(folder: Path) -> tuple[dict[str, Estimate], str]:

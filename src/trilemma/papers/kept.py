@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trilemma import files
+from trilemma.errors import UserError
+from trilemma.papers.age import Again
 from trilemma.papers.measured import Measured, Results, read_results, write_results
+from trilemma.papers.sources import Sources
 from trilemma.papers.study import Study
 
 
@@ -29,9 +32,20 @@ class Kept:
 
     def add(self, name: str, found: Sequence[Measured]) -> None:
         """Put what was found into a study's file."""
-        # read anew: another process may have written other places of it meanwhile
-        together = self.read(name).merged(found, self.studies[name].module)
-        write_results(self.studies[name].ordered(together), self.path(name))
+        with files.changing(self.path(name)):  # another process may be writing other places of it
+            together = self.read(name).merged(found, self.studies[name].module)
+            write_results(self.studies[name].ordered(together), self.path(name))
+
+    def add_again(self, name: str, before: Results, again: Again, sources: Sources) -> None:
+        """Put into a study's file what running some of its cells again has shown; refuse it of others."""
+        with files.changing(self.path(name)):
+            now = self.read(name)
+            there = {cell.place: cell.metrics for cell in now.cells}
+            if any(there.get(one.place) != one.metrics for one in before.cells if one.place in again.places):
+                raise UserError(
+                    f"cells of {name} that were run again were measured anew meanwhile: repeat it"
+                )
+            write_results(now.with_again(again, sources), self.path(name))
 
     def check_room(self) -> None:
         """Refuse files that could not be written, before anything is run for them."""

@@ -17,7 +17,8 @@ from trilemma.papers.published import Paper
 from trilemma.papers.sources import own_tree
 from trilemma.records import Spread
 from trilemma.registry import Registry
-from trilemma.report import Result, load
+from trilemma.report import Result
+from trilemma.report.loading import load_cell
 from trilemma.simulate import Watcher
 from trilemma.simulate.sweep import Failure, Job, Telling
 
@@ -234,7 +235,7 @@ class _Reader(Telling):
 
     def _read(self, cell: str) -> list[str]:
         """Measure a finished run; return the studies it belongs to."""
-        result = load(self._out / cell)
+        result = load_cell(self._out / cell)
         of = made_elsewhere(self._out / cell, self._settings(cell))
         for name, places in self._places[cell].items():
             self._measured[name][cell] = studies[name].read(places, result, of)

@@ -29,11 +29,13 @@ Bools = NDArray[np.bool_]
 _BITS = 80  # the bracket's relative width starts below 2⁴ and floats have 53 bits
 _PARTS = 128  # into which a bracket is cut at once: so many numbers cost numpy little more than one
 _ROUNDING = 1 + 4e-12  # more than the rounding errors of δ, always to the safe side
+LEAST_DELTA = 2.3e-308
+"""Below it floats lose their digits one by one, and no figure would be on the safe side."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 
 
 def check_delta(delta: float) -> None:
-    """Refuse a δ outside (0, 1).
+    """Refuse a δ outside (0, 1), and one that floats do not hold with all its digits.
 
     >>> check_delta(0.0)
     Traceback (most recent call last):
@@ -41,6 +43,8 @@ def check_delta(delta: float) -> None:
     """
     if not 0 < delta < 1:
         raise PrivacyError(f"delta is a probability strictly between 0 and 1, got {delta}")
+    if delta < LEAST_DELTA:
+        raise PrivacyError(f"delta is at least {LEAST_DELTA:g}, the least that floats hold, got {delta:g}")
 
 
 def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
@@ -127,6 +131,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         low, high = high, 2 * high
     bracket = np.asarray(low), np.asarray(high)
     low = float(_narrowed(lambda mu: gaussian_delta(mu, epsilon) > delta, *bracket)[0])
+    step = _ROUNDING - 1
     while gaussian_epsilon(low, delta) > epsilon:
-        low /= _ROUNDING
+        low, step = low / (1 + step), 2 * step  # near δ = 1, which hardly moves with μ, one is not enough
     return low

@@ -11,7 +11,7 @@ from trilemma.errors import PrivacyError
 from trilemma.privacy.covariance import agreed_graph, bound_multiplier, complete_multiplier
 from trilemma.privacy.drawing import EXACT, Drawing
 from trilemma.privacy.threats import Threat
-from trilemma.privacy.types import Adjacency, NoiseLaw, Release, Sampling, check_sampling
+from trilemma.privacy.types import SMALLEST, Adjacency, NoiseLaw, Release, Sampling, check_sampling
 
 WHOLE = Sampling()
 """No sampling: every example is used in every round."""
@@ -36,6 +36,11 @@ class Mechanism:
     def __post_init__(self) -> None:
         if not self.z >= 0:
             raise PrivacyError(f"a noise multiplier is not negative, got {self.z}")
+        if self.z and not SMALLEST <= self.z <= 1 / SMALLEST:
+            raise PrivacyError(
+                f"the noise multiplier {self.z:g}, noise over what a unit moves, is out of all proportion: "
+                f"allowed are 0 and {SMALLEST:g} to {1 / SMALLEST:g}"
+            )
         check_sampling(self.sampling, self.adjacency)
 
     @property

@@ -31,6 +31,7 @@ from trilemma.privacy.types import AccountingFailure
 
 _TAIL = -50.0  # log of the probability that may be cut off, counted as certain disclosure
 _POINTS = 300_000
+_FAR = 600.0  # a loss of one round whose exponential, over a rate, is near the end of floats
 
 
 @functools.lru_cache(maxsize=64)
@@ -158,4 +159,6 @@ def without_replacement_profile(m: Mechanism, epsilon: NDArray[np.float64]) -> N
     [0.003829]
     """
     rate = m.sampling.rate
-    return rate * gaussian_delta(1 / m.z, np.log1p(np.expm1(epsilon) / rate))
+    near = np.log1p(np.expm1(np.minimum(epsilon, _FAR)) / rate)
+    whole = np.where(epsilon < _FAR, near, epsilon - math.log(rate))  # e^−ε is nothing there, e^ε no float
+    return rate * gaussian_delta(1 / m.z, whole)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -17,9 +16,6 @@ from trilemma.report.glance import BASELINE, deployed_records, simulated_records
 from trilemma.report.result import Result
 from trilemma.simulate import RunDirectory, assemble
 from trilemma.task import Task
-
-if TYPE_CHECKING:
-    from trilemma.federation.commits import CommitLog
 
 STATISTICS = (
     "running statistics of batch normalisation stay with the clients and never travel: those of {} are the "
@@ -41,6 +37,14 @@ def load(directory: Path | str, run: str | None = None, task: Task | None = None
     if run is not None:
         raise UserError(f"{str(folder)!r} is no federation: it has no runs with names")
     return _simulation(folder, task)
+
+
+def load_cell(directory: Path) -> Result:
+    """Read the run of a sweep's cell; what cannot be read is told with its folder: all have such files."""
+    try:
+        return load(directory)
+    except UserError as error:
+        raise UserError(f"{directory}: {error}") from None
 
 
 def _simulation(folder: Path, task: Task | None = None) -> Result:
@@ -94,7 +98,7 @@ def _federation(folder: Path, name: str | None) -> Result:
     def model(_: int) -> Tensor:
         if not log.result.is_file():
             raise UserError(f"run {chosen!r} has no model yet: it is not finished")
-        began_with = _terms(log)
+        began_with = log.terms()
         if began_with not in ("", server.agreement):  # a seed decides which features were drawn
             raise UserError(
                 f"config.toml or `examples` in federation.toml of {str(server.folder)!r} are not those with "
@@ -114,18 +118,6 @@ def _federation(folder: Path, name: str | None) -> Result:
         return about_statistics(load_task(server).model)
 
     return Result(log.folder, settings, summary, seeds, model, named, find_caveat=caveat)
-
-
-def _terms(log: CommitLog) -> str:
-    """Return what a run was agreed to be about; "" where no commit says so any more.
-
-    The model of a finished run is a file of its own, and stays readable when its commits are lost.
-    """
-    try:
-        last = log.last()
-    except UserError:
-        return ""
-    return "" if last is None else last.terms
 
 
 def about_statistics(model: models.Model) -> str:

@@ -13,7 +13,7 @@ from trilemma.config.sweep import ABSENT, leaves, value_at, worded
 from trilemma.errors import UserError, nearest
 from trilemma.records import Spread, Summary
 from trilemma.report.cross_table import Cross, Square
-from trilemma.report.loading import load
+from trilemma.report.loading import load_cell
 from trilemma.report.result import Result
 from trilemma.report.tables import tightest_epsilon
 from trilemma.simulate.sweep import Failure, failures, finished, known_cells
@@ -134,11 +134,11 @@ def load_sweep(directory: Path | str) -> SweepResult:
     if (folder / "sweep.json").is_file():
         values = known_cells(folder)
         failed = failures(folder)
-        done = {name: load(folder / name) for name in values if finished(folder, name)}
+        done = {name: load_cell(folder / name) for name in values if finished(folder, name)}
         left = tuple(name for name in values if name not in done and name not in failed)
     else:
         failed, left = {}, ()
-        done = {path.parent.name: load(path.parent) for path in sorted(folder.glob("*/summary.json"))}
+        done = {path.parent.name: load_cell(path.parent) for path in sorted(folder.glob("*/summary.json"))}
         values = _differences(done)
     if not done:
         itself = " below it: it is a run itself" if (folder / "summary.json").is_file() else ""

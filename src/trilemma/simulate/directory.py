@@ -44,6 +44,7 @@ from trilemma.models import Model
 from trilemma.records import Record
 from trilemma.simulate.engine import Progress
 from trilemma.task import Task, copy_task, task_digest
+from trilemma.typed import Count, typed
 
 TASK = "task.py"
 
@@ -173,6 +174,13 @@ def _progress(found: Mapping[str, Any]) -> Progress:
 
 
 @dataclass(frozen=True)
+class _Tensors:
+    """The content of `model.json`: names and shapes."""
+
+    tensors: list[tuple[str, list[Count]]]
+
+
+@dataclass(frozen=True)
 class RunDirectory:
     """A run on disk."""
 
@@ -241,8 +249,7 @@ class RunDirectory:
         if not path.exists():
             raise UserError(f"{str(self.path)!r} was run before tensors had names there; run --resume on it")
         with files.readable(path, "names of tensors"):
-            said = json.loads(path.read_text("utf-8"))["tensors"]
-            return [(str(name), [int(side) for side in shape]) for name, shape in said]
+            return typed(_Tensors, json.loads(path.read_text("utf-8"))).tensors
 
     def task(self) -> Task | None:
         """Return the task of the run if it came from a file; refuse one that has changed since.

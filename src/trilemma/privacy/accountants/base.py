@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trilemma.errors import PrivacyError, UserError
 from trilemma.privacy.accountants.search import least_multiplier
 from trilemma.privacy.drawing import EXACT, Drawing, all_of, drawn_delta, surcharge
-from trilemma.privacy.gaussian import check_delta
+from trilemma.privacy.gaussian import LEAST_DELTA, check_delta
 from trilemma.privacy.mechanism import History, Mechanism
 from trilemma.registry import Registry
 
@@ -73,7 +73,7 @@ class Accountant(ABC):
         return self._drawn(_accounted(rounds), delta, drawing).total
 
     def delta(self, rounds: History, epsilon: float) -> float:
-        """Return δ of all `rounds` together at ε: 0 without a round, 1 without noise."""
+        """Return δ of all `rounds` together at ε: 0 without a round, 1 without noise, else never 0."""
         if not epsilon >= 0:
             raise PrivacyError(f"epsilon is not negative, got {epsilon}")
         self._check(rounds)
@@ -82,7 +82,10 @@ class Accountant(ABC):
         if _bare(rounds):
             return 1.0
         left, times, added = drawn_delta(_drawing(rounds), epsilon)
-        return 1.0 if left < 0 else min(1.0, times * self._delta(_accounted(rounds), left) + added)
+        if left < 0:
+            return 1.0
+        found = times * self._delta(_accounted(rounds), left) + added
+        return min(1.0, max(found, LEAST_DELTA))  # what floats cannot hold is not nothing
 
     def curve(self, one: Mechanism, rounds: int, delta: float) -> Array:
         """Return ε after each of the rounds 1 … `rounds` of the same mechanism."""

@@ -33,7 +33,8 @@ def least_multiplier(
 
     def excess(log_z: float) -> float:
         # Costs of zero or infinity would stop the secant steps.
-        return math.log(min(max(cost(math.exp(log_z)), 1e-9), 1e12) / epsilon)
+        least, most = min(1e-9, epsilon / 2), max(1e12, 2 * epsilon)
+        return math.log(min(max(cost(math.exp(log_z)), least), most) / epsilon)
 
     root = scipy.optimize.brentq(excess, math.log(low), math.log(high), xtol=tolerance / 2)
     z = math.exp(root) * (1 + tolerance / 2)

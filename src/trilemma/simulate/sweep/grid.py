@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ ENGINES: Mapping[str, Engine] = {"local": local.run_jobs, "ray": on_ray.run_jobs
 
 SWEEP = "sweep.json"
 FAILED = "failed"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def run_cells(
         raise ConfigError(f"jobs = {jobs}: at least 1 is needed")
     check_engine(engine, cells)
     _claim(out)
-    with files.locked(out / ".lock", UserError(f"another process is sweeping in {str(out)!r}")):
+    with files.locked(out / LOCK, UserError(f"another process is sweeping in {str(out)!r}")):
         _remember(out, cells)
         before = tuple(cell.name for cell in cells if finished(out, cell.name))
         waiting = [_job(cell, out, task) for cell in cells if cell.name not in before]
@@ -124,7 +126,8 @@ class _Keeper(Telling):
         else:
             self.failed[job.name] = failure
             said = {"cell": job.label, **asdict(failure)}
-            files.write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False).encode())
+            with suppress(OSError):  # a disk that is full, maybe: the outcome says it anyway, others go on
+                files.write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False).encode())
         super().ended(job, failure)
 
 
@@ -142,19 +145,23 @@ def _job(cell: Cell, out: Path, task: Path | None) -> Job:
 
 def _claim(out: Path) -> None:
     """Create the directory; refuse one with anything in it that is not a sweep."""
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / SWEEP).exists())):
+    if out.exists() and not (out.is_dir() and (_bare(out) or (out / SWEEP).exists())):
         raise UserError(f"{str(out)!r} holds something that is not a sweep; name another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the directory {str(out)!r} ({error.strerror})") from None
-    if not (out / SWEEP).exists():
-        _write(out, {})
+
+
+def _bare(out: Path) -> bool:
+    """Tell whether a folder is empty, but for what a sweep leaves that ended before it began."""
+    return {path.name for path in out.iterdir()} <= {LOCK, f"{SWEEP}.tmp"}
 
 
 def _remember(out: Path, cells: Sequence[Cell]) -> None:
     """Add cells to those in `sweep.json`, so that a later sweep with other values keeps the earlier cells."""
-    _write(out, known_cells(out) | {cell.name: dict(cell.values) for cell in cells})
+    before = known_cells(out) if (out / SWEEP).exists() else {}
+    _write(out, before | {cell.name: dict(cell.values) for cell in cells})
 
 
 def _write(out: Path, cells: Mapping[str, Any]) -> None:
