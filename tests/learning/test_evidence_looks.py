@@ -309,6 +309,31 @@ def test_what_a_gpu_records_is_what_is_worked_out_step_by_step(
     assert float(expected.corrected[0]) > 0
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", ["evidence(correct=0)+mean", "evidence(correct=0)+caf", "evidence+caf"])
+def test_recordings_foresee_a_server_that_sets_nothing_right(rule: str, device: str) -> None:
+    """One that is told not to, or that has a robust rule and a quarter of liars or more."""
+    count = LIARS if "correct" in rule else 6
+    setup = Setup(CLIENTS, count, ROUNDS, aggregation.parse(rule, f=count), Release(clip=0.05, law=LAW))
+    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
+    state, sent, push = start(algorithm), noise(0), torch.eye(1, MODEL.dim)
+    outlook, liars = Outlook.of(algorithm.court, state, sent, EVERYBODY, 0), np.arange(CLIENTS)[-count:]
+    gram = outlook.gram(push)
+    changes = torch.zeros(30, count, len(gram), dtype=torch.float64)
+    changes[..., -1] = torch.linspace(0.0, 20.0, 30, dtype=torch.float64)[:, None]
+    expected = outlook.outcomes(gram, liars, changes, push)
+    there = {name: part.to(device) for name, part in state.items()}
+    same = Outlook.of(algorithm.court, there, sent.to(device), EVERYBODY, 0)
+    given = (gram.to(device), torch.from_numpy(liars).to(device), changes.to(device), same.step)
+    for _ in range(2):  # a recording is played again
+        found = foreseen(*given, *same._looks, same._taken, same._weigher)
+        assert found is not None
+        assert torch.equal(found.expelled, expected.expelled)
+        assert torch.allclose(found.move.cpu(), expected.move, atol=1e-6)
+        assert not found.corrected[~found.expelled].any()
+    assert set(expected.expelled.tolist()) == {False, True}
+
+
 def reached(rounds: int, seed: int, law: NoiseLaw = LAW) -> tuple[float, int]:
     """How far bold liars move the model along their way, and how many of them are left at the end."""
     algorithm, way = server(rounds=rounds, law=law), torch.eye(1, MODEL.dim, dtype=torch.float64)

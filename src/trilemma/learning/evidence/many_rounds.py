@@ -202,8 +202,8 @@ def _grams(facts: tuple[Facts, Facts], of: Tensors) -> Tensor:
 def _tested(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
     """Return which of B lies lead to an expulsion, what each look shows, and where more steps are needed.
 
-    The directions of the sums are those seen once members who stand apart are left out; `counted` (B, n) says
-    who is not.
+    If sums are set right, their directions are those seen once members who stand apart are left out, and
+    `counted` (B, n) says who is not left out.
     """
     looks, bounded, grams = _round(facts, of).looks, many.Bounded(*steps), of["grams"]
     by_pairs = aside(lambda: many.improbable(grams, looks).any(0))
@@ -212,7 +212,8 @@ def _tested(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> 
         lambda: torch.stack([many.apart(*both) for both in zip(seen, looks, strict=True)]).any(0)
     )
     sums, counted = many.left_out(grams[1], looks[1], seen[1], bounded)
-    assert counted is not None
+    if counted is None:  # nothing is set right by this look
+        counted = torch.ones_like(grams[1, :, 0], dtype=torch.bool)
     found = {"grams": grams, "counted": counted, "going_on": torch.stack(bounded.going_on).any(0)}
     for place, shown in enumerate((seen[0], sums)):
         found |= dict(zip(_names(place), shown.parts, strict=True))
