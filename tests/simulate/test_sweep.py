@@ -155,6 +155,20 @@ def test_a_sweep_that_begins_beside_another_forgets_none_of_its_cells(
     assert {*sweeps.known_cells(tmp_path / "out")} == known
 
 
+def test_finished_cells_of_a_gpu_are_read_on_a_machine_without_one(tmp_path: Path, monkeypatch) -> None:
+    """Those that are not finished are refused before anything is written."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    cells, out = sweep({**BASE, "run": {"rounds": 3, "device": "cuda"}}).cells, tmp_path / "out"
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        simulate.run_cells(cells, out)
+    assert not out.exists()
+    for cell in cells:
+        (out / cell.name).mkdir(parents=True)
+        (out / cell.name / "summary.json").write_text("{}")
+    (out / "sweep.json").write_text('{"cells": {}}')
+    assert simulate.run_cells(cells, out).before == tuple(cell.name for cell in cells)
+
+
 def test_places_and_numbers_that_cannot_be_are_refused(tmp_path: Path) -> None:
     cells = sweep(BASE).cells
     (tmp_path / "mine").write_text("mine")

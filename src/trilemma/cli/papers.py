@@ -148,7 +148,8 @@ def run_command(
         return _estimate(chosen, places, quick, jobs, results)
     if quick:
         _say_what_is_left_out(chosen, jobs, results, console)
-    check_engine(engine, [place.cell for own in places.values() for place in own])
+    folder = out or RUNS / (names[0] if len(names) == 1 and names != ["all"] else "together")
+    check_engine(engine, [place.cell for own in places.values() for place in own], folder)
     kept.check_room()
     for name, study in chosen.items():
         if study.compute is not None:
@@ -157,7 +158,6 @@ def run_command(
     wanted = {name: one for name, one in places.items() if one}
     for name in [name for name in places if name not in wanted]:
         print(f"{name}: nothing to run")
-    folder = out or RUNS / (names[0] if len(names) == 1 and names != ["all"] else "together")
     run = partial(_run, kept=kept, folder=folder, jobs=jobs, engine=engine, console=console)
     if missing:
         _run_until_nothing_is_missing(wanted, asked, kept, run)

@@ -59,7 +59,7 @@ def run_cells(
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs = {jobs}: at least 1 is needed")
-    check_engine(engine, cells)
+    check_engine(engine, cells, out)
     _claim(out)
     with files.locked(out / LOCK, UserError(f"another process is sweeping in {str(out)!r}")):
         _remember(out, cells)
@@ -72,17 +72,20 @@ def run_cells(
     return Outcome(tuple(keeper.ran), before, keeper.failed)
 
 
-def check_engine(engine: str, cells: Sequence[Cell]) -> None:
-    """Refuse an engine that there is not, or cells of which this machine has the device for none.
+def check_engine(engine: str, cells: Sequence[Cell], out: Path) -> None:
+    """Refuse an engine that does not exist, or cells none of which could run here for want of a GPU.
 
-    Said before anything is written. Where some could run, the others fail one by one, as for other reasons;
-    what devices a cluster has is not known here.
+    This is said before anything is written. Cells that are finished in `out` need no device: runs of a GPU
+    may be read on another machine. If some cells could run, the others fail one by one, as for other reasons.
+    What devices a cluster has is not known here.
     """
     if engine not in ENGINES:
         raise ConfigError(f"unknown engine {engine!r}: {nearest(engine, ENGINES)}")
     if engine == "ray":
         on_ray.check_installed()
-    elif cells and all(cell.config.run.device == "cuda" for cell in cells):
+        return
+    left = [cell for cell in cells if not finished(out, cell.name)]
+    if left and all(cell.config.run.device == "cuda" for cell in left):
         choose_device("cuda")
 
 
