@@ -79,6 +79,19 @@ def test_the_outlook_tells_where_a_round_leads_as_the_server_does(rule: str) -> 
     assert float(((found - expected) / torch.outer(scale, scale)).abs().max()) < 1e-6
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_round_with_a_message_that_is_not_finite_leads_where_the_server_goes_without_it(
+    number: float,
+) -> None:
+    seen = looking_ahead("privacy.epsilon=3.0")
+    court = seen.experiment.resolved.algorithm.court
+    assert court is not None
+    seen.sent.vectors[1, 3] = number
+    outlook = Outlook.of(court, seen.progress.server, seen.sent.vectors, seen.heard, 2)
+    assert bool(seen.after.isfinite().all())
+    assert torch.equal(replace(seen, outlook=lambda: outlook).after, seen.after)
+
+
 def test_the_loss_rises_most_where_the_mean_of_the_clients_gradients_points() -> None:
     """All their examples as one client's, against every client's gradient."""
     seen = looking_ahead()

@@ -153,15 +153,15 @@ class Outlook:
     def led(self) -> Tensor | None:
         """Return the model's move since the start (d,) to which the round leads if nobody lies.
 
-        None if Gram matrices do not tell: the sums are not looked at, the rule works column by column, or
-        somebody would be expelled.
+        None if Gram matrices do not tell: the sums are not looked at, the rule works column by column,
+        somebody would be expelled, or a message is not finite.
         """
         if not (self.due and self._geometric):
             return None
         self._measured[:] = [self._gram(self.messages[:0])]
         gram = self._measured[0]
         found = self.outcomes(gram, np.zeros(1, np.int64), gram.new_zeros(1, 1, len(gram)), self.messages[:0])
-        if bool(found.expelled[0]):
+        if not math.isfinite(float(found.harm[0])):  # −∞: somebody is expelled; NaN: not finite
             return None
         shares = torch.split(found.move[0].to(self.messages), [len(part) for part in self.basis])
         return torch.stack([some @ part for some, part in zip(shares, self.basis, strict=True)]).sum(0)
