@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import socket
 import ssl
 import stat
@@ -14,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from trilemma.errors import UserError
 from trilemma.federation import certificates, checks, node_keys, provisioning, public_facts
 from trilemma.federation.authority import Authority
-from trilemma.federation.layout import Party, parties
+from trilemma.federation.layout import Party, parties, party_folders
 from trilemma.federation.public_facts import Federation, Timing
 
 
@@ -135,6 +136,31 @@ def test_clients_differ_in_their_secrets_only(made):
     for public in ("federation.toml", "config.toml", "roster.json", "tls/ca.crt"):
         assert len({(party.folder / public).read_bytes() for party in parties(made)}) == 1
     assert len({party.terms for party in parties(made)}) == 1
+
+
+def test_a_folder_that_is_not_ours_to_read_hides_no_party(made, monkeypatch):
+    """The lost+found of a disk, or the party of another user."""
+    closed, stat_of = made / "lost+found", os.stat
+
+    def refusing(path, *more, **kinds):
+        if closed in getattr(path, "parents", ()):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat_of(path, *more, **kinds)
+
+    before = [party.name for party in parties(made)]
+    closed.mkdir()
+    monkeypatch.setattr("os.stat", refusing)
+    assert [party.name for party in parties(made)] == before
+    monkeypatch.undo()
+    closed.rmdir()
+
+
+def test_a_folder_that_is_only_called_like_a_partys_is_no_federation(tmp_path):
+    """A program has a folder `server` too: nothing is said about what it lacks, or left in it."""
+    (tmp_path / "server" / "run").mkdir(parents=True)
+    for asked in (parties, party_folders):
+        with pytest.raises(UserError, match="there is no federation in"):
+            asked(tmp_path)
 
 
 def test_terms_notice_every_change(made, tmp_path):

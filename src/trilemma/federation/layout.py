@@ -326,19 +326,27 @@ def parties(folder: Path) -> list[Party]:
 def party_folders(folder: Path) -> list[Path]:
     """Return the parties' folders in `folder`, or itself, also of parties without their public facts.
 
-    Such a folder is known by its name, or by the secrets in it.
+    Such a folder is known by the secrets in it, or, beside another party's, by its name.
     """
     if (folder / PUBLIC).is_file():
         return [folder]
-    inside = [path for path in sorted(folder.glob("*")) if path.is_dir()]
-    found = [path for path in inside if _is_partys(path) or PARTY_NAME.fullmatch(path.name)]
-    if not found and _is_partys(folder):
-        found = [folder]
-    if not found:
-        raise UserError(
-            f"there is no federation in {folder}; make one with `trilemma federation init {folder}`"
-        )
-    return found
+    inside = [path for path in sorted(folder.glob("*")) if path.is_dir() and _may_be_looked_into(path)]
+    if any(map(_is_partys, inside)):
+        return [path for path in inside if _is_partys(path) or PARTY_NAME.fullmatch(path.name)]
+    if _is_partys(folder):
+        return [folder]
+    raise UserError(f"there is no federation in {folder}; make one with `trilemma federation init {folder}`")
+
+
+def _may_be_looked_into(folder: Path) -> bool:
+    """Tell whether it is ours to read: not another user's party, and not the lost+found of a disk."""
+    try:
+        os.stat(folder / PUBLIC)
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _is_partys(folder: Path) -> bool:
