@@ -372,6 +372,22 @@ def test_a_rule_alone_is_foreseen_in_one_piece_as_it_is_lie_by_lie(
     assert (defence._recorded(there.measured, which, changes) is None) == rule.endswith("caf")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_noise_of_messages_of_few_digits_is_turned_towards_a_direction_of_all_its_digits(
+    dtype: torch.dtype,
+) -> None:
+    """Directions are not rounded to the messages' numbers before both are multiplied."""
+    generator = torch.Generator().manual_seed(1)
+    honest, own = (torch.randn(k, 80, generator=generator).to(dtype) for k in (16, 4))
+    view = View(honest, own, 4, aggregation.parse("caf", f=4), round=0, key=Key(0))
+    way = torch.randn(80, generator=generator, dtype=torch.float64)
+    way, defence = way / way.norm(), memoryless.RuleAlone.of(view, own)
+    assert defence is not None
+    there = Tryout(defence, (16, 17, 18, 19), np.ones(4), way[None], -way, "rotated")
+    vectors = torch.cat([own.double(), way[None]])
+    assert torch.from_numpy(there._inner) == pytest.approx(vectors @ vectors.T, abs=1e-6)
+
+
 def test_without_memory_they_face_the_rule_alone() -> None:
     honest = torch.ones(5, 4)
     view = View(

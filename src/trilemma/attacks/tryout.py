@@ -109,7 +109,7 @@ class Tryout:
         self.used = np.unique(np.concatenate([*(rows for rows, _ in self.mixable), ways]))
         if noise != "protocol":
             mixed = defence.rows(self.used[self.used < self.basis])
-            self._among_used = to_the_host(inner_products(mixed, directions.to(mixed)))
+            self._among_used = to_the_host(inner_products(mixed, directions.to(mixed.device)))
         self.measured: Tensor = defence.gram(self.beside)  # on the device
 
     def lies(self, which: int, strengths: Sequence[float] | Array) -> Lies:
