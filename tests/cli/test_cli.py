@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -140,10 +141,18 @@ def test_an_arena_that_is_only_shown_takes_no_option_of_a_run(option: list[str],
     assert f"leave {option[0]} out" in str(refused)
 
 
-def test_what_is_no_file_of_gradients_is_called_so(tmp_path: Path) -> None:
-    """Numpy advises to load it unsafely."""
-    file = tmp_path / "gradients.npy"
-    file.write_text("hello")
+@pytest.mark.parametrize("kind", ["words", "array of words", "archive", "records", "complex"])
+def test_what_is_no_file_of_gradients_is_called_so(kind: str, tmp_path: Path) -> None:
+    """Numpy advises to load words unsafely, and loads the others."""
+    file, ones = tmp_path / "gradients.npy", np.ones((2, 5))
+    with file.open("wb") as there:
+        if kind == "words":
+            there.write(b"hello")
+        elif kind == "archive":
+            np.savez(there, ones=ones)
+        else:
+            records = np.zeros(2, dtype=[("one", float), ("two", float)])
+            np.save(there, {"array of words": np.array([["a"]]), "complex": 1j * ones}.get(kind, records))
     said = ["bounds", "-n", "7", "-d", "5", "--rounds", "9", "--gradients", str(file)]
     refused = CliRunner().invoke(app, said).exception
     assert str(refused) == f"no gradients in {file}: it is no .npy file of numbers"

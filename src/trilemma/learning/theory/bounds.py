@@ -89,7 +89,10 @@ class Heterogeneity:
         except OSError as error:
             raise UserError(f"no gradients in {path}: {error.strerror or error}") from None
         except (ValueError, EOFError):
-            raise UserError(f"no gradients in {path}: it is no .npy file of numbers") from None
+            found = None
+        # An archive of arrays is loaded too, and so are arrays of texts, records and complex numbers.
+        if not isinstance(found, np.ndarray) or found.dtype.kind not in "iuf":
+            raise UserError(f"no gradients in {path}: it is no .npy file of numbers")
         return cls.measure(found)
 
 
