@@ -155,10 +155,11 @@ def at_least(numbers: Sequence[int], needed: float) -> list[int]:
 
 
 def aside(work: Callable[[], Found]) -> Callable[[], Found]:
-    """Do something; while it is recorded, beside what is recorded until the returned function is called.
+    """Do some work, and return a function that returns its result.
 
-    The small kernels of a recording leave most of a GPU idle, so two chains of them take as long as the
-    longer one.
+    While a GPU is recorded, the work is put on a stream of its own, beside what is recorded after it; the
+    returned function has to be called before the recording ends, and waits for it. The small kernels of a
+    recording leave most of a GPU idle, so two chains of them take as long as the longer one.
 
     >>> aside(lambda: 3)()
     3
@@ -170,7 +171,8 @@ def aside(work: Callable[[], Found]) -> Callable[[], Found]:
     there.wait_stream(here)
     with torch.cuda.stream(there):
         found = work()
-    held = [work]  # what it reads: the memory of a tensor that is given up is used again on `here`
+    # Holds what the work reads: memory that is given up would be used again on `here`, which does not wait.
+    held = [work]
 
     def joined() -> Found:
         here.wait_stream(there)

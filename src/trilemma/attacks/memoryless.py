@@ -47,7 +47,7 @@ class RuleAlone:
     target: GramTarget
     step: float = 1.0
     needed: dict[str, float] = field(default_factory=lambda: {"walk": FIRST_WALK}, compare=False)
-    """How many steps the rule took for the last lies: for the next ones it takes about as many."""
+    """`walk`: how many steps the rule took for the last lies; the next ones of the round begin with these."""
 
     @classmethod
     def of(cls, view: View, own: Tensor) -> RuleAlone | None:

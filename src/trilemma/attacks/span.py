@@ -127,6 +127,7 @@ def bordered(gram: Tensor, parts: Sequence[Tensor], beside: Tensor) -> Tensor:
     found = gram.new_zeros(count + q, count + q)
     found[:count, :count] = gram
     for block in _in_float64((*parts, beside)):
+        # A GPU multiplies piece by piece, as in `in_pieces`.
         whole = block.shape[1] // PIECE * PIECE if block.is_cuda else 0
         pieces = block[:, :whole].view(len(block), whole // PIECE, PIECE).transpose(0, 1)
         rest = block[:, whole:]

@@ -101,7 +101,10 @@ class Weigher:
 
 @dataclass
 class Effort:
-    """How many steps the lies of a round need: the place in `STEPS`, and the steps of the rule."""
+    """How many steps the lies of a round need: the place in `STEPS`, and the steps of the rule.
+
+    `walk` is infinite once the rule has needed more steps than any recording has.
+    """
 
     looks: int = 0
     walk: float = FIRST_WALK
@@ -136,23 +139,29 @@ def foreseen(
     }
     facts = (fresh.facts, whole.facts)
     while effort.looks < len(STEPS):
-        steps = STEPS[effort.looks]
-        walks = [0] if rule is None else at_least(WALKS, effort.walk) if rule.recordable else []
-        if rule is None or walks:
-            name = ("at once", steps, walks[0], None if rule is None else rule.name, *facts)
-            found = _recordings.run(name, partial(_at_once, facts, steps, walks[0], rule), given)
+        steps, walk = STEPS[effort.looks], _walk(rule, effort)
+        if rule is None or walk is not None:
+            name = ("at once", steps, walk, None if rule is None else rule.name, *facts)
+            found = _recordings.run(name, partial(_at_once, facts, steps, walk or 0, rule), given)
         else:
             found = _in_two_parts(facts, steps, rule, given)
         told = found["told"][:, :count].cpu()  # waits for the device
         walked = float(told[3].amax())
         if bool(told[2].any()):
             effort.looks += 1
-        elif walks and walked > walks[0]:
+        elif walk is not None and walked > walk:
             effort.walk = walked
         else:
-            effort.walk = walked if walks else math.inf
+            effort.walk = math.inf if walk is None else walked
             return Foreseen(told[0], told[1], found["after"][:count])
     return None
+
+
+def _walk(rule: Weigher | None, effort: Effort) -> int | None:
+    """Return how many steps a recording gives the rule; None if the rule works between two recordings."""
+    if rule is None:
+        return 0
+    return next(iter(at_least(WALKS, effort.walk)), None) if rule.recordable else None
 
 
 def _at_once(
@@ -189,6 +198,7 @@ def _in_two_parts(
 
 
 def _judged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
+    """Return the Gram matrices of B lies and what tests make of them: the first of two parts."""
     return _tested(facts, steps, of | {"grams": _grams(facts, of)})
 
 
