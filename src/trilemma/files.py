@@ -204,8 +204,9 @@ def changing(path: Path) -> Iterator[None]:
     >>> sorted(one.name for one in path.parent.iterdir())
     ['.list.lock', 'list']
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f".{path.name}.lock")):
+    lock = room_for(path).with_name(f".{path.name}.lock")
+    lock.touch()  # where no file can be made, whoever waits for the lock waits for ever
+    with locked(lock):
         yield
 
 
