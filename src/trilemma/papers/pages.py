@@ -65,15 +65,36 @@ def markdown(results: Results, printed: Paper, table: str = "", metric: str = ""
 
 def _footer(cells: Sequence[Measured], results: Results, table: str) -> str:
     """Say what stands above it: how much of it is filled, of when and by which code, what was not tried."""
-    origins = Counter(cell.of or results.about for cell in cells).most_common()
+    origins = [*dict.fromkeys(cell.of or results.about for cell in cells)]
     of_one = len(origins) == 1
-    origin = f" {origins[0][0]};" if of_one else ""
+    origin = f" {origins[0]};" if of_one else ""
     said = f"{_filled(cells, results.study, table)};{origin} from `results/{results.study}.json`."
     if table:
         said += _rounds(cells, results.study)
     if not of_one:
-        said += "".join(f" {count} cell{'s' if count > 1 else ''}: {of}." for of, count in origins)
+        said += _of_several(origins, len({cell.code or results.code for cell in cells}))
     return said + _searching(cells, results.study) + (f" {results.note}." if results.note else "")
+
+
+UNKNOWN = "date unknown"
+MADE = re.compile(rf"(?:^|: |; )([^:;]+?), (\d{{4}}-\d\d-\d\d|{UNKNOWN})")
+"""On what and on which day, in what a cell says of its making."""
+
+
+def _of_several(origins: Sequence[str], versions: int) -> str:
+    """Say on what and from when to when cells were measured, that do not all have the same origin.
+
+    >>> _of_several(["a GPU, 2026-11-16; code 1a", "seed 2: a CPU, 2026-11-17; seed 1: a GPU, 2026-11-16"], 2)
+    ' Measured on a GPU, a CPU, 2026-11-16 to 2026-11-17, by 2 versions of the code: the file says which.'
+    """
+    made = [found for origin in origins for found in MADE.findall(origin)]
+    known = [(device, day) for device, day in made if day != UNKNOWN]
+    days = sorted({day for _, day in known})
+    where = ", ".join(dict.fromkeys(device for device, _ in known)) or "a device that is not on record"
+    when = "".join(f", {day}" for day in days[:1]) + "".join(f" to {day}" for day in days[1:][-1:])
+    some = " (of some that is not on record)" if known and len(known) < len(made) else ""
+    by = f"{versions} version{'s' if versions > 1 else ''} of the code"
+    return f" Measured on {where}{when}{some}, by {by}: the file says which."
 
 
 def _filled(cells: Sequence[Measured], study: str, table: str) -> str:
