@@ -17,7 +17,7 @@ from trilemma.papers import arena
 from trilemma.papers.arena import GROUNDS, RULES, THREATS, Bout, Row
 from trilemma.report import Table
 
-STRONGEST = ("foe", "stretched errors", "errors", "rotated slanted", "rotated loss")
+STRONGEST = ("foe", "stretched errors", "ranked errors", "errors", "rotated slanted", "rotated loss")
 """Who left the worst case nearly everywhere, those first who tell most for their price."""
 
 LONG = ("foe", "loss", "rotated loss", "rotated slanted", "stretched errors", "errors")
