@@ -13,7 +13,7 @@ from one_by_one import Round, rounds, strongest
 
 from trilemma import aggregation, config, simulate
 from trilemma.attacks import View, attacks, memoryless
-from trilemma.attacks.memoryless import one_by_one
+from trilemma.attacks.memoryless import one_by_one, shifted
 from trilemma.attacks.tryout import Tryout
 from trilemma.attacks.types import Foreseen
 from trilemma.keys import Key
@@ -133,7 +133,7 @@ def test_liars_whose_noise_cannot_turn_any_further_send_it_as_it_is() -> None:
     """Along the direction they are as long as they can be: there is no strength left, and nothing to turn."""
     own = torch.stack([WAY, WAY]).float()
     view = View(-own, own, 2, lambda x, key=None: SimpleNamespace(value=x.mean(0)), round=0, key=Key(0))
-    crafted, further = one_by_one(view, own, [WAY], np.ones(2), [1.0], "rotated")
+    crafted, further = one_by_one(view, own, WAY, shifted(own, WAY, np.ones(2), [1.0], "rotated"))
     assert crafted.strength == further == 0
     assert torch.equal(crafted.messages, own)
 
@@ -345,7 +345,10 @@ def test_sleepers_behave_until_they_strike_and_a_burst_ends() -> None:
     assert not any(record.attack_strength for record in steps("attack.stop=0", "run.rounds=2")), "never lie"
 
 
-@pytest.mark.parametrize("direction", ["ones", "std", "top", "across", "loss", "slanted", "errors", "best"])
+DIRECTIONS = ["ones", "std", "top", "across", "loss", "slanted", "poisoned", "backdoor", "errors", "best"]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_direction_is_searched(direction: str) -> None:
     assert len(steps(f"attack.direction={direction}", "attack.role=turns", "run.rounds=2")) == 2
 

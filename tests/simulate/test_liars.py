@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from trilemma import config, models, privacy, simulate
+from trilemma.errors import UserError
 from trilemma.learning.evidence.outlook import Outlook
 from trilemma.simulate import ahead, engine, liars
 from trilemma.simulate.ahead import Ahead
+from trilemma.simulate.evaluation import evaluate
+from trilemma.task import Task
 
 RUN = {
     "federation": {"clients": 10, "byzantine": 2},
@@ -100,6 +103,56 @@ def test_the_loss_rises_most_where_the_mean_of_the_clients_gradients_points() ->
     batch = honest.sample(size, seen.experiment.key.fold("round", 2, "uphill"))
     expected = -models.gradients(honest.model, params, batch).value.mean(0)
     assert float((seen.uphill() - expected).norm()) < 1e-4 * float(expected.norm())
+
+
+def test_poison_and_backdoor_push_where_the_loss_of_what_liars_want_falls_most() -> None:
+    """Of flipped labels, and of marked examples: the slope by differences of the loss itself."""
+    seen = looking_ahead("attack.direction=backdoor")
+    model, x, y = seen.honest.model, seen.batch.x[0], seen.batch.y[0]
+    backdoor = seen.experiment.attack.backdoor
+    assert backdoor is not None
+    marked = backdoor.marked(x, lead=1)
+    assert bool((marked != x).any())
+    wanted = {"poisoned": (x, 1 - y), "backdoored": (marked, torch.zeros_like(y))}
+    for name, (inputs, labels) in wanted.items():
+        params = seen.start + seen.lengthened * (seen.after - seen.start)
+        found = getattr(seen, name)()  # added to messages, which are subtracted from the model
+
+        def loss(push: torch.Tensor, params=params, inputs=inputs, labels=labels) -> float:
+            return float(model.loss(models.outputs(model, params - push, inputs)[None], labels[None]).mean())
+
+        steepest = found / found.norm()
+        assert loss(0.01 * steepest) < loss(0 * steepest)
+        for way in (steepest, torch.ones_like(found) / len(found) ** 0.5):
+            slope = (loss(-0.1 * way) - loss(0.1 * way)) / 0.2
+            assert slope == pytest.approx(float(found @ way), rel=0.01, abs=1e-4), name
+
+
+def test_a_backdoor_is_scored_beside_the_model_and_works() -> None:
+    """Without noise or rule to stop it; accuracy says nothing of it."""
+    quiet = ("aggregation.rule=mean", "privacy={}", "run.rounds=60", "algorithm={name='dsgd', lr=1.0}")
+    scores = {}
+    for lies, said in (("none", "attack.stop=0"), ("all", "attack.reach=2.0")):
+        changes = [*quiet, "federation.byzantine=1", "attack.direction=backdoor", said]
+        experiment = simulate.assemble(config.parse(RUN, changes), 1)
+        progress = engine.start(experiment)
+        for _ in range(60):
+            progress, _ = engine.step(experiment, progress)
+        scores[lies] = evaluate(experiment, progress.chosen).metrics
+    assert scores["none"]["backdoor"] < 0.1 < 0.3 < scores["all"]["backdoor"]
+    assert scores["all"]["accuracy"] > 0.8
+
+
+def test_attacks_on_classes_are_refused_where_there_are_none() -> None:
+    task = Task(
+        model=lambda: torch.nn.Linear(3, 1),
+        loss=torch.nn.MSELoss(),
+        clients=[(torch.randn(20, 3), torch.randn(20, 1)) for _ in range(10)],
+        test=(torch.randn(5, 3), torch.randn(5, 1)),
+    )
+    for direction in ("poisoned", "backdoor"):
+        with pytest.raises(UserError, match="'adaptive' needs class labels"):
+            simulate.assemble(config.parse(RUN, [f"attack.direction={direction}"]), 1, task=task)
 
 
 def likely(seen: Ahead, pushed: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,8 @@ and strengths that are tried, the lie is chosen that does most harm to the model
                 loss       where the honest clients' loss rises most at the model after the round
                 slanted    as loss, and also directions that lean back or forward along the gradient: a lie
                            orthogonal to the mean that it leads to is not visible along it
+                poisoned   where the loss of the honest clients' examples with flipped labels falls most
+                backdoor   where the loss of marked examples falls most, if the answer to a mark is class 0
                 unshown    as loss, but for the model after tuning (`[aggregation] tune`)
                 errors     where most honest examples are mistaken if the model is pushed as far as a lie
                            along `loss` gets
@@ -24,9 +26,15 @@ and strengths that are tried, the lie is chosen that does most harm to the model
                            inner products stay honest, but their common part points in the direction
                 stretched  turned as far as possible, and the common part then made longer, as far as the
                            tests of lengths and pairs and the edge of the spectrum leave room
+                ranked     nothing is added: each liar's numbers change places (`own_ways`), so that length
+                           and distribution of its message stay, and it points as far along as they allow
     role        all        all liars shift alike
                 half       the first half shifts, the others stay honest in reserve
                 turns      one half in even rounds, the other in odd rounds
+                apart      shifts that add up to the same, but have no inner products (`own_ways`)
+                sacrificed all but one shift alike; this one sends `reach` times the truth against it and
+                           is expelled for it, so that its share of the common noise cancels nobody's;
+                           in the next round it is another's turn, until one liar is left
     rounds      start, stop: honest before `start` and from `stop` on
 
 **Harm** is how far the model moves against the true descent, −⟨θ' − θ_0, h⟩, where h is the direction in
@@ -44,17 +52,28 @@ rule (`memoryless`); liars then use `gradient`, `loss`, `slanted` or `errors`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from trilemma.attacks.memoryless import RuleAlone, leaning, one_by_one
+from trilemma.attacks.backdoor import Backdoor
+from trilemma.attacks.erring import (
+    OUTRIGHT,
+    SECOND_SHARPNESS,
+    Found,
+    Lie,
+    best_after_tuning,
+    climbed,
+    leaning_back,
+)
+from trilemma.attacks.memoryless import RuleAlone, leaning, one_by_one, shifted
+from trilemma.attacks.own_ways import SHARES, apart, ranked
 from trilemma.attacks.settings import AttackSettings, attacks
 from trilemma.attacks.span import finite_rows
 from trilemma.attacks.tryout import Lies, Tryout
@@ -63,31 +82,14 @@ from trilemma.attacks.types import Attack, Crafted, Defence, View
 from trilemma.transfers import to_the_host
 
 DIRECTIONS = ("gradient", "ones", "std", "top", "across")
-UPHILL = ("loss", "slanted", "unshown", "errors", "unshown-errors")
+UPHILL = ("loss", "slanted", "poisoned", "backdoor", "unshown", "errors", "unshown-errors")
+"""Directions along which harm is counted; for the others it is counted against the truth."""
 
 SLANTS = (-0.5, 0.25, 0.5, 1.0, 2.0)
 """How far slanted lies lean back along the gradient, relative to a length of 1 uphill."""
 
-ERRING = ((1.0, 0.0), (1.0, 0.0), (1.0, -0.25), (0.9, 0.0), (1.1, 0.0), (1.0, -0.25))
-"""The lies towards errors, in the order they are tried. Each pair is the distance, as a multiple of what the
-best lie so far reaches, and how far the lie leans back along the gradient, relative to a length of 1. Several
-are tried because the server's reaction to lies has edges."""
-
-SECOND_SHARPNESS = 2.0
-"""A second sharpness of counting errors that `unshown-errors` tries in addition to the usual one."""
-
-CLIMBS = 4
-"""The most climbs towards errors after tuning, each from the best lie before it."""
-
-PARTS_OF_THE_WAY = (1.0, 0.5, 0.25, 0.1)
-"""How far towards the end of such a climb lies go, tried in this order until one is better."""
-
 NEAR = 3.0
 """The strength of lies towards errors is between 1/NEAR and NEAR times that of the lie along `loss`."""
-
-OUTRIGHT = 64.0
-"""At this sharpness an example counts as either mistaken or not. Liars who climbed at several sharpnesses
-compare their results by it."""
 
 BEST = 3
 """Finer strengths are tried around this number of the best lies: harm has edges and several peaks."""
@@ -105,6 +107,8 @@ class Adaptive(AttackSettings):
         "across",
         "loss",
         "slanted",
+        "poisoned",
+        "backdoor",
         "unshown",
         "errors",
         "unshown-errors",
@@ -112,10 +116,12 @@ class Adaptive(AttackSettings):
     ] = "gradient"
     """Where liars push the model: against the honest gradient, up the honest clients' loss, to where most
     examples are mistaken (`errors`), …; docs/frontier.md explains each."""
-    noise: Literal["protocol", "rotated", "stretched"] = "protocol"
-    """The liars' own noise: as the protocol wants it, turned to where they push, or turned and lengthened."""
-    role: Literal["all", "half", "turns"] = "all"
-    """Who lies: all liars in every round, only half of them, or the two halves in turns."""
+    noise: Literal["protocol", "rotated", "stretched", "ranked"] = "protocol"
+    """The liars' own noise: as the protocol wants it, turned to where they push, turned and lengthened, or
+    with its numbers in another order."""
+    role: Literal["all", "half", "turns", "apart", "sacrificed"] = "all"
+    """Who lies and how: all liars alike, only half of them, the two halves in turns, all with shifts of their
+    own that add up to the same (`apart`), or all but one, who is expelled in this round (`sacrificed`)."""
     start: int = Field(default=0, ge=0)
     """The first round with lies, counted from 0; before it, liars behave honestly."""
     stop: int | None = Field(default=None, ge=0)
@@ -136,9 +142,25 @@ class Adaptive(AttackSettings):
     """The largest strength tried, as a multiple of the length of the honest clients' mean contribution; the
     smallest is 0.1 times that length."""
 
+    @model_validator(mode="after")
+    def _one_way_to_differ(self) -> Adaptive:
+        if self.role == "apart" and self.noise != "protocol":
+            raise ValueError(
+                f"role 'apart' gives every liar a shift of its own, and noise {self.noise!r} its own noise; "
+                "allowed with it: noise 'protocol'"
+            )
+        return self
+
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("adaptive", craft=self._craft, reads_own=True, reads_truth=True)
+        return Attack(
+            "adaptive",
+            craft=self._craft,
+            reads_own=True,
+            reads_truth=True,
+            needs_classes=self.direction in ("poisoned", "backdoor"),
+            backdoor=Backdoor() if self.direction == "backdoor" else None,
+        )
 
     def _craft(self, view: View) -> Crafted:
         own = view.honest.new_zeros(view.byzantine, view.honest.shape[1]) if view.own is None else view.own
@@ -164,7 +186,10 @@ class Adaptive(AttackSettings):
         if self.direction in ("errors", "unshown-errors") and far > 0:
             near = [one for one in strengths() if 1 / NEAR < one / (crafted.strength or 1.0) < NEAR]
             tried = near or strengths()
-            return self._towards_errors(view, _Found(crafted, far), truth, partial(lie, lambda: tried))
+            crafted = self._towards_errors(view, Found(crafted, far), truth, partial(lie, lambda: tried))
+        if self.role == "sacrificed" and view.byzantine > 1:
+            gross = own[:1] - (self.reach * truth).to(own)
+            crafted = replace(crafted, messages=torch.cat([gross, crafted.messages[1:]]))
         return crafted
 
     def _strengths(self, length: float) -> list[float]:
@@ -172,19 +197,17 @@ class Adaptive(AttackSettings):
         found: list[float] = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
         return found
 
-    def _towards_errors(
-        self, view: View, along_loss: _Found, truth: Tensor, lie: Callable[[Tensor], tuple[Crafted, float]]
-    ) -> Crafted:
+    def _towards_errors(self, view: View, along_loss: Found, truth: Tensor, lie: Lie) -> Crafted:
         """Return the lie after which most examples are mistaken, searched from the lie `along_loss`."""
         if view.errors is None or view.mistaken is None:
             return along_loss.crafted
         mistaken, sharpness = view.mistaken, [1.0, *({self.sharper} - {1.0})]
         if self.direction == "unshown-errors" and view.unshown_errors is not None:
             sharpness = [*sharpness, *({SECOND_SHARPNESS} - {self.sharper})]
-        tries = [_climbed(view, along_loss, truth, lie, view.errors, mistaken, sharp) for sharp in sharpness]
+        tries = [climbed(view, along_loss, truth, lie, view.errors, mistaken, sharp) for sharp in sharpness]
         if self.direction == "unshown-errors" and view.unshown_errors and view.unshown_mistaken:
             every = [one for tried in tries for one in tried]
-            return _best_after_tuning(view, every, truth, lie, view.unshown_errors, view.unshown_mistaken)
+            return best_after_tuning(view, every, truth, lie, view.unshown_errors, view.unshown_mistaken)
         if len(tries) == 1:
             return tries[0][-1].crafted
         found = [tried[-1].crafted for tried in tries]
@@ -208,25 +231,70 @@ class Adaptive(AttackSettings):
         if view.defence is not None and defence is not None:
             directions = self._directions(view, truth, uphill, defence)
             against = -directions[0] if self.direction in UPHILL else truth
-            tryout = Tryout(defence, view.members, lying, directions, against, self.noise)
+            tryout = self._tryout(view, own, defence, view.members, lying, directions, against)
             return self._strongest(tryout, own, strengths())
         shift = -truth if uphill is None else uphill.double()
         shift = shift / torch.linalg.vector_norm(shift).clamp(min=1e-30)
         ways = leaning(shift, None if view.trusted is None else view.trusted().to(shift))
         ways += _slanted(shift, truth) if self.direction == "slanted" else []
         if defence is None:
-            return one_by_one(view, own, ways, lying, strengths(), self.noise)
+            return one_by_one(view, own, ways[0], self._messages(view, own, ways, lying, strengths()))
         liars = tuple(np.flatnonzero(view.order.numpy() >= len(view.honest)).tolist())
-        tryout = Tryout(defence, liars, lying, torch.stack(ways), -shift, self.noise)
+        tryout = self._tryout(view, own, defence, liars, lying, torch.stack(ways), -shift)
         return self._strongest(tryout, own, strengths())
+
+    def _tryout(
+        self,
+        view: View,
+        own: Tensor,
+        defence: Defence,
+        liars: tuple[int, ...],
+        lying: Array,
+        directions: Tensor,
+        truth: Tensor,
+    ) -> Tryout:
+        """Return a tryout of lies along `directions` (q, d); for its other arguments see there."""
+        shifts = self._own_shifts(view, own, lying, directions)
+        if shifts is None:
+            return Tryout(defence, liars, lying, directions, truth, self.noise)
+        return Tryout(defence, liars, lying, shifts.flatten(0, 1), truth, "protocol", own_ways=True)
+
+    def _own_shifts(self, view: View, own: Tensor, lying: Array, directions: Tensor) -> Tensor | None:
+        """Return what each of the r who lie adds, in all ways to try (ways, r, d); None: all add the same."""
+        if self.role == "apart":
+            return apart(directions, int((lying > 0).sum()), view.key.fold("apart"))
+        if self.noise == "ranked":
+            rows = own.to(directions)[torch.from_numpy(lying > 0).to(own.device)]
+            # Divided by a power of four, which is exact, so that a lie's strength is the share it reorders.
+            moved = [(ranked(rows, way, share) - rows) / share for way in directions for share in SHARES]
+            return torch.stack(moved)
+        return None
+
+    def _messages(
+        self, view: View, own: Tensor, ways: list[Tensor], lying: Array, strengths: list[float]
+    ) -> Iterator[tuple[float, Tensor]]:
+        """Yield each lie to try: its strength, and all liars' messages (f, d)."""
+        shifts = self._own_shifts(view, own, lying, torch.stack(ways))
+        if shifts is None:
+            for way in ways:
+                yield from shifted(own, way, lying, strengths, self.noise)
+            return
+        active = torch.from_numpy(np.flatnonzero(lying)).to(own.device)
+        for number, shift in enumerate(shifts.to(own)):
+            for strength in self._tried(number, strengths):
+                yield strength, own.index_add(0, active, strength * shift)
+
+    def _tried(self, way: int, strengths: list[float]) -> list[float]:
+        """Return the strengths to try in a way; a `ranked` lie has only its own, the share it reorders."""
+        return [SHARES[way % len(SHARES)]] if self.noise == "ranked" else strengths
 
     def _strongest(self, tryout: Tryout, own: Tensor, strengths: list[float]) -> tuple[Crafted, float]:
         """Return the most harmful lie that is allowed, and how much further it gets the aggregate than none.
 
         All strengths are tried first, then finer ones around the best.
         """
-        ways = range(len(tryout.directions))
-        lies = [tryout.lies(way, [*strengths, *tryout.furthest(way)]) for way in ways]
+        ways = range(tryout.ways)
+        lies = [tryout.lies(way, [*self._tried(way, strengths), *tryout.furthest(way)]) for way in ways]
         tried = Lies.joined([tryout.honest, *lies])
         found = tryout.judged(tried)
         quiet, unseen = found.harm[0], math.inf if self.greedy else 1.1 * found.corrected[0] + 1e-9
@@ -234,6 +302,7 @@ class Adaptive(AttackSettings):
             return Crafted(own, 0.0), 0.0
         best = 1 + np.argsort(-found.allowed(unseen)[1:], kind="stable")[:BEST]
         finer = (10 * self.reach) ** (np.arange(-4, 5) / 5 / (self.points - 1))
+        finer = np.ones(1) if self.noise == "ranked" else finer
         around = [
             tryout.lies(way, np.outer(tried.strength[best[tried.which[best] == way]], finer).ravel())
             for way in sorted(set(tried.which[best].tolist()))
@@ -249,15 +318,18 @@ class Adaptive(AttackSettings):
     def _lying(self, view: View) -> Array:
         """Return each liar's factor of the shift in this round (f,): 1 if it lies, 0 if not."""
         first = (np.arange(view.byzantine) < (view.byzantine + 1) // 2).astype(float)
-        if self.role == "all":
+        if self.role in ("all", "apart") or view.byzantine == 1:
             return np.ones(view.byzantine)
-        return first if self.role == "half" or view.round % 2 == 0 or view.byzantine == 1 else 1 - first
+        if self.role == "sacrificed":
+            return (np.arange(view.byzantine) > 0).astype(float)
+        return first if self.role == "half" or view.round % 2 == 0 else 1 - first
 
     def _uphill(self, view: View) -> Tensor | None:
         """Return where a loss rises (d,); None if the direction is another, or the loss is not available."""
         if self.direction not in UPHILL:
             return None
-        asked = view.unshown if self.direction == "unshown" else view.uphill
+        others = {"unshown": view.unshown, "poisoned": view.poisoned, "backdoor": view.backdoored}
+        asked = others.get(self.direction, view.uphill)
         return None if asked is None else asked()
 
     def _directions(self, view: View, truth: Tensor, uphill: Tensor | None, defence: Defence) -> Tensor:
@@ -284,94 +356,9 @@ class Adaptive(AttackSettings):
         return torch.stack(found + (_slanted(found[0], truth) if self.direction == "slanted" else []))
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A lie, how `far` it gets the aggregate, and the direction (d,) it was made for; None: along `loss`."""
-
-    crafted: Crafted
-    far: float
-    way: Tensor | None = None
-
-
-def _climbed(
-    view: View,
-    begin: _Found,
-    truth: Tensor,
-    lie: Callable[[Tensor], tuple[Crafted, float]],
-    errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor],
-    mistaken: Callable[[Tensor, float], float],
-    sharp: float,
-) -> list[_Found]:
-    """Return the lie `begin` and those found after it; last the one after which most examples are mistaken.
-
-    `sharp` says how sharply mistakes are counted. Each lie starts from the best before it, because where a
-    lie leads, with its noise and the server's weights, is known only after it was tried.
-    """
-    sent = view.stack(begin.crafted.messages)
-    found, best, most = [begin], begin, mistaken(sent, sharp)
-    from_, distance = None, begin.far
-    for share, lean in ERRING:
-        way = _leaning(errors(share * distance, from_, sharp).to(truth), truth, lean)
-        tried, reached = lie(way)
-        sent = view.stack(tried.messages)
-        count = mistaken(sent, sharp)
-        found.append(_Found(tried, reached, way))
-        if count > most:
-            best, most = found[-1], count
-        if reached > 0 and (best is found[-1] or from_ is None):
-            from_, distance = (way, sent), reached
-    return [*(one for one in found if one is not best), best]
-
-
-def _best_after_tuning(
-    view: View,
-    every: Sequence[_Found],
-    truth: Tensor,
-    lie: Callable[[Tensor], tuple[Crafted, float]],
-    errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor],
-    mistaken: Callable[[Tensor, float], float],
-) -> Crafted:
-    """Return the lie after which most examples are mistaken once the model has been tuned.
-
-    It is the best of `every` lie towards errors, or one found by climbing from there. Owners choose scale and
-    pull anew after every lie, and the server lets some directions pass much further than others. So if the
-    lie at the end of a climb is not better, one that goes only a part of the way may be. Mistakes are counted
-    outright (`OUTRIGHT`), because the confidence of tuned models says nothing.
-    """
-
-    def counted(one: _Found) -> float:
-        return mistaken(view.stack(one.crafted.messages), OUTRIGHT)
-
-    best = max(every, key=counted)
-    most = counted(best)
-    for _ in range(CLIMBS):
-        from_ = (
-            None if best.way is None or not best.far > 0 else (best.way, view.stack(best.crafted.messages))
-        )
-        aim = errors(best.far, from_, 1.0).to(truth)
-        for part in PARTS_OF_THE_WAY if best.way is not None else (1.0,):
-            way = _leaning(
-                aim if best.way is None else part * aim + (1 - part) * best.way.to(aim), truth, 0.0
-            )
-            tried = _Found(*lie(way), way)
-            if (count := counted(tried)) > most:
-                best, most = tried, count
-                break
-        else:
-            break
-    return best.crafted
-
-
-def _leaning(uphill: Tensor, truth: Tensor, slant: float) -> Tensor:
-    """Return the unit vector (d,) along up + slant · back; up is along `uphill`, back against the truth."""
-    up, back = (one / torch.linalg.vector_norm(one).clamp(min=1e-30) for one in (uphill, -truth))
-    found: Tensor = up + slant * back
-    return found / float(torch.linalg.vector_norm(found).clamp(min=1e-30))
-
-
 def _slanted(uphill: Tensor, truth: Tensor) -> list[Tensor]:
     """Return the unit directions (d,) of slanted lies, one for each of `SLANTS`."""
-    return [_leaning(uphill, truth, slant) for slant in SLANTS]
+    return [leaning_back(uphill, truth, slant) for slant in SLANTS]
 
 
 def _sums(defence: Defence) -> Tensor:

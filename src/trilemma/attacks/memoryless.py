@@ -8,7 +8,7 @@ If the rule needs only the Gram matrix of the messages, it evaluates all lies at
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -141,24 +141,24 @@ def leaning(shift: Tensor, trusted: Tensor | None) -> list[Tensor]:
 
 
 def one_by_one(
-    view: View, own: Tensor, ways: list[Tensor], lying: Array, strengths: list[float], noise: str
+    view: View, own: Tensor, way: Tensor, lies: Iterable[tuple[float, Tensor]]
 ) -> tuple[Crafted, float]:
-    """Return the lie that moves the aggregate furthest along `ways[0]`, and how far compared with no lie.
+    """Return the lie that moves the aggregate furthest along `way` (d,), and how far compared with no lie.
 
-    `ways` are the directions (d,) that are tried; every lie is aggregated by the target.
+    `lies` are strengths and the liars' messages (f, d); each is aggregated by the target.
     """
 
     def harm(messages: Tensor) -> float:
         value = view.target(view.stack(messages), key=view.key.fold("coin")).value.double()
-        return float(value @ ways[0].to(value.device))
+        return float(value @ way.to(value.device))
 
-    made = [(0.0, own)] + [one for way in ways for one in _shifted(own, way, lying, strengths, noise)]
+    made = [(0.0, own), *lies]
     done = [harm(messages) for _, messages in made]
     most = int(np.argmax(done))
     return Crafted(made[most][1], made[most][0]), done[most] - done[0]
 
 
-def _shifted(
+def shifted(
     own: Tensor, way: Tensor, lying: Array, strengths: list[float], noise: str
 ) -> Iterator[tuple[float, Tensor]]:
     """Yield each strength, and the liars' messages (f, d) when they push along `way` with it."""

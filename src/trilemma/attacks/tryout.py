@@ -78,6 +78,9 @@ class Tryout:
     `liars` are their places among all clients, `lying` (f,) each liar's factor of the shift (0: it does not
     lie), `directions` (q, d) the unit vectors along which lies push. Harm is how far the model moves against
     `truth` (d,). `noise` is the attack's option of that name.
+
+    With `own_ways` each of the r who lie pushes another way: `directions` are (q·r, d), first all of the
+    first way, and need not be unit vectors; noise is then as the protocol wants it.
     """
 
     def __init__(
@@ -88,8 +91,9 @@ class Tryout:
         directions: Tensor,
         truth: Tensor,
         noise: str,
+        own_ways: bool = False,
     ) -> None:
-        self.defence, self.noise, self.directions = defence, noise, directions
+        self.defence, self.noise, self.directions, self.own_ways = defence, noise, directions, own_ways
         senders = np.asarray(defence.senders)
         rows = {int(client): row for row, client in enumerate(senders)}
         self.places = np.array([rows[i] for i in liars])  # the liars' rows among the senders
@@ -105,7 +109,7 @@ class Tryout:
         self.mixable = [(self.n + self.active, 1.0)]
         if self.n and noise != "protocol":
             self.mixable.append((senders[self.active], defence.step))
-        ways = [self.along(which) for which in range(len(directions))]
+        ways = self.basis + np.arange(len(directions))
         self.used = np.unique(np.concatenate([*(rows for rows, _ in self.mixable), ways]))
         if noise != "protocol":
             mixed = defence.rows(self.used[self.used < self.basis])
@@ -115,6 +119,12 @@ class Tryout:
     def lies(self, which: int, strengths: Sequence[float] | Array) -> Lies:
         """Return lies of these strengths along a direction; for turned noise both kinds, if possible."""
         tried, along = np.asarray(strengths, dtype=float), self.along(which)
+        if self.own_ways:
+            r = len(self.active)
+            changes = np.zeros((len(tried), r, len(self.used)))
+            own = np.searchsorted(self.used, along + np.arange(r))
+            changes[:, np.arange(r), own] = tried[:, None] * self.lying
+            return Lies(np.full(len(tried), which), tried, changes)
         found = []
         for kind, (rows, scale) in enumerate(self.mixable):
             places, mixes = self._turnable(which, kind).mixed(scale * tried[:, None] * self.lying, self.noise)
@@ -152,9 +162,14 @@ class Tryout:
         found: Array = self._among_used().numpy()
         return found
 
+    @property
+    def ways(self) -> int:
+        """How many ways there are to push."""
+        return len(self.directions) // (len(self.active) if self.own_ways else 1)
+
     def along(self, which: int) -> int:
-        """Return the place of a direction in the basis."""
-        return self.basis + which
+        """Return the place of a direction in the basis; of the first liar's, if liars have their own."""
+        return self.basis + which * (len(self.active) if self.own_ways else 1)
 
     @property
     def honest(self) -> Lies:

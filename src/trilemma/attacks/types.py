@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from trilemma.attacks.backdoor import Backdoor
 from trilemma.errors import UserError
 from trilemma.keys import Key
 
@@ -158,7 +159,9 @@ class View:
         defence: () -> the server with its state, to foresee what it does with lies; None: it has no memory.
         truth: () -> the honest clients' mean contribution without noise (d,).
         uphill: () -> what to add to messages (d,) to raise the honest loss most at the model after the round.
-        unshown: () -> the same for the loss after tuning on examples that liars cannot influence.
+        poisoned: () -> what to add (d,) to lower the loss of honest examples with flipped labels most.
+        backdoored: () -> the same for honest examples with the attack's mark, all of its target class.
+        unshown: () -> as `uphill`, for the loss after tuning on examples that liars cannot influence.
         errors: (distance, lie, sharper) -> in which direction (d,) to push the aggregate over that distance
             so that most honest examples are mistaken; `lie` is (direction, messages) of an earlier lie to
             start from, and errors are counted `sharper` times as sharply as by the model's best multiple.
@@ -186,6 +189,8 @@ class View:
     defence: Callable[[], Defence] | None = None
     truth: Callable[[], Tensor] | None = None
     uphill: Callable[[], Tensor] | None = None
+    poisoned: Callable[[], Tensor] | None = None
+    backdoored: Callable[[], Tensor] | None = None
     unshown: Callable[[], Tensor] | None = None
     errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor] | None = None
     mistaken: Callable[[Tensor, float], float] | None = None
@@ -245,6 +250,8 @@ class Attack:
         reads_own: Whether `craft` needs `View.own`.
         reads_truth: Whether `craft` reads `View.truth`.
         columnwise: Whether each column of the messages depends on that column of the honest ones only.
+        needs_classes: Whether it is about classes, so that targets must not be numbers.
+        backdoor: The mark whose success is scored beside the model; None: the attack sets none.
     """
 
     name: str
@@ -253,3 +260,5 @@ class Attack:
     reads_own: bool = False
     reads_truth: bool = False
     columnwise: bool = False
+    needs_classes: bool = False
+    backdoor: Backdoor | None = None

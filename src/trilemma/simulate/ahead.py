@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trilemma import models
+from trilemma.attacks.labels import flip
 from trilemma.data.types import Batch, each
 from trilemma.keys import Key
 from trilemma.learning import Messages
@@ -157,7 +158,10 @@ class Ahead:
 
     def steepest(self, params: Tensor, weight: Tensor | None) -> Tensor:
         """Return the gradient (d,) of the examples' weighted loss at `params`."""
-        batch = replace(self.batch, weight=weight)
+        return self._gradient(params, replace(self.batch, weight=weight))
+
+    def _gradient(self, params: Tensor, batch: Batch) -> Tensor:
+        """Return the gradient (d,) of a batch's loss at `params`."""
         keys = client_keys(self.honest.only(self.honest.ids[0]), self.key)
         return replay.gradients(self.honest.model, params, batch, keys=keys).value[0]
 
@@ -168,8 +172,29 @@ class Ahead:
 
     def uphill(self) -> Tensor:
         """Return what to add to messages (d,) so that the honest loss rises most."""
-        params = self.start + self.lengthened * (self.after - self.start)
-        return self.sense * self.steepest(params, self.batch.weight)
+        return self.sense * self.steepest(self._led, self.batch.weight)
+
+    @property
+    def _led(self) -> Tensor:
+        """The model at which losses are computed (d,): the round's move, at its best multiple."""
+        return self.start + self.lengthened * (self.after - self.start)
+
+    def poisoned(self) -> Tensor:
+        """Return what to add to messages (d,) so that the loss of flipped labels falls most."""
+        flipped = flip(self.batch.y, self._classes, self.key)
+        return -self.sense * self._gradient(self._led, replace(self.batch, y=flipped))
+
+    def backdoored(self) -> Tensor:
+        """Return the same for examples with the attack's mark, all of them of its target class."""
+        backdoor = self.experiment.attack.backdoor
+        assert backdoor is not None
+        marked = each(self.batch.x, lambda part: backdoor.marked(part, lead=2))
+        batch = replace(self.batch, x=marked, y=torch.full_like(self.batch.y, backdoor.target))
+        return -self.sense * self._gradient(self._led, batch)
+
+    @property
+    def _classes(self) -> int:
+        return self.honest.data.dataset.needs_classes(f"attack {self.experiment.attack.name!r}")
 
     def unshown(self) -> Tensor:
         """Return the same for the loss after the server or clients have tuned the model."""

@@ -68,10 +68,12 @@ def evaluate(experiment: Experiment, params: Tensor, buffers: models.Buffers | N
     clients, federated = experiment.clients, experiment.clients.data
     if params.dim() == 1 and not federated.holdings.test and not buffers:
         x, y = federated.dataset.x_test, federated.dataset.y_test
+        marked = _fooled(experiment, params, x, y)
         if experiment.learner is not None:
-            return _of(experiment.learner.score(params, x, y) if len(y) else {"loss": math.nan})
+            scores = experiment.learner.score(params, x, y) if len(y) else {"loss": math.nan}
+            return _of({**scores, **marked})
         score = models.evaluate(clients.model, params, x, y, per_client=False)
-        return Evaluation(float(score.loss), {"accuracy": float(score.accuracy)})
+        return Evaluation(float(score.loss), {"accuracy": float(score.accuracy), **marked})
 
     rows = [row for row, i in enumerate(clients.ids) if i not in experiment.byzantine]
     ids = tuple(clients.ids[row] for row in rows)
@@ -85,6 +87,23 @@ def evaluate(experiment: Experiment, params: Tensor, buffers: models.Buffers | N
     loss = (score.loss.double() * examples).sum() / examples.sum()
     accuracy = score.correct.sum() / examples.sum()
     return Evaluation(float(loss), {"accuracy": float(accuracy)}, Fairness.of(score.correct / examples))
+
+
+def _fooled(experiment: Experiment, params: Tensor, x: models.Inputs, y: Tensor) -> dict[str, float]:
+    """Return how often a backdoor works, if the attack has one: as the metric `backdoor`.
+
+    It is the share of marked test examples of other classes that the model takes for the target.
+    """
+    backdoor = experiment.attack.backdoor
+    if backdoor is None:
+        return {}
+    other = y != backdoor.target
+    if not bool(other.any()):
+        return {}
+    marked = each(x, lambda part: backdoor.marked(part, lead=1)[other])
+    wanted = torch.full_like(y[other], backdoor.target)
+    score = models.evaluate(experiment.clients.model, params, marked, wanted, per_client=False)
+    return {"backdoor": float(score.accuracy)}
 
 
 def _one_by_one(

@@ -243,6 +243,8 @@ def _poisoned(
     config: Config, attack: Attack, held: data.FederatedData, byzantine: tuple[int, ...], key: Key
 ) -> data.FederatedData:
     """Return the clients' data, with the labels of Byzantine clients as the attack changes them."""
+    if attack.needs_classes:
+        held.dataset.class_labels(f"attack {config.attack.name!r}")
     if attack.poison is None:
         return held
     poison, classes = attack.poison, held.dataset.needs_classes(f"attack {config.attack.name!r}")

@@ -55,7 +55,8 @@ def informed(
         moved = None if trace is None else progress.broadcast[trace.model]
         if moved is not None and moved.shape == (model.dim,) and view.own is not None and not model.buffers:
             ahead = Ahead(experiment, progress, sent.rows(_rows_of(stepped, heard)), heard, outlook)
-            view = replace(view, uphill=ahead.uphill, unshown=ahead.unshown)
+            view = replace(view, uphill=ahead.uphill, unshown=ahead.unshown, poisoned=ahead.poisoned)
+            view = replace(view, backdoored=None if experiment.attack.backdoor is None else ahead.backdoored)
             view = replace(view, errors=ahead.errors, mistaken=ahead.mistaken)
             if (later := AheadGoingOn.of(ahead)) is not None:
                 view = replace(view, unshown_errors=later.errors, unshown_mistaken=later.mistaken)

@@ -27,7 +27,7 @@ Metric = Callable[[Tensor, Tensor], float]
 metrics: Registry[Metric] = Registry("metric")
 """Every metric by the name configurations and task files use."""
 
-LOWER_IS_BETTER = frozenset({"loss", "mse", "mae"})
+LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "backdoor"})
 """Names of scores of which less is better; of all others, more."""
 
 
