@@ -123,7 +123,7 @@ def results_table(
     return Table(title, headings, lines, tuple(remarks))
 
 
-SHARES = frozenset({"accuracy"})
+SHARES = frozenset({"accuracy", "backdoor"})
 """Metrics that are shown in per cent."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -80,30 +80,42 @@ def evaluate(experiment: Experiment, params: Tensor, buffers: models.Buffers | N
     own = params[rows] if params.dim() == 2 else params
     statistics = {name: tensor[rows] for name, tensor in (buffers or {}).items()}
     test = federated.everything(ids, "test")
+    marked = _fooled(experiment, own, test.x, test.y, test.weight, statistics or None)
     if experiment.learner is not None:
-        return _one_by_one(experiment.learner, own, test, statistics)
+        found = _one_by_one(experiment.learner, own, test, statistics)
+        return replace(found, metrics={**found.metrics, **marked})
     score = models.evaluate(clients.model, own, test.x, test.y, test.weight, buffers=statistics or None)
     examples = score.examples.double()
     loss = (score.loss.double() * examples).sum() / examples.sum()
     accuracy = score.correct.sum() / examples.sum()
-    return Evaluation(float(loss), {"accuracy": float(accuracy)}, Fairness.of(score.correct / examples))
+    metrics = {"accuracy": float(accuracy), **marked}
+    return Evaluation(float(loss), metrics, Fairness.of(score.correct / examples))
 
 
-def _fooled(experiment: Experiment, params: Tensor, x: models.Inputs, y: Tensor) -> dict[str, float]:
+def _fooled(
+    experiment: Experiment,
+    params: Tensor,
+    x: models.Inputs,
+    y: Tensor,
+    weight: Tensor | None = None,
+    buffers: models.Buffers | None = None,
+) -> dict[str, float]:
     """Return how often a backdoor works, if the attack has one: as the metric `backdoor`.
 
-    It is the share of marked test examples of other classes that the model takes for the target.
+    It is the share of marked test examples of other classes that models take for the target. Examples are
+    shared, y (n,), or every client's own, y (k, n) with weights.
     """
     backdoor = experiment.attack.backdoor
     if backdoor is None:
         return {}
-    other = y != backdoor.target
-    if not bool(other.any()):
-        return {}
-    marked = each(x, lambda part: backdoor.marked(part, lead=1)[other])
-    wanted = torch.full_like(y[other], backdoor.target)
-    score = models.evaluate(experiment.clients.model, params, marked, wanted, per_client=False)
-    return {"backdoor": float(score.accuracy)}
+    lead = y.dim()
+    marked = each(x, lambda part: backdoor.marked(part, lead))
+    other = (y != backdoor.target).float()
+    shares = other if weight is None else weight * other
+    wanted = torch.full_like(y, backdoor.target)
+    model = experiment.clients.model
+    score = models.evaluate(model, params, marked, wanted, shares, per_client=lead == 2, buffers=buffers)
+    return {"backdoor": float(score.correct.sum() / score.examples.sum())}
 
 
 def _one_by_one(

@@ -251,7 +251,8 @@ def _statistics(experiment: Experiment, progress: Progress) -> dict[str, Tensor]
 
 def _names(experiment: Experiment) -> list[str]:
     """Return the names of the run's metrics."""
-    return ["accuracy"] if experiment.learner is None else [*experiment.learner.metrics]
+    own = ["accuracy"] if experiment.learner is None else [*experiment.learner.metrics]
+    return own if experiment.attack.backdoor is None else [*own, "backdoor"]
 
 
 def _over_seeds(results: dict[int, Evaluation | None], name: str) -> Spread:
