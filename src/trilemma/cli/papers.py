@@ -40,7 +40,7 @@ def list_command(
         bool, typer.Option("--tables", help="how many places of each table are filled")
     ] = False,
 ) -> None:
-    """Show every study: what it is, its runs, how many places are filled, of when and by which code."""
+    """Show every study: what it is, its runs, how many places are filled, when and by which code."""
     from rich.console import Console
     from rich.table import Table as ScreenTable
     from rich.text import Text
@@ -74,7 +74,7 @@ def list_command(
 
 
 def _standing(study: Study, found: Results) -> list[str]:
-    """Say how many runs a study has and how much of it is there; of when that is, and by which code."""
+    """Say how many runs a study has and how much of it is there, when it was run and by which code."""
     from trilemma.papers.filled import altogether, filled
 
     much = ""
