@@ -166,6 +166,16 @@ def test_a_runs_folder_is_no_federation_to_be_audited(tmp_path: Path) -> None:
     assert f"trilemma audit {tmp_path / 'run' / 'config.toml'}" in str(refused)
 
 
+def test_what_liars_can_hide_is_told_for_whatever_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only for those who shift alike, who hide least: the larger number stands in the table too."""
+    monkeypatch.setenv("COLUMNS", "200")
+    told, plain = (CliRunner().invoke(app, [*HIDDEN, *more]).output for more in ((), ("--json",)))
+    hidden = json.loads(plain)["hidden"]
+    assert hidden["most"] > hidden["mean"]
+    (line,) = [line for line in told.splitlines() if "whatever liars send" in line]
+    assert f"{hidden['most']:.4g}" in line
+
+
 def test_tuning_takes_at_least_a_round(monkeypatch) -> None:
     monkeypatch.setattr("trilemma.papers.lp_proj.tried", lambda *_: [])
     assert CliRunner().invoke(app, ["papers", "tune", "mnist", "DGC", "--rounds", "0"]).exit_code == 2

@@ -293,7 +293,7 @@ def test_what_liars_hide_is_what_bounds_says(watched: Path) -> None:
     sizes = f"-n 100 -f 10 -d 1290 --rounds 30 --clip 2.25 --sigma-ind {plan['sigma_ind']}"
     words = f"bounds {sizes} --sigma-cor {plan['sigma_cor']} --rule caf --hidden --json"
     told = json.loads(CliRunner().invoke(command, words.split()).stdout)
-    assert (plan["hidden"], plan["hidden_problem"]) == (told["hidden"]["mean"], "")
+    assert (plan["hidden"], plan["hidden_problem"]) == (told["hidden"]["most"], "")
     honest = client_of(watched).get("/api/plan", params={**QUESTIONS[1], "byzantine": 0}).json()
     assert honest["hidden"] is None
     assert "0 < f" in honest["hidden_problem"]

@@ -66,7 +66,9 @@ class Plan(Answer):
     kappa: float | None
     criterion: str
     rule_problem: str
-    hidden: float | None = Field(description="how far f liars can move the mean of all, unseen, by evidence")
+    hidden: float | None = Field(
+        description="how far f liars can move the mean of all, whatever they send, before one is proven to"
+    )
     hidden_problem: str
     up_bytes: int
     down_bytes: int

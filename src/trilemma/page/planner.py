@@ -126,14 +126,14 @@ def _robustness(rule: str, question: Question) -> tuple[float | None, str, str]:
 
 
 def _hidden(question: Question, law: NoiseLaw) -> tuple[float | None, str]:
-    """Return how far liars can move the mean unseen, or why that is not a question here."""
+    """Return how far liars can move the mean, whatever they send, or why that is not a question here."""
     try:
         found = hidden_shift(
             law, question.clip, question.clients, question.byzantine, question.dim, question.rounds
         )
     except UserError as error:
         return None, str(error)
-    return finite(found.mean), ""
+    return finite(found.most), ""
 
 
 def plan_seconds(question: Question, rule: str) -> PlanSeconds:

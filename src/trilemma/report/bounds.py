@@ -79,11 +79,12 @@ def _hidden_table(found: Mapping[str, float]) -> Table:
     table.add_column("what")
     table.add_column("at most", justify="right")
     words = {
-        "length": "shift per liar and round that passes the test of lengths",
+        "length": "liars who keep their noise and shift alike: shift a round that passes the test of lengths",
         "pairs": "… the test of pairs",
         "spectrum": "… below the edge of the noise",
-        "mean": "in the mean of all clients: the largest that passes all three",
-        "left": "in the mean after the correction, whatever they choose",
+        "mean": "… in the mean of all clients: the largest that passes all three",
+        "left": "… in the mean after the correction, however far they shift",
+        "most": "whatever liars send, turned noise too: in the mean, without a proof against one of them",
         "seen_after": "rounds until liars who cancel contributions of the clip's length are seen",
     }
     for name, text in words.items():

@@ -154,7 +154,7 @@ function told(plan) {
       fact("its norm", short(plan.norm), " over all parameters"),
       fact("κ of the rule", plan.kappa === null ? "none proven" : short(plan.kappa), plan.rule_problem || plan.criterion),
       plan.hidden === null ? null : fact("what liars can hide", short(plan.hidden),
-        ` in the mean, after ${state.rounds} rounds, before evidence sees them`),
+        ` in the mean, after ${state.rounds} rounds, whatever they send, before evidence has a proof`),
       fact("bytes per round, up", bytes(plan.up_bytes)), fact("down", bytes(plan.down_bytes))),
     plan.notes.map((note) => el("p", { class: "note" }, note)),
     copied("The command", plan.command),
