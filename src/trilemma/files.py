@@ -116,7 +116,11 @@ def room_for(path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {str(path.parent)!r} ({error.strerror})") from None
-    return path
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
+    except OSError as error:
+        raise UserError(f"no file can be made in {str(path.parent)!r} ({error.strerror})") from None
 
 
 @contextmanager

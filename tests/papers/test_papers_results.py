@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from trilemma import __version__
 from trilemma.cli import app
 from trilemma.errors import ConfigError, UserError
 from trilemma.papers import figures, pages, run_studies, studies
@@ -182,6 +185,35 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_results(tmp_path / "older.json") == older
     with pytest.raises(UserError, match="there are no results"):
         read_results(tmp_path / "other.json")
+
+
+def test_the_version_of_results_needs_no_installed_package(monkeypatch) -> None:
+    """Sources on PYTHONPATH have no metadata; this used to end a study at its first result."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: pytest.fail(f"{name} is not installed"))
+    assert new_results("s", ()).version == __version__
+
+
+def test_results_that_could_not_be_written_are_refused_before_anything_is_run(tmp_path, monkeypatch) -> None:
+    """Also where the folder is there: a disk that is full, or that may only be read."""
+
+    def full(**_) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("safe-dshb", "cafcor-mnist"):
+        write_results(Results(name, ()), tmp_path / f"{name}.json")
+    for work in ("trilemma.papers.run_studies", "trilemma.papers.again.run_again"):
+        monkeypatch.setattr(work, lambda *_, **__: pytest.fail("something was run"))
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    for asked in ("run", "check"):
+        ran = CliRunner().invoke(app, ["papers", asked, "safe-dshb", "--results", str(tmp_path)])
+        assert str(ran.exception) == f"no file can be made in {str(tmp_path)!r} (No space left on device)"
+    (tmp_path / "cafcor-mnist.json").write_text("{")
+    with pytest.raises(UserError, match=r"'cafcor-mnist\.json' cannot be read"):
+        CliRunner().invoke(
+            app,
+            ["papers", "check", "safe-dshb", "cafcor-mnist", "--results", str(tmp_path)],
+            catch_exceptions=False,
+        )
 
 
 def test_a_note_stays_as_long_as_one_of_its_cells_does() -> None:

@@ -15,7 +15,6 @@ others were measured anew says in `of` when, where and by which code it was meas
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import math
 import platform
@@ -27,7 +26,7 @@ from typing import Any
 
 import torch
 
-from trilemma import files
+from trilemma import __version__, files
 from trilemma.errors import UserError
 from trilemma.papers.age import Again, Age
 from trilemma.papers.grid import SEEDS, Place
@@ -242,8 +241,7 @@ def new_results(study: str, cells: Sequence[Measured], compute: str = "") -> Res
     today = datetime.date.today().isoformat()
     made_by = sources_of((cell.settings for cell in cells), compute)
     code = code_of(made_by)
-    version = importlib.metadata.version("trilemma")
-    return Results(study, tuple(cells), version, code, today, device_name(), sources={code: made_by})
+    return Results(study, tuple(cells), __version__, code, today, device_name(), sources={code: made_by})
 
 
 def device_name() -> str:
