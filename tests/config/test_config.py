@@ -213,6 +213,43 @@ def test_numbers_that_no_tensor_holds_are_refused(assignment: str) -> None:
         config.parse({"federation": {"byzantine": 1}, "attack": {"name": "alie"}}, [assignment])
 
 
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        *("algorithm.lr=inf", "algorithm.lr=1e400", "algorithm.lr=nan", "algorithm.weight_decay=inf"),
+        *("data.norm=inf", "data.partition={name='dirichlet', alpha=inf}", "privacy.broadcast_bound=inf"),
+        *("model.train={lora=2, alpha=inf}", "data={name='synthetic', beta=inf}"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(assignment: str) -> None:
+    with pytest.raises(ConfigError, match="must be a finite number"):
+        config.parse({}, [assignment])
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    ["privacy.clip={}", "algorithm={{name='fedavg', clip_gradients={}}}", "algorithm={{name='rsa', p={}}}"],
+)
+def test_where_infinity_says_something_it_may_be_said(assignment: str) -> None:
+    """TOML has no word for what is left out: without a bound is inf."""
+    config.parse({}, [assignment.format("inf")])
+    with pytest.raises(ConfigError, match="= nan: input should be greater than"):
+        config.parse({}, [assignment.format("nan")])
+
+
+@pytest.mark.parametrize(
+    ("strength", "said"),
+    [
+        ("inf", "strength = inf: allowed: a finite number, 'zmax' or 'search'"),
+        ("'zmx'", "strength = 'zmx': did you mean 'zmax'? Allowed: a number, 'zmax' or 'search'"),
+    ],
+)
+def test_a_value_that_may_be_of_several_types_is_refused_once(strength: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config.parse({}, [f"attack={{name='alie', strength={strength}}}"])
+    assert str(refused.value) == f"[attack] {said}"
+
+
 def test_a_multiple_of_an_endless_contribution_is_refused() -> None:
     endless = config.parse({}, ["privacy.threat=ldp", "privacy.clip=inf", "privacy.noise_multiplier=1.0"])
     with pytest.raises(ConfigError, match="finite clip"):
