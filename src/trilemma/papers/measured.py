@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from trilemma import __version__, files
+from trilemma import files
 from trilemma.errors import UserError
 from trilemma.papers.age import Again, Age
 from trilemma.papers.grid import SEEDS, Place
@@ -34,6 +34,7 @@ from trilemma.papers.sources import Sources, changed, code_of, sources_of
 from trilemma.records import Spread
 from trilemma.report import Result
 from trilemma.typed import Count, Number, Seed, typed
+from trilemma.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ def new_results(study: str, cells: Sequence[Measured], compute: str = "") -> Res
     today = datetime.date.today().isoformat()
     made_by = sources_of((cell.settings for cell in cells), compute)
     code = code_of(made_by)
-    return Results(study, tuple(cells), __version__, code, today, device_name(), sources={code: made_by})
+    return Results(study, tuple(cells), VERSION, code, today, device_name(), sources={code: made_by})
 
 
 def device_name() -> str:
