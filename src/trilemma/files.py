@@ -58,7 +58,7 @@ def write_atomically(path: Path, *content: Content, secret: bool = False) -> Non
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)  # a crash may have left one, with another mode
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
-    with _told_of(path, temporary):
+    with told_of(path, temporary):
         with os.fdopen(os.open(temporary, flags, OWNER_ONLY if secret else 0o666), "wb") as file:
             for part in content:
                 file.write(part)
@@ -69,17 +69,28 @@ def write_atomically(path: Path, *content: Content, secret: bool = False) -> Non
 
 
 @contextmanager
-def _told_of(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Let an error of the system name the file, which it does not where a disk is full; drop what is half."""
+def told_of(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Let an error of the system name the file, which it does not where a disk is full; drop what is half.
+
+    Where torch could not write, it raises an error of its own over the system's.
+
+    >>> with told_of(Path("here")):
+    ...     raise OSError(errno.ENOSPC, "No space left")
+    Traceback (most recent call last):
+    OSError: [Errno 28] No space left: 'here'
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno is not None:
-            error.filename = error.filename or str(path)
+    except (OSError, RuntimeError) as error:
         if temporary is not None:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-        raise
+        said = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(said, OSError):
+            raise
+        if said.errno is not None:
+            said.filename = said.filename or str(path)
+        raise said from None
 
 
 @contextmanager
@@ -95,7 +106,7 @@ def replaced(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    with _told_of(path, temporary):
+    with told_of(path, temporary):
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -229,7 +240,7 @@ def append_durably(path: Path, content: bytes) -> None:
     >>> append_durably(path, b"a,"); append_durably(path, b"b,"); path.read_bytes()
     b'a,b,'
     """
-    with _told_of(path), path.open("ab") as file:
+    with told_of(path), path.open("ab") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -372,10 +372,12 @@ def test_a_table_that_was_not_run_keeps_its_panel_unless_only_one_was() -> None:
 def test_a_share_is_not_drawn_where_it_cannot_be(tmp_path: Path, monkeypatch) -> None:
     """A mean of 0.1 with a spread of 0.4 has no bar far below 0."""
     limits: list[tuple[float, float]] = []
-    monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig",
-        lambda picture, path: limits.extend(axes.get_ylim() for axes in picture.axes),
-    )
+
+    def save(picture, path: Path) -> Path:
+        limits.extend(axes.get_ylim() for axes in picture.axes)
+        return path
+
+    monkeypatch.setattr(figures, "save_picture", save)
     spread = Spread.of({1: 0.0, 2: 0.0, 3: 0.9})
     cells = (
         Measured("noise multiplier 1 (printed ε = 1.14)", "smea", "SF", {"accuracy": spread}, (1, 2, 3)),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from damage import files_up_to
 from federation_harness import Direct, coordinator, make, small_config
 from trilemma import config, report, simulate
 from trilemma.errors import UserError
@@ -38,6 +39,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     simulate.run(settings, out)
     simulate.run(simulate.without_liars(settings), out / "baseline")
     return out
+
+
+def test_a_picture_is_written_whole_or_not_at_all(run: Path, tmp_path: Path) -> None:
+    with files_up_to(5000), pytest.raises(OSError, match="File too large") as told:
+        report.load(run).plot(tmp_path / "curves.png")
+    assert told.value.filename == str(tmp_path / "curves.png")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_simulated_run_is_read_back(run: Path) -> None:

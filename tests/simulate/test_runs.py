@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from slow_attack import SECONDS, slow_attack
 
+from damage import files_up_to
 from trilemma import config, simulate
 from trilemma.errors import UserError
 from trilemma.simulate import engine, runner
@@ -145,6 +146,25 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="cannot make the directory"):
         simulate.run(config.parse(BASE), tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    ("size", "named"), [(300, "config.toml"), (1000, "seed-1/metrics.jsonl"), (3000, "seed-1/checkpoint.pt")]
+)
+def test_a_full_disk_is_told_in_the_systems_words_with_the_file(
+    tmp_path: Path, size: int, named: str
+) -> None:
+    """Torch has words of its own for it, which name neither; what is half written goes."""
+    with files_up_to(size), pytest.raises(OSError, match="File too large") as told:
+        simulate.run(config.parse(BASE, ["run.checkpoint_every=4"]), tmp_path / "run")
+    assert told.value.filename == str(tmp_path / "run" / named)
+    assert not list(tmp_path.rglob("*.tmp"))
+    if named == "config.toml":
+        assert not (tmp_path / "run").exists()
+    else:
+        simulate.resume(tmp_path / "run")
+        simulate.run(config.parse(BASE), tmp_path / "whole")
+        assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "whole")
 
 
 def test_a_mistake_found_in_the_first_round_leaves_nothing_behind(

@@ -80,7 +80,7 @@ class SeedDirectory:
 
     def append(self, record: Record) -> None:
         """Append the record of one round."""
-        with self.metrics_path.open("a") as file:
+        with files.told_of(self.metrics_path), self.metrics_path.open("a") as file:
             file.write(json.dumps(record.plain()) + "\n")
 
     def records(self) -> list[Record]:
@@ -112,8 +112,8 @@ class SeedDirectory:
 
     def save(self, progress: Progress) -> None:
         """Replace the checkpoint."""
-        with files.replaced(self.checkpoint_path) as new:
-            torch.save({part.name: getattr(progress, part.name) for part in fields(progress)}, new)
+        with files.replaced(self.checkpoint_path) as new, new.open("wb") as file:
+            torch.save({part.name: getattr(progress, part.name) for part in fields(progress)}, file)
 
     def forget_after(self, progress: Progress | None) -> None:
         """Drop the metrics of rounds after a checkpoint; None: there is no checkpoint, so drop all."""
@@ -197,15 +197,24 @@ class RunDirectory:
             raise UserError(
                 f"cannot make the directory {str(path)!r} ({error.strerror}); name another --out"
             ) from None
+        directory = cls(path, config)
+        try:
+            directory._begin(task)
+        except OSError:
+            directory.remove()  # so that the same path is free where there is room again
+            raise
+        return directory
+
+    def _begin(self, task: Task | None) -> None:
+        """Write what the run is made from; the configuration last, which makes the directory a run's."""
         if task is not None and task.path is not None:
-            (path / "task").mkdir()
-            copy_task(task.path, path / "task", TASK)
+            (self.path / "task").mkdir()
+            copy_task(task.path, self.path / "task", TASK)
             origin = {"file": str(task.path), "sha256": task_digest(task.path)}
-            files.write_atomically(path / "task.json", json.dumps(origin, indent=2).encode())
-        for plugin in config.plugins:
-            plugin.copy_into(path)
-        files.write_atomically(path / "config.toml", config.toml().encode())
-        return cls(path, config)
+            files.write_atomically(self.path / "task.json", json.dumps(origin, indent=2).encode())
+        for plugin in self.config.plugins:
+            plugin.copy_into(self.path)
+        files.write_atomically(self.path / "config.toml", self.config.toml().encode())
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
