@@ -219,10 +219,29 @@ def changing(path: Path) -> Iterator[None]:
     >>> sorted(one.name for one in path.parent.iterdir())
     ['.list.lock', 'list']
     """
-    lock = room_for(path).with_name(f".{path.name}.lock")
+    lock = lock_of(path)
     lock.touch()  # where no file can be made, whoever waits for the lock waits for ever
     with locked(lock):
         yield
+
+
+def lock_of(path: Path) -> Path:
+    """Return the lock of a file that is to be changed; refuse a file, or a lock, that could not be written.
+
+    >>> path = Path(tempfile.mkdtemp()) / "list"
+    >>> (path.parent / ".list.lock").mkdir(); lock_of(path)
+    Traceback (most recent call last):
+    trilemma.errors.UserError: the lock '....list.lock' must be a file that you may write (Is a directory)
+    """
+    lock = room_for(path).with_name(f".{path.name}.lock")
+    try:
+        if os.path.lexists(lock):
+            os.close(os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)))
+    except OSError as error:
+        raise UserError(
+            f"the lock {str(lock)!r} must be a file that you may write ({error.strerror})"
+        ) from None
+    return lock
 
 
 def keep_only(folder: Path, names: Collection[str]) -> None:

@@ -216,6 +216,20 @@ def test_results_that_could_not_be_written_are_refused_before_anything_is_run(tm
         )
 
 
+@pytest.mark.parametrize("asked", [["papers", "run"], ["papers", "check"], ["arena", "--quick"]])
+def test_a_lock_that_cannot_be_held_is_told_before_anything_is_run(tmp_path, monkeypatch, asked) -> None:
+    """Another user's, or a link that somebody put there."""
+    for work in ("papers.run_studies", "papers.again.run_again", "simulate.run_cells"):
+        monkeypatch.setattr(f"trilemma.{work}", lambda *_, **__: pytest.fail("something was run"))
+    kept = tmp_path / "safe-dshb.json"
+    (tmp_path / ".safe-dshb.json.lock").symlink_to(tmp_path / "elsewhere")
+    if asked[0] == "papers":
+        write_results(Results("safe-dshb", ()), kept)
+        asked = [*asked, "safe-dshb"]
+    ran = CliRunner().invoke(app, [*asked, "--results", str(tmp_path if asked[0] == "papers" else kept)])
+    assert "must be a file that you may write (Too many levels of symbolic links)" in str(ran.exception)
+
+
 def test_a_note_stays_as_long_as_one_of_its_cells_does() -> None:
     results = replace(new_results("s", [ours("a", 0.5), ours("b", 0.5)]), note="measured by hand")
     assert results.merged([ours("a", 0.9)]).note == "measured by hand"

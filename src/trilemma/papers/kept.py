@@ -53,5 +53,5 @@ class Kept:
         All that is put into one but the numbers is gathered once: what fails there fails now.
         """
         for name, study in self.studies.items():
-            files.room_for(self.path(name))
+            files.lock_of(self.path(name))
             new_results(name, (), study.module)
