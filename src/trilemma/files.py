@@ -108,8 +108,7 @@ def replaced(path: Path) -> Iterator[Path]:
     temporary = path.with_name(path.name + ".tmp")
     with told_of(path, temporary):
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         temporary.replace(path)
         sync_folder(path.parent)
 
@@ -262,6 +261,12 @@ def append_durably(path: Path, content: bytes) -> None:
     with told_of(path), path.open("ab") as file:
         file.write(content)
         file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Make sure that what was written to a file is on disk."""
+    with told_of(path), path.open("rb+") as file:
         os.fsync(file.fileno())
 
 

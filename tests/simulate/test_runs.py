@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from slow_attack import SECONDS, slow_attack
 
 from damage import files_up_to
 from trilemma import config, simulate
 from trilemma.errors import UserError
+from trilemma.records import Record
 from trilemma.simulate import engine, runner
 from trilemma.simulate.directory import SeedDirectory
 from trilemma.simulate.engine import Progress
@@ -146,6 +148,56 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="cannot make the directory"):
         simulate.run(config.parse(BASE), tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("when", ["before it is scored", "after it is written"])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_round_whose_record_an_interrupt_meets_is_written_down_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, last: bool
+) -> None:
+    """What is scored in the last round is what tables show."""
+    settings = config.parse(BASE)
+    simulate.run(settings, tmp_path / "whole")
+    score, write = runner._evaluated, SeedDirectory.append
+    met = 12 if last else 8
+
+    def scored(experiment, progress, record) -> Record:
+        if record.round == met and when.startswith("before"):
+            monkeypatch.setattr(runner, "_evaluated", score)
+            raise KeyboardInterrupt
+        return score(experiment, progress, record)
+
+    def written(folder, record) -> None:
+        write(folder, record)
+        if record.round == met and when.startswith("after"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "_evaluated", scored)
+    monkeypatch.setattr(SeedDirectory, "append", written)
+    with pytest.raises(KeyboardInterrupt):
+        simulate.run(settings, tmp_path / "stopped")
+    assert SeedDirectory(tmp_path / "stopped/seed-1").checkpoint(torch.device("cpu")).round == met
+    simulate.resume(tmp_path / "stopped")
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+    assert model_bytes(tmp_path / "stopped") == model_bytes(tmp_path / "whole")
+
+
+def test_a_checkpoint_whose_rounds_are_not_all_on_record_is_refused(tmp_path: Path, monkeypatch) -> None:
+    """As a machine leaves it that lost its power, or an editor: a curve with a gap says nothing of it."""
+    settings = config.parse(BASE)
+    simulate.run(settings, tmp_path / "whole")
+    monkeypatch.setattr(SeedDirectory, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        simulate.run(settings, tmp_path / "run")
+    monkeypatch.undo()
+    seed = SeedDirectory(tmp_path / "run/seed-1")
+    lines = seed.metrics_path.read_text().splitlines(keepends=True)
+    seed.metrics_path.write_text("".join(lines[:3] + lines[4:]))
+    with pytest.raises(UserError, match=r"lacks records of the 10 rounds .* remove checkpoint\.pt"):
+        simulate.resume(tmp_path / "run")
+    seed.checkpoint_path.unlink()
+    simulate.resume(tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,8 @@ class SeedDirectory:
         return None
 
     def save(self, progress: Progress) -> None:
-        """Replace the checkpoint."""
+        """Replace the checkpoint, when the records of its rounds are on disk."""
+        files.sync(self.metrics_path)
         with files.replaced(self.checkpoint_path) as new, new.open("wb") as file:
             torch.save({part.name: getattr(progress, part.name) for part in fields(progress)}, file)
 
@@ -122,6 +123,11 @@ class SeedDirectory:
             self.metrics_path.unlink(missing_ok=True)
             return
         kept = [record for record in self.records() if record.round <= progress.round]
+        if [record.round for record in kept] != [*range(1, progress.round + 1)]:
+            raise UserError(
+                f"{str(self.metrics_path)!r} lacks records of the {progress.round} rounds of the checkpoint "
+                f"beside it; remove {self.checkpoint_path.name} to run this seed from its beginning"
+            )
         text = "".join(json.dumps(record.plain()) + "\n" for record in kept)
         files.write_atomically(self.metrics_path, text.encode())
 
