@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from trilemma.errors import ConfigError, hint, nearest, printable
@@ -38,16 +38,27 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where they are not among what is allowed; pydantic takes them for 1 and 0."""
+        if any(isinstance(one, bool) for one in _each(value)):
+            allowed = allowed_values(cls.model_fields[str(info.field_name)])
+            if "true" not in allowed:
+                raise ValueError(f"allowed: {allowed}")
+        return value
+
     @field_validator("*", mode="after")
     @classmethod
     def _within_reach(cls, value: Any) -> Any:
         """Refuse numbers that no tensor holds, and what is no number."""
-        if isinstance(value, float) and math.isnan(value):
-            raise ValueError("is not a number")
-        if isinstance(value, float) and LARGEST < abs(value) < math.inf:
-            raise ValueError(f"numbers go up to {LARGEST:g}")
-        if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
-            raise ValueError(f"whole numbers go up to {LARGEST_WHOLE:,}")
+        for one in _each(value):
+            if isinstance(one, float) and math.isnan(one):
+                raise ValueError("is not a number")
+            if isinstance(one, float) and LARGEST < abs(one) < math.inf:
+                raise ValueError(f"numbers go up to {LARGEST:g}")
+            if isinstance(one, int) and abs(one) > LARGEST_WHOLE:
+                raise ValueError(f"whole numbers go up to {LARGEST_WHOLE:,}")
         return value
 
     @classmethod
@@ -63,6 +74,11 @@ class Options(BaseModel):
             return cls(**values)
         except ValidationError as error:
             raise ConfigError("; ".join(mistakes(error, cls.model_fields, "option"))) from None
+
+
+def _each(value: Any) -> Iterable[Any]:
+    """Return what stands in a list, or a value alone."""
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 FORMERLY = {"batch": "batch_size", "l2": "weight_decay"}

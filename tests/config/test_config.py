@@ -207,7 +207,10 @@ def test_a_task_given_as_a_configuration_is_told_where_it_belongs(tmp_path) -> N
         config.load(tmp_path / "task.py")
 
 
-@pytest.mark.parametrize("assignment", ["attack.strength=1e308", f"algorithm.batch_size={10**30}"])
+@pytest.mark.parametrize(
+    "assignment",
+    ["attack.strength=1e308", f"algorithm.batch_size={10**30}", f"run.seeds=[1, {10**30}]"],
+)
 def test_numbers_that_no_tensor_holds_are_refused(assignment: str) -> None:
     with pytest.raises(ConfigError, match="numbers go up to"):
         config.parse({"federation": {"byzantine": 1}, "attack": {"name": "alie"}}, [assignment])
@@ -235,6 +238,29 @@ def test_where_infinity_says_something_it_may_be_said(assignment: str) -> None:
     config.parse({}, [assignment.format("inf")])
     with pytest.raises(ConfigError, match="= nan: input should be greater than"):
         config.parse({}, [assignment.format("nan")])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "allowed"),
+    [
+        ("federation.clients=true", "whole number ≥ 1"),
+        ("algorithm.lr=true", "number > 0"),
+        ("privacy.clip=true", "number > 0"),
+        ("run.seeds=[true]", "list of whole numbers"),
+        ("run.seeds=true", "list of whole numbers"),
+        ("model={name='mlp', hidden=[true]}", "list of whole numbers"),
+        ("attack={name='alie', strength=true}", 'number, "zmax" or "search"'),
+    ],
+)
+def test_true_is_no_number(assignment: str, allowed: str) -> None:
+    with pytest.raises(ConfigError, match=f"True.*: allowed: {allowed}"):
+        config.parse({}, [assignment])
+
+
+def test_seeds_in_a_list_count_once_and_are_not_too_many() -> None:
+    assert config.parse({}, ["run.seeds=[2, 1, 2]"]).run.seeds == (2, 1)
+    with pytest.raises(ConfigError, match="10,001 are more seeds than the 10,000 a run may have"):
+        config.parse({}, [("run.seeds", [*range(10_001)])])
 
 
 @pytest.mark.parametrize(

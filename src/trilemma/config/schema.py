@@ -342,9 +342,16 @@ class RunTable(Table):
     @field_validator("seeds", mode="before")
     @classmethod
     def _seed_ranges(cls, value: object) -> object:
-        if isinstance(value, int):
+        if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
         return parse_seeds(value) if isinstance(value, str) else value
+
+    @field_validator("seeds")
+    @classmethod
+    def _each_once(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(seeds) > MOST_SEEDS:
+            raise ValueError(f"{len(seeds):,} are more seeds than the {MOST_SEEDS:,} a run may have")
+        return tuple(dict.fromkeys(seeds))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
