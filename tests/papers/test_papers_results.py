@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -252,6 +253,14 @@ def test_a_deviation_below_zero_is_refused_with_its_place(tmp_path: Path) -> Non
     """No figure can be drawn of it."""
     write_results(Results("s", (ours("a", 0.5, -0.01),)), tmp_path / "s.json")
     with pytest.raises(UserError, match=r"std: .*no less than 0"):
+        read_results(tmp_path / "s.json")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_mean_that_is_no_number_is_refused_with_its_place(tmp_path: Path, value: float) -> None:
+    """It would stand in a table as `nan`, and differ from the paper by that."""
+    write_results(Results("s", (ours("a", value),)), tmp_path / "s.json")
+    with pytest.raises(UserError, match=r"metrics\.accuracy\.mean: .*finite"):
         read_results(tmp_path / "s.json")
 
 

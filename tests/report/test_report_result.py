@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import sys
@@ -46,6 +47,20 @@ def test_a_picture_is_written_whole_or_not_at_all(run: Path, tmp_path: Path) -> 
         report.load(run).plot(tmp_path / "curves.png")
     assert told.value.filename == str(tmp_path / "curves.png")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"accuracy": {"mean": math.nan}}, {"epsilon": {"pld": math.nan}, "delta": 0.1}]
+)
+def test_a_summary_with_a_figure_that_is_no_number_is_refused(run: Path, tmp_path: Path, wrong: dict) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    plain = json.loads(path.read_text())
+    for key, value in wrong.items():
+        plain[key] = {**plain[key], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(plain))
+    with pytest.raises(UserError, match=r"summary\.json.*finite number"):
+        report.load(tmp_path / "run")
 
 
 def test_a_simulated_run_is_read_back(run: Path) -> None:

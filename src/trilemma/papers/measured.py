@@ -33,7 +33,7 @@ from trilemma.papers.grid import SEEDS, Place
 from trilemma.papers.sources import Sources, changed, code_of, sources_of
 from trilemma.records import Spread
 from trilemma.report import Result
-from trilemma.typed import Count, Number, Seed, typed
+from trilemma.typed import Count, Finite, Seed, typed
 from trilemma.version import VERSION
 
 
@@ -46,12 +46,12 @@ class Measured:
     column: str
     metrics: Mapping[str, Spread]
     seeds: tuple[int, ...] = ()
-    epsilon: Mapping[str, Number | None] = field(default_factory=dict)
+    epsilon: Mapping[str, Finite | None] = field(default_factory=dict)
     diverged: Mapping[Seed, Count] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     of: str = ""
     """When, where and by which code, if not as the file says."""
-    tried: Mapping[str, Mapping[Seed, Number | None]] = field(default_factory=dict, repr=False)
+    tried: Mapping[str, Mapping[Seed, Finite | None]] = field(default_factory=dict, repr=False)
     """By point of the place's grid that was tried: its accuracy for each seed. Empty where the place has no
     grid, or where it is not on record what was tried."""
 
