@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,30 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="cannot make the directory"):
         simulate.run(config.parse(BASE), tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(
+    ("old", "new"), [("noise_multiplier = 1.0", "noise_multiplier = 50.0"), ("rounds = 12", "rounds = 13")]
+)
+def test_a_run_is_not_continued_by_another_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, finished: bool
+) -> None:
+    """Its summary would say the ε of noise that most of its rounds did not have."""
+    private = ["privacy.threat=ldp", "privacy.clip=1", "privacy.noise_multiplier=1", "run.device=cpu"]
+    if not finished:
+        monkeypatch.setattr(SeedDirectory, "finish", lambda *_: signal.raise_signal(signal.SIGINT))
+    with nullcontext() if finished else pytest.raises(KeyboardInterrupt):
+        simulate.run(config.parse(BASE, private), tmp_path / "run")
+    monkeypatch.undo()
+    path = tmp_path / "run" / "config.toml"
+    was = path.read_text()
+    assert old in was
+    path.write_text(was.replace(old, new))
+    with pytest.raises(UserError, match="was changed since this run began; put it back"):
+        simulate.resume(tmp_path / "run")
+    path.write_text(was.replace('device = "cpu"', 'device = "auto"').replace("= 5", "= 3"))
+    assert simulate.resume(tmp_path / "run").epsilon["exact"] == pytest.approx(20.125, abs=1e-3)
 
 
 @pytest.mark.parametrize("when", ["before it is scored", "after it is written"])

@@ -1,6 +1,7 @@
 """The directory of a run: the files on disk, and how they survive a crash.
 
     config.toml              the resolved configuration with all defaults; it can be run again as it is
+    config.sha256            a digest of it as the run began, without what may change since (`HARMLESS`)
     task/, task.json         copies of a task's files, and where they came from
     model.json               names and shapes of the trained tensors, in the order of model.npy
     my_rules.py              a copy of each plugin's file, whose digest is in config.toml
@@ -21,11 +22,13 @@ checkpoint are dropped and computed again, with the same values.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import io
 import itertools
 import json
 import math
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -47,6 +50,10 @@ from trilemma.task import Task, copy_task, task_digest
 from trilemma.typed import Count, typed
 
 TASK = "task.py"
+DIGEST = "config.sha256"
+
+HARMLESS = frozenset({"device", "at_once", "state", "log", "checkpoint_every"})
+"""Keys of `[run]` that may be changed before a run is continued."""
 
 LOOK_BACK = (1 << 14, 1 << 20)
 """How many bytes at the end of a seed's records are searched for the newest one; tried in this order."""
@@ -220,7 +227,21 @@ class RunDirectory:
             files.write_atomically(self.path / "task.json", json.dumps(origin, indent=2).encode())
         for plugin in self.config.plugins:
             plugin.copy_into(self.path)
-        files.write_atomically(self.path / "config.toml", self.config.toml().encode())
+        text = self.config.toml()
+        files.write_atomically(self.path / DIGEST, f"{_digest(text)}\n".encode())
+        files.write_atomically(self.path / "config.toml", text.encode())
+
+    def check_unchanged(self) -> None:
+        """Refuse to continue a run by another configuration: its ε would be that of noise it did not draw.
+
+        Runs that began before digests were kept are believed.
+        """
+        path, now = self.path / DIGEST, _digest((self.path / "config.toml").read_text("utf-8"))
+        if path.exists() and path.read_bytes().strip() != now.encode():
+            raise UserError(
+                f"{str(self.path / 'config.toml')!r} was changed since this run began; put it back as it "
+                f"was, or start a new run with it (of [run], {', '.join(sorted(HARMLESS))} may change)"
+            )
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -304,6 +325,13 @@ class RunDirectory:
         refusal = UserError(f"another process is working on {str(self.path)!r}")
         with files.locked(self.path / ".lock", refusal):
             yield
+
+
+def _digest(text: str) -> str:
+    """Return a digest of a configuration's text, whatever it says under harmless keys."""
+    tables = tomllib.loads(text)
+    told = {key: value for key, value in tables.get("run", {}).items() if key not in HARMLESS}
+    return hashlib.sha256(json.dumps({**tables, "run": told}, sort_keys=True).encode()).hexdigest()
 
 
 def check_free(path: Path) -> None:

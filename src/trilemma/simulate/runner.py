@@ -64,6 +64,7 @@ def resume(
     A task from a file is found in the directory; a task made in Python must be given again.
     """
     directory = RunDirectory.open(path)
+    directory.check_unchanged()
     return _run(directory, observer or Silent(), directory.task() if task is None else task, ranks)
 
 
