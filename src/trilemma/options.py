@@ -90,6 +90,7 @@ WRONG_TYPE = {
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
     "finite_number": "a finite number",
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
     "string_type": "text",
 }
 """What pydantic calls a value of the wrong type, and what it must be."""
@@ -113,6 +114,9 @@ def mistakes(error: ValidationError, allowed: Iterable[str], word: str = "key") 
             # Short words in short lists look alike: 'gpu' is no slip of the pen for 'cpu'.
             meant = hint(str(detail["input"]), re.findall(r"'([^']*)'", expected), likeness=0.7)
             yield f"{key} = {detail['input']!r}: {meant}{'A' if meant else 'a'}llowed: {expected}"
+        elif detail["type"] == "too_short":
+            least = detail["ctx"]["min_length"]
+            yield f"{key} = {detail['input']!r}: allowed is a list with at least {least} in it"
         elif detail["type"] in WRONG_TYPE:
             yield f"{key} = {detail['input']!r}: must be {WRONG_TYPE[detail['type']]}"
         else:

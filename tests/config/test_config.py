@@ -259,6 +259,10 @@ def test_true_is_no_number(assignment: str, allowed: str) -> None:
 
 def test_seeds_in_a_list_count_once_and_are_not_too_many() -> None:
     assert config.parse({}, ["run.seeds=[2, 1, 2]"]).run.seeds == (2, 1)
+    with pytest.raises(ConfigError, match="allowed is a list with at least 1"):
+        config.parse({}, ["run.seeds=[]"])
+    with pytest.raises(ConfigError, match="must be a list"):
+        config.parse({}, ["run.seeds={}"])
     with pytest.raises(ConfigError, match="10,001 are more seeds than the 10,000 a run may have"):
         config.parse({}, [("run.seeds", [*range(10_001)])])
 
