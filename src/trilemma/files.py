@@ -55,7 +55,7 @@ def write_atomically(path: Path, *content: Content, secret: bool = False) -> Non
     b'two'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = half_written(path)
     temporary.unlink(missing_ok=True)  # a crash may have left one, with another mode
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
     with told_of(path, temporary):
@@ -66,6 +66,11 @@ def write_atomically(path: Path, *content: Content, secret: bool = False) -> Non
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
+
+
+def half_written(path: Path) -> Path:
+    """Return where a file is until all of it is written."""
+    return path.with_name(path.name + ".tmp")
 
 
 @contextmanager
@@ -105,7 +110,7 @@ def replaced(path: Path) -> Iterator[Path]:
     (b'one', False)
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = half_written(path)
     with told_of(path, temporary):
         yield temporary
         sync(temporary)

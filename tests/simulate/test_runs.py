@@ -225,6 +225,17 @@ def test_a_checkpoint_whose_rounds_are_not_all_on_record_is_refused(tmp_path: Pa
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
 
 
+def test_half_a_checkpoint_of_a_killed_process_does_not_stay(tmp_path: Path, monkeypatch) -> None:
+    """It may be as large as a disk's last gigabytes."""
+    monkeypatch.setattr(SeedDirectory, "finish", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        simulate.run(config.parse(BASE), tmp_path / "run")
+    monkeypatch.undo()
+    (tmp_path / "run/seed-1/checkpoint.pt.tmp").write_bytes(b"half")
+    simulate.resume(tmp_path / "run")
+    assert sorted(one.name for one in (tmp_path / "run/seed-1").iterdir()) == ["metrics.jsonl", "model.npy"]
+
+
 @pytest.mark.parametrize(
     ("size", "named"), [(300, "config.toml"), (1000, "seed-1/metrics.jsonl"), (3000, "seed-1/checkpoint.pt")]
 )

@@ -126,6 +126,7 @@ class SeedDirectory:
     def forget_after(self, progress: Progress | None) -> None:
         """Drop the metrics of rounds after a checkpoint; None: there is no checkpoint, so drop all."""
         self.path.mkdir(parents=True, exist_ok=True)
+        files.half_written(self.checkpoint_path).unlink(missing_ok=True)  # of a process that was killed
         if progress is None:
             self.metrics_path.unlink(missing_ok=True)
             return
