@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,15 @@ def damage(path: Path, draw: Any) -> None:
     else:
         place = draw(st.integers(0, len(content) - 1))
         path.write_bytes(content[:place] + draw(st.binary(min_size=1, max_size=4)) + content[place + 1 :])
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Let the system refuse to write more into any file, as it does where a disk is full."""
+    resource = pytest.importorskip("resource")
+    _, most = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

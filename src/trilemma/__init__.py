@@ -21,13 +21,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trilemma.version import VERSION
+
 if TYPE_CHECKING:
     from trilemma import aggregation, attacks, config, data, learning, models, privacy, report, simulate, task
     from trilemma.api import Privacy, load, run
     from trilemma.config import inputs
     from trilemma.task import Task
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _ROOMS = (
     "aggregation", "attacks", "config", "data", "learning", "models", "privacy", "report", "simulate", "task",

@@ -98,7 +98,9 @@ def run(
         observer: Is told about every round (`simulate.Observer`): for a tracker of experiments.
         more: Other keys of the configuration.
     """
-    own = Task.from_file(task) if isinstance(task, str | Path) else task
+    own: Any = Task.from_file(task) if isinstance(task, str | Path) else task
+    if own is not None and not isinstance(own, Task):
+        raise ConfigError(f"task is a {type(own).__name__}; allowed: a Task, or the path of a task.py")
     settings = configured(
         own,
         algorithm=algorithm,

@@ -55,10 +55,10 @@ def write_atomically(path: Path, *content: Content, secret: bool = False) -> Non
     b'two'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = half_written(path)
     temporary.unlink(missing_ok=True)  # a crash may have left one, with another mode
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
-    with _told_of(path, temporary):
+    with told_of(path, temporary):
         with os.fdopen(os.open(temporary, flags, OWNER_ONLY if secret else 0o666), "wb") as file:
             for part in content:
                 file.write(part)
@@ -68,18 +68,34 @@ def write_atomically(path: Path, *content: Content, secret: bool = False) -> Non
         sync_folder(path.parent)
 
 
+def half_written(path: Path) -> Path:
+    """Return where a file is until all of it is written."""
+    return path.with_name(path.name + ".tmp")
+
+
 @contextmanager
-def _told_of(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Let an error of the system name the file, which it does not where a disk is full; drop what is half."""
+def told_of(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Let an error of the system name the file, which it does not where a disk is full; drop what is half.
+
+    Where torch could not write, it raises an error of its own over the system's.
+
+    >>> with told_of(Path("here")):
+    ...     raise OSError(errno.ENOSPC, "No space left")
+    Traceback (most recent call last):
+    OSError: [Errno 28] No space left: 'here'
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno is not None:
-            error.filename = error.filename or str(path)
+    except (OSError, RuntimeError) as error:
         if temporary is not None:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-        raise
+        said = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(said, OSError):
+            raise
+        if said.errno is not None:
+            said.filename = said.filename or str(path)
+        raise said from None
 
 
 @contextmanager
@@ -94,11 +110,10 @@ def replaced(path: Path) -> Iterator[Path]:
     (b'one', False)
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with _told_of(path, temporary):
+    temporary = half_written(path)
+    with told_of(path, temporary):
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         temporary.replace(path)
         sync_folder(path.parent)
 
@@ -116,7 +131,11 @@ def room_for(path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {str(path.parent)!r} ({error.strerror})") from None
-    return path
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
+    except OSError as error:
+        raise UserError(f"no file can be made in {str(path.parent)!r} ({error.strerror})") from None
 
 
 @contextmanager
@@ -204,10 +223,29 @@ def changing(path: Path) -> Iterator[None]:
     >>> sorted(one.name for one in path.parent.iterdir())
     ['.list.lock', 'list']
     """
-    lock = room_for(path).with_name(f".{path.name}.lock")
+    lock = lock_of(path)
     lock.touch()  # where no file can be made, whoever waits for the lock waits for ever
     with locked(lock):
         yield
+
+
+def lock_of(path: Path) -> Path:
+    """Return the lock of a file that is to be changed; refuse a file, or a lock, that could not be written.
+
+    >>> path = Path(tempfile.mkdtemp()) / "list"
+    >>> (path.parent / ".list.lock").mkdir(); lock_of(path)
+    Traceback (most recent call last):
+    trilemma.errors.UserError: the lock '....list.lock' must be a file that you may write (Is a directory)
+    """
+    lock = room_for(path).with_name(f".{path.name}.lock")
+    try:
+        if os.path.lexists(lock):
+            os.close(os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)))
+    except OSError as error:
+        raise UserError(
+            f"the lock {str(lock)!r} must be a file that you may write ({error.strerror})"
+        ) from None
+    return lock
 
 
 def keep_only(folder: Path, names: Collection[str]) -> None:
@@ -225,9 +263,15 @@ def append_durably(path: Path, content: bytes) -> None:
     >>> append_durably(path, b"a,"); append_durably(path, b"b,"); path.read_bytes()
     b'a,b,'
     """
-    with _told_of(path), path.open("ab") as file:
+    with told_of(path), path.open("ab") as file:
         file.write(content)
         file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Make sure that what was written to a file is on disk."""
+    with told_of(path), path.open("rb+") as file:
         os.fsync(file.fileno())
 
 

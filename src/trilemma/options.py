@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from trilemma.errors import ConfigError, hint, nearest, printable
@@ -31,18 +31,34 @@ LARGEST, LARGEST_WHOLE = 1e38, 2**63 - 1
 
 
 class Options(BaseModel):
-    """Options a user may set: frozen, and nothing else is accepted."""
+    """Options a user may set: frozen, and nothing else is accepted.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Numbers are finite; a field of which infinity says something declares it with `allow_inf_nan=True`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where they are not among what is allowed; pydantic takes them for 1 and 0."""
+        if any(isinstance(one, bool) for one in _each(value)):
+            allowed = allowed_values(cls.model_fields[str(info.field_name)])
+            if "true" not in allowed:
+                raise ValueError(f"allowed: {allowed}")
+        return value
 
     @field_validator("*", mode="after")
     @classmethod
     def _within_reach(cls, value: Any) -> Any:
-        """Refuse numbers that no tensor holds."""
-        if isinstance(value, float) and LARGEST < abs(value) < math.inf:
-            raise ValueError(f"numbers go up to {LARGEST:g}")
-        if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
-            raise ValueError(f"whole numbers go up to {LARGEST_WHOLE:,}")
+        """Refuse numbers that no tensor holds, and what is no number."""
+        for one in _each(value):
+            if isinstance(one, float) and math.isnan(one):
+                raise ValueError("is not a number")
+            if isinstance(one, float) and LARGEST < abs(one) < math.inf:
+                raise ValueError(f"numbers go up to {LARGEST:g}")
+            if isinstance(one, int) and abs(one) > LARGEST_WHOLE:
+                raise ValueError(f"whole numbers go up to {LARGEST_WHOLE:,}")
         return value
 
     @classmethod
@@ -60,6 +76,11 @@ class Options(BaseModel):
             raise ConfigError("; ".join(mistakes(error, cls.model_fields, "option"))) from None
 
 
+def _each(value: Any) -> Iterable[Any]:
+    """Return what stands in a list, or a value alone."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
 FORMERLY = {"batch": "batch_size", "l2": "weight_decay"}
 """Options that had another name."""
 
@@ -68,6 +89,8 @@ WRONG_TYPE = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "finite_number": "a finite number",
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
     "string_type": "text",
 }
 """What pydantic calls a value of the wrong type, and what it must be."""
@@ -76,7 +99,7 @@ WRONG_TYPE = {
 def mistakes(error: ValidationError, allowed: Iterable[str], word: str = "key") -> Iterator[str]:
     """Say what is wrong with each value that was refused, and what is allowed."""
     names = list(allowed)
-    for detail in error.errors():
+    for detail in _together(error):
         key = ".".join(str(part) for part in detail["loc"])
         message = detail["msg"].removeprefix("Value error, ")
         message = message[:1].lower() + message[1:]
@@ -91,10 +114,41 @@ def mistakes(error: ValidationError, allowed: Iterable[str], word: str = "key") 
             # Short words in short lists look alike: 'gpu' is no slip of the pen for 'cpu'.
             meant = hint(str(detail["input"]), re.findall(r"'([^']*)'", expected), likeness=0.7)
             yield f"{key} = {detail['input']!r}: {meant}{'A' if meant else 'a'}llowed: {expected}"
+        elif detail["type"] == "too_short":
+            least = detail["ctx"]["min_length"]
+            yield f"{key} = {detail['input']!r}: allowed is a list with at least {least} in it"
         elif detail["type"] in WRONG_TYPE:
             yield f"{key} = {detail['input']!r}: must be {WRONG_TYPE[detail['type']]}"
         else:
             yield f"{key} = {detail['input']!r}: {message}" if key else message
+
+
+ALTERNATIVE = re.compile(r"(bool|int|float|str|literal\[.*\])")
+"""What pydantic adds to the place of a value that may be of several types: the one that it was tried as."""
+
+
+def _together(error: ValidationError) -> Iterator[Mapping[str, Any]]:
+    """Yield all that was refused; of a value that is none of several types once, with all of them."""
+    for place, tried in itertools.groupby(error.errors(), _place):
+        details = [dict(detail) for detail in tried]
+        if len(details) == 1 or details[0]["loc"] == place:
+            yield from details
+            continue
+        *others, last = dict.fromkeys(map(_wanted, details))
+        expected = (", " if " or " in last else " or ").join([*others, last])
+        yield {**details[0], "type": "literal_error", "loc": place, "ctx": {"expected": expected}}
+
+
+def _place(detail: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return where a value stands, whatever it was tried as."""
+    *above, last = detail["loc"] or ("",)
+    return tuple(above) if above and ALTERNATIVE.fullmatch(str(last)) else tuple(detail["loc"])
+
+
+def _wanted(detail: Mapping[str, Any]) -> str:
+    if detail["type"] == "literal_error":
+        return str(detail["ctx"]["expected"])
+    return WRONG_TYPE.get(detail["type"], str(detail["msg"]))
 
 
 @dataclass(frozen=True)

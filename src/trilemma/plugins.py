@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from trilemma import files
 from trilemma.errors import ConfigError
 from trilemma.registry import all_or_nothing
 
@@ -73,7 +74,7 @@ class Plugin:
     def copy_into(self, folder: Path) -> None:
         """Write the plugin's file into `folder`, as it was when it was loaded; a module stays where it is."""
         if self.file is not None:
-            (folder / self.name).write_bytes(self.content)
+            files.write_atomically(folder / self.name, self.content)
 
 
 def load(references: Iterable[str], beside: Path | None = None) -> tuple[Plugin, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from trilemma.typed import Count, Number, Seed, Size, typed
+from trilemma.typed import Count, Finite, Number, Seed, Size, typed
 
 Scores = Mapping[str, Number | None]
 """Test scores by name, the loss among them. None: the score is not finite."""
@@ -104,17 +104,22 @@ class Record:
 class Spread:
     """A quantity over seeds. A diverged seed counts as None and leaves the mean to the others."""
 
-    mean: Number | None
+    mean: Finite | None
     std: Size | None
-    per_seed: Mapping[Seed, Number | None]
+    per_seed: Mapping[Seed, Finite | None]
 
     @classmethod
     def of(cls, values: Mapping[int, float | None]) -> Spread:
         """Summarise one value per seed; std is the sample standard deviation, 0 for one seed.
 
-        >>> Spread.of({1: 0.8, 2: 0.9}).mean
-        0.85
+        What is not finite counts as diverged.
+
+        >>> Spread.of({1: 0.8, 2: 0.9}).mean, Spread.of({1: 0.8, 2: math.nan})
+        (0.85, Spread(mean=0.8, std=0.0, per_seed={'1': 0.8, '2': None}))
         """
+        values = {
+            seed: one if one is not None and math.isfinite(one) else None for seed, one in values.items()
+        }
         present = [value for value in values.values() if value is not None]
         mean = round(statistics.fmean(present), 6) if present else None
         std = (round(statistics.stdev(present), 6) if len(present) > 1 else 0.0) if present else None
@@ -135,9 +140,9 @@ class Summary:
 
     metrics: Mapping[str, Spread]
     loss: Spread
-    epsilon: Mapping[str, Number | None]
-    delta: Number | None
-    seconds: Number
+    epsilon: Mapping[str, Finite | None]
+    delta: Finite | None
+    seconds: Finite
     algorithm: str
     rule: str
     clients: Count
@@ -149,7 +154,7 @@ class Summary:
     diverged: Mapping[Seed, Count] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     directory: str = ""
-    printed: Mapping[str, Number | None] = field(default_factory=dict)
+    printed: Mapping[str, Finite | None] = field(default_factory=dict)
     verdict: Mapping[str, Any] = field(default_factory=dict)
 
     @property

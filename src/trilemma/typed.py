@@ -19,13 +19,17 @@ Number = float | Annotated[int, Field(ge=-WHOLE, le=WHOLE)]
 """A number in a file; a whole one stays an int."""
 
 
+Finite = Annotated[float, Field(allow_inf_nan=False)] | Annotated[int, Field(ge=-WHOLE, le=WHOLE)]
+"""A number in a file of what was measured: what is not finite stands there as null."""
+
+
 def _no_less_than_0(value: float) -> float:
-    if value < 0:  # what is no number at all is no less
+    if value < 0:
         raise ValueError("Input should be no less than 0")
     return value
 
 
-Size = Annotated[Number, AfterValidator(_no_less_than_0)]
+Size = Annotated[Finite, AfterValidator(_no_less_than_0)]
 """A number in a file that says how large something is: a deviation, a length."""
 
 Seed = Annotated[str, Field(pattern=r"^-?[0-9]{1,20}$")]

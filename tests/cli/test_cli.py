@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -280,6 +281,12 @@ def test_the_list_of_commands_says_what_each_says_itself() -> None:
 def test_no_command_offers_to_complete_itself_without_the_others() -> None:
     for name, lazy in COMMANDS.items():
         assert "install_completion" not in {parameter.name for parameter in lazy.load(name).params}
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    """Results say the one, whoever installs sees the other."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["version"] == __version__
 
 
 def test_version_and_help_do_without_torch(tmp_path: Path) -> None:

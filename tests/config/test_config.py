@@ -207,10 +207,77 @@ def test_a_task_given_as_a_configuration_is_told_where_it_belongs(tmp_path) -> N
         config.load(tmp_path / "task.py")
 
 
-@pytest.mark.parametrize("assignment", ["attack.strength=1e308", f"algorithm.batch_size={10**30}"])
+@pytest.mark.parametrize(
+    "assignment",
+    ["attack.strength=1e308", f"algorithm.batch_size={10**30}", f"run.seeds=[1, {10**30}]"],
+)
 def test_numbers_that_no_tensor_holds_are_refused(assignment: str) -> None:
     with pytest.raises(ConfigError, match="numbers go up to"):
         config.parse({"federation": {"byzantine": 1}, "attack": {"name": "alie"}}, [assignment])
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        *("algorithm.lr=inf", "algorithm.lr=1e400", "algorithm.lr=nan", "algorithm.weight_decay=inf"),
+        *("data.norm=inf", "data.partition={name='dirichlet', alpha=inf}", "privacy.broadcast_bound=inf"),
+        *("model.train={lora=2, alpha=inf}", "data={name='synthetic', beta=inf}"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(assignment: str) -> None:
+    with pytest.raises(ConfigError, match="must be a finite number"):
+        config.parse({}, [assignment])
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    ["privacy.clip={}", "algorithm={{name='fedavg', clip_gradients={}}}", "algorithm={{name='rsa', p={}}}"],
+)
+def test_where_infinity_says_something_it_may_be_said(assignment: str) -> None:
+    """TOML has no word for what is left out: without a bound is inf."""
+    config.parse({}, [assignment.format("inf")])
+    with pytest.raises(ConfigError, match="= nan: input should be greater than"):
+        config.parse({}, [assignment.format("nan")])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "allowed"),
+    [
+        ("federation.clients=true", "whole number ≥ 1"),
+        ("algorithm.lr=true", "number > 0"),
+        ("privacy.clip=true", "number > 0"),
+        ("run.seeds=[true]", "list of whole numbers"),
+        ("run.seeds=true", "list of whole numbers"),
+        ("model={name='mlp', hidden=[true]}", "list of whole numbers"),
+        ("attack={name='alie', strength=true}", 'number, "zmax" or "search"'),
+    ],
+)
+def test_true_is_no_number(assignment: str, allowed: str) -> None:
+    with pytest.raises(ConfigError, match=f"True.*: allowed: {allowed}"):
+        config.parse({}, [assignment])
+
+
+def test_seeds_in_a_list_count_once_and_are_not_too_many() -> None:
+    assert config.parse({}, ["run.seeds=[2, 1, 2]"]).run.seeds == (2, 1)
+    with pytest.raises(ConfigError, match="allowed is a list with at least 1"):
+        config.parse({}, ["run.seeds=[]"])
+    with pytest.raises(ConfigError, match="must be a list"):
+        config.parse({}, ["run.seeds={}"])
+    with pytest.raises(ConfigError, match="10,001 are more seeds than the 10,000 a run may have"):
+        config.parse({}, [("run.seeds", [*range(10_001)])])
+
+
+@pytest.mark.parametrize(
+    ("strength", "said"),
+    [
+        ("inf", "strength = inf: allowed: a finite number, 'zmax' or 'search'"),
+        ("'zmx'", "strength = 'zmx': did you mean 'zmax'? Allowed: a number, 'zmax' or 'search'"),
+    ],
+)
+def test_a_value_that_may_be_of_several_types_is_refused_once(strength: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config.parse({}, [f"attack={{name='alie', strength={strength}}}"])
+    assert str(refused.value) == f"[attack] {said}"
 
 
 def test_a_multiple_of_an_endless_contribution_is_refused() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from trilemma import __version__
 from trilemma.cli import app
 from trilemma.errors import ConfigError, UserError
 from trilemma.papers import figures, pages, run_studies, studies
@@ -184,6 +188,49 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         read_results(tmp_path / "other.json")
 
 
+def test_the_version_of_results_needs_no_installed_package(monkeypatch) -> None:
+    """Sources on PYTHONPATH have no metadata; this used to end a study at its first result."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: pytest.fail(f"{name} is not installed"))
+    assert new_results("s", ()).version == __version__
+
+
+def test_results_that_could_not_be_written_are_refused_before_anything_is_run(tmp_path, monkeypatch) -> None:
+    """Also where the folder is there: a disk that is full, or that may only be read."""
+
+    def full(**_) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("safe-dshb", "cafcor-mnist"):
+        write_results(Results(name, ()), tmp_path / f"{name}.json")
+    for work in ("trilemma.papers.run_studies", "trilemma.papers.again.run_again"):
+        monkeypatch.setattr(work, lambda *_, **__: pytest.fail("something was run"))
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    for asked in ("run", "check"):
+        ran = CliRunner().invoke(app, ["papers", asked, "safe-dshb", "--results", str(tmp_path)])
+        assert str(ran.exception) == f"no file can be made in {str(tmp_path)!r} (No space left on device)"
+    (tmp_path / "cafcor-mnist.json").write_text("{")
+    with pytest.raises(UserError, match=r"'cafcor-mnist\.json' cannot be read"):
+        CliRunner().invoke(
+            app,
+            ["papers", "check", "safe-dshb", "cafcor-mnist", "--results", str(tmp_path)],
+            catch_exceptions=False,
+        )
+
+
+@pytest.mark.parametrize("asked", [["papers", "run"], ["papers", "check"], ["arena", "--quick"]])
+def test_a_lock_that_cannot_be_held_is_told_before_anything_is_run(tmp_path, monkeypatch, asked) -> None:
+    """Another user's, or a link that somebody put there."""
+    for work in ("papers.run_studies", "papers.again.run_again", "simulate.run_cells"):
+        monkeypatch.setattr(f"trilemma.{work}", lambda *_, **__: pytest.fail("something was run"))
+    kept = tmp_path / "safe-dshb.json"
+    (tmp_path / ".safe-dshb.json.lock").symlink_to(tmp_path / "elsewhere")
+    if asked[0] == "papers":
+        write_results(Results("safe-dshb", ()), kept)
+        asked = [*asked, "safe-dshb"]
+    ran = CliRunner().invoke(app, [*asked, "--results", str(tmp_path if asked[0] == "papers" else kept)])
+    assert "must be a file that you may write (Too many levels of symbolic links)" in str(ran.exception)
+
+
 def test_a_note_stays_as_long_as_one_of_its_cells_does() -> None:
     results = replace(new_results("s", [ours("a", 0.5), ours("b", 0.5)]), note="measured by hand")
     assert results.merged([ours("a", 0.9)]).note == "measured by hand"
@@ -206,6 +253,14 @@ def test_a_deviation_below_zero_is_refused_with_its_place(tmp_path: Path) -> Non
     """No figure can be drawn of it."""
     write_results(Results("s", (ours("a", 0.5, -0.01),)), tmp_path / "s.json")
     with pytest.raises(UserError, match=r"std: .*no less than 0"):
+        read_results(tmp_path / "s.json")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_mean_that_is_no_number_is_refused_with_its_place(tmp_path: Path, value: float) -> None:
+    """It would stand in a table as `nan`, and differ from the paper by that."""
+    write_results(Results("s", (ours("a", value),)), tmp_path / "s.json")
+    with pytest.raises(UserError, match=r"metrics\.accuracy\.mean: .*finite"):
         read_results(tmp_path / "s.json")
 
 
@@ -340,10 +395,12 @@ def test_a_table_that_was_not_run_keeps_its_panel_unless_only_one_was() -> None:
 def test_a_share_is_not_drawn_where_it_cannot_be(tmp_path: Path, monkeypatch) -> None:
     """A mean of 0.1 with a spread of 0.4 has no bar far below 0."""
     limits: list[tuple[float, float]] = []
-    monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig",
-        lambda picture, path: limits.extend(axes.get_ylim() for axes in picture.axes),
-    )
+
+    def save(picture, path: Path) -> Path:
+        limits.extend(axes.get_ylim() for axes in picture.axes)
+        return path
+
+    monkeypatch.setattr(figures, "save_picture", save)
     spread = Spread.of({1: 0.0, 2: 0.0, 3: 0.9})
     cells = (
         Measured("noise multiplier 1 (printed ε = 1.14)", "smea", "SF", {"accuracy": spread}, (1, 2, 3)),

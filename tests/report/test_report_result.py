@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from damage import files_up_to
 from federation_harness import Direct, coordinator, make, small_config
 from trilemma import config, report, simulate
 from trilemma.errors import UserError
@@ -38,6 +40,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     simulate.run(settings, out)
     simulate.run(simulate.without_liars(settings), out / "baseline")
     return out
+
+
+def test_a_picture_is_written_whole_or_not_at_all(run: Path, tmp_path: Path) -> None:
+    with files_up_to(5000), pytest.raises(OSError, match="File too large") as told:
+        report.load(run).plot(tmp_path / "curves.png")
+    assert told.value.filename == str(tmp_path / "curves.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"accuracy": {"mean": math.nan}}, {"epsilon": {"pld": math.nan}, "delta": 0.1}]
+)
+def test_a_summary_with_a_figure_that_is_no_number_is_refused(run: Path, tmp_path: Path, wrong: dict) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    plain = json.loads(path.read_text())
+    for key, value in wrong.items():
+        plain[key] = {**plain[key], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(plain))
+    with pytest.raises(UserError, match=r"summary\.json.*finite number"):
+        report.load(tmp_path / "run")
 
 
 def test_a_simulated_run_is_read_back(run: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import trilemma as tl
+from damage import files_up_to
 from trilemma import report, simulate
 from trilemma.cli import app
 from trilemma.config.sweep import sweep
@@ -40,6 +41,17 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         change.setattr(on_disk, "ENGINES", {"local": run})
         simulate.run_cells(cells, folder)
     return folder
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "png"])
+def test_a_table_is_written_whole_or_not_at_all(out: Path, tmp_path: Path, ending: str) -> None:
+    to = tmp_path / f"table.{ending}"
+    command = ["table", str(out), "--rows", "aggregation.rule", "--format", ending, "--to", str(to)]
+    with files_up_to(100):
+        told = CliRunner().invoke(app, command).exception
+    assert isinstance(told, OSError)
+    assert told.filename == str(to)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cell_that_cannot_be_read_is_named(out: Path, tmp_path: Path) -> None:

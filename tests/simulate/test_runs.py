@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 from slow_attack import SECONDS, slow_attack
 
+from damage import files_up_to
 from trilemma import config, simulate
 from trilemma.errors import UserError
+from trilemma.records import Record
 from trilemma.simulate import engine, runner
 from trilemma.simulate.directory import SeedDirectory
 from trilemma.simulate.engine import Progress
@@ -145,6 +149,110 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="cannot make the directory"):
         simulate.run(config.parse(BASE), tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(
+    ("old", "new"), [("noise_multiplier = 1.0", "noise_multiplier = 50.0"), ("rounds = 12", "rounds = 13")]
+)
+def test_a_run_is_not_continued_by_another_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, finished: bool
+) -> None:
+    """Its summary would say the ε of noise that most of its rounds did not have."""
+    private = ["privacy.threat=ldp", "privacy.clip=1", "privacy.noise_multiplier=1", "run.device=cpu"]
+    if not finished:
+        monkeypatch.setattr(SeedDirectory, "finish", lambda *_: signal.raise_signal(signal.SIGINT))
+    with nullcontext() if finished else pytest.raises(KeyboardInterrupt):
+        simulate.run(config.parse(BASE, private), tmp_path / "run")
+    monkeypatch.undo()
+    path = tmp_path / "run" / "config.toml"
+    was = path.read_text()
+    assert old in was
+    path.write_text(was.replace(old, new))
+    with pytest.raises(UserError, match="was changed since this run began; put it back"):
+        simulate.resume(tmp_path / "run")
+    path.write_text(was.replace('device = "cpu"', 'device = "auto"').replace("= 5", "= 3"))
+    assert simulate.resume(tmp_path / "run").epsilon["exact"] == pytest.approx(20.125, abs=1e-3)
+
+
+@pytest.mark.parametrize("when", ["before it is scored", "after it is written"])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_round_whose_record_an_interrupt_meets_is_written_down_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, last: bool
+) -> None:
+    """What is scored in the last round is what tables show."""
+    settings = config.parse(BASE)
+    simulate.run(settings, tmp_path / "whole")
+    score, write = runner._evaluated, SeedDirectory.append
+    met = 12 if last else 8
+
+    def scored(experiment, progress, record) -> Record:
+        if record.round == met and when.startswith("before"):
+            monkeypatch.setattr(runner, "_evaluated", score)
+            raise KeyboardInterrupt
+        return score(experiment, progress, record)
+
+    def written(folder, record) -> None:
+        write(folder, record)
+        if record.round == met and when.startswith("after"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "_evaluated", scored)
+    monkeypatch.setattr(SeedDirectory, "append", written)
+    with pytest.raises(KeyboardInterrupt):
+        simulate.run(settings, tmp_path / "stopped")
+    assert SeedDirectory(tmp_path / "stopped/seed-1").checkpoint(torch.device("cpu")).round == met
+    simulate.resume(tmp_path / "stopped")
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+    assert model_bytes(tmp_path / "stopped") == model_bytes(tmp_path / "whole")
+
+
+def test_a_checkpoint_whose_rounds_are_not_all_on_record_is_refused(tmp_path: Path, monkeypatch) -> None:
+    """As a machine leaves it that lost its power, or an editor: a curve with a gap says nothing of it."""
+    settings = config.parse(BASE)
+    simulate.run(settings, tmp_path / "whole")
+    monkeypatch.setattr(SeedDirectory, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        simulate.run(settings, tmp_path / "run")
+    monkeypatch.undo()
+    seed = SeedDirectory(tmp_path / "run/seed-1")
+    lines = seed.metrics_path.read_text().splitlines(keepends=True)
+    seed.metrics_path.write_text("".join(lines[:3] + lines[4:]))
+    with pytest.raises(UserError, match=r"lacks records of the 10 rounds .* remove checkpoint\.pt"):
+        simulate.resume(tmp_path / "run")
+    seed.checkpoint_path.unlink()
+    simulate.resume(tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_half_a_checkpoint_of_a_killed_process_does_not_stay(tmp_path: Path, monkeypatch) -> None:
+    """It may be as large as a disk's last gigabytes."""
+    monkeypatch.setattr(SeedDirectory, "finish", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        simulate.run(config.parse(BASE), tmp_path / "run")
+    monkeypatch.undo()
+    (tmp_path / "run/seed-1/checkpoint.pt.tmp").write_bytes(b"half")
+    simulate.resume(tmp_path / "run")
+    assert sorted(one.name for one in (tmp_path / "run/seed-1").iterdir()) == ["metrics.jsonl", "model.npy"]
+
+
+@pytest.mark.parametrize(
+    ("size", "named"), [(300, "config.toml"), (1000, "seed-1/metrics.jsonl"), (3000, "seed-1/checkpoint.pt")]
+)
+def test_a_full_disk_is_told_in_the_systems_words_with_the_file(
+    tmp_path: Path, size: int, named: str
+) -> None:
+    """Torch has words of its own for it, which name neither; what is half written goes."""
+    with files_up_to(size), pytest.raises(OSError, match="File too large") as told:
+        simulate.run(config.parse(BASE, ["run.checkpoint_every=4"]), tmp_path / "run")
+    assert told.value.filename == str(tmp_path / "run" / named)
+    assert not list(tmp_path.rglob("*.tmp"))
+    if named == "config.toml":
+        assert not (tmp_path / "run").exists()
+    else:
+        simulate.resume(tmp_path / "run")
+        simulate.run(config.parse(BASE), tmp_path / "whole")
+        assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "whole")
 
 
 def test_a_mistake_found_in_the_first_round_leaves_nothing_behind(

@@ -205,6 +205,29 @@ def test_what_is_wrong_with_a_task_is_said_where_it_is_stated(change, complaint)
         tl.Task(**{"model": net, "clients": [examples(0)], **change})
 
 
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"loss": lambda outputs, y: 5}, "the loss returned a int; it must be a tensor computed from"),
+        (
+            {"loss": lambda outputs, y: torch.tensor(1.0)},
+            "the loss returned a tensor that no output was used",
+        ),
+        ({"metrics": {"mine": lambda outputs, y: 1 / 0}}, "metric 'mine' failed: ZeroDivisionError"),
+    ],
+)
+def test_what_a_loss_or_a_metric_does_wrong_is_said(tmp_path, change, complaint):
+    task = tl.Task(**{"model": net, "clients": [examples(0), examples(1)], "test": examples(2), **change})
+    with pytest.raises(UserError, match=complaint):
+        tl.run(task, rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_task_is_refused():
+    with pytest.raises(ConfigError, match=r"task is a Linear; allowed: a Task, or the path of a task\.py"):
+        tl.run(nn.Linear(2, 2))
+
+
 @pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()])
 def test_classes_that_no_output_is_for_are_refused_where_the_first_examples_do_not_show_them(tmp_path, loss):
     x = torch.randn(200, 4, generator=torch.Generator().manual_seed(1))
@@ -284,6 +307,8 @@ def test_a_changed_task_is_not_continued(tmp_path, task_file):
         (("rng.normal(", "rng.nrmal("), r"data\(0\) failed in task.py, line \d+: AttributeError"),
         (("return nn.Linear(WIDTH, 2)", "return WIDTH"), "returned a int"),
         (("import numpy as np", "import numpyy"), "cannot be imported"),
+        (("import numpy as np", "raise SystemExit(3)"), "cannot be imported: SystemExit: 3"),
+        (("rng = np", "exit(4); rng = np"), r"data\(0\) failed in task.py, line \d+: SystemExit: 4"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path, task_file, change, complaint):

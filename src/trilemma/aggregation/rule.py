@@ -91,7 +91,8 @@ class Step(Options, ABC):
             return f"{cls.label} has no option {key!r}: {nearest(key, cls.model_fields)}"
         field = cls.model_fields[key]
         got = "" if detail["type"] == "missing" else f"; got {detail['input']!r}"
-        return f"{cls.label}: {key} ({description(cls, key)}) must be a {allowed_values(field)}{got}"
+        kind = f"{'finite ' if detail['type'] == 'finite_number' else ''}{allowed_values(field)}"
+        return f"{cls.label}: {key} ({description(cls, key)}) must be a {kind}{got}"
 
 
 def _plain(value: Any) -> Any:

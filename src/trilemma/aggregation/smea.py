@@ -62,7 +62,7 @@ class Smea(Geometric):
     """
 
     budget: int = Field(default=5_000_000, gt=0, description="how many subsets may be looked at")
-    seconds: float = Field(default=60.0, gt=0, description="how long the search may take")
+    seconds: float = Field(default=60.0, gt=0, allow_inf_nan=True, description="how long the search may take")
     criterion: ClassVar[Criterion] = "spectral"
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:

@@ -120,7 +120,8 @@ def _check_kept(results: Path, changes: Sequence[str]) -> None:
             "was changed: leave --set out, or --results (the table is printed, the runs stay under --out)"
         )
     load(next(iter(arena.GROUNDS.values())).ready, changes)  # a device that there is not
-    if files.room_for(results).exists():
+    files.lock_of(results)
+    if results.exists():
         arena.read(results)
 
 

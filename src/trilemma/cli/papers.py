@@ -294,9 +294,10 @@ def check_command(
     from trilemma.papers.measured import read_results
     from trilemma.report.progress import GridProgress
 
-    kept = Kept(studies, results)
-    for name in names:
-        before = read_results(kept.path(name))
+    kept = Kept({name: studies[name] for name in names}, results)
+    there = {name: read_results(kept.path(name)) for name in kept.studies}
+    kept.check_room()
+    for name, before in there.items():
         with tempfile.TemporaryDirectory() as fresh, GridProgress(Console(stderr=True)) as watcher:
             folder = (out or Path(fresh)) / name
             found = run_again(name, studies[name], before, cells, folder, jobs, watcher)

@@ -41,5 +41,5 @@ def table_command(
     if to is None:
         print(text, end="")
     else:
-        files.room_for(to).write_text(text, "utf-8")
+        files.write_atomically(files.room_for(to), text.encode())
         print(to)

@@ -181,8 +181,12 @@ class PrivacyTable(Table):
     """
 
     threat: ThreatName | Literal["none"] = Field(default="none", description="who is trusted with what")
-    clip: float | None = Field(default=None, gt=0, description="bound C on one contribution's norm")
-    epsilon: float | None = Field(default=None, gt=0, description="target ε for the whole run")
+    clip: float | None = Field(
+        default=None, gt=0, allow_inf_nan=True, description="bound C on one contribution's norm"
+    )
+    epsilon: float | None = Field(
+        default=None, gt=0, allow_inf_nan=True, description="target ε for the whole run"
+    )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="target δ for the whole run")
     sigma_ind: float | None = Field(default=None, ge=0, description="std of independent noise")
     sigma_cor: float | None = Field(default=None, ge=0, description="std of pairwise cancelling noise")
@@ -228,13 +232,6 @@ class PrivacyTable(Table):
     def aims(self) -> bool:
         """Whether noise is calibrated to a target ε."""
         return self.epsilon is not None and self.noise == "certified"
-
-    @field_validator("clip", "epsilon", "sigma_ind", "sigma_cor", "noise_multiplier")
-    @classmethod
-    def _not_nan(cls, value: float | None) -> float | None:
-        if value is not None and math.isnan(value):
-            raise ValueError("is not a number")
-        return value
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> PrivacyTable:
@@ -345,9 +342,16 @@ class RunTable(Table):
     @field_validator("seeds", mode="before")
     @classmethod
     def _seed_ranges(cls, value: object) -> object:
-        if isinstance(value, int):
+        if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
         return parse_seeds(value) if isinstance(value, str) else value
+
+    @field_validator("seeds")
+    @classmethod
+    def _each_once(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(seeds) > MOST_SEEDS:
+            raise ValueError(f"{len(seeds):,} are more seeds than the {MOST_SEEDS:,} a run may have")
+        return tuple(dict.fromkeys(seeds))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -51,7 +51,9 @@ class GlobalSettings(WholeClientSettings):
 class FedAvg(GlobalSettings):
     """FedAvg: local steps from a global model, combined by any rule; with [privacy]: DP-FedAvg."""
 
-    clip_gradients: float | None = Field(default=60.0, gt=0, description="norm bound of each step's gradient")
+    clip_gradients: float | None = Field(
+        default=60.0, gt=0, allow_inf_nan=True, description="norm bound of each step's gradient"
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay of the local steps")
     beta: float = Field(default=1.0, gt=0, description="server: w ← (1−β) w + β R(messages)")
     statistics: Literal["local", "averaged"] = Field(

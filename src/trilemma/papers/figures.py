@@ -11,7 +11,7 @@ from trilemma.errors import UserError
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
 from trilemma.papers.study import in_order, studies
-from trilemma.report.picture_files import picture_file
+from trilemma.report.picture_files import save_picture
 from trilemma.report.tables import SHARES
 
 MANY, ACROSS = 6, 3
@@ -59,8 +59,7 @@ def figure(results: Results, printed: Paper, path: Path) -> Path:
         marks.append(panels[0].plot([], [], mark, mfc="none", color="black", label=label)[0])
     picture.legend(handles=marks, loc="outside right upper", fontsize="small", frameon=False)
     picture.suptitle(_heading(results))
-    picture.savefig(picture_file(path))
-    return path
+    return save_picture(picture, path)
 
 
 def _panel(

@@ -9,7 +9,7 @@ from pathlib import Path
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.papers.age import Again
-from trilemma.papers.measured import Measured, Results, read_results, write_results
+from trilemma.papers.measured import Measured, Results, new_results, read_results, write_results
 from trilemma.papers.sources import Sources
 from trilemma.papers.study import Study
 
@@ -48,6 +48,10 @@ class Kept:
             write_results(now.with_again(again, sources), self.path(name))
 
     def check_room(self) -> None:
-        """Refuse files that could not be written, before anything is run for them."""
-        for name in self.studies:
-            files.room_for(self.path(name))
+        """Refuse files that could not be written, before anything is run for them.
+
+        All that is put into one but the numbers is gathered once: what fails there fails now.
+        """
+        for name, study in self.studies.items():
+            files.lock_of(self.path(name))
+            new_results(name, (), study.module)

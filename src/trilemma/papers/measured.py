@@ -15,7 +15,6 @@ others were measured anew says in `of` when, where and by which code it was meas
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import math
 import platform
@@ -34,7 +33,8 @@ from trilemma.papers.grid import SEEDS, Place
 from trilemma.papers.sources import Sources, changed, code_of, sources_of
 from trilemma.records import Spread
 from trilemma.report import Result
-from trilemma.typed import Count, Number, Seed, typed
+from trilemma.typed import Count, Finite, Seed, typed
+from trilemma.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Measured:
     column: str
     metrics: Mapping[str, Spread]
     seeds: tuple[int, ...] = ()
-    epsilon: Mapping[str, Number | None] = field(default_factory=dict)
+    epsilon: Mapping[str, Finite | None] = field(default_factory=dict)
     diverged: Mapping[Seed, Count] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     of: str = ""
     """When, where and by which code, if not as the file says."""
-    tried: Mapping[str, Mapping[Seed, Number | None]] = field(default_factory=dict, repr=False)
+    tried: Mapping[str, Mapping[Seed, Finite | None]] = field(default_factory=dict, repr=False)
     """By point of the place's grid that was tried: its accuracy for each seed. Empty where the place has no
     grid, or where it is not on record what was tried."""
 
@@ -242,8 +242,7 @@ def new_results(study: str, cells: Sequence[Measured], compute: str = "") -> Res
     today = datetime.date.today().isoformat()
     made_by = sources_of((cell.settings for cell in cells), compute)
     code = code_of(made_by)
-    version = importlib.metadata.version("trilemma")
-    return Results(study, tuple(cells), version, code, today, device_name(), sources={code: made_by})
+    return Results(study, tuple(cells), VERSION, code, today, device_name(), sources={code: made_by})
 
 
 def device_name() -> str:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from trilemma.errors import UserError
-from trilemma.files import room_for
+from trilemma.files import replaced, room_for
 from trilemma.records import Spread
-from trilemma.report.picture_files import picture_file
+from trilemma.report.picture_files import save_picture
 from trilemma.report.tables import SHARES, Table, number, percent
 from trilemma.task.metrics import LOWER_IS_BETTER
 
@@ -116,7 +116,8 @@ class Cross:
             raise UserError(
                 "Parquet needs pyarrow: pip install 'trilemma[tables]'; csv and markdown need nothing"
             ) from None
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(self.records()), room_for(path))
+        with replaced(room_for(path)) as new:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(self.records()), new)
         return path
 
     def heatmap(self, path: Path) -> Path:
@@ -146,8 +147,7 @@ class Cross:
         )
         axes.set(ylabel=self.rows, xlabel=self.columns or "", title=self.title)
         figure.colorbar(image, ax=axes, format=PercentFormatter(1.0) if self.metric in SHARES else None)
-        figure.savefig(picture_file(path))
-        return path
+        return save_picture(figure, path)
 
 
 def _mean(square: Square | None) -> float:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trilemma.files import room_for
 from trilemma.records import Record
+from trilemma.report.picture_files import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,8 +96,7 @@ def plot_curves(curves: Sequence[Curve], path: Path, title: str = "", ylabel: st
     axes.margins(x=0)
     axes.spines[["top", "right"]].set_visible(False)  # names stand right of the lines' ends
     _label_ends(axes)
-    figure.savefig(room_for(path))
-    return path
+    return save_picture(figure, path)
 
 
 def _label_ends(axes: Axes) -> None:

@@ -1,11 +1,15 @@
-"""Where a picture may be written."""
+"""Where a picture may be written, and how: whole, or not at all."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trilemma.errors import UserError
-from trilemma.files import room_for
+from trilemma.files import replaced, room_for
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg")
 """How a picture's file may end."""
@@ -26,3 +30,10 @@ def picture_file(path: Path) -> Path:
     """Return a path that a picture can be written to, its folder made; refuse any other."""
     check_picture(path)
     return room_for(path)
+
+
+def save_picture(figure: Figure, path: Path) -> Path:
+    """Write a picture to a file."""
+    with replaced(picture_file(path)) as new:
+        figure.savefig(new, format=path.suffix.removeprefix("."))
+    return path

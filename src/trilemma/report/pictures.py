@@ -10,7 +10,7 @@ import numpy as np
 
 from trilemma.errors import UserError, nearest
 from trilemma.report.curves import PALETTE, Curve, plot_curves
-from trilemma.report.picture_files import picture_file
+from trilemma.report.picture_files import picture_file, save_picture
 from trilemma.report.privacy import verdict_of
 from trilemma.report.result import Result, plot_results
 from trilemma.report.tables import tightest_epsilon
@@ -82,5 +82,4 @@ def _cost(result: Result, path: Path) -> Path:
     axes.set_title(result.heading, fontsize="medium", loc="left")
     axes.legend(loc="upper right", fontsize="small", title="stage: all rounds together")
     axes.grid(alpha=0.3)
-    figure.savefig(path)
-    return path
+    return save_picture(figure, path)

@@ -14,7 +14,7 @@ from rich.table import Table
 from trilemma.privacy import NoGuarantee, Plan, Verdict, multiplier, objections, read_verdict
 from trilemma.privacy.calculator import Calibration, Finding, Picture
 from trilemma.records import Summary
-from trilemma.report.picture_files import picture_file
+from trilemma.report.picture_files import save_picture
 
 
 def verdict_of(summary: Summary) -> Verdict:
@@ -136,5 +136,4 @@ def plot_privacy(shown: Picture, path: Path) -> Path:
         title=f"least noise for ε = {shown.spent:.3g} after {shown.rounds} rounds",
     )
     right.grid(alpha=0.3, axis="y")
-    figure.savefig(picture_file(path))
-    return path
+    return save_picture(figure, path)

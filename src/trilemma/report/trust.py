@@ -12,6 +12,7 @@ import numpy as np
 from trilemma.errors import UserError
 from trilemma.learning.evidence import Expulsion
 from trilemma.records import Record
+from trilemma.report.picture_files import save_picture
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,7 @@ def plot_shares(table: np.ndarray, path: Path, title: str = "", liars: Collectio
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="round", ylabel="client", title=title)
     figure.colorbar(image, ax=axes, label="share in the aggregate")
-    figure.savefig(path)
-    return path
+    return save_picture(figure, path)
 
 
 def _most(table: np.ndarray) -> float:

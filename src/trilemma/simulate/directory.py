@@ -1,6 +1,7 @@
 """The directory of a run: the files on disk, and how they survive a crash.
 
     config.toml              the resolved configuration with all defaults; it can be run again as it is
+    config.sha256            a digest of it as the run began, without what may change since (`HARMLESS`)
     task/, task.json         copies of a task's files, and where they came from
     model.json               names and shapes of the trained tensors, in the order of model.npy
     my_rules.py              a copy of each plugin's file, whose digest is in config.toml
@@ -21,11 +22,13 @@ checkpoint are dropped and computed again, with the same values.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import io
 import itertools
 import json
 import math
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -47,6 +50,10 @@ from trilemma.task import Task, copy_task, task_digest
 from trilemma.typed import Count, typed
 
 TASK = "task.py"
+DIGEST = "config.sha256"
+
+HARMLESS = frozenset({"device", "at_once", "state", "log", "checkpoint_every"})
+"""Keys of `[run]` that may be changed before a run is continued."""
 
 LOOK_BACK = (1 << 14, 1 << 20)
 """How many bytes at the end of a seed's records are searched for the newest one; tried in this order."""
@@ -80,7 +87,7 @@ class SeedDirectory:
 
     def append(self, record: Record) -> None:
         """Append the record of one round."""
-        with self.metrics_path.open("a") as file:
+        with files.told_of(self.metrics_path), self.metrics_path.open("a") as file:
             file.write(json.dumps(record.plain()) + "\n")
 
     def records(self) -> list[Record]:
@@ -111,17 +118,24 @@ class SeedDirectory:
         return None
 
     def save(self, progress: Progress) -> None:
-        """Replace the checkpoint."""
-        with files.replaced(self.checkpoint_path) as new:
-            torch.save({part.name: getattr(progress, part.name) for part in fields(progress)}, new)
+        """Replace the checkpoint, when the records of its rounds are on disk."""
+        files.sync(self.metrics_path)
+        with files.replaced(self.checkpoint_path) as new, new.open("wb") as file:
+            torch.save({part.name: getattr(progress, part.name) for part in fields(progress)}, file)
 
     def forget_after(self, progress: Progress | None) -> None:
         """Drop the metrics of rounds after a checkpoint; None: there is no checkpoint, so drop all."""
         self.path.mkdir(parents=True, exist_ok=True)
+        files.half_written(self.checkpoint_path).unlink(missing_ok=True)  # of a process that was killed
         if progress is None:
             self.metrics_path.unlink(missing_ok=True)
             return
         kept = [record for record in self.records() if record.round <= progress.round]
+        if [record.round for record in kept] != [*range(1, progress.round + 1)]:
+            raise UserError(
+                f"{str(self.metrics_path)!r} lacks records of the {progress.round} rounds of the checkpoint "
+                f"beside it; remove {self.checkpoint_path.name} to run this seed from its beginning"
+            )
         text = "".join(json.dumps(record.plain()) + "\n" for record in kept)
         files.write_atomically(self.metrics_path, text.encode())
 
@@ -197,15 +211,38 @@ class RunDirectory:
             raise UserError(
                 f"cannot make the directory {str(path)!r} ({error.strerror}); name another --out"
             ) from None
+        directory = cls(path, config)
+        try:
+            directory._begin(task)
+        except OSError:
+            directory.remove()  # so that the same path is free where there is room again
+            raise
+        return directory
+
+    def _begin(self, task: Task | None) -> None:
+        """Write what the run is made from; the configuration last, which makes the directory a run's."""
         if task is not None and task.path is not None:
-            (path / "task").mkdir()
-            copy_task(task.path, path / "task", TASK)
+            (self.path / "task").mkdir()
+            copy_task(task.path, self.path / "task", TASK)
             origin = {"file": str(task.path), "sha256": task_digest(task.path)}
-            files.write_atomically(path / "task.json", json.dumps(origin, indent=2).encode())
-        for plugin in config.plugins:
-            plugin.copy_into(path)
-        files.write_atomically(path / "config.toml", config.toml().encode())
-        return cls(path, config)
+            files.write_atomically(self.path / "task.json", json.dumps(origin, indent=2).encode())
+        for plugin in self.config.plugins:
+            plugin.copy_into(self.path)
+        text = self.config.toml()
+        files.write_atomically(self.path / DIGEST, f"{_digest(text)}\n".encode())
+        files.write_atomically(self.path / "config.toml", text.encode())
+
+    def check_unchanged(self) -> None:
+        """Refuse to continue a run by another configuration: its ε would be that of noise it did not draw.
+
+        Runs that began before digests were kept are believed.
+        """
+        path, now = self.path / DIGEST, _digest((self.path / "config.toml").read_text("utf-8"))
+        if path.exists() and path.read_bytes().strip() != now.encode():
+            raise UserError(
+                f"{str(self.path / 'config.toml')!r} was changed since this run began; put it back as it "
+                f"was, or start a new run with it (of [run], {', '.join(sorted(HARMLESS))} may change)"
+            )
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -289,6 +326,13 @@ class RunDirectory:
         refusal = UserError(f"another process is working on {str(self.path)!r}")
         with files.locked(self.path / ".lock", refusal):
             yield
+
+
+def _digest(text: str) -> str:
+    """Return a digest of a configuration's text, whatever it says under harmless keys."""
+    tables = tomllib.loads(text)
+    told = {key: value for key, value in tables.get("run", {}).items() if key not in HARMLESS}
+    return hashlib.sha256(json.dumps({**tables, "run": told}, sort_keys=True).encode()).hexdigest()
 
 
 def check_free(path: Path) -> None:

@@ -64,6 +64,7 @@ def resume(
     A task from a file is found in the directory; a task made in Python must be given again.
     """
     directory = RunDirectory.open(path)
+    directory.check_unchanged()
     return _run(directory, observer or Silent(), directory.task() if task is None else task, ranks)
 
 
@@ -174,7 +175,6 @@ class _Cadence:
 def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer) -> Evaluation:
     """Run a seed, or what is left of it, and return how its model scores."""
     run_table = experiment.config.run
-    evaluate_every = run_table.evaluate_every or max(1, run_table.rounds // 50)
     buffers = experiment.clients.model.buffers
     if _everywhere(experiment, folder.finished and not folder.checkpoint_path.exists()):
         observer.seed_started(experiment.seed, run_table.rounds, run_table.rounds)
@@ -191,9 +191,7 @@ def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer)
         while progress.round < run_table.rounds:
             progress, record = engine.step(experiment, progress)
             if experiment.leads:
-                if progress.round % evaluate_every == 0 or progress.round == run_table.rounds:
-                    record = _evaluated(experiment, progress, record)
-                folder.append(record)
+                record = _written(experiment, folder, progress, record)
             observer.round_finished(record)
             due = progress.round < run_table.rounds and checkpoints.due(progress.round)
             if _everywhere(experiment, due):
@@ -202,6 +200,9 @@ def _run_seed(experiment: Experiment, folder: SeedDirectory, observer: Observer)
     except KeyboardInterrupt:
         # Ranks may have been interrupted in different rounds: their last common checkpoint is kept.
         if progress.round > saved and experiment.ranks is None:
+            newest = folder.newest()
+            if newest is None or newest.round < progress.round:  # while the model was scored, maybe
+                _written(experiment, folder, progress, record)
             folder.save(progress)
         raise
     if experiment.leads and not folder.finished:
@@ -232,6 +233,16 @@ def _restored(experiment: Experiment, folder: SeedDirectory) -> Progress | None:
     if experiment.leads:
         folder.forget_after(progress)
     return None if progress is None else own_progress(experiment, progress)
+
+
+def _written(experiment: Experiment, folder: SeedDirectory, progress: Progress, record: Record) -> Record:
+    """Write a round down, its model scored where it is time to, and return what was written."""
+    table = experiment.config.run
+    every = table.evaluate_every or max(1, table.rounds // 50)
+    if progress.round % every == 0 or progress.round == table.rounds:
+        record = _evaluated(experiment, progress, record)
+    folder.append(record)
+    return record
 
 
 def _evaluated(experiment: Experiment, progress: Progress, record: Record) -> Record:

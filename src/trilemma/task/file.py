@@ -63,7 +63,7 @@ class TaskFile:
         with self._importable():
             try:
                 self._task = importlib.import_module(self.path.stem)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -78,7 +78,7 @@ class TaskFile:
                 return function(*arguments)
             except UserError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 said = ", ".join(map(repr, arguments))
                 raise UserError(
                     f"{self.path.name}: {name}({said}) failed{self._line(error)}: "
@@ -101,7 +101,7 @@ class TaskFile:
         """Return what the file calls `name`; None where it calls nothing so."""
         return getattr(self._task, name, None)
 
-    def _line(self, error: Exception) -> str:
+    def _line(self, error: BaseException) -> str:
         """Say where in the task an error came up."""
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
             if Path(frame.filename).parent == self.path.parent:

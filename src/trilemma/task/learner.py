@@ -46,7 +46,12 @@ class Learner:
 
 
 def _called(name: str, metric: Metric, outputs: Tensor, y: Tensor) -> float:
-    found: Any = metric(outputs, y)
+    try:
+        found: Any = metric(outputs, y)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"metric {name!r} failed: {type(error).__name__}: {error}") from error
     try:
         return float(found)
     except (TypeError, ValueError):

@@ -225,8 +225,12 @@ def _couples(model: Model, loss: Loss, dataset: Dataset) -> bool:
     with _blamed(f"{model.name} cannot be called on examples {shapes}"):
         outputs = models.outputs(model, params, x, buffers=model.initial_buffers(1))
     refuse_missing_outputs(loss, outputs, dataset.classes, model.name)
-    with _blamed(f"the loss cannot compare outputs {tuple(outputs.shape)} with targets {tuple(y.shape)}"):
-        loss(outputs, y)
+    compare = f"the loss cannot compare outputs {tuple(outputs.shape)} with targets {tuple(y.shape)}"
+    with torch.enable_grad(), _blamed(compare):
+        found: Any = loss(outputs.detach().requires_grad_(), y)
+    if not isinstance(found, Tensor) or not found.requires_grad:
+        kind = "tensor that no output was used for" if isinstance(found, Tensor) else type(found).__name__
+        raise UserError(f"the loss returned a {kind}; it must be a tensor computed from the outputs")
     return not model.buffers and bool(models.couples(model, params, Batch(each(x, _stacked), y[None])))
 
 

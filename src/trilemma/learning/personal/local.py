@@ -28,7 +28,9 @@ class Local(AlgorithmSettings):
     lr: float = Field(default=0.1, gt=0, description="learning rate (η_l)")
     steps: int = Field(default=1, ge=1, description="mini-batch steps per round; R·K: lp-proj's budget")
     batch_size: int = Field(default=64, ge=1, description="mini-batch; the last of an epoch is smaller")
-    clip_gradients: float | None = Field(default=None, gt=0, description="norm bound of each step's gradient")
+    clip_gradients: float | None = Field(
+        default=None, gt=0, allow_inf_nan=True, description="norm bound of each step's gradient"
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
 
     def without_release(self, name: str) -> str:

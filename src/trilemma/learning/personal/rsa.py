@@ -40,7 +40,7 @@ class RSA(BilevelSettings):
 
     smooth: ClassVar[Mapping[str, Any]] = {"p": 2}
 
-    p: float = Field(default=1.0, ge=1, description="the norm of the penalty")
+    p: float = Field(default=1.0, ge=1, allow_inf_nan=True, description="the norm of the penalty")
     nonfinite: Literal["drop", "star"] = Field(
         default="drop", description="w not finite: drop that coordinate's penalty, or let the run diverge"
     )

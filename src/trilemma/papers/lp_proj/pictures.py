@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
 from trilemma.records import Spread
-from trilemma.report.picture_files import picture_file
+from trilemma.report.picture_files import save_picture
 
 
 def draw(results: Results, printed: Paper, path: Path) -> Path:
@@ -59,8 +59,7 @@ def draw(results: Results, printed: Paper, path: Path) -> Path:
     marks.append(axes.plot([], [], "o:", mfc="none", color="black", label="paper, joined to ours")[0])
     picture.legend(handles=marks, loc="outside right upper", fontsize="small", frameon=False)
     picture.suptitle(results.study)
-    picture.savefig(picture_file(path))
-    return path
+    return save_picture(picture, path)
 
 
 @dataclass(frozen=True)
@@ -191,8 +190,7 @@ def draw_growth(results: Results, printed: Paper, path: Path) -> Path:
             )
         axes.set(title=column)
     picture.suptitle("growth exponent a round; below 0 liars do not blow w up")
-    picture.savefig(picture_file(path))
-    return path
+    return save_picture(picture, path)
 
 
 STRONGEST, DARK = 1.2, 0.7

@@ -103,7 +103,7 @@ def train_losses_in(folder: Path) -> list[tuple[float, float]]:
         directory = simulate.RunDirectory.open(folder)
         folders = {seed: directory.seed(seed) for seed in directory.config.run.seeds}
         found = [_train_loss(directory.config, seed, f) for seed, f in folders.items() if f.finished]
-        kept.write_text(json.dumps(found))
+        files.write_atomically(kept, json.dumps(found).encode())
     with files.readable(kept, "training losses"):
         return [(float(loss), float(variance)) for loss, variance in json.loads(kept.read_text("utf-8"))]
 
