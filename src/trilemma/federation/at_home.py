@@ -18,7 +18,7 @@ from torch import Tensor
 from trilemma.errors import UserError, nearest
 from trilemma.federation import kinds, wire
 from trilemma.federation.broadcasts import described
-from trilemma.federation.layout import Party
+from trilemma.federation.layout import Party, is_partys
 from trilemma.federation.public_facts import PUBLIC
 from trilemma.federation.sessions import Session
 from trilemma.federation.task import OneClient, PartyTask, load_task
@@ -124,7 +124,7 @@ class Received:
 
 def client_in(folder: Path) -> Party | None:
     """Return the client whose own folder this is; None: it is something else."""
-    if not (folder / PUBLIC).is_file():
+    if not is_partys(folder):
         return None
     party = Party.open(folder)
     return None if party.client is None else party

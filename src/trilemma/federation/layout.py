@@ -69,6 +69,8 @@ class Party:
         """Open a party's folder, or say what is missing."""
         folder = folder.resolve()
         if not (folder / PUBLIC).is_file():
+            if is_partys(folder):
+                raise UserError(f"{folder.name}: {WITHOUT_FACTS}")
             raise UserError(f"{folder} is not a party's folder: it has no {PUBLIC}")
         if folder.name == "server":
             return cls(folder, None)
@@ -331,9 +333,9 @@ def party_folders(folder: Path) -> list[Path]:
     if (folder / PUBLIC).is_file():
         return [folder]
     inside = [path for path in sorted(folder.glob("*")) if path.is_dir() and _may_be_looked_into(path)]
-    if any(map(_is_partys, inside)):
-        return [path for path in inside if _is_partys(path) or PARTY_NAME.fullmatch(path.name)]
-    if _is_partys(folder):
+    if any(map(is_partys, inside)):
+        return [path for path in inside if is_partys(path) or PARTY_NAME.fullmatch(path.name)]
+    if is_partys(folder):
         return [folder]
     raise UserError(f"there is no federation in {folder}; make one with `trilemma federation init {folder}`")
 
@@ -349,7 +351,8 @@ def _may_be_looked_into(folder: Path) -> bool:
     return True
 
 
-def _is_partys(folder: Path) -> bool:
+def is_partys(folder: Path) -> bool:
+    """Tell whether a folder is a party's, with its public facts or without."""
     return (folder / PUBLIC).is_file() or (folder / "secrets").is_dir()
 
 
