@@ -138,7 +138,8 @@ def _say_next(folder: Path, facts: Federation, limit: float | None) -> None:
         "request on every client's machine, then init --join."
     )
     say(
-        f"\nKeep {folder / 'authority'} off-line. Each other folder goes to its party and to nobody else.\n"
+        f"\nClients connect to {facts.address}. Keep {folder / 'authority'} off-line. Each other folder goes "
+        "to its party and to nobody else.\n"
         f"On this machine: trilemma federation up {folder}; trilemma federation run {folder}"
     )
 

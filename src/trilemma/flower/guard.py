@@ -29,6 +29,7 @@ from pathlib import Path
 import h11
 
 from trilemma.federation import events
+from trilemma.federation.addresses import address_of
 from trilemma.federation.event_fields import without_quotes
 from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.peers import door_file
@@ -241,7 +242,7 @@ def main(path: str) -> None:
     settings, running = Settings.load(Path(path)), Path(path).parent
     say = EventLog(events_file(running, "guard"), "server", "guard")
     with listen(settings) as listener:
-        address = f"{settings.listen}:{settings.port}"
+        address = address_of(settings.listen, settings.port)
         started = events.GUARD_STARTED(address=address, clients=len(settings.peers))
         log.info("%s", started.text)
         say(started)
