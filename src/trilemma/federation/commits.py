@@ -23,6 +23,7 @@ from trilemma.errors import UserError
 from trilemma.federation import events, kinds, wire
 from trilemma.federation.epochs import Epoch
 from trilemma.federation.expulsions import Expulsion
+from trilemma.federation.layout import Party
 from trilemma.federation.memory import Memory, Reference
 
 KEPT = 5
@@ -41,6 +42,7 @@ class _CommitHeader(kinds.Header):
     unused: list[int]
     record: dict[str, Any]
     epoch_terms: str = ""
+    plan: str = ""
     expelled: list[Expulsion] = Field(default_factory=list)
     files: dict[str, Reference] = Field(default_factory=dict)
     row_files: dict[str, list[Reference]] = Field(default_factory=dict)
@@ -55,6 +57,7 @@ class _CommitHeader(kinds.Header):
 class Commit:
     """Where a run stands after `rounds` rounds. `terms` are what it is about, whoever takes part.
 
+    `plan` is that and the code of the server's own task; "" in older files.
     `chosen` is the model the run returns if it ends here, where that is not the latest. `heard` has the round
     in which each client's answer was last used; `unused` are the clients whose answer was not used when they
     were last asked; `record` is what is said about the last round. `remembered` is what the server needs of
@@ -75,6 +78,7 @@ class Commit:
     record: Mapping[str, Any] = field(default_factory=dict)
     remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
     expelled: tuple[Expulsion, ...] = ()
+    plan: str = ""
 
     def parts(self, memory: Memory) -> list[bytes | memoryview]:
         """Return the commit as a block, in parts."""
@@ -99,6 +103,7 @@ class Commit:
             unused=list(self.unused),
             record=dict(self.record),
             epoch_terms=epoch.terms,
+            plan=self.plan,
             expelled=list(self.expelled),
             files=files,
             row_files=row_files,
@@ -139,6 +144,7 @@ class Commit:
             header.record,
             _remembered(part_of("remembered", tensors)),
             tuple(header.expelled),
+            header.plan,
         )
 
 
@@ -160,6 +166,24 @@ def part_of(prefix: str, tensors: wire.Tensors) -> dict[str, Any]:
     """
     start = f"{prefix}/"
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def check_began(server: Party, run: str, terms: str, plan: str) -> None:
+    """Refuse to take a run for one of what is in the server's folder now, where it began with something else.
+
+    "": nothing says with what. A model of the same shape would be taken for another one.
+    """
+    folder = repr(str(server.folder))
+    if terms not in ("", server.agreement):
+        raise UserError(
+            f"config.toml or `examples` in federation.toml of {folder} are not those with which run {run!r} "
+            "began: put them back as they were, or choose a new name"
+        )
+    if plan not in ("", server.plan):
+        raise UserError(
+            f"task.py in {folder} is not the one with which run {run!r} began: put it back as it was, or "
+            "choose a new name"
+        )
 
 
 def _references(path: Path) -> list[Reference]:
@@ -247,13 +271,23 @@ class CommitLog:
 
         The model of a finished run is a file of its own, and stays readable when its commits are lost.
         """
+        return self._began()[0]
+
+    def _began(self) -> tuple[str, str]:
+        """Return terms and plan of the run, "" where nothing says so any more."""
         try:
             last = self.last()
         except UserError:
             last = None
         if last is not None:
-            return last.terms
-        return self._terms.read_text(errors="replace") if self._terms.is_file() else ""
+            return last.terms, last.plan
+        said = self._terms.read_text(errors="replace") if self._terms.is_file() else ""
+        terms, _, plan = said.partition(" ")
+        return terms, plan
+
+    def check_began_with(self, server: Party) -> None:
+        """Refuse a server's folder that has another configuration or task now than when the run began."""
+        check_began(server, self.folder.name, *self._began())
 
     def check(self) -> None:
         """Refuse a log of which no commit is whole, with everything it refers to."""
@@ -293,7 +327,7 @@ class CommitLog:
         if commit.rounds != expected:
             raise UserError(f"round {commit.rounds} cannot be committed: the next one is {expected}")
         if commit.rounds == 0:
-            files.write_atomically(self._terms, commit.terms.encode())
+            files.write_atomically(self._terms, f"{commit.terms} {commit.plan}".strip().encode())
         self._write(commit)
         self._write_record(commit)
 
