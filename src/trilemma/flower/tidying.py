@@ -8,9 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Callable
 
 MOST = 64
 """Connections whose remains may lie until they are collected, however many come in a second."""
+
+
+def _give_back() -> Callable[[int], object] | None:
+    """Return what gives freed memory back to the system, where the C library has that."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, TypeError, AttributeError):
+        return None
 
 
 class Tidying:
@@ -18,10 +27,7 @@ class Tidying:
 
     def __init__(self) -> None:
         self._ended = 0
-        try:
-            self._trim = ctypes.CDLL(None).malloc_trim
-        except (OSError, TypeError, AttributeError):  # another C library, or another system
-            self._trim = None
+        self._trim = _give_back()
 
     def ended(self) -> None:
         """Take note that a connection has ended."""
