@@ -12,7 +12,10 @@ import threading
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from typer.testing import CliRunner
 
+from federation_harness import PRIVATE, make, small_config
+from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
 from trilemma.federation import certificates, checks, events, node_keys, provisioning, public_facts
 from trilemma.federation.authority import Authority
@@ -195,6 +198,21 @@ def test_a_folder_that_is_only_called_like_a_partys_is_no_federation(tmp_path):
     for asked in (parties, party_folders):
         with pytest.raises(UserError, match="there is no federation in"):
             asked(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "roster.json", "tls/ca.crt", "budget.toml"])
+def test_a_file_without_an_end_is_named_and_not_waited_for(tmp_path, name):
+    folder = tmp_path / "federation"
+    make(folder, 2, small_config(2, *PRIVATE, tolerate=0), budget=1e6)
+    path = folder / "client-1" / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    for asked in (["status", folder], ["doctor", folder], ["allow", folder / "client-1", "run"]):
+        told = CliRunner().invoke(federation_app, [str(one) for one in asked])
+        assert told.exception is None or isinstance(told.exception, UserError | SystemExit)
+    said = f"{CliRunner().invoke(federation_app, ['doctor', str(folder)]).output} {told.exception}"
+    assert "is no file: delete it" in " ".join(said.split())
 
 
 def test_terms_notice_every_change(made, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -254,6 +255,26 @@ def test_a_party_without_its_public_facts_is_no_run(watched: Path, tmp_path: Pat
     view = client.get(f"/api/parties/{lines['runs/client-1']['id']}")
     assert (view.status_code, "no federation.toml" in view.json()["detail"]) == (400, True)
     assert set(runs_of(client)) == {"runs/server/pilot"}
+
+
+@pytest.mark.parametrize("name", ["config.toml", "summary.json", "seed-1/metrics.jsonl"])
+@pytest.mark.parametrize("below", ["", "baseline"])
+def test_a_file_without_an_end_is_not_waited_for(
+    watched: Path, tmp_path: Path, name: str, below: str
+) -> None:
+    """A pipe in a stranger's folder, or a link to one: nobody would ever write into it."""
+    root = tmp_path / "runs"
+    shutil.copytree(watched / "study" / "mean", root / "whole")
+    shutil.copytree(watched / "study" / "caf", root / "caf")
+    (root / "caf" / below / name).unlink()
+    os.mkfifo(tmp_path / "pipe")
+    (root / "caf" / below / name).symlink_to(tmp_path / "pipe")
+    client = client_of(root)
+    lines = runs_of(client)
+    assert lines["runs/whole"]["state"] == "finished"
+    broken = "" if (below, name) == ("baseline", "summary.json") else f"{Path(name).name} is no file"
+    assert lines["runs/caf"]["problem"] == broken
+    assert client.get(f"/api/runs/{lines['runs/caf']['id']}").status_code == (400 if broken else 200)
 
 
 def test_a_run_that_is_only_called_like_a_party_is_a_run(watched: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from trilemma.federation.epochs import Epoch
 from trilemma.federation.expulsions import Expulsion
 from trilemma.federation.layout import Party
 from trilemma.federation.memory import Memory, Reference
+from trilemma.federation.plain_files import ends
 
 KEPT = 5
 """How many commits a run keeps: a disk that breaks the newest does not end the run."""
@@ -188,6 +189,8 @@ def check_began(server: Party, run: str, terms: str, plan: str) -> None:
 
 def _references(path: Path) -> list[Reference]:
     """Return what a commit refers to; of one that cannot be read, nothing."""
+    if not ends(path):
+        return []
     try:
         with path.open("rb") as file:
             header = wire.header_of(wire.unchecked(file.read(wire.LARGEST_HEADER + 256)), _CommitHeader)
@@ -363,6 +366,8 @@ class CommitLog:
         broken: list[Path] = []
         for path in [*self._kept(), *([self._first] if self._first.is_file() else [])]:
             try:
+                if not ends(path):
+                    raise wire.WireError("not as it was written: it is no file")
                 return Commit.from_block(wire.unsealed(path.read_bytes()), self.memory, thorough), broken
             except (OSError, wire.WireError) as error:
                 if not path.exists():  # it was forgotten just now: newer ones have come

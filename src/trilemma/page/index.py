@@ -18,6 +18,7 @@ from typing import Literal, TypeVar
 
 from trilemma.errors import UserError, printable
 from trilemma.federation.layout import CONFIG, PARTY_NAME, party_folders
+from trilemma.federation.plain_files import ends
 from trilemma.federation.public_facts import PUBLIC
 from trilemma.records import Record
 from trilemma.report import glance as reading
@@ -70,6 +71,12 @@ class Found:
             return [self.folder / "state" / "ledger", log, self.folder / "state" / "runs", self.folder]
         seeds = sorted(self.folder.glob("seed-*/metrics.jsonl"))
         return [self.folder / "config.toml", self.folder / "summary.json", *seeds]
+
+    def all_files(self) -> list[Path]:
+        """Return the files that may be read of a run."""
+        beside = self.folder / reading.BASELINE
+        config = self.folder.parents[2] / CONFIG if self.kind == "deployed" else beside / CONFIG
+        return [*self.files(), config, *beside.glob("seed-*/metrics.jsonl")]
 
 
 def shown(text: str) -> str:
@@ -212,7 +219,10 @@ class Index:
 
 
 def _glance(one: Found) -> Glance | UserError:
+    endless = [path for path in one.all_files() if not ends(path)]
     try:
+        if endless:
+            raise UserError(f"{shown(endless[0].name)} is no file")
         if one.kind == "deployed":
             return reading.glance_deployed(one.folder.parents[2], one.folder)
         return reading.glance(one.folder)
