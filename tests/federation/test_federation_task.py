@@ -19,7 +19,7 @@ from trilemma import config as configurations
 from trilemma.cli import app
 from trilemma.cli.federation import federation_app
 from trilemma.errors import ConfigError, UserError
-from trilemma.federation import provisioning, spending
+from trilemma.federation import kinds, provisioning, spending, wire
 from trilemma.federation.commits import CommitLog
 from trilemma.federation.layout import parties
 from trilemma.federation.public_facts import Federation
@@ -111,6 +111,19 @@ def test_a_replay_under_another_configuration_accuses_nobody(finished, tmp_path)
     asked = ["replay", str(tmp_path / "federation"), "--run", "run"]
     refused = CliRunner().invoke(federation_app, asked).exception
     assert "are not those with which run 'run' began" in str(refused)
+
+
+@pytest.mark.parametrize("party", ["server", "client-1"])
+def test_a_result_of_another_run_is_not_taken_for_this_ones(finished, tmp_path, party):
+    """It has the shape and the checksum it should have."""
+    shutil.copytree(finished, tmp_path / "federation")
+    folder = tmp_path / "federation" / party
+    result = folder / "state" / "runs" / "run" / "result"
+    _, model = wire.read_file(result, kinds.Finished)
+    result.write_bytes(wire.sealed(wire.dumps(kinds.Finished(run="other"), model)))
+    refused = CliRunner().invoke(app, ["export", str(folder), str(tmp_path / "model.pt")]).exception
+    assert "is the result of run 'other', and not of 'run'" in str(refused)
+    assert not (tmp_path / "model.pt").exists()
 
 
 def test_a_run_from_before_tasks_were_noted_goes_on(finished, tmp_path):

@@ -16,8 +16,8 @@ from pathlib import Path
 from torch import Tensor
 
 from trilemma.errors import UserError, nearest
-from trilemma.federation import kinds, wire
 from trilemma.federation.broadcasts import described
+from trilemma.federation.commits import result_of
 from trilemma.federation.layout import Party, is_partys
 from trilemma.federation.public_facts import PUBLIC
 from trilemma.federation.sessions import Session
@@ -63,7 +63,7 @@ class Received:
         if not path.is_file():
             raise UserError(f"run {self.run!r} has handed out no model to {self.party.name} yet")
         self._check_plan()
-        _, tensors = wire.read_file(path, kinds.Finished)
+        tensors = result_of(path, self.run)
         algorithm = self.task.resolved.algorithm
         begin = algorithm.init(self.task.model, (self._client,), self.task.key.fold("init"))
         if described(tensors) != described(begin.broadcast):

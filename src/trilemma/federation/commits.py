@@ -169,6 +169,14 @@ def part_of(prefix: str, tensors: wire.Tensors) -> dict[str, Any]:
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
+def result_of(path: Path, run: str) -> wire.Tensors:
+    """Return what a run handed out; refuse the file of another one, whose model may have the same shape."""
+    header, tensors = wire.read_file(path, kinds.Finished)
+    if header.run != run:
+        raise UserError(f"{path} is the result of run {header.run[:64]!r}, and not of {run!r}")
+    return tensors
+
+
 def check_began(server: Party, run: str, terms: str, plan: str) -> None:
     """Refuse to take a run for one of what is in the server's folder now, where it began with something else.
 
@@ -289,8 +297,10 @@ class CommitLog:
         return terms, plan
 
     def check_began_with(self, server: Party) -> None:
-        """Refuse a server's folder that has another configuration or task now than when the run began."""
+        """Refuse a server's folder with another configuration or task now, or with another run's result."""
         check_began(server, self.folder.name, *self._began())
+        if self.result.is_file():
+            result_of(self.result, self.folder.name)
 
     def check(self) -> None:
         """Refuse a log of which no commit is whole, with everything it refers to."""
