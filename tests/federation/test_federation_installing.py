@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import io
 import itertools
 import json
@@ -380,6 +381,29 @@ class Mine(Geometric):
 
 
 @pytest.mark.usefixtures("plugins_forgotten")
+@pytest.mark.parametrize("ends", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("where", ["authority.Authority.enact", "supervision.write", "bundles.write_bundle"])
+def test_an_init_that_ends_in_its_middle_leaves_nothing_behind(tmp_path, where, ends):
+    """Half a federation's keys would be in the way of the same command, and in everybody's sight."""
+    joins = where.startswith("bundles")
+    asked = ["--join", make_request(tmp_path / "alice", "alice")] if joins else ["--clients", 1]
+    with patch(f"trilemma.federation.{where}", side_effect=ends):
+        outcome = CliRunner().invoke(federation_app, ["init", str(tmp_path / "fed"), *map(str, asked)])
+    assert outcome.exit_code != 0
+    assert not (tmp_path / "fed").exists()
+    command("init", tmp_path / "fed", *asked)
+
+
+def test_a_folder_that_holds_something_stays_as_it_is(tmp_path):
+    here, request = tmp_path / "here", make_request(tmp_path / "alice", "alice")
+    here.mkdir()
+    (here / "mine").write_text("my own")
+    for asked in (["--clients", 1], ["--join", request]):
+        with pytest.raises(UserError, match="is not empty"):
+            command("init", here, *asked)
+    assert [path.name for path in here.iterdir()] == ["mine"]
+
+
 def test_a_client_that_joins_brings_the_plugins_that_were_agreed_on(tmp_path):
     """Bundles carry no code: its owner gets it, looks at it, and the configuration has its digest."""
     (tmp_path / "my_rules.py").write_text(RULE)

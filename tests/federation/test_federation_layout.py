@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import socket
 import ssl
 import stat
@@ -11,9 +12,12 @@ import threading
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from typer.testing import CliRunner
 
+from federation_harness import PRIVATE, make, small_config
+from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation import certificates, checks, node_keys, provisioning, public_facts
+from trilemma.federation import certificates, checks, events, node_keys, provisioning, public_facts
 from trilemma.federation.authority import Authority
 from trilemma.federation.layout import Party, parties, party_folders
 from trilemma.federation.public_facts import Federation, Timing
@@ -45,9 +49,42 @@ def test_a_host_may_be_longer_than_a_common_name(tmp_path):
     assert list(checks.certificates(server)) == []
 
 
+@pytest.mark.parametrize("host", [f"{'a' * 60}.{'b' * 60}.org", "a" * 253, "2001:db8::1"])
+def test_a_guard_can_say_where_it_listens_whatever_the_host_is_called(host):
+    """An event that cannot be written would end it as soon as it has begun."""
+    address = Federation("pilot", 1, host=host, port=65000).address
+    assert address in events.GUARD_STARTED(address=address, clients=1).text
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::", "0.0.0.0", "localhost", "fl_server", "a.b-c.org"])
 def test_hosts_are_addresses_and_names(host):
     assert Federation("pilot", 1, host=host, listen=host).host == host
+
+
+def test_an_address_of_ipv6_and_its_port_can_be_told_apart(tmp_path):
+    facts = Federation("pilot", 1, host="::1", port=9092)
+    assert facts.address == "[::1]:9092"
+    assert list(checks.certificates(provisioning.init(tmp_path / "federation", facts, "# config\n")[0])) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("[::1]", "no brackets here"),
+        ("[::1]:9092", "no brackets here, as in ::1, and the port is said by itself"),
+        ("127.0.0.1:9092", "the port is said by itself"),
+        ("fl.example.org:9092", "the port is said by itself"),
+        ("::1:9092", "no address that clients elsewhere can connect to; an IPv6 address has no brackets"),
+        ("fe80::1:9092", "no address that clients elsewhere can connect to"),
+        ("fe80::1%eth0", "no address that clients elsewhere can connect to"),
+        ("0:0:0:0:0:0:0:1", "write it as everybody else does, '::1'"),
+        ("2001:DB8::1", "write it as everybody else does, '2001:db8::1'"),
+    ],
+)
+@pytest.mark.parametrize("fact", ["host", "listen"])
+def test_a_host_is_no_host_with_a_port_nor_one_in_brackets(fact, host, why):
+    with pytest.raises(UserError, match=f"{fact} = .*{re.escape(why)}"):
+        Federation("pilot", 1, **{fact: host})
 
 
 def test_no_secret_is_in_two_folders(made):
@@ -161,6 +198,21 @@ def test_a_folder_that_is_only_called_like_a_partys_is_no_federation(tmp_path):
     for asked in (parties, party_folders):
         with pytest.raises(UserError, match="there is no federation in"):
             asked(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "roster.json", "tls/ca.crt", "budget.toml"])
+def test_a_file_without_an_end_is_named_and_not_waited_for(tmp_path, name):
+    folder = tmp_path / "federation"
+    make(folder, 2, small_config(2, *PRIVATE, tolerate=0), budget=1e6)
+    path = folder / "client-1" / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    for asked in (["status", folder], ["doctor", folder], ["allow", folder / "client-1", "run"]):
+        told = CliRunner().invoke(federation_app, [str(one) for one in asked])
+        assert told.exception is None or isinstance(told.exception, UserError | SystemExit)
+    said = f"{CliRunner().invoke(federation_app, ['doctor', str(folder)]).output} {told.exception}"
+    assert "is no file: delete it" in " ".join(said.split())
 
 
 def test_terms_notice_every_change(made, tmp_path):

@@ -405,6 +405,31 @@ def test_a_lost_journal_means_a_new_epoch(parties):
     ]
 
 
+@pytest.mark.parametrize("name", ["session", "journal"])
+def test_what_another_run_left_behind_is_as_good_as_lost(parties, name):
+    """Its round and epoch are the same; its keys, and the state after it, are not."""
+    servers = {run: Server(parties, run) for run in ("run", "other")}
+    for server in servers.values():
+        server.open(0, range(CLIENTS))
+        server.ask(0, 0, 0)
+    shutil.copy(parties[1].run_folder("other") / name, parties[1].run_folder("run") / name)
+    server = servers["run"]
+    server.nodes[0] = Node(parties[1])
+    refusal({"session": Reason.RUN, "journal": Reason.LOST}[name], server.ask, 0, 0, 0, 1.0)
+    server.open(1, range(CLIENTS))
+    server.ask(0, 1, 0)
+
+
+def test_keys_of_another_client_are_nobodys_keys(parties):
+    """Whose folder was copied over another's would add noise that a third one has taken away already."""
+    server = Server(parties)
+    server.open(0, range(CLIENTS))
+    shutil.copy(parties[2].run_folder("run") / "session", parties[1].run_folder("run") / "session")
+    server.nodes[0] = Node(parties[1])
+    refusal(Reason.RUN, server.ask, 0, 0, 0)
+    assert entries(parties[1]) == []
+
+
 # --- terms, runs and sizes -------------------------------------------------------------------------------
 
 

@@ -480,6 +480,13 @@ def test_a_client_elsewhere_gets_its_new_certificate_in_a_bundle(tmp_path, askin
 
 
 @pytest.mark.slow
+def test_a_client_without_a_budget_is_told_why_there_is_none(tmp_path):
+    folder = make(tmp_path / "federation", 2, small_config(2, tolerate=0))[1].folder
+    for change in ([], ["--epsilon", 5]):
+        with pytest.raises(UserError, match=r"client-0 has no budget\.toml: where a configuration adds no"):
+            command("budget", folder, *change)
+
+
 def test_an_owner_changes_its_own_budget(pilot):
     coordinator(parties(pilot), Direct(parties(pilot)))[0].go()
     client = parties(pilot)[1]

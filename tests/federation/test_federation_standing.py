@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
+from trilemma.cli import app
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
 from trilemma.federation import membership, wire
@@ -149,6 +150,8 @@ def test_a_party_without_its_public_facts_is_named_wherever_parties_are_looked_f
         assert isinstance(refused.exception, UserError)
         assert str(refused.exception).startswith("client-1: there is no federation.toml")
     assert "client-1: there is no" in CliRunner().invoke(federation_app, ["proposals", str(folder)]).output
+    refused = CliRunner().invoke(app, ["export", str(lost), str(tmp_path / "model.pt")])
+    assert str(refused.exception).startswith("client-1: there is no federation.toml"), "not a run's folder"
     (folder / "server" / "federation.toml").unlink()
     refused = CliRunner().invoke(federation_app, ["replay", str(folder)])
     assert str(refused.exception).startswith("server: there is no federation.toml")

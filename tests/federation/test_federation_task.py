@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import py_compile
+import re
+import shutil
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,11 @@ from typer.testing import CliRunner
 
 from federation_harness import INSTANT, Direct, coordinator, small_config
 from trilemma import config as configurations
+from trilemma.cli import app
 from trilemma.cli.federation import federation_app
 from trilemma.errors import ConfigError, UserError
-from trilemma.federation import provisioning, spending
+from trilemma.federation import kinds, provisioning, spending, wire
+from trilemma.federation.commits import CommitLog
 from trilemma.federation.layout import parties
 from trilemma.federation.public_facts import Federation
 from trilemma.federation.task import load_task
@@ -55,6 +60,79 @@ def test_a_federation_learns_a_task_of_its_own(tmp_path):
     assert len(losses) == 3
     assert all(sum(loss[-5:]) < 0.8 * sum(loss[:5]) for loss in losses)
     assert runner.log.records()[-1]["metrics"] == {}, "the server has no data to score anything on"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of a task of its own that has ended, with a transcript."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "task.py").write_text(TASK.format(rows=40))
+    facts = Federation("own", 3, examples=30, timing=INSTANT, transcript=True)
+    config = small_config(3, tolerate=0, rounds=2)
+    made = provisioning.init(folder / "federation", facts, config, task=folder / "task.py")
+    coordinator(made, Direct(made))[0].go()
+    return folder / "federation"
+
+
+@pytest.mark.parametrize("lost", [(), ("commits",), ("commits", "terms")])
+def test_a_server_whose_task_changed_neither_goes_on_nor_hands_out_nor_replays(finished, tmp_path, lost):
+    """Its model has the same shape and the same names, and is another model all the same."""
+    shutil.copytree(finished, tmp_path / "federation")
+    made = parties(tmp_path / "federation")
+    task = made[0].folder / "task.py"
+    was = task.read_text()
+    for one in lost:
+        path = made[0].run_folder("run") / one
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    exported = ["export", str(made[0].folder), str(tmp_path / "model.pt")]
+
+    def said(*arguments: str) -> str:
+        return str(CliRunner().invoke(app, arguments).exception or "")
+
+    task.write_text(was.replace("hidden=(3,)", "hidden=[3]"))
+    if "terms" in lost:  # nothing says any more with which it began
+        assert said(*exported) == ""
+        return
+    told = "task.py in .* is not the one with which run 'run' began: put it back as it was"
+    assert re.search(told, said(*exported))
+    assert not (tmp_path / "model.pt").exists()
+    if not lost:
+        assert re.search(told, said("federation", "replay", str(made[0].folder), "--run", "run"))
+        with pytest.raises(UserError, match=told):
+            coordinator(made, Direct(made))[0].go()
+    task.write_text(was)
+    assert said(*exported) == ""
+
+
+def test_a_replay_under_another_configuration_accuses_nobody(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "federation")
+    config = tmp_path / "federation" / "server" / "config.toml"
+    config.write_text(config.read_text().replace('"cwmed"', '"mean"'))
+    asked = ["replay", str(tmp_path / "federation"), "--run", "run"]
+    refused = CliRunner().invoke(federation_app, asked).exception
+    assert "are not those with which run 'run' began" in str(refused)
+
+
+@pytest.mark.parametrize("party", ["server", "client-1"])
+def test_a_result_of_another_run_is_not_taken_for_this_ones(finished, tmp_path, party):
+    """It has the shape and the checksum it should have."""
+    shutil.copytree(finished, tmp_path / "federation")
+    folder = tmp_path / "federation" / party
+    result = folder / "state" / "runs" / "run" / "result"
+    _, model = wire.read_file(result, kinds.Finished)
+    result.write_bytes(wire.sealed(wire.dumps(kinds.Finished(run="other"), model)))
+    refused = CliRunner().invoke(app, ["export", str(folder), str(tmp_path / "model.pt")]).exception
+    assert "is the result of run 'other', and not of 'run'" in str(refused)
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_a_run_from_before_tasks_were_noted_goes_on(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "federation")
+    made = parties(tmp_path / "federation")
+    log = CommitLog(made[0].run_folder("run"))
+    log.update_epoch(replace(log.last(), plan=""))
+    (made[0].folder / "task.py").write_text(TASK.format(rows=41))
+    assert coordinator(made, Direct(made))[0].go().rounds == 2
 
 
 def test_the_server_never_asks_for_data(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 import urllib.request
 
@@ -65,6 +66,32 @@ def test_a_pilot_from_its_making_to_its_end(tmp_path, monkeypatch):
         deployment.down(tmp_path / "pilot")
     with pytest.raises(UserError, match="start it with `up`"):
         command("run", folder)
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
+def test_a_pilot_may_have_an_address_of_ipv6(tmp_path):
+    folder, config, port = str(tmp_path / "pilot"), tmp_path / "config.toml", free_ports(2)
+    options = ["federation.clients=2", "federation.tolerate=0", "run.rounds=2"]
+    config.write_text(configurations.parse({}, options).toml())
+    made = command("init", folder, "--config", str(config), "--host", "::1", "--port", str(port))
+    assert f"Clients connect to [::1]:{port}" in made
+    try:
+        command("up", folder)
+        assert "finished" in command("run", folder)
+        assert command("doctor", folder).count("all is well") == 3
+        started = (tmp_path / "pilot" / "server" / "run" / "guard.log").read_text()
+        assert f"[::1]:{port}" in started
+    finally:
+        command("down", folder)
+    assert deployment.status(tmp_path / "pilot") == []
 
 
 def test_a_client_without_its_public_facts_starts_nothing_hides_nothing_and_is_taken_down(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import json
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from asyncio import sslproto
 from dataclasses import dataclass, field, replace
@@ -15,16 +18,19 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
+from flower_harness import wait_for
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 from hypothesis import given
 from hypothesis import strategies as st
 
+from free_ports import free_ports
 from trilemma.federation import certificates, peers
 from trilemma.federation.events import CONNECTION_CLOSED, Event
 from trilemma.federation.facts import FACTS, Facts
-from trilemma.flower import conversation, guard, replies
+from trilemma.flower import conversation, guard, replies, tidying
 from trilemma.flower.announcements import records_announced
 from trilemma.flower.bell import Bell
 from trilemma.flower.guard import Guard
@@ -32,10 +38,12 @@ from trilemma.flower.limits import ANNOUNCES, PATHS, SMALL, UPLOADS, Limits, Set
 from trilemma.flower.lines import Line
 from trilemma.flower.lost_answers import LostAnswers
 from trilemma.flower.meters import Tokens
+from trilemma.flower.tidying import Tidying
 from trilemma.flower.waiting import Waiting
 
 PULL = "/v1/fleet/pull-messages"
 KEY = "a-node-key"
+MEGABYTE = 1 << 20
 LIMITS = Limits(message=1_000_000, head_seconds=60.0, idle_seconds=60.0)
 HASTY = replace(LIMITS, head_seconds=0.3, idle_seconds=0.3)
 """With these a door sends people away, and on a busy machine some who do nothing wrong."""
@@ -533,6 +541,52 @@ def test_what_is_left_of_connections_is_given_back(folder, monkeypatch):
         guarded(folder, scene)
     finally:
         gc.enable()
+
+
+def test_no_more_is_left_of_connections_however_many_come_in_a_moment(folder, monkeypatch):
+    """The collector's own time does not come, as on a machine that is busy."""
+    monkeypatch.setattr(guard, "EVERY", 1e6)
+
+    def left() -> int:
+        return sum(isinstance(one, sslproto.SSLProtocol) for one in gc.get_objects())
+
+    async def scene(door):
+        before, sources = left(), itertools.cycle(f"127.0.0.{number}" for number in range(2, 42))
+        for _ in range(3 * tidying.MOST):
+            _, writer = await asyncio.open_connection("127.0.0.1", door.port, local_addr=(next(sources), 0))
+            writer.transport.abort()
+        while left() - before > tidying.MOST:
+            await asyncio.sleep(0.05)
+
+    gc.collect()
+    gc.disable()
+    try:
+        guarded(folder, scene)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(Tidying()._trim is None, reason="this C library keeps what was freed")
+def test_memory_of_strangers_goes_back_to_the_system(folder, tmp_path):
+    """All seats are taken by people who say nothing, and are free again."""
+    paths = (str(folder / name) for name in ("ca.crt", "server.crt", "server.key"))
+    settings = Settings("127.0.0.1", free_ports(0), 1, *paths, peers={"client-0": KEY}, limits=LIMITS)
+    settings.save(tmp_path / "settings")
+    sources = [f"127.0.0.{number}" for number in range(2, 10) for _ in range(LIMITS.strangers)]
+    program = [sys.executable, "-m", "trilemma.flower.guard", str(tmp_path / "settings")]
+    with subprocess.Popen(program, stderr=subprocess.DEVNULL) as door:
+        try:
+            process, began = psutil.Process(door.pid), tmp_path / "events" / "guard.jsonl"
+            wait_for(began.exists, 60.0)
+            before = process.memory_info().rss
+            there = (settings.listen, settings.port)
+            silent = [socket.create_connection(there, source_address=(one, 0)) for one in sources]
+            wait_for(lambda: process.memory_info().rss - before > 20 * MEGABYTE, 60.0)
+            for one in silent:
+                one.close()
+            wait_for(lambda: process.memory_info().rss - before < 8 * MEGABYTE, 60.0)
+        finally:
+            door.kill()
 
 
 def test_a_peer_has_so_many_connections_and_no_more(folder):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from flower_harness import Real, real
+from flower_harness import Real, real, wait_for
 
 from federation_harness import small_config
 from trilemma.federation import certificates
@@ -76,5 +76,6 @@ def test_a_mob_at_the_door_keeps_no_client_out_and_gets_nothing(federation: Real
     assert min(said["came"].values()) > 8, said["came"]
     assert sum(said["came"].values()) > 600
     assert Door.load(door_file(server.running)).strangers - refused > 300
-    assert guard.memory_info().rss - before < 50 * MEGABYTE, said
+    # While it lasts they have what their seats may have, and more on a busy machine; then all is given back.
+    wait_for(lambda: guard.memory_info().rss - before < 25 * MEGABYTE, 120.0)
     assert federation.go("afterwards")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -233,6 +234,52 @@ def test_runs_of_a_server_that_cannot_be_listed_are_none(tmp_path: Path) -> None
     (tmp_path / "server" / "federation.toml").write_text("")
     (tmp_path / "server" / "state" / "runs").write_text("no folder")
     assert [one.kind for one in find(tmp_path)] == ["party"]
+
+
+@pytest.mark.parametrize("secrets", [True, False])
+def test_a_party_without_its_public_facts_is_no_run(watched: Path, tmp_path: Path, secrets: bool) -> None:
+    """It is known by its secrets, or by its name beside another party's; what it lacks is said."""
+    root = tmp_path / "runs"
+    for name in ("client-0", "client-1", "server"):
+        shutil.copytree(watched / "federation" / name, root / name)
+    for name in ("client-1", "server"):
+        (root / name / "federation.toml").unlink()
+        if not secrets:
+            shutil.rmtree(root / name / "secrets")
+    client = client_of(root)
+    lines = {one["name"]: one for one in client.get("/api/parties").json()}
+    assert {name: "no federation.toml" in one["problem"] for name, one in lines.items()} == {
+        "runs/client-0": False, "runs/client-1": True, "runs/server": True,
+    }  # fmt: skip
+    assert [one["role"] for _, one in sorted(lines.items())] == ["client", "client", "server"]
+    view = client.get(f"/api/parties/{lines['runs/client-1']['id']}")
+    assert (view.status_code, "no federation.toml" in view.json()["detail"]) == (400, True)
+    assert set(runs_of(client)) == {"runs/server/pilot"}
+
+
+@pytest.mark.parametrize("name", ["config.toml", "summary.json", "seed-1/metrics.jsonl"])
+@pytest.mark.parametrize("below", ["", "baseline"])
+def test_a_file_without_an_end_is_not_waited_for(
+    watched: Path, tmp_path: Path, name: str, below: str
+) -> None:
+    """A pipe in a stranger's folder, or a link to one: nobody would ever write into it."""
+    root = tmp_path / "runs"
+    shutil.copytree(watched / "study" / "mean", root / "whole")
+    shutil.copytree(watched / "study" / "caf", root / "caf")
+    (root / "caf" / below / name).unlink()
+    os.mkfifo(tmp_path / "pipe")
+    (root / "caf" / below / name).symlink_to(tmp_path / "pipe")
+    client = client_of(root)
+    lines = runs_of(client)
+    assert lines["runs/whole"]["state"] == "finished"
+    broken = "" if (below, name) == ("baseline", "summary.json") else f"{Path(name).name} is no file"
+    assert lines["runs/caf"]["problem"] == broken
+    assert client.get(f"/api/runs/{lines['runs/caf']['id']}").status_code == (400 if broken else 200)
+
+
+def test_a_run_that_is_only_called_like_a_party_is_a_run(watched: Path, tmp_path: Path) -> None:
+    shutil.copytree(watched / "study" / "mean", tmp_path / "runs" / "server")
+    assert [one.kind for one in find(tmp_path / "runs")] == ["run"]
 
 
 # --- planner -----------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -77,10 +76,8 @@ def init_command(
     ] = False,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
-    from trilemma.federation import founding, pilot, provisioning, public_facts, supervision
+    from trilemma.federation import founding, pilot, public_facts
     from trilemma.federation.requests import Request
-    from trilemma.federation.spending import write_budgets
-    from trilemma.federation.task import load_task
 
     if join != bool(requests):
         raise UserError("--join goes with the requests of the clients, and requests with --join")
@@ -91,13 +88,12 @@ def init_command(
         clients = len(asked) if clients is None else clients
     own = None if task is None else _task(task, clients)
     settings = _settings(config, clients, own, plugin or [])
-    count = settings.federation.clients
     looked_up = own is not None and examples is None
     if own is not None and examples is None:
-        examples = pilot.poorest(own, count)
+        examples = pilot.poorest(own, settings.federation.clients)
     facts = public_facts.Federation(
         name=name,
-        clients=count,
+        clients=settings.federation.clients,
         host=host,
         port=port,
         listen=listen,
@@ -110,14 +106,7 @@ def init_command(
         server, written = founding.found(folder, facts, settings.toml(), asked, task, settings.plugins)
         _say_founded(folder, server, written)
         return
-    made = provisioning.init(folder, facts, settings.toml(), task=task, plugins=settings.plugins)
-    try:
-        linked = pilot.rehearsed(made, task) if task is not None and looked_up else []
-        limit = write_budgets(made[1:], load_task(made[0]), budget)
-    except UserError:
-        shutil.rmtree(folder)  # nothing was there before: the corrected command finds the place free
-        raise
-    supervision.write(folder, made)
+    made, linked, limit = _with_all_keys(folder, facts, settings, task, budget, looked_up)
     for party in made:
         say(f"{party.folder}")
     if own is not None:
@@ -125,6 +114,30 @@ def init_command(
         for problem in [] if looked_up or not facts.on_one_machine else pilot.without_data(made):
             say(f"\n{problem}")
     _say_next(folder, facts, limit)
+
+
+def _with_all_keys(
+    folder: Path,
+    facts: Federation,
+    settings: Config,
+    task: Path | None,
+    budget: float | None,
+    rehearsal: bool,
+) -> tuple[list[Party], list[str], float | None]:
+    """Make every party's folder; return them, what was linked into each, and what each may spend.
+
+    For a `rehearsal` clients get what lies beside the task, which each would otherwise have at home.
+    """
+    from trilemma.federation import pilot, provisioning, supervision
+    from trilemma.federation.spending import write_budgets
+    from trilemma.federation.task import load_task
+
+    with provisioning.new_folder(folder):
+        made = provisioning.init(folder, facts, settings.toml(), task=task, plugins=settings.plugins)
+        linked = pilot.rehearsed(made, task) if task is not None and rehearsal else []
+        limit = write_budgets(made[1:], load_task(made[0]), budget)
+        supervision.write(folder, made)
+    return made, linked, limit
 
 
 def _say_next(folder: Path, facts: Federation, limit: float | None) -> None:
@@ -138,7 +151,8 @@ def _say_next(folder: Path, facts: Federation, limit: float | None) -> None:
         "request on every client's machine, then init --join."
     )
     say(
-        f"\nKeep {folder / 'authority'} off-line. Each other folder goes to its party and to nobody else.\n"
+        f"\nClients connect to {facts.address}. Keep {folder / 'authority'} off-line. Each other folder goes "
+        "to its party and to nobody else.\n"
         f"On this machine: trilemma federation up {folder}; trilemma federation run {folder}"
     )
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from torch import Tensor
 
 from trilemma.errors import UserError, nearest
-from trilemma.federation import kinds, wire
 from trilemma.federation.broadcasts import described
-from trilemma.federation.layout import Party
+from trilemma.federation.commits import result_of
+from trilemma.federation.layout import Party, is_partys
 from trilemma.federation.public_facts import PUBLIC
 from trilemma.federation.sessions import Session
 from trilemma.federation.task import OneClient, PartyTask, load_task
@@ -63,7 +63,7 @@ class Received:
         if not path.is_file():
             raise UserError(f"run {self.run!r} has handed out no model to {self.party.name} yet")
         self._check_plan()
-        _, tensors = wire.read_file(path, kinds.Finished)
+        tensors = result_of(path, self.run)
         algorithm = self.task.resolved.algorithm
         begin = algorithm.init(self.task.model, (self._client,), self.task.key.fold("init"))
         if described(tensors) != described(begin.broadcast):
@@ -124,7 +124,7 @@ class Received:
 
 def client_in(folder: Path) -> Party | None:
     """Return the client whose own folder this is; None: it is something else."""
-    if not (folder / PUBLIC).is_file():
+    if not is_partys(folder):
         return None
     party = Party.open(folder)
     return None if party.client is None else party

@@ -23,6 +23,7 @@ from cryptography.x509.oid import NameOID
 
 from trilemma.errors import UserError
 from trilemma.federation import processes
+from trilemma.federation.addresses import address_of
 from trilemma.federation.certificates import belongs
 from trilemma.federation.facts import installed
 from trilemma.federation.layout import METRICS, Party, metrics_port
@@ -199,7 +200,9 @@ def _free(process: str, host: str, port: int) -> Iterator[Finding]:
         elif error.errno == errno.EACCES:
             said, cure = f"port {port} may not be opened by this user", "choose one above 1023 with `init`"
         else:
-            said = f"nobody can listen at {host}:{port} on this machine ({error.strerror or error})"
+            said = (
+                f"nobody can listen at {address_of(host, port)} on this machine ({error.strerror or error})"
+            )
             cure = "`listen` in this party's federation.toml is an address of this machine, or 0.0.0.0"
         yield Finding("ports", said, cure, True)
 

@@ -23,7 +23,9 @@ from trilemma.errors import UserError
 from trilemma.federation import events, kinds, wire
 from trilemma.federation.epochs import Epoch
 from trilemma.federation.expulsions import Expulsion
+from trilemma.federation.layout import Party
 from trilemma.federation.memory import Memory, Reference
+from trilemma.federation.plain_files import ends
 
 KEPT = 5
 """How many commits a run keeps: a disk that breaks the newest does not end the run."""
@@ -41,6 +43,7 @@ class _CommitHeader(kinds.Header):
     unused: list[int]
     record: dict[str, Any]
     epoch_terms: str = ""
+    plan: str = ""
     expelled: list[Expulsion] = Field(default_factory=list)
     files: dict[str, Reference] = Field(default_factory=dict)
     row_files: dict[str, list[Reference]] = Field(default_factory=dict)
@@ -55,6 +58,7 @@ class _CommitHeader(kinds.Header):
 class Commit:
     """Where a run stands after `rounds` rounds. `terms` are what it is about, whoever takes part.
 
+    `plan` is that and the code of the server's own task; "" in older files.
     `chosen` is the model the run returns if it ends here, where that is not the latest. `heard` has the round
     in which each client's answer was last used; `unused` are the clients whose answer was not used when they
     were last asked; `record` is what is said about the last round. `remembered` is what the server needs of
@@ -75,6 +79,7 @@ class Commit:
     record: Mapping[str, Any] = field(default_factory=dict)
     remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
     expelled: tuple[Expulsion, ...] = ()
+    plan: str = ""
 
     def parts(self, memory: Memory) -> list[bytes | memoryview]:
         """Return the commit as a block, in parts."""
@@ -99,6 +104,7 @@ class Commit:
             unused=list(self.unused),
             record=dict(self.record),
             epoch_terms=epoch.terms,
+            plan=self.plan,
             expelled=list(self.expelled),
             files=files,
             row_files=row_files,
@@ -139,6 +145,7 @@ class Commit:
             header.record,
             _remembered(part_of("remembered", tensors)),
             tuple(header.expelled),
+            header.plan,
         )
 
 
@@ -162,8 +169,36 @@ def part_of(prefix: str, tensors: wire.Tensors) -> dict[str, Any]:
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
+def result_of(path: Path, run: str) -> wire.Tensors:
+    """Return what a run handed out; refuse the file of another one, whose model may have the same shape."""
+    header, tensors = wire.read_file(path, kinds.Finished)
+    if header.run != run:
+        raise UserError(f"{path} is the result of run {header.run[:64]!r}, and not of {run!r}")
+    return tensors
+
+
+def check_began(server: Party, run: str, terms: str, plan: str) -> None:
+    """Refuse to take a run for one of what is in the server's folder now, where it began with something else.
+
+    "": nothing says with what. A model of the same shape would be taken for another one.
+    """
+    folder = repr(str(server.folder))
+    if terms not in ("", server.agreement):
+        raise UserError(
+            f"config.toml or `examples` in federation.toml of {folder} are not those with which run {run!r} "
+            "began: put them back as they were, or choose a new name"
+        )
+    if plan not in ("", server.plan):
+        raise UserError(
+            f"task.py in {folder} is not the one with which run {run!r} began: put it back as it was, or "
+            "choose a new name"
+        )
+
+
 def _references(path: Path) -> list[Reference]:
     """Return what a commit refers to; of one that cannot be read, nothing."""
+    if not ends(path):
+        return []
     try:
         with path.open("rb") as file:
             header = wire.header_of(wire.unchecked(file.read(wire.LARGEST_HEADER + 256)), _CommitHeader)
@@ -247,13 +282,25 @@ class CommitLog:
 
         The model of a finished run is a file of its own, and stays readable when its commits are lost.
         """
+        return self._began()[0]
+
+    def _began(self) -> tuple[str, str]:
+        """Return terms and plan of the run, "" where nothing says so any more."""
         try:
             last = self.last()
         except UserError:
             last = None
         if last is not None:
-            return last.terms
-        return self._terms.read_text(errors="replace") if self._terms.is_file() else ""
+            return last.terms, last.plan
+        said = self._terms.read_text(errors="replace") if self._terms.is_file() else ""
+        terms, _, plan = said.partition(" ")
+        return terms, plan
+
+    def check_began_with(self, server: Party) -> None:
+        """Refuse a server's folder with another configuration or task now, or with another run's result."""
+        check_began(server, self.folder.name, *self._began())
+        if self.result.is_file():
+            result_of(self.result, self.folder.name)
 
     def check(self) -> None:
         """Refuse a log of which no commit is whole, with everything it refers to."""
@@ -293,7 +340,7 @@ class CommitLog:
         if commit.rounds != expected:
             raise UserError(f"round {commit.rounds} cannot be committed: the next one is {expected}")
         if commit.rounds == 0:
-            files.write_atomically(self._terms, commit.terms.encode())
+            files.write_atomically(self._terms, f"{commit.terms} {commit.plan}".strip().encode())
         self._write(commit)
         self._write_record(commit)
 
@@ -329,6 +376,8 @@ class CommitLog:
         broken: list[Path] = []
         for path in [*self._kept(), *([self._first] if self._first.is_file() else [])]:
             try:
+                if not ends(path):
+                    raise wire.WireError("not as it was written: it is no file")
                 return Commit.from_block(wire.unsealed(path.read_bytes()), self.memory, thorough), broken
             except (OSError, wire.WireError) as error:
                 if not path.exists():  # it was forgotten just now: newer ones have come

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from trilemma import files
-from trilemma.errors import UserError
 from trilemma.federation import events, kinds, wire
 from trilemma.federation.adoption import Agreed
-from trilemma.federation.commits import Commit, CommitLog
+from trilemma.federation.commits import Commit, CommitLog, check_began
 from trilemma.federation.epochs import Attendance, Epoch, Policy, check_progress, open_epoch
 from trilemma.federation.event_fields import figures
 from trilemma.federation.exchange import Clock, Correspondence
@@ -72,21 +71,18 @@ class Coordinator:
         """Return the last commit, or make the one before the first round."""
         last = self.log.recover(self.say)
         if last is not None:
-            self._check_agreement(last)
+            check_began(self.party, self.run, last.terms, last.plan)
             return last
         algorithm, key = self.task.resolved.algorithm, self.task.key.fold("init")
         beginning = algorithm.init(self.task.model, self.policy.everyone, key)
         server = self._shelf.kept(beginning.server, {})
-        commit = Commit(self.run, self.party.agreement, 0, None, beginning.broadcast, server)
+        terms, plan = self.party.agreement, self.party.plan
+        commit = Commit(self.run, terms, 0, None, beginning.broadcast, server, plan=plan)
         if self.task.config.run.returned != "last":
             commit = replace(commit, chosen={"params": beginning.broadcast["params"]})
         with self.watch.stage("commit"):
             self.log.append(commit)
         return commit
-
-    def _check_agreement(self, commit: Commit) -> None:
-        if commit.terms != self.party.agreement:
-            raise UserError(f"run {self.run!r} began under another configuration; choose a new name")
 
     def go(self) -> Commit:
         """Run to the end, from wherever the run stands."""
@@ -116,7 +112,7 @@ class Coordinator:
         here, agreed = replace(self, expelled=commit.expelled), Agreed.by(self.party)
         if agreed.roster == self.agreed.roster:
             return here
-        self._check_agreement(commit)
+        check_began(self.party, self.run, commit.terms, commit.plan)
         clients = list(agreed.roster.keys.members)
         self.say(events.ROSTER_ADOPTED(serial=agreed.roster.serial, clients=clients))
         return replace(here, agreed=agreed, task=load_task(self.party))

@@ -10,7 +10,7 @@ from typing import Any
 
 from trilemma.federation.reasons import LONGEST, shortened
 
-_WORD = re.compile(r"[A-Za-z0-9_./~:+%-]{1,80}")
+_WORD = re.compile(r"[][A-Za-z0-9_./~:+%-]{1,262}")  # the longest name of a host, and a port
 _QUOTED = re.compile(r"\b(unknown|unreached): .*", re.DOTALL)
 
 
@@ -20,7 +20,7 @@ class Sort(Enum):
     NUMBER = "a finite number"
     CLIENT = "a client's number, or None where nobody knows whose it was"
     CLIENTS = "numbers of clients"
-    WORD = "one word of letters, digits and . _ / ~ : + % -"
+    WORD = "one word of letters, digits and . _ / ~ : + % - [ ]"
     SENTENCE = f"at most {LONGEST} printable characters, nothing of them quoted from somebody else"
     FIGURES = "finite numbers by name"
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trilemma.errors import UserError
 from trilemma.federation.canonical import canonical
+from trilemma.federation.plain_files import ends
 
 if TYPE_CHECKING:
     from trilemma.federation.layout import Party  # not for the guard, which is small
@@ -93,6 +94,8 @@ class Facts:
 
 def fingerprint(path: Path) -> str:
     """Return the first letters of a file's SHA-256; "missing" where there is none."""
+    if not ends(path):
+        return "no file"
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:SHOWN]
     except OSError:
@@ -101,6 +104,8 @@ def fingerprint(path: Path) -> str:
 
 def _roster(path: Path) -> str:
     """Return a fingerprint of what a roster says: its signature may be another one that holds as well."""
+    if not ends(path):
+        return fingerprint(path)
     try:
         said = canonical(json.loads(path.read_bytes())["roster"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):

@@ -40,13 +40,10 @@ def found(
 
     Nothing is left behind where something is wrong.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
     if len(requests) != federation.clients:
         raise UserError(f"{len(requests)} requests for a federation of {federation.clients} clients")
     members = tuple(_member(request) for request in requests)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
+    with provisioning.new_folder(folder):
         authority = Authority.found(folder / authorities.FOLDER, federation.name, federation.toml(), config)
         roster = authority.sign(federation.name, members)
         provisioning.begin_folder(folder / "server", federation, config, task, plugins)
@@ -61,9 +58,6 @@ def found(
             name = f"client-{place}"
             authority.keep(name, certificates.certify_client(authority.issued, name, request.certificate))
             written.append(bundles.write_bundle(authority, place, authority.folder / membership.BUNDLES))
-    except UserError:
-        shutil.rmtree(folder)
-        raise
     return server, written
 
 

@@ -197,7 +197,7 @@ class Journal:
             return self._last
         version = self._on_disk()
         found = sealed_files.read(self._file, _EntryHeader)
-        if found is None:
+        if found is None or found[0].run != self._file.parent.name:
             return None  # as good as lost: it repeats no answer, and the ledger says which rounds are over
         self._last, self._version = _entry(*found), version
         return self._last

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trilemma.errors import UserError
+from trilemma.federation.plain_files import ends
 from trilemma.federation.public_facts import PUBLIC, Federation
 from trilemma.federation.rosters import SignedRoster
 from trilemma.privacy.secrets import Identity, Roster
@@ -68,7 +69,10 @@ class Party:
     def open(cls, folder: Path) -> Party:
         """Open a party's folder, or say what is missing."""
         folder = folder.resolve()
+        _ = cls(folder, None).config  # others than we read it, too
         if not (folder / PUBLIC).is_file():
+            if is_partys(folder):
+                raise UserError(f"{folder.name}: {WITHOUT_FACTS}")
             raise UserError(f"{folder} is not a party's folder: it has no {PUBLIC}")
         if folder.name == "server":
             return cls(folder, None)
@@ -85,6 +89,13 @@ class Party:
         """`server` or `client-i`."""
         return "server" if self.client is None else f"client-{self.client}"
 
+    def _file(self, *parts: str) -> Path:
+        """Return where one of this party's files is; refuse a pipe or a device, which may never end."""
+        path = self.folder.joinpath(*parts)
+        if not ends(path):
+            raise UserError(f"{path} is no file: delete it, and bring back what was there")
+        return path
+
     @property
     def federation(self) -> Federation:
         """The public facts, as this party has them."""
@@ -93,7 +104,7 @@ class Party:
     @property
     def config(self) -> Path:
         """This party's copy of the run configuration."""
-        return self.folder / CONFIG
+        return self._file(CONFIG)
 
     @property
     def agreement(self) -> str:
@@ -122,7 +133,7 @@ class Party:
     @property
     def allowed(self) -> Path:
         """What this client's owner allows."""
-        return self.folder / "allowed.toml"
+        return self._file("allowed.toml")
 
     @property
     def proposals(self) -> Path:
@@ -132,22 +143,22 @@ class Party:
     @property
     def authority(self) -> Path:
         """The CA certificate: a client's only trusted root."""
-        return self.folder / "tls" / "ca.crt"
+        return self._file("tls", "ca.crt")
 
     @property
     def certificate(self) -> Path:
         """The certificate this party shows to others."""
-        return self.folder / "tls" / ("server.crt" if self.client is None else "client.crt")
+        return self._file("tls", "server.crt" if self.client is None else "client.crt")
 
     @property
     def certificate_key(self) -> Path:
         """The private key of this party's certificate."""
-        return self.folder / "secrets" / ("server.key" if self.client is None else "client.key")
+        return self._file("secrets", "server.key" if self.client is None else "client.key")
 
     @property
     def roster(self) -> Path:
         """Who is in the federation, signed by its authority."""
-        return self.folder / "roster.json"
+        return self._file("roster.json")
 
     @property
     def signed_roster(self) -> SignedRoster:
@@ -157,17 +168,17 @@ class Party:
     @property
     def known(self) -> Path:
         """The identities this client counts on, whoever else is on the roster: its owner's list."""
-        return self.folder / "known.json"
+        return self._file("known.json")
 
     @property
     def installing(self) -> Path:
         """The bundle that is being installed: there while not all of it is in its place."""
-        return self.folder / "installing.json"
+        return self._file("installing.json")
 
     @property
     def installed(self) -> Path:
         """Which bundle was installed last."""
-        return self.folder / "memory" / "bundle"
+        return self._file("memory", "bundle")
 
     @property
     def keys(self) -> Roster:
@@ -182,12 +193,12 @@ class Party:
     @property
     def identity(self) -> Path:
         """A client's Ed25519 identity key."""
-        return self.folder / "secrets" / "identity.key"
+        return self._file("secrets", "identity.key")
 
     @property
     def node_key(self) -> Path:
         """A client's node key for Flower's authentication."""
-        return self.folder / "secrets" / "node.key"
+        return self._file("secrets", "node.key")
 
     @property
     def reproducible(self) -> Reproducible | None:
@@ -206,7 +217,7 @@ class Party:
     @property
     def executor_secret(self) -> Path:
         """What this party's Flower process and its worker share, so that no other process takes its tasks."""
-        return self.folder / "secrets" / "executor"
+        return self._file("secrets", "executor")
 
     def check(self) -> None:
         """Refuse to work in a folder that is not complete, or whose secrets others here can read."""
@@ -228,7 +239,7 @@ class Party:
     @property
     def budget(self) -> Path:
         """A client's own limit on what it spends, over all runs."""
-        return self.folder / "budget.toml"
+        return self._file("budget.toml")
 
     @property
     def task(self) -> Path | None:
@@ -244,17 +255,17 @@ class Party:
     @property
     def ledger(self) -> Path:
         """What a client has released and what it has cost."""
-        return self.state / "ledger"
+        return self._file("state", "ledger")
 
     @property
     def ledger_head(self) -> Path:
         """How far the ledger had come, a second time: `state/` may be deleted, or an old copy put back."""
-        return self.folder / "memory" / "ledger-head"
+        return self._file("memory", "ledger-head")
 
     @property
     def ledgers_seen(self) -> Path:
         """How far everybody else's ledger had come when this party last saw it."""
-        return self.folder / "memory" / "ledgers-seen"
+        return self._file("memory", "ledgers-seen")
 
     @property
     def lock(self) -> Path:
@@ -331,9 +342,9 @@ def party_folders(folder: Path) -> list[Path]:
     if (folder / PUBLIC).is_file():
         return [folder]
     inside = [path for path in sorted(folder.glob("*")) if path.is_dir() and _may_be_looked_into(path)]
-    if any(map(_is_partys, inside)):
-        return [path for path in inside if _is_partys(path) or PARTY_NAME.fullmatch(path.name)]
-    if _is_partys(folder):
+    if any(map(is_partys, inside)):
+        return [path for path in inside if is_partys(path) or PARTY_NAME.fullmatch(path.name)]
+    if is_partys(folder):
         return [folder]
     raise UserError(f"there is no federation in {folder}; make one with `trilemma federation init {folder}`")
 
@@ -349,7 +360,8 @@ def _may_be_looked_into(folder: Path) -> bool:
     return True
 
 
-def _is_partys(folder: Path) -> bool:
+def is_partys(folder: Path) -> bool:
+    """Tell whether a folder is a party's, with its public facts or without."""
     return (folder / PUBLIC).is_file() or (folder / "secrets").is_dir()
 
 

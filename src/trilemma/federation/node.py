@@ -54,6 +54,7 @@ from trilemma.federation.task import OneClient, PartyTask, load_task
 from trilemma.federation.timed_noise import TimedNoise
 from trilemma.keys import Key
 from trilemma.learning.protocol import ClientStep, Start, State
+from trilemma.privacy.secrets import SecretNoise
 from trilemma.privacy.types import NoiseSource
 from trilemma.stopwatch import Stopwatch
 
@@ -274,19 +275,15 @@ class Node:
             unheard = sorted(set(ask.unused) & set(range(self._clients)))  # a ledger keeps it for ever
             epsilon = pay(self.party, self.task, secrets, ask.run, ask.round, unheard)
         before = self._start().clients if todo.state is None else todo.state
-        with watch.stage("compute"):
-            step = self._step(ask, broadcast, before, TimedNoise(session.noise(secrets), watch))
-        with watch.stage("serialise"):
-            sent, state, loss = self.task.message.encode(step.messages), step.state, step.report.get("loss")
-            del step  # what was sent is there twice otherwise
+        sent, after, loss = self._computed(ask, broadcast, before, session.noise(secrets), watch)
         with watch.stage("journal"):
-            journal.write(Entry(ask.run, ask.epoch, ask.round, asked, sent, before, state))
+            journal.write(Entry(ask.run, ask.epoch, ask.round, asked, sent, before, after))
         answer, seconds = wire.parts_of(header, sent), watch.take()
         session.note(
             {
                 "round": ask.round,
                 "epoch": ask.epoch,
-                "loss": _number(loss),
+                "loss": loss,
                 "epsilon": epsilon,
                 "unheard": unheard,
                 "seconds": seconds,
@@ -303,6 +300,16 @@ class Node:
             )
         )
         return answer
+
+    def _computed(
+        self, ask: kinds.Ask, broadcast: State, before: State, noise: SecretNoise, watch: Stopwatch
+    ) -> tuple[wire.Tensors, State, float | None]:
+        """Return what is sent in a round, the state after it, and the loss; the step itself is let go."""
+        with watch.stage("compute"):
+            step = self._step(ask, broadcast, before, TimedNoise(noise, watch))
+        with watch.stage("serialise"):
+            sent = self.task.message.encode(step.messages)  # a second copy of what the step has
+        return sent, step.state, _number(step.report.get("loss"))
 
     def _inquire(self, block: wire.Block) -> bytes:
         """Answer what the server asks after the answer of a round, from the state that answer left."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trilemma import files
@@ -25,6 +27,26 @@ from trilemma.privacy.secrets import Identity
 from trilemma.task.file import copy_task
 
 
+@contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """Make the folder of a federation; refuse to touch one that is there.
+
+    Whatever goes wrong meanwhile, a full disk or Ctrl-C among it, half a federation's keys are no use to
+    anybody: the corrected command finds the place free.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder.resolve(), ignore_errors=True)
+        raise
+
+
 def init(
     folder: Path,
     federation: Federation,
@@ -37,34 +59,29 @@ def init(
 
     Plugins are copied to every party; `config` holds their digests, so that the terms do.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
     if task is not None and not task.is_file():
         raise UserError(f"there is no {task}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
-    names = ["server", *(f"client-{i}" for i in range(federation.clients))]
-    for name in names:
-        begin_folder(folder / name, federation, config, task, plugins)
-    found = parties(folder)
-    server, clients = found[0], found[1:]
+    with new_folder(folder):
+        names = ["server", *(f"client-{i}" for i in range(federation.clients))]
+        for name in names:
+            begin_folder(folder / name, federation, config, task, plugins)
+        found = parties(folder)
+        server, clients = found[0], found[1:]
 
-    authority = Authority.found(folder / authorities.FOLDER, federation.name, federation.toml(), config)
-    write_certificate(server, authority.issued, (federation.host, *hosts))
-    members: list[Member] = []
-    for client in clients:
-        install_certificate(client, certificates.issue_client(authority.issued, client.name))
-        members.append(new_member(client))
-    roster = authority.enact(authority.sign(federation.name, tuple(members)))
-    for party in found:
-        complete_folder(party, authority.certificate, roster)
-        authority.keep(party.name, party.certificate.read_bytes())
-    if federation.on_one_machine:  # whoever made it owns all of it, and means what it was made for
+        authority = Authority.found(folder / authorities.FOLDER, federation.name, federation.toml(), config)
+        write_certificate(server, authority.issued, (federation.host, *hosts))
+        members: list[Member] = []
         for client in clients:
-            Permission().with_plan(client.plan).save(client.allowed)
-    return found
+            install_certificate(client, certificates.issue_client(authority.issued, client.name))
+            members.append(new_member(client))
+        roster = authority.enact(authority.sign(federation.name, tuple(members)))
+        for party in found:
+            complete_folder(party, authority.certificate, roster)
+            authority.keep(party.name, party.certificate.read_bytes())
+        if federation.on_one_machine:  # whoever made it owns all of it, and means what it was made for
+            for client in clients:
+                Permission().with_plan(client.plan).save(client.allowed)
+        return found
 
 
 def begin_folder(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -12,14 +10,13 @@ from dataclasses import MISSING, asdict, dataclass, fields
 import tomli_w
 
 from trilemma.errors import UserError
+from trilemma.federation.addresses import address_of, check_host
 
 PUBLIC = "federation.toml"
 """The file they are in, in every party's folder."""
 
 LONGEST_NAME = 54
 """Bytes of a federation's name: the authority's certificate has room for 64, " authority" among them."""
-
-HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -70,9 +67,9 @@ class Federation:
             raise UserError(
                 f"name = {self.name!r}: allowed is one line of text, at most {LONGEST_NAME} bytes"
             )
-        _check_host("host", self.host)
+        check_host("host", self.host)
         if self.listen is not None:
-            _check_host("listen", self.listen)
+            check_host("listen", self.listen)
         if self.clients < 1:
             raise UserError(f"a federation needs at least one client, not {self.clients}")
         if self.examples is not None and self.examples < 1:
@@ -86,7 +83,7 @@ class Federation:
     @property
     def address(self) -> str:
         """Where the server's guard listens, and clients connect."""
-        return f"{self.host}:{self.port}"
+        return address_of(self.host, self.port)
 
     @property
     def on_one_machine(self) -> bool:
@@ -130,18 +127,6 @@ class Federation:
             return cls(**{**facts, "timing": Timing(**facts.get("timing", {}))})
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise UserError(f"{PUBLIC} cannot be read: {error}") from None
-
-
-def _check_host(fact: str, host: str) -> None:
-    """Refuse what is neither an address nor a name that a certificate can be for."""
-    try:
-        ipaddress.ip_address(str(host))  # a number in a damaged file would be taken for an address
-    except ValueError:
-        if not HOST_NAME.fullmatch(host):
-            raise UserError(
-                f"{fact} = {host!r}: allowed is an IP address, or a name as in fl.example.org (one with "
-                "other letters as the domain name system spells it, xn--…)"
-            ) from None
 
 
 def _check_names(kind: type[Federation] | type[Timing], said: Mapping[str, object]) -> None:

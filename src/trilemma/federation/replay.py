@@ -73,6 +73,7 @@ def differences(server: Party, run: str) -> tuple[Replayed, list[str]]:
     last = log.last()
     if last is None:
         raise UserError(f"there is no run {run!r} in {server.folder}")
+    log.check_began_with(server)  # from anything else something else follows, and nobody did wrong
     replayed = replay(server, run)
     if last.rounds != replayed.rounds:
         return replayed, [

@@ -159,6 +159,8 @@ class Session:
         if found is None:
             return None  # as good as lost: its epoch is not joined again (`Joined` has it), the next is
         header, _ = found
+        if not self._is_own(header):
+            return None  # another run's or another client's: noise from it would be somebody else's
         return Secrets(
             header.epoch,
             header.offer,
@@ -170,6 +172,14 @@ class Session:
             tuple(header.expelled),
             header.plan,
         )
+
+    def _is_own(self, header: _SessionHeader) -> bool:
+        """Tell whether the offer in a file is this client's, for an epoch of this run."""
+        try:
+            offer = Offer.decode(bytes.fromhex(header.offer))
+        except ValueError:
+            return False
+        return (offer.index, offer.run) == (self._client, run_digest(epoch_name(self.run, header.epoch)))
 
     def _write(self, secrets: Secrets) -> None:
         header = _SessionHeader(

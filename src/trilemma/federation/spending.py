@@ -157,6 +157,11 @@ def _budget_file(party: Party) -> dict[str, Any]:
 def _budget_text(party: Party) -> str:
     try:
         return party.budget.read_text()
+    except FileNotFoundError:
+        raise UserError(
+            f"{party.name} has no {party.budget.name}: where a configuration adds no noise there is no ε to "
+            "limit; where it does, bring the file back"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
 

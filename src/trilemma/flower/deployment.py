@@ -18,6 +18,7 @@ from pathlib import Path
 
 from trilemma.errors import UserError
 from trilemma.federation import processes
+from trilemma.federation.addresses import address_of
 from trilemma.federation.doctor import check_start
 from trilemma.federation.layout import (
     RUNNING,
@@ -312,8 +313,7 @@ def _wait_for_ports(server: Party, running: list[Running]) -> None:
         except OSError:
             time.sleep(0.1)
     if waiting:
-        host, port = waiting[0]
-        raise ProcessFailed(f"nobody listens at {host}:{port} after {START_LIMIT:.0f} s")
+        raise ProcessFailed(f"nobody listens at {address_of(*waiting[0])} after {START_LIMIT:.0f} s")
 
 
 def refresh(server: Party, say: Callable[[str], None] = lambda _: None) -> None:

@@ -29,6 +29,7 @@ from pathlib import Path
 import h11
 
 from trilemma.federation import events
+from trilemma.federation.addresses import address_of
 from trilemma.federation.event_fields import without_quotes
 from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.peers import door_file
@@ -42,6 +43,7 @@ from trilemma.flower.meters import Acquaintances, Full, Seats, Tokens
 from trilemma.flower.presence import EVERY, Presence
 from trilemma.flower.replies import Replies
 from trilemma.flower.short_logs import keep_short
+from trilemma.flower.tidying import Tidying
 from trilemma.flower.waiting import Waiting
 
 log = logging.getLogger("trilemma.guard")
@@ -76,6 +78,7 @@ class Guard:
         self._lines = Tokens(1.0, 100)  # of the log: strangers do not fill the disk either
         self._tls = server_context(settings)
         self._running: set[asyncio.Task[None]] = set()
+        self._tidying = Tidying()
         self._shaking: dict[str, list[asyncio.Task[None]]] = {}
         self._say, self._seen, self.presence = say, seen, Presence(settings.peers)
         self._desk = Desk(
@@ -130,20 +133,20 @@ class Guard:
                     continue
                 task = loop.create_task(self._welcome(accepted, address[0]))
                 self._running.add(task)
-                task.add_done_callback(self._running.discard)
+                task.add_done_callback(self._ended)
         finally:
             for task in self._running:
                 task.cancel()
 
-    async def _remember(self) -> None:
-        """Write down what was seen, now and then, and give memory back.
+    def _ended(self, connection: asyncio.Task[None]) -> None:
+        self._running.discard(connection)
+        self._tidying.ended()
 
-        What is left of a connection refers to itself, and has large buffers: Python, which counts objects and
-        not bytes, would let hundreds of megabytes of them lie.
-        """
+    async def _remember(self) -> None:
+        """Write down what was seen, now and then, and give memory back."""
         while True:
             self.presence.write(self._seen)
-            gc.collect()
+            self._tidying.tidy()
             await asyncio.sleep(EVERY)
 
     def _seats(self, address: str) -> Seats:
@@ -241,7 +244,7 @@ def main(path: str) -> None:
     settings, running = Settings.load(Path(path)), Path(path).parent
     say = EventLog(events_file(running, "guard"), "server", "guard")
     with listen(settings) as listener:
-        address = f"{settings.listen}:{settings.port}"
+        address = address_of(settings.listen, settings.port)
         started = events.GUARD_STARTED(address=address, clients=len(settings.peers))
         log.info("%s", started.text)
         say(started)

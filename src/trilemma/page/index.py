@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from trilemma.errors import UserError, printable
+from trilemma.federation.layout import CONFIG, PARTY_NAME, party_folders
+from trilemma.federation.plain_files import ends
+from trilemma.federation.public_facts import PUBLIC
 from trilemma.records import Record
 from trilemma.report import glance as reading
 from trilemma.report.glance import Glance
@@ -69,6 +72,12 @@ class Found:
         seeds = sorted(self.folder.glob("seed-*/metrics.jsonl"))
         return [self.folder / "config.toml", self.folder / "summary.json", *seeds]
 
+    def all_files(self) -> list[Path]:
+        """Return the files that may be read of a run."""
+        beside = self.folder / reading.BASELINE
+        config = self.folder.parents[2] / CONFIG if self.kind == "deployed" else beside / CONFIG
+        return [*self.files(), config, *beside.glob("seed-*/metrics.jsonl")]
+
 
 def shown(text: str) -> str:
     r"""Return a name as it can be shown: what no character stands for, or steers a terminal, is written out.
@@ -90,16 +99,28 @@ def find(root: Path) -> Iterator[Found]:
                 names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
         except OSError:
             continue
-        if "federation.toml" in names:
+        if PUBLIC in names or (CONFIG in names and _lacks_its_facts(folder, names, root)):
             yield Found.at(folder, "party", root)
             if folder.name == "server" and names.get("state"):
                 yield from (Found.at(run, "deployed", root) for run in _deployed(folder / "state" / "runs"))
             continue
-        if "config.toml" in names:
+        if CONFIG in names:
             yield Found.at(folder, "run", root)
         if depth < DEEPEST:
             below = [name for name, is_folder in names.items() if is_folder and not _inside(name)]
             waiting += [(folder / name, depth + 1) for name in sorted(below, reverse=True)]
+
+
+def _lacks_its_facts(folder: Path, names: Mapping[str, bool], root: Path) -> bool:
+    """Tell a party without its public facts from a run: by secrets, or by name beside another party."""
+    if names.get("secrets"):
+        return True
+    if folder == root or not PARTY_NAME.fullmatch(folder.name):
+        return False
+    try:
+        return folder in party_folders(folder.parent)
+    except UserError:
+        return False
 
 
 def _deployed(runs: Path) -> list[Path]:
@@ -198,7 +219,10 @@ class Index:
 
 
 def _glance(one: Found) -> Glance | UserError:
+    endless = [path for path in one.all_files() if not ends(path)]
     try:
+        if endless:
+            raise UserError(f"{shown(endless[0].name)} is no file")
         if one.kind == "deployed":
             return reading.glance_deployed(one.folder.parents[2], one.folder)
         return reading.glance(one.folder)
