@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import trilemma
 from federation_harness import INSTANT, Direct, coordinator, small_config
 from trilemma import config as configurations
 from trilemma.cli import app
@@ -96,6 +97,8 @@ def test_a_server_whose_task_changed_neither_goes_on_nor_hands_out_nor_replays(f
     told = "task.py in .* is not the one with which run 'run' began: put it back as it was"
     assert re.search(told, said(*exported))
     assert not (tmp_path / "model.pt").exists()
+    with pytest.raises(UserError, match=told):
+        trilemma.load(made[0].folder).state_dict()
     if not lost:
         assert re.search(told, said("federation", "replay", str(made[0].folder), "--run", "run"))
         with pytest.raises(UserError, match=told):

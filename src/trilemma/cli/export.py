@@ -71,20 +71,9 @@ def export_command(
             "hospitals/client-0; clients of a simulation go on at home with [aggregation] tune = 'clients'"
         )
     result = report.load(source, run)
-    _check_began(result.directory)
     _write(result.state_dict(seed, client), target, result.inputs(seed))
     if caveat := result.caveat:
         note(f"note: {caveat}")
-
-
-def _check_began(run: Path) -> None:
-    """Refuse a run of a federation's server where that has another configuration or task now."""
-    from trilemma.federation.commits import CommitLog
-    from trilemma.federation.layout import Party, is_partys
-
-    for server in run.resolve().parents[2:3]:  # a run lies in state/runs of its server's folder
-        if is_partys(server):
-            CommitLog(run).check_began_with(Party.open(server))
 
 
 def _export_own(party: Party, run: str | None, target: Path, at_home: bool | None) -> None:

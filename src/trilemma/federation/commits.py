@@ -277,15 +277,11 @@ class CommitLog:
         """
         return self._newest_whole()[0]
 
-    def terms(self) -> str:
-        """Return what the run was agreed to be about; "" where neither a commit nor a file says so any more.
+    def _began(self) -> tuple[str, str]:
+        """Return terms and plan of the run, "" where neither a commit nor a file says so any more.
 
         The model of a finished run is a file of its own, and stays readable when its commits are lost.
         """
-        return self._began()[0]
-
-    def _began(self) -> tuple[str, str]:
-        """Return terms and plan of the run, "" where nothing says so any more."""
         try:
             last = self.last()
         except UserError:

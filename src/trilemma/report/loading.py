@@ -74,8 +74,7 @@ def _simulation(folder: Path, task: Task | None = None) -> Result:
 
 def _federation(folder: Path, name: str | None) -> Result:
     """Read the result of a federation's run from its server's folder."""
-    from trilemma.federation import kinds, wire
-    from trilemma.federation.commits import CommitLog
+    from trilemma.federation.commits import CommitLog, result_of
     from trilemma.federation.layout import parties
     from trilemma.federation.task import load_task
 
@@ -98,13 +97,8 @@ def _federation(folder: Path, name: str | None) -> Result:
     def model(_: int) -> Tensor:
         if not log.result.is_file():
             raise UserError(f"run {chosen!r} has no model yet: it is not finished")
-        began_with = log.terms()
-        if began_with not in ("", server.agreement):  # a seed decides which features were drawn
-            raise UserError(
-                f"config.toml or `examples` in federation.toml of {str(server.folder)!r} are not those with "
-                f"which run {chosen!r} began: put them back as they were"
-            )
-        _header, tensors = wire.read_file(log.result, kinds.Finished)
+        log.check_began_with(server)  # a seed decides which features were drawn
+        tensors = result_of(log.result, chosen)
         if "params" not in tensors:
             raise UserError(f"{settings.algorithm.name} has no common model; its clients keep their own")
         return tensors["params"]
