@@ -140,7 +140,8 @@ def test_rows_are_flat_and_pandas_is_optional(run: Path, monkeypatch: pytest.Mon
 
 def test_the_picture_is_drawn_where_asked(run: Path, tmp_path: Path) -> None:
     result = report.load(run)
-    assert result.plot(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    for path in (tmp_path / "a.png", str(tmp_path / "b.png")):  # as people write it
+        assert result.plot(path).read_bytes().startswith(b"\x89PNG")
     assert result.plot(quantity="up_bytes") == run / "curves.png"
     assert result.plot(kind="suspects") == run / "suspects.png"
     assert (run / "suspects.png").stat().st_size > 5000

@@ -149,7 +149,7 @@ def test_files(out: Path, tmp_path: Path, monkeypatch) -> None:
 def test_parquet_is_read_back(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     cross = Cross("a", "b", "mean", "accuracy", {("x", "y"): Square(0.5, 0.1, 3, 1)})
-    assert parquet.read_table(cross.parquet(tmp_path / "t.parquet")).to_pylist() == cross.records()
+    assert parquet.read_table(cross.parquet(str(tmp_path / "t.parquet"))).to_pylist() == cross.records()
 
 
 def test_a_folder_of_runs_will_do(out: Path, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class Cross:
         writer.writerows(records)
         return text.getvalue()
 
-    def parquet(self, path: Path) -> Path:
+    def parquet(self, path: Path | str) -> Path:
         """Write the records into a Parquet file."""
         try:
             import pyarrow
@@ -116,11 +116,12 @@ class Cross:
             raise UserError(
                 "Parquet needs pyarrow: pip install 'trilemma[tables]'; csv and markdown need nothing"
             ) from None
-        with replaced(room_for(path)) as new:
+        target = room_for(Path(path))
+        with replaced(target) as new:
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(self.records()), new)
-        return path
+        return target
 
-    def heatmap(self, path: Path) -> Path:
+    def heatmap(self, path: Path | str) -> Path:
         """Draw it as a map of colours into a PNG file, bright where the metric is good."""
         from matplotlib import colormaps
         from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
@@ -147,7 +148,7 @@ class Cross:
         )
         axes.set(ylabel=self.rows, xlabel=self.columns or "", title=self.title)
         figure.colorbar(image, ax=axes, format=PercentFormatter(1.0) if self.metric in SHARES else None)
-        return save_picture(figure, path)
+        return save_picture(figure, Path(path))
 
 
 def _mean(square: Square | None) -> float:

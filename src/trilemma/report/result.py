@@ -164,7 +164,7 @@ class Result:
 
     def plot(
         self,
-        path: Path | None = None,
+        path: Path | str | None = None,
         quantity: str | None = None,
         kind: Literal["curves", "suspects"] = "curves",
     ) -> Path:
@@ -175,7 +175,7 @@ class Result:
         """
         if kind not in ("curves", "suspects"):
             raise UserError(f"kind = {kind!r}; allowed: 'curves', 'suspects'")
-        target = self.directory / f"{kind}.png" if path is None else path
+        target = self.directory / f"{kind}.png" if path is None else Path(path)
         title = self.heading
         if kind == "suspects":
             count = self.summary.clients
