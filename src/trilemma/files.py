@@ -113,9 +113,26 @@ def replaced(path: Path) -> Iterator[Path]:
     temporary = half_written(path)
     with told_of(path, temporary):
         yield temporary
-        sync(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
+
+
+def write_where_asked(path: Path, content: bytes) -> None:
+    """Write a file that a user named: what is a link stays one, a pipe or a device is written into.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "link").symlink_to(folder / "file")
+    >>> write_where_asked(folder / "link", b"one")
+    >>> (folder / "link").is_symlink(), (folder / "file").read_bytes()
+    (True, b'one')
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with told_of(path), path.open("wb") as file:
+            file.write(content)
+        return
+    write_atomically(room_for(path.resolve()), content)
 
 
 def room_for(path: Path) -> Path:

@@ -44,7 +44,7 @@ class Options(BaseModel):
         """Refuse true and false where they are not among what is allowed; pydantic takes them for 1 and 0."""
         if any(isinstance(one, bool) for one in _each(value)):
             allowed = allowed_values(cls.model_fields[str(info.field_name)])
-            if "true" not in allowed:
+            if "number" in allowed and "true" not in allowed:
                 raise ValueError(f"allowed: {allowed}")
         return value
 
@@ -264,7 +264,7 @@ def _kinds(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[str]:
     elif origin is Literal:
         yield from (json.dumps(value, ensure_ascii=False) for value in arguments)
     elif origin in (tuple, list):
-        (inside,) = dict.fromkeys(_kinds(arguments[0]))
+        inside = " or ".join(dict.fromkeys(_kinds(arguments[0])))
         yield f"list of {inside.replace('number', 'numbers', 1)}"
     elif _table(annotation) is not None:
         yield f"{{{', '.join(annotation.model_fields)}}}"

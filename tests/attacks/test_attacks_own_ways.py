@@ -69,6 +69,16 @@ def test_ranked_lies_keep_every_number_and_point_away_from_the_truth(rule: str) 
     assert bool((sent @ against > view.own @ against).all())
 
 
+@pytest.mark.parametrize("rule", ["caf", "cwmed"])
+def test_in_half_precision_ranked_lies_are_finite_too(rule: str) -> None:
+    rng = torch.Generator().manual_seed(1)
+    honest, own = (((torch.randn(k, 3, generator=rng) + 0.3) * 10).half() for k in (9, 1))
+    view = View(honest, own, 1, aggregation.parse(rule, f=1), round=0, key=Key(0))
+    sent = attacks["adaptive"](noise="ranked", points=5).build().craft(view).messages
+    assert sent.dtype == torch.float16
+    torch.testing.assert_close(sent.sort(1).values, own.sort(1).values, rtol=0, atol=0.02)
+
+
 @given(st.integers(2, 40), st.sampled_from(SHARES), st.integers(0, 10**6))
 def test_of_all_orders_of_the_chosen_numbers_ranked_points_furthest(
     dim: int, share: float, seed: int

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 import re
+from typing import Any
 
 import pytest
 
 from trilemma import config
 from trilemma.config.resolve import resolve
 from trilemma.errors import ConfigError, PrivacyError, UserError
+from trilemma.options import Options
 
 
 @pytest.mark.parametrize(
@@ -284,3 +286,13 @@ def test_a_multiple_of_an_endless_contribution_is_refused() -> None:
     endless = config.parse({}, ["privacy.threat=ldp", "privacy.clip=inf", "privacy.noise_multiplier=1.0"])
     with pytest.raises(ConfigError, match="finite clip"):
         resolve(endless, 100)
+
+
+def test_options_of_a_plugin_may_be_true_where_they_may_be_anything() -> None:
+    class Loose(Options):
+        anything: Any = None
+        several: tuple[int | bool, ...] = ()
+
+    assert Loose.parse(anything=True, several=[True]).anything is True
+    with pytest.raises(ConfigError, match="several"):
+        Loose.parse(several="x")

@@ -380,7 +380,6 @@ class Mine(Geometric):
 '''
 
 
-@pytest.mark.usefixtures("plugins_forgotten")
 @pytest.mark.parametrize("ends", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("where", ["authority.Authority.enact", "supervision.write", "bundles.write_bundle"])
 def test_an_init_that_ends_in_its_middle_leaves_nothing_behind(tmp_path, where, ends):
@@ -404,6 +403,19 @@ def test_a_folder_that_holds_something_stays_as_it_is(tmp_path):
     assert [path.name for path in here.iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize("linked", [False, True])
+def test_an_empty_folder_of_the_users_is_there_after_a_failed_init(tmp_path, linked):
+    real, named = tmp_path / "real", tmp_path / "named"
+    real.mkdir()
+    named.symlink_to(real) if linked else real.rename(named)
+    with patch("trilemma.federation.supervision.write", side_effect=OSError(errno.ENOSPC, "full")):
+        assert CliRunner().invoke(federation_app, ["init", str(named), "--clients", "1"]).exit_code != 0
+    assert named.is_dir()
+    assert not any(named.iterdir())
+    command("init", named, "--clients", 1)
+
+
+@pytest.mark.usefixtures("plugins_forgotten")
 def test_a_client_that_joins_brings_the_plugins_that_were_agreed_on(tmp_path):
     """Bundles carry no code: its owner gets it, looks at it, and the configuration has its digest."""
     (tmp_path / "my_rules.py").write_text(RULE)

@@ -479,7 +479,6 @@ def test_a_client_elsewhere_gets_its_new_certificate_in_a_bundle(tmp_path, askin
     assert certificates.belongs(client.certificate.read_bytes(), client.certificate_key.read_bytes())
 
 
-@pytest.mark.slow
 def test_a_client_without_a_budget_is_told_why_there_is_none(tmp_path):
     folder = make(tmp_path / "federation", 2, small_config(2, tolerate=0))[1].folder
     for change in ([], ["--epsilon", 5]):
@@ -487,6 +486,7 @@ def test_a_client_without_a_budget_is_told_why_there_is_none(tmp_path):
             command("budget", folder, *change)
 
 
+@pytest.mark.slow
 def test_an_owner_changes_its_own_budget(pilot):
     coordinator(parties(pilot), Direct(parties(pilot)))[0].go()
     client = parties(pilot)[1]

@@ -142,6 +142,10 @@ def test_the_picture_is_drawn_where_asked(run: Path, tmp_path: Path) -> None:
     result = report.load(run)
     for path in (tmp_path / "a.png", str(tmp_path / "b.png")):  # as people write it
         assert result.plot(path).read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "link.png").symlink_to(tmp_path / "c.png")
+    result.plot(tmp_path / "link.png")
+    assert (tmp_path / "link.png").is_symlink()
+    assert (tmp_path / "c.png").is_file()
     assert result.plot(quantity="up_bytes") == run / "curves.png"
     assert result.plot(kind="suspects") == run / "suspects.png"
     assert (run / "suspects.png").stat().st_size > 5000

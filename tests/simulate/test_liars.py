@@ -143,6 +143,14 @@ def test_a_backdoor_is_scored_beside_the_model_and_works() -> None:
     assert scores["all"]["accuracy"] > 0.8
 
 
+def test_a_backdoor_without_test_examples_is_no_number() -> None:
+    rng = torch.Generator().manual_seed(1)
+    clients = [(torch.randn(30, 6, generator=rng), torch.randint(2, (30,), generator=rng)) for _ in range(10)]
+    task = Task(model=lambda: torch.nn.Linear(6, 2), loss=torch.nn.CrossEntropyLoss(), clients=clients)
+    experiment = simulate.assemble(config.parse(RUN, ["attack.direction=backdoor"]), 1, task=task)
+    assert math.isnan(evaluate(experiment, engine.start(experiment).chosen).metrics["backdoor"])
+
+
 def test_attacks_on_classes_are_refused_where_there_are_none() -> None:
     task = Task(
         model=lambda: torch.nn.Linear(3, 1),

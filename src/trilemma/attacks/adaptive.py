@@ -280,9 +280,10 @@ class Adaptive(AttackSettings):
                 yield from shifted(own, way, lying, strengths, self.noise)
             return
         active = torch.from_numpy(np.flatnonzero(lying)).to(own.device)
-        for number, shift in enumerate(shifts.to(own)):
+        rows = own.to(shifts)[active]
+        for number, shift in enumerate(shifts):
             for strength in self._tried(number, strengths):
-                yield strength, own.index_add(0, active, strength * shift)
+                yield strength, own.index_copy(0, active, (rows + strength * shift).to(own))
 
     def _tried(self, way: int, strengths: list[float]) -> list[float]:
         """Return the strengths to try in a way; a `ranked` lie has only its own, the share it reorders."""

@@ -41,5 +41,5 @@ def table_command(
     if to is None:
         print(text, end="")
     else:
-        files.write_atomically(files.room_for(to), text.encode())
+        files.write_where_asked(to, text.encode())
         print(to)

@@ -29,12 +29,13 @@ from trilemma.task.file import copy_task
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[None]:
-    """Make the folder of a federation; refuse to touch one that is there.
+    """Make the folder of a federation; refuse to touch one that holds anything.
 
     Whatever goes wrong meanwhile, a full disk or Ctrl-C among it, half a federation's keys are no use to
-    anybody: the corrected command finds the place free.
+    anybody: the corrected command finds the place free. A folder that was there stays, empty again.
     """
-    if folder.exists() and any(folder.iterdir()):
+    there = folder.exists()
+    if there and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +44,8 @@ def new_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        shutil.rmtree(folder.resolve(), ignore_errors=True)
+        for path in folder.resolve().iterdir() if there else (folder,):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         raise
 
 

@@ -117,7 +117,7 @@ class Cross:
                 "Parquet needs pyarrow: pip install 'trilemma[tables]'; csv and markdown need nothing"
             ) from None
         target = room_for(Path(path))
-        with replaced(target) as new:
+        with replaced(target.resolve()) as new:
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(self.records()), new)
         return target
 

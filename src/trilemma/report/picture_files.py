@@ -34,6 +34,6 @@ def picture_file(path: Path) -> Path:
 
 def save_picture(figure: Figure, path: Path) -> Path:
     """Write a picture to a file."""
-    with replaced(picture_file(path)) as new:
+    with replaced(picture_file(path).resolve()) as new:
         figure.savefig(new, format=path.suffix.removeprefix("."))
     return path

@@ -108,6 +108,8 @@ def _fooled(
     backdoor = experiment.attack.backdoor
     if backdoor is None:
         return {}
+    if not y.numel():
+        return {"backdoor": math.nan}
     lead = y.dim()
     marked = each(x, lambda part: backdoor.marked(part, lead))
     other = (y != backdoor.target).float()
