@@ -118,6 +118,15 @@ def test_a_liar_a_round_is_sacrificed_and_the_last_one_is_not() -> None:
     assert any(record.attack_strength > 0 for record in records), "the others lie on"
 
 
+def test_who_is_given_up_is_gross_and_the_others_do_not_count_on_it() -> None:
+    view, sent = crafted("mean", role="sacrificed", reach=7.0)
+    shifts = (sent - view.own).double()
+    truth = view.honest.double().mean(0)
+    torch.testing.assert_close(shifts[0], -7.0 * truth, rtol=1e-4, atol=1e-5)
+    assert float((shifts[1:] - shifts[1]).abs().max()) < 1e-5
+    assert attacks["adaptive"](role="sacrificed")._lying(view).tolist() == [0, 1, 1, 1]
+
+
 @pytest.mark.parametrize("said", ["role=apart", "noise=ranked"])
 def test_nobody_who_lies_in_its_own_way_is_expelled_for_it(said: str) -> None:
     records = steps(f"attack.{said}")
