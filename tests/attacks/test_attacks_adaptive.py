@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from attack_helpers import RUN, steps
 from one_by_one import Round, rounds, strongest
 
 from trilemma import aggregation, config, simulate
@@ -21,27 +22,8 @@ from trilemma.learning.evidence import many_rounds
 from trilemma.learning.evidence.many_rounds import Effort, Weigher, foreseen, recordable
 from trilemma.learning.evidence.outlook import Outlook
 
-RUN = {
-    "federation": {"clients": 20, "byzantine": 4},
-    "algorithm": {"name": "cafcor", "lr": 0.1, "batch_size": 5},
-    "aggregation": {"rule": "evidence+mean"},
-    "privacy": {"threat": "secldp", "clip": 1.0, "epsilon": 30.0, "delta": 1e-4},
-    "attack": {"name": "adaptive"},
-    "run": {"rounds": 4},
-}
-
-
 STEP = -0.5
 WAY = torch.ones(50, dtype=torch.float64) / 50**0.5
-
-
-def steps(*changes: str) -> list[simulate.engine.Record]:
-    ready = simulate.assemble(config.parse(RUN, changes), 1)
-    progress, records = simulate.engine.start(ready), []
-    for _ in range(ready.config.run.rounds):
-        progress, record = simulate.engine.step(ready, progress)
-        records.append(record)
-    return records
 
 
 def tryout(noise: str, limit: float = np.inf) -> Tryout:

@@ -5,34 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from attack_helpers import RUN, steps
 from hypothesis import given
 from hypothesis import strategies as st
 from one_by_one import rounds
 
-from trilemma import aggregation, config, simulate
+from trilemma import aggregation, config
 from trilemma.attacks import View, attacks
 from trilemma.attacks.own_ways import SHARES, apart, ranked
 from trilemma.attacks.tryout import Tryout
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
-
-RUN = {
-    "federation": {"clients": 20, "byzantine": 4},
-    "algorithm": {"name": "cafcor", "lr": 0.1, "batch_size": 5},
-    "aggregation": {"rule": "evidence+mean"},
-    "privacy": {"threat": "secldp", "clip": 1.0, "epsilon": 30.0, "delta": 1e-4},
-    "attack": {"name": "adaptive"},
-    "run": {"rounds": 5},
-}
-
-
-def steps(*changes: str) -> list[simulate.engine.Record]:
-    ready = simulate.assemble(config.parse(RUN, changes), 1)
-    progress, records = simulate.engine.start(ready), []
-    for _ in range(ready.config.run.rounds):
-        progress, record = simulate.engine.step(ready, progress)
-        records.append(record)
-    return records
 
 
 def crafted(rule: str, dim: int = 60, **said: object) -> tuple[View, torch.Tensor]:
@@ -112,7 +95,7 @@ def test_a_test_of_single_messages_lets_ranked_lies_pass_that_it_takes_for_lies_
 
 
 def test_a_liar_a_round_is_sacrificed_and_the_last_one_is_not() -> None:
-    records = steps("attack.role=sacrificed")
+    records = steps("attack.role=sacrificed", "run.rounds=5")
     gone = [[int(one["client"]) for one in record.expelled] for record in records]
     assert gone == [[16], [17], [18], [], []]
     assert any(record.attack_strength > 0 for record in records), "the others lie on"
