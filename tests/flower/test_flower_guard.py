@@ -520,12 +520,25 @@ def test_strangers_behind_a_clients_own_address_do_not_keep_it_out(folder):
     guarded(folder, scene, limits)
 
 
+def left() -> int:
+    """How many connections have remains in memory."""
+    return sum(isinstance(one, sslproto.SSLProtocol) for one in gc.get_objects())
+
+
+@contextlib.contextmanager
+def uncollected():
+    """Nothing is collected but by whoever asks for it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def test_what_is_left_of_connections_is_given_back(folder, monkeypatch):
     """Each has buffers as long as many requests, and refers to itself: nobody but a collector frees it."""
     monkeypatch.setattr(guard, "EVERY", 0.05)
-
-    def left() -> int:
-        return sum(isinstance(one, sslproto.SSLProtocol) for one in gc.get_objects())
 
     async def scene(door):
         before = left()
@@ -535,20 +548,13 @@ def test_what_is_left_of_connections_is_given_back(folder, monkeypatch):
         while left() > before:
             await asyncio.sleep(0.05)
 
-    gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         guarded(folder, scene)
-    finally:
-        gc.enable()
 
 
 def test_no_more_is_left_of_connections_however_many_come_in_a_moment(folder, monkeypatch):
     """The collector's own time does not come, as on a machine that is busy."""
     monkeypatch.setattr(guard, "EVERY", 1e6)
-
-    def left() -> int:
-        return sum(isinstance(one, sslproto.SSLProtocol) for one in gc.get_objects())
 
     async def scene(door):
         before, sources = left(), itertools.cycle(f"127.0.0.{number}" for number in range(2, 42))
@@ -558,12 +564,8 @@ def test_no_more_is_left_of_connections_however_many_come_in_a_moment(folder, mo
         while left() - before > tidying.MOST:
             await asyncio.sleep(0.05)
 
-    gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         guarded(folder, scene)
-    finally:
-        gc.enable()
 
 
 @pytest.mark.skipif(Tidying()._trim is None, reason="this C library keeps what was freed")
