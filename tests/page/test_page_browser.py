@@ -96,6 +96,18 @@ def page(visitor, address: str) -> Iterator[object]:
     opened.close()
 
 
+def comes_true(page, said: str) -> None:
+    """Wait for what charts do a moment after their cards: they follow a card that the scroll bar narrows.
+
+    `wait_for_function` evaluates texts in the page, which its content security policy refuses.
+    """
+    for _ in range(100):
+        if page.evaluate(said):
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"for ten seconds not: {said}")
+
+
 def test_runs_are_listed_and_text_stays_text(page, address: str) -> None:
     page.wait_for_selector("table.cards tbody tr")
     assert "token" not in page.url
@@ -115,12 +127,12 @@ def test_a_run_shows_its_curves_and_whom_it_trusted(page) -> None:
     for title in ("Test accuracy", "Loss", "Seconds per stage", "Attack strength"):
         assert title in captions
     assert "5 lies" in page.locator(".map").inner_text()
-    inside = page.evaluate(
+    comes_true(
+        page,
         "[...document.querySelectorAll('figure')].every((one) => one.querySelector('.main-svg') === null"
         " || one.querySelector('.main-svg').getBoundingClientRect().right <="
-        " one.getBoundingClientRect().right + 1)"
+        " one.getBoundingClientRect().right + 1)",
     )
-    assert inside
 
 
 def test_runs_are_compared_by_keyboard(page) -> None:
@@ -186,7 +198,7 @@ def test_a_phone_in_the_dark_needs_no_sideways_scrolling(browser, address: str) 
                            ("federation", "text=Run pilot")):  # fmt: skip
             page.goto(f"{address.split('?')[0]}#/{view}")
             page.wait_for_selector(sign)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
+            comes_true(page, "document.documentElement.scrollWidth <= 390")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 24)"
 
 
