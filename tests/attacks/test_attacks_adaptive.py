@@ -395,6 +395,7 @@ def test_known_attacks_are_searched_against_the_defended_pipeline(attack: str) -
     assert records[0].attack_strength is not None
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("noise", ["protocol", "rotated"])
 def test_on_a_gpu_the_search_finds_what_it_finds_on_a_cpu(noise: str) -> None:

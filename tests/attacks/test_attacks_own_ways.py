@@ -17,18 +17,25 @@ from trilemma.attacks.tryout import Tryout
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
 
+NEEDED = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NEEDED])]
 
-def crafted(rule: str, dim: int = 60, **said: object) -> tuple[View, torch.Tensor]:
+
+def crafted(rule: str, device: str = "cpu", **said: object) -> tuple[View, torch.Tensor]:
     """What four liars among twenty see of a rule without memory, and what they send."""
     rng = torch.Generator().manual_seed(1)
-    honest, own = (torch.randn(k, dim, generator=rng) + 0.3 for k in (16, 4))
+    honest, own = ((torch.randn(k, 60, generator=rng) + 0.3).to(device) for k in (16, 4))
     view = View(honest, own, 4, aggregation.parse(rule, f=4), round=0, key=Key(0))
     return view, attacks["adaptive"](**said).build().craft(view).messages
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", ["mean", "caf", "cwmed"])
-def test_shifts_apart_have_no_inner_products_and_add_up_to_one_against_the_truth(rule: str) -> None:
-    view, sent = crafted(rule, role="apart")
+def test_shifts_apart_have_no_inner_products_and_add_up_to_one_against_the_truth(
+    rule: str, device: str
+) -> None:
+    view, sent = crafted(rule, device, role="apart")
+    assert sent.device.type == device
     shifts = (sent - view.own).double()
     inner = shifts @ shifts.T
     assert float(inner.diagonal().min()) > 0.01
@@ -44,18 +51,21 @@ def test_where_there_is_no_room_to_be_apart_liars_shift_alike() -> None:
     assert torch.equal(apart(ways, 1, Key(0)), ways[None])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", ["mean", "caf", "cwmed"])
-def test_ranked_lies_keep_every_number_and_point_away_from_the_truth(rule: str) -> None:
-    view, sent = crafted(rule, noise="ranked")
+def test_ranked_lies_keep_every_number_and_point_away_from_the_truth(rule: str, device: str) -> None:
+    view, sent = crafted(rule, device, noise="ranked")
+    assert sent.device.type == device
     torch.testing.assert_close(sent.sort(1).values, view.own.sort(1).values, rtol=0, atol=1e-5)
     against = -view.honest.mean(0)
     assert bool((sent @ against > view.own @ against).all())
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", ["caf", "cwmed"])
-def test_in_half_precision_ranked_lies_are_finite_too(rule: str) -> None:
+def test_in_half_precision_ranked_lies_are_finite_too(rule: str, device: str) -> None:
     rng = torch.Generator().manual_seed(1)
-    honest, own = (((torch.randn(k, 3, generator=rng) + 0.3) * 10).half() for k in (9, 1))
+    honest, own = (((torch.randn(k, 3, generator=rng) + 0.3) * 10).half().to(device) for k in (9, 1))
     view = View(honest, own, 1, aggregation.parse(rule, f=1), round=0, key=Key(0))
     sent = attacks["adaptive"](noise="ranked", points=5).build().craft(view).messages
     assert sent.dtype == torch.float16
@@ -81,9 +91,13 @@ def test_of_all_orders_of_the_chosen_numbers_ranked_points_furthest(
         assert bool((found @ way[0] >= other @ way[0] - 1e-12).all())
 
 
-def test_a_test_of_single_messages_lets_ranked_lies_pass_that_it_takes_for_lies_when_added() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_test_of_single_messages_lets_ranked_lies_pass_that_it_takes_for_lies_when_added(
+    device: str,
+) -> None:
     """Length and distribution are honest: who passes without a lie passes with it."""
-    rule, few = "aggregation.rule=noise-test+mean", ("run.rounds=1", "privacy.epsilon=3.0")
+    rule = "aggregation.rule=noise-test+mean"
+    few = ("run.rounds=1", "privacy.epsilon=3.0", f"run.device={device}")
     (quiet,), (placed,), (gross,) = (
         steps(rule, *few, said)
         for said in ("attack.stop=0", "attack.noise=ranked", "attack={name='ipm', strength=10000.0}")
@@ -94,15 +108,17 @@ def test_a_test_of_single_messages_lets_ranked_lies_pass_that_it_takes_for_lies_
     assert all(gross.weights[i] == 0 for i in range(16, 20))
 
 
-def test_a_liar_a_round_is_sacrificed_and_the_last_one_is_not() -> None:
-    records = steps("attack.role=sacrificed", "run.rounds=5")
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_liar_a_round_is_sacrificed_and_the_last_one_is_not(device: str) -> None:
+    records = steps("attack.role=sacrificed", "run.rounds=5", f"run.device={device}")
     gone = [[int(one["client"]) for one in record.expelled] for record in records]
     assert gone == [[16], [17], [18], [], []]
     assert any(record.attack_strength > 0 for record in records), "the others lie on"
 
 
-def test_who_is_given_up_is_gross_and_the_others_do_not_count_on_it() -> None:
-    view, sent = crafted("mean", role="sacrificed", reach=7.0)
+@pytest.mark.parametrize("device", DEVICES)
+def test_who_is_given_up_is_gross_and_the_others_do_not_count_on_it(device: str) -> None:
+    view, sent = crafted("mean", device, role="sacrificed", reach=7.0)
     shifts = (sent - view.own).double()
     truth = view.honest.double().mean(0)
     torch.testing.assert_close(shifts[0], -7.0 * truth, rtol=1e-4, atol=1e-5)
@@ -110,9 +126,10 @@ def test_who_is_given_up_is_gross_and_the_others_do_not_count_on_it() -> None:
     assert attacks["adaptive"](role="sacrificed")._lying(view).tolist() == [0, 1, 1, 1]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("said", ["role=apart", "noise=ranked"])
-def test_nobody_who_lies_in_its_own_way_is_expelled_for_it(said: str) -> None:
-    records = steps(f"attack.{said}")
+def test_nobody_who_lies_in_its_own_way_is_expelled_for_it(said: str, device: str) -> None:
+    records = steps(f"attack.{said}", f"run.device={device}")
     assert not any(record.expelled for record in records)
     assert any(record.attack_strength > 0 for record in records)
 

@@ -24,6 +24,8 @@ RUN = {
     "attack": {"name": "adaptive", "points": 4},
     "run": {"rounds": 3},
 }
+NEEDED = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NEEDED])]
 ALGORITHMS = [
     "algorithm={name='cafcor', lr=0.1, batch_size=5}",
     "algorithm={name='byz-clip-sgd', lr=0.1, batch_size=5}",
@@ -105,9 +107,11 @@ def test_the_loss_rises_most_where_the_mean_of_the_clients_gradients_points() ->
     assert float((seen.uphill() - expected).norm()) < 1e-4 * float(expected.norm())
 
 
-def test_poison_and_backdoor_push_where_the_loss_of_what_liars_want_falls_most() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_poison_and_backdoor_push_where_the_loss_of_what_liars_want_falls_most(device: str) -> None:
     """Of flipped labels, and of marked examples: the slope by differences of the loss itself."""
-    seen = looking_ahead("attack.direction=backdoor")
+    seen = looking_ahead("attack.direction=backdoor", f"run.device={device}")
+    assert seen.batch.y.device.type == device
     model, x, y = seen.honest.model, seen.batch.x[0], seen.batch.y[0]
     backdoor = seen.experiment.attack.backdoor
     assert backdoor is not None
@@ -128,12 +132,14 @@ def test_poison_and_backdoor_push_where_the_loss_of_what_liars_want_falls_most()
             assert slope == pytest.approx(float(found @ way), rel=0.01, abs=1e-4), name
 
 
-def test_a_backdoor_is_scored_beside_the_model_and_works() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_backdoor_is_scored_beside_the_model_and_works(device: str) -> None:
     """Without noise or rule to stop it; accuracy says nothing of it."""
     quiet = ("aggregation.rule=mean", "privacy={}", "run.rounds=60", "algorithm={name='dsgd', lr=1.0}")
     scores = {}
     for lies, said in (("none", "attack.stop=0"), ("all", "attack.reach=2.0")):
         changes = [*quiet, "federation.byzantine=1", "attack.direction=backdoor", said]
+        changes.append(f"run.device={device}")
         experiment = simulate.assemble(config.parse(RUN, changes), 1)
         progress = engine.start(experiment)
         for _ in range(60):
