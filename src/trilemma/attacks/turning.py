@@ -51,9 +51,9 @@ class Rows:
         if not scale > 0:
             return 0.0
         sides = np.stack([way, np.full(len(way), start)], 1)
-        solved = np.linalg.lstsq(self.inner / scale, sides, rcond=None)[0]
-        square, mixed = way @ solved / scale
-        rest = start * float(solved[:, 1].sum()) / scale - 1
+        solved = self._solved(sides)
+        square, mixed = way @ solved
+        rest = start * float(solved[:, 1].sum()) - 1
         inside = mixed**2 - square * rest
         return max(0.0, float((math.sqrt(inside) - mixed) / square)) * (1 - 1e-6) if inside > 0 else 0.0
 
@@ -93,6 +93,13 @@ class Rows:
         mixes[:, :, :-1] += np.eye(r)  # now M, with M P Mᵀ = W
         mixes[:, :, -1] = goals[places] - mixes[:, :, :-1] @ self.before
         return places, mixes
+
+    def _solved(self, sides: Array) -> Array:
+        """Return Γ⁻¹ times `sides` (r, q); the least squares' where rows are linearly dependent."""
+        if self._roots is not None:
+            return self._inverse @ sides
+        scale = np.abs(self.inner).max()
+        return np.asarray(np.linalg.lstsq(self.inner / scale, sides, rcond=None)[0] / scale, np.float64)
 
     @cached_property
     def _inverse(self) -> Array:

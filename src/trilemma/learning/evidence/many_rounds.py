@@ -33,7 +33,7 @@ KEPT = 16
 STEPS = ((1, 1), (2, 1), (4, 2))
 """How many directions are searched for, and how often clients are left out; tried in this order."""
 
-WALKS, FIRST_WALK = (5, 9), 5
+WALKS, FIRST_WALK = (3, 5, 9), 5
 """Steps of an iterative rule within a recording, and how many the first lies of a round take."""
 
 _recordings = Recordings(KEPT)
