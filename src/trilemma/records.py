@@ -31,7 +31,8 @@ class Record:
 
     `metrics` is empty where the model was not scored. `weights` is every heard client's share in the
     aggregate; `absent` are those who were asked and did not answer, `rejected` those whose answer was turned
-    away, with the reason (None: nobody knows whose answer it was). `expelled` are those who were expelled for
+    away, with the reason (None: nobody knows whose answer it was). `sharing` are those who shared secrets for
+    the noise, where a federation's server judges messages by it. `expelled` are those who were expelled for
     good, with the test, what it gave and its threshold (`trilemma.learning.evidence.Expulsion`). `epsilon` is
     what is guaranteed so far, and `accountant` by whom: infinite where nothing is, and in the records of a
     federation's server, whose clients keep their own ledgers. `facts` are the algorithm's own figures and
@@ -51,6 +52,7 @@ class Record:
     epoch: int | None = None
     absent: tuple[Count, ...] = ()
     rejected: tuple[tuple[Count | None, str], ...] = ()
+    sharing: tuple[Count, ...] = ()
     expelled: tuple[Mapping[str, Any], ...] = ()
     attack_strength: Number | None = None
     facts: Mapping[str, Number] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class Record:
             "weights": {str(client): weight for client, weight in self.weights.items()},
             "absent": list(self.absent),
             "rejected": [list(one) for one in self.rejected],
+            "sharing": list(self.sharing),
             "expelled": [dict(one) for one in self.expelled],
             "attack_strength": self.attack_strength,
             "facts": dict(self.facts),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -137,6 +138,34 @@ def test_a_replay_gives_the_same_model_to_the_bit_and_the_same_expulsions(deploy
     assert torch.equal(replayed.broadcast["params"], last.broadcast["params"])
     assert replayed.expelled == last.expelled
     assert [(one.client, one.round) for one in last.expelled] == [(3, 3), (4, 4)]
+
+
+def test_on_a_graph_of_secrets_liars_are_expelled_and_the_graph_is_drawn_anew(tmp_path):
+    """Two neighbours each, of four and of two others; then replayed, and compared with the simulation."""
+    parties, config = federation(tmp_path / "federation", "privacy.neighbours=2")
+    attack = careless_from(CARELESS)
+    with repeatable_secrets():
+        transport = Lying(parties, config, attack)
+        runner, _ = coordinator(parties, transport)
+        runner.go()
+    records = runner.log.records()
+    assert [[one["client"] for one in record["expelled"]] for record in records] == [[], [], [3], [4], []]
+    assert [record["sharing"] for record in records] == [[*range(5)]] * 3 + [[0, 1, 2, 4], [0, 1, 2]]
+    assert [len(transport.secrets[epoch][0].pairs) for epoch in range(3)] == [2, 2, 2]
+    assert check_against_lying_simulation(parties, config, "run", LIARS, attack, transport.secrets) == [3, 4]
+    replayed, last = replay(parties[0], "run"), runner.log.last()
+    assert torch.equal(replayed.broadcast["params"], last.broadcast["params"])
+    assert replayed.expelled == last.expelled
+
+
+def test_a_replay_of_records_that_do_not_say_who_shared_secrets_is_refused(deployed, tmp_path):
+    folder = tmp_path / "federation"
+    shutil.copytree(deployed[0][0].folder, folder)
+    server = replace(deployed[0][0], folder=folder)
+    path = server.run_folder("run") / "rounds.jsonl"
+    path.write_text(path.read_text().replace('"sharing": [0, 1, 2, 3, 4]', '"sharing": []'))
+    with pytest.raises(UserError, match="another version"):
+        replay(server, "run")
 
 
 def test_a_replay_without_all_records_is_none(deployed):

@@ -84,17 +84,10 @@ def test_a_round_is_paid_for_on_the_epochs_own_graph(tmp_path):
     assert z < complete_multiplier(law, move, 7, 1, 1), "fewer secrets protect less"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("privacy.threat=ldp", "privacy.clip=1", "privacy.sigma_ind=1"),
-        (*PRIVATE, "aggregation.rule=evidence+cwmed"),
-    ],
-    ids=["nobody shares", "evidence counts on all"],
-)
-def test_what_has_no_use_for_neighbours_says_so(tmp_path, options):
+def test_where_nobody_shares_secrets_neighbours_are_refused(tmp_path):
+    alone = ("privacy.threat=ldp", "privacy.clip=1", "privacy.sigma_ind=1", "privacy.neighbours=4")
     with pytest.raises(UserError, match="neighbours"):
-        make(tmp_path / "federation", 9, small_config(9, *options, "privacy.neighbours=4"), budget=1e9)
+        make(tmp_path / "federation", 9, small_config(9, *alone), budget=1e9)
 
 
 def test_neighbours_are_mutual_and_noise_still_cancels(tmp_path):

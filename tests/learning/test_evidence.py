@@ -224,15 +224,15 @@ def test_a_single_round_is_looked_at_beside_all_of_them() -> None:
     assert not convict(gram, law, liars=2, alarm=1e-6 / rounds)
 
 
-def one_round(sharing: tuple[int, ...], senders: tuple[int, ...], said: int, clients: int = 9) -> list[int]:
-    """Who is expelled when `senders`, of those who share secrets, send noise; the server counts `said`."""
+def one_round(sharing: tuple[int, ...], senders: tuple[int, ...], said: tuple[int, ...]) -> list[int]:
+    """Who of nine is expelled when `senders`, of those who share secrets, send noise; the server is told."""
     release = Release(clip=0.1, law=NoiseLaw(0.1, 1.0))
-    setup = Setup(clients, 2, 1, aggregation.parse("evidence+mean", f=2), release)
+    setup = Setup(9, 2, 1, aggregation.parse("evidence+mean", f=2), release)
     algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0).build, setup)
     model = build("logistic", (4000,), 2)
     source = privacy.SimulatedNoise(Key(2), 12).among(sharing)
     drawn = source.draw(release.law, senders, model.dim, 0, torch.device("cpu"))
-    state = algorithm.init(model, tuple(range(clients)), Key(1)).server
+    state = algorithm.init(model, tuple(range(9)), Key(1)).server
     step = algorithm.server(Messages(drawn, senders=senders, sharing=said), state, 0, Key(3))
     assert len(step.report["weights"]) == len(senders)
     return [one.client for one in step.report["expelled"]]
@@ -240,13 +240,13 @@ def one_round(sharing: tuple[int, ...], senders: tuple[int, ...], said: int, cli
 
 def test_noise_is_judged_by_how_many_share_secrets_and_not_by_how_many_are_heard() -> None:
     """Six of nine are in the epoch and five of them are heard; a server that counted nine would expel."""
-    assert one_round(tuple(range(6)), (0, 1, 2, 3, 5), said=6) == []
-    assert one_round(tuple(range(6)), (0, 1, 2, 3, 5), said=9)
+    assert one_round(tuple(range(6)), (0, 1, 2, 3, 5), said=tuple(range(6))) == []
+    assert one_round(tuple(range(6)), (0, 1, 2, 3, 5), said=tuple(range(9)))
 
 
 def test_a_client_that_comes_later_has_a_row_of_its_own() -> None:
     """Place 11 of a federation that began with nine."""
-    assert one_round((*range(9), 11), (*range(9), 11), said=10) == []
+    assert one_round((*range(9), 11), (*range(9), 11), said=(*range(9), 11)) == []
 
 
 def test_those_who_share_secrets_with_a_client_that_sends_nonsense_are_not_suspected() -> None:

@@ -119,10 +119,10 @@ def test_a_look_that_was_missed_is_made_up_for_in_the_next_round_that_is_held() 
     court = server().court
     file = File.empty(CLIENTS, ROUNDS, torch.zeros(3))
     assert court.schedule[7:10] == (7, 9, 12)
-    held = replace(file, spreads=torch.tensor([1.0] * 9 + [0.0] * (ROUNDS - 9)))  # rounds 0 … 8
+    held = replace(file, sharing=(torch.arange(ROUNDS) < 9).repeat(CLIENTS, 1))  # rounds 0 … 8
     assert court.due(held, 9)
     assert court.due(held, 10)  # round 9 was not held
-    held.spreads[10] = 1.0
+    held.sharing[:, 10] = True
     assert not court.due(held, 11)
 
 
@@ -386,7 +386,7 @@ def test_sums_of_earlier_rounds_stay_what_they_were_although_memory_is_used_agai
             sent, total = sent[:15], total + torch.cat([torch.zeros(15, MODEL.dim), sent[15:]])
             algorithm.server(Messages(2 * sent, senders=EVERYBODY[:15]), state, round_, Key(3))
         state = algorithm.server(
-            Messages(sent, senders=EVERYBODY[: len(sent)], sharing=CLIENTS), state, round_, Key(3)
+            Messages(sent, senders=EVERYBODY[: len(sent)], sharing=EVERYBODY), state, round_, Key(3)
         ).state
         places.append(state["evidence.sums"].data_ptr())
         if round_ in (1, 3):

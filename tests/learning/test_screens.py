@@ -255,11 +255,9 @@ def test_liars_lean_to_what_fltrust_trusts() -> None:
     [
         (["aggregation.rule=fltrust+mean"], "root = 100"),
         (["aggregation.rule=noise-test-rank+mean"], "root = 100"),
-        (["aggregation.rule=noise-test-rank+mean", "privacy.neighbours=4"], "without noise-test-rank"),
         (["aggregation.tune=model"], "root = 100"),
         (["aggregation.root=100000"], "of 8400 examples"),
         (["aggregation.rule=nnm+safeguard+mean"], "before everything else"),
-        (["aggregation.rule=noise-test+mean", "privacy.neighbours=4"], "without noise-test"),
         (["aggregation.rule=safeguard+mean", "algorithm={name='lg-fedavg'}"], "one"),
         (["aggregation.rule=fltrust+mean", "aggregation.root=3"], "takes 5"),
     ],

@@ -136,6 +136,10 @@ def bounds_command(
     hidden: Annotated[bool, typer.Option("--hidden", help="what f liars can hide in the noise")] = False,
     clip: Annotated[float, typer.Option(help="for --hidden: bound C on a contribution")] = 1.0,
     alarm: Annotated[float, typer.Option(help="for --hidden: probability of a false alarm")] = 1e-6,
+    neighbours: Annotated[
+        int | None,
+        typer.Option("-k", "--neighbours", min=1, help="others each shares secrets with; default: all"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what the papers' theorems promise, with constants.
@@ -154,14 +158,14 @@ def bounds_command(
     ]
     record: dict[str, Any] = {
         "heterogeneity": asdict(far),
-        "mean_noise": mean_noise(law, clients, byzantine),
+        "mean_noise": mean_noise(law, clients, byzantine, neighbours),
         "rules": [promise_record(promise) for promise in promises],
     }
     if epsilon is not None:
         lower = theory.lower_bound(epsilon, delta, clients, byzantine, examples, dim, far.g)
         record["lower_bound"] = lower_record(lower)
     if hidden:
-        found = hidden_shift(law, clip, clients, byzantine, dim, rounds, alarm)
+        found = hidden_shift(law, clip, clients, byzantine, dim, rounds, alarm, neighbours)
         record["hidden"] = {**asdict(found), "shift": found.shift}
     _print(record, bounds_tables(record), (), as_json)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from trilemma import aggregation, privacy
 from trilemma.aggregation import Rule
 from trilemma.aggregation.evidence import Evidence
-from trilemma.aggregation.noise_test import NoiseTest
 from trilemma.config.load import Config
 from trilemma.errors import ConfigError, PrivacyError
 from trilemma.learning import Algorithm, Setup
@@ -96,7 +95,16 @@ def resolve(
     reckoned = EXACT
     for _ in range(_TRIES):
         release, threat, notes, doubts = _release(config, examples, reckoned, beside)
-        setup = Setup(federation.clients, federation.f, config.run.rounds, rule, release, chosen, root)
+        setup = Setup(
+            federation.clients,
+            federation.f,
+            config.run.rounds,
+            rule,
+            release,
+            chosen,
+            root,
+            config.privacy.neighbours,
+        )
         algorithm = staged(config.algorithm.options.build, setup)
         drawn = EXACT if model is None or threat is None else _drawn(setup, algorithm, model, threat)
         if not config.privacy.aims or drawn.spread <= reckoned.spread:
@@ -222,8 +230,10 @@ def _release(
             "covers that; allowed: both false, or an algorithm with user-level privacy"
         )
 
+    least, liars = _who_counts(config)
+    most = config.federation.clients if wanted.threat != "cdp" else least
     by_name = privacy.Threat(
-        wanted.threat, *_who_counts(config), assume=wanted.assume, neighbours=wanted.neighbours
+        wanted.threat, least, liars, assume=wanted.assume, neighbours=wanted.neighbours, most=most
     )
     threat = by_name if wanted.collusion is None else replace(by_name, collusion=wanted.collusion)
     doubts = [_gap(config, gap, cure) for gap, cure in _central_gaps(config)]
@@ -327,11 +337,6 @@ def _least_members(config: Config) -> int:
     federation = config.federation
     rule = aggregation.parse(config.aggregation.rule, f=federation.f)
     stage = stage_of(rule)
-    if isinstance(stage, Evidence | NoiseTest) and config.privacy.neighbours is not None:
-        raise ConfigError(
-            f"[aggregation] rule = {config.aggregation.rule!r} tests messages against noise that all clients "
-            f"share with all; allowed: a rule without {stage.label}, or [privacy] without neighbours"
-        )
     if not isinstance(stage, Evidence) or config.privacy.assume == "published" or config.run.rounds == 1:
         return federation.clients
     return federation.clients - federation.f

@@ -283,6 +283,7 @@ class Coordinator:
             weights={client: round(weight, 6) for client, weight in weights.items()},
             epoch=turn.number,
             absent=tuple(client for client in turn.rows if client not in heard.last.vectors),
+            sharing=heard.messages.sharing,
             rejected=heard.rejected,
             expelled=tuple(one.plain() for one in report.get("expelled", ())),
             facts={

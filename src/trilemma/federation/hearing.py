@@ -131,13 +131,13 @@ class Hearing:
         """Return what was admitted as the server's step is given it.
 
         A rule is told about absence by rows that are not finite. A server that remembers is told who sent,
-        and how many share secrets: who is absent is no liar.
+        and who shares secrets: who is absent is no liar.
         """
         assert commit.epoch is not None
-        rows, senders, sharing = turn.rows, turn.rows[:0], 0
+        rows, senders, sharing = turn.rows, turn.rows[:0], turn.rows[:0]
         if self.task.resolved.algorithm.members is not None:
             rows = senders = tuple(client for client in turn.rows if client in admitted.messages)
-            sharing = len(commit.epoch.members)
+            sharing = commit.epoch.members
         with self.watch.stage("admit"):
             stack = admitted.stack(rows, expected.layout.dim, expected.shelf)
         lengths = [expected.layout.lengths(message).total for message in admitted.messages.values()]

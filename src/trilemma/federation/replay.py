@@ -119,8 +119,12 @@ def _heard(task: PartyTask, transcript: Transcript, record: Record, state: State
         answers = _complete(transcript.read(round_, record.epoch, present, dim), transcript, record, present)
         if algorithm.members is None:
             return Messages(answers.stack(rows, dim))
-        sharing = int(record.facts["members"])
-        return Messages(answers.stack(present, dim), senders=present, sharing=sharing)
+        if not record.sharing:
+            raise UserError(
+                f"the record of round {record.round} does not say who shared secrets: it was written by "
+                "another version; let that version replay the run"
+            )
+        return Messages(answers.stack(present, dim), senders=present, sharing=record.sharing)
     # Who is absent in the end may have answered the first of two exchanges.
     answers = _complete(transcript.read(round_, record.epoch, rows, dim), transcript, record, present)
     key = task.key.fold("round", round_, "server")

@@ -254,6 +254,7 @@ def _faced(party: Party, task: PartyTask, members: Sequence[int], fewer: int = 0
     return replace(
         threat,
         clients=len(members) - fewer,
+        most=len(members),
         byzantine=threat.byzantine + unknown,
         collusion=threat.collusion + unknown,
     )

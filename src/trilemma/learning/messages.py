@@ -145,7 +145,7 @@ class Messages:
     `vectors` (k, d) is what the rule aggregates: the aggregated parts of the layout, flattened and joined.
     `beside` holds the parts that are not aggregated, each (k, …). `question` is the server's question if the
     messages answer one (see `Inquiry`). `senders` are the clients that sent them; empty: all, in order.
-    `sharing` is how many clients shared secrets for the noise; 0: all who take part. `geometry` is the
+    `sharing` are the clients that shared secrets for the noise; empty: all who take part. `geometry` is the
     geometry of `vectors` if it was already measured.
     """
 
@@ -153,7 +153,7 @@ class Messages:
     beside: Parts = field(default_factory=dict)
     question: Parts = field(default_factory=dict)
     senders: tuple[int, ...] = ()
-    sharing: int = 0
+    sharing: tuple[int, ...] = ()
     geometry: Geometry | None = field(default=None, compare=False)
 
     def whose(self, everybody: Sequence[int]) -> tuple[int, ...]:

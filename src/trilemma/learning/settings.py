@@ -32,6 +32,7 @@ class Setup:
         arithmetic: Whether noise is added in floating point ("float"), or in integers on a public grid
             ("grid"), which a certificate requires (`trilemma.privacy.grid`).
         root: Public examples that the server holds, as one more client without noise; None: it holds none.
+        neighbours: With how many others each client shares secrets; None: with all.
     """
 
     clients: int
@@ -41,6 +42,7 @@ class Setup:
     release: Release | None = None
     arithmetic: Arithmetic = "float"
     root: Clients | None = None
+    neighbours: int | None = None
 
     def grid(self, dim: int) -> Grid | None:
         """Return the grid for releases of `dim` numbers; None without noise or with float arithmetic."""

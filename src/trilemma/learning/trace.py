@@ -12,7 +12,11 @@ N(0, K) with
 
     K_ij = Σ_s c_is c_js (R_s² δ_ij − σ_cor²),      R_s² = σ_ind² + m_s σ_cor²,
 
-where m_s members share secrets in round s (`privacy.covariance` of the complete graph, summed over rounds).
+where m_s members share secrets in round s, everybody with everybody. If each has some neighbours only, it is
+
+    K = Σ_s c_s c_sᵀ ∘ (σ_ind² I + σ_cor² L_s),
+
+L_s the Laplacian of the graph of round s (`privacy.covariance`, added up over rounds).
 The contributions are bounded by ‖Σ_s c_is a_i(s)‖ ≤ b_i = Σ_s |c_is| C(s).
 """
 
@@ -26,6 +30,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from trilemma.privacy.covariance import agreed_graph
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -92,6 +98,38 @@ class Law:
             alike, bound = (own - common, -common), float(np.abs(first[0]) @ clips)
             return cls(_alike(n, *alike), np.full(n, bound), dim, alike)
         covariance = np.diag((coefficients**2) @ spreads) - (coefficients * shared) @ coefficients.T
+        return cls(covariance, np.abs(coefficients) @ clips, dim)
+
+    @classmethod
+    def on_graphs(
+        cls,
+        own: Array,
+        shared: Array,
+        sharing: NDArray[np.bool_],
+        neighbours: int,
+        coefficients: Array,
+        clips: Array,
+        dim: int,
+    ) -> Law:
+        """Return the law for σ_ind² (T,) and σ_cor² (T,) where each client has so many `neighbours`.
+
+        `sharing` (n, T) are the clients that shared secrets in each round. They agree on a graph
+        (`privacy.covariance.agreed_graph`), the same in all rounds in which they are the same.
+
+        >>> everybody, once = np.ones((3, 1), bool), np.ones((3, 1))
+        >>> Law.on_graphs(np.ones(1), np.array([4.0]), everybody, 2, once, np.ones(1), 3).covariance
+        array([[ 9., -4., -4.],
+               [-4.,  9., -4.],
+               [-4., -4.,  9.]])
+        """
+        covariance = np.diag(coefficients**2 @ own)
+        epochs, which = np.unique(sharing, axis=1, return_inverse=True)
+        for epoch, among in enumerate(epochs.T):
+            members, rounds = np.flatnonzero(among), which.reshape(-1) == epoch
+            if len(members):
+                some = coefficients[np.ix_(members, rounds)]
+                laplacian = agreed_graph(len(members), neighbours).laplacian
+                covariance[np.ix_(members, members)] += laplacian * ((some * shared[rounds]) @ some.T)
         return cls(covariance, np.abs(coefficients) @ clips, dim)
 
     @cached_property

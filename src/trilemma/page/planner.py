@@ -129,7 +129,13 @@ def _hidden(question: Question, law: NoiseLaw) -> tuple[float | None, str]:
     """Return how far liars can move the mean, whatever they send, or why that is not a question here."""
     try:
         found = hidden_shift(
-            law, question.clip, question.clients, question.byzantine, question.dim, question.rounds
+            law,
+            question.clip,
+            question.clients,
+            question.byzantine,
+            question.dim,
+            question.rounds,
+            neighbours=question.neighbours,
         )
     except UserError as error:
         return None, str(error)

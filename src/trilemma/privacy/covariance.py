@@ -77,12 +77,19 @@ class SecretGraph:
         return tuple(int(j) for j in np.flatnonzero(self.adjacency[client]))
 
     @cached_property
+    def laplacian(self) -> Matrix:
+        """Degrees on the diagonal, −1 for every pair that shares a secret."""
+        return np.asarray(np.diag(self.degrees).astype(float) - self.adjacency)
+
+    @cached_property
+    def spectrum(self) -> Matrix:
+        """The eigenvalues of the Laplacian in rising order; the first is 0."""
+        return np.asarray(np.linalg.eigvalsh(self.laplacian))
+
+    @cached_property
     def connectivity(self) -> float:
         """Algebraic connectivity: the second smallest eigenvalue of the Laplacian."""
-        if self.clients < 2:
-            return 0.0
-        laplacian = np.diag(self.degrees).astype(float) - self.adjacency
-        return max(0.0, float(np.linalg.eigvalsh(laplacian)[1]))
+        return max(0.0, float(self.spectrum[1])) if self.clients > 1 else 0.0
 
     @classmethod
     def complete(cls, clients: int) -> SecretGraph:
@@ -134,7 +141,7 @@ class SecretGraph:
         return cls(a)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def agreed_graph(clients: int, neighbours: int | None) -> SecretGraph:
     """Return the graph that `clients` clients use who were told to have `neighbours` partners each.
 

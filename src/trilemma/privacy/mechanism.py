@@ -110,9 +110,11 @@ def shared_multiplier(law: NoiseLaw, move: float, threat: Threat) -> float:
     True
     """
     n, q, liars = threat.clients, threat.collusion, threat.collusion + threat.hidden
-    if threat.neighbours is None or threat.neighbours >= n - 1:
-        return complete_multiplier(law, move, n, liars, q)
-    return bound_multiplier(agreed_graph(n, threat.neighbours), law, move, liars, q)
+    if threat.neighbours is None or threat.neighbours >= max(n, threat.most) - 1:
+        return complete_multiplier(law, move, n, liars, q)  # more members only help
+    # Every number of members has a graph of its own, and a larger one may be connected less well.
+    graphs = (agreed_graph(members, threat.neighbours) for members in range(n, max(n, threat.most) + 1))
+    return min(bound_multiplier(graph, law, move, liars, q) for graph in graphs)
 
 
 def mechanism(release: Release, threat: Threat) -> Mechanism:

@@ -33,7 +33,9 @@ class Threat:
     `collusion` is how many of the Byzantine clients also hand their secrets to the curious server. Left out,
     the name decides: none for "cdp" and "secldp", all of them for "byzldp" and "ldp". `assume` says whether
     figures hold for every number of liars, or only if the f − q others exist, as published. `neighbours` is
-    with how many others each client shares secrets (`covariance.agreed_graph`); None: with all.
+    with how many others each client shares secrets (`covariance.agreed_graph`); None: with all. If clients
+    may be expelled, `clients` is how many are left at least and `most` how many there are at most; 0: they
+    are always `clients`. Figures hold for every number between.
 
     >>> Threat("byzldp", clients=100, byzantine=10).collusion
     10
@@ -48,6 +50,7 @@ class Threat:
     collusion: int = -1
     assume: Assumption = "guaranteed"
     neighbours: int | None = None
+    most: int = 0
 
     def __post_init__(self) -> None:
         choice("threat model", self.name, ThreatName)
@@ -60,6 +63,8 @@ class Threat:
             )
         if self.neighbours is not None and self.neighbours < 1:
             raise UserError(f"secrets are shared with at least one other, got k = {self.neighbours}")
+        if self.most and self.most < self.clients:
+            raise UserError(f"at most {self.most} clients cannot be at least n = {self.clients}")
         everyone = self.name in ("byzldp", "ldp")
         if self.collusion == -1:
             object.__setattr__(self, "collusion", self.byzantine if everyone else 0)

@@ -6,11 +6,11 @@ Sums alone would let liars jump: after pushing one way as far as hides in all ro
 far back in a single round.
 
 **Undo.** The part of expelled clients in the model's move is q = Σ_{i out} w_i S_i. It contains noise that
-cancels noise of the remaining clients and must stay: about x² = dσ_cor² Σ_s c²·(pairs of one out and one in)
-of ‖q‖². Subtracting the share 1 − x²/‖q‖² of q leaves the least mean square error. Along directions that
-stood out of the sums, where there is little noise, q is subtracted entirely, together with the corrections of
-its rounds, so that the move becomes that of the remaining clients. Gross lies are thus undone entirely,
-subtle ones hardly: those are left to the correction.
+cancels noise of the remaining clients and must stay: about x² = −d Σ_{i out} w_i² Σ_{j in} K_ij of ‖q‖², with
+K the covariance of the noise in S. Subtracting the share 1 − x²/‖q‖² of q leaves the least mean square error.
+Along directions that stood out of the sums, where there is little noise, q is subtracted entirely, together
+with the corrections of its rounds, so that the move becomes that of the remaining clients. Gross lies are
+thus undone entirely, subtle ones hardly: those are left to the correction.
 """
 
 from __future__ import annotations
@@ -104,10 +104,12 @@ class Court:
         """Return how many liars the rule is told to expect among `count` messages."""
         return min(self.liars(file), (count - 1) // 2)
 
-    def heard(self, file: File, x: Tensor, senders: Places, round_: int, sharing: int | None = None) -> File:
+    def heard(
+        self, file: File, x: Tensor, senders: Places, round_: int, sharing: Places | None = None
+    ) -> File:
         """Return the file with a round's messages x (k, d) of `senders` added; all numbers are finite.
 
-        `sharing` is how many clients share secrets in the round; None: all members.
+        `sharing` are the clients that share secrets in the round; None: all members.
         """
         assert self.setup.release is not None
         law, step, so_far = self.setup.release.law, self.trace.step(round_), slice(round_ + 1)
@@ -124,9 +126,10 @@ class Court:
         held[:, round_] = self.trace.adds(round_)
         carried[mine, so_far] = held
         coefficients[mine, so_far] += step * held
-        spreads, shared, clips = file.spreads.clone(), file.shared.clone(), file.clips.clone()
-        shared[round_] = law.sigma_cor**2
-        spreads[round_] = law.sigma_ind**2 + (sharing or len(file.staying)) * law.sigma_cor**2
+        own, shared, clips = file.own.clone(), file.shared.clone(), file.clips.clone()
+        own[round_], shared[round_] = law.sigma_ind**2, law.sigma_cor**2
+        among = file.sharing.clone()
+        among[file.staying if sharing is None else sharing, round_] = True
         length = float(torch.linalg.vector_norm(file.origin + file.moved)) if self.trace.decay else 0.0
         clips[round_] = self.setup.release.clip + self.trace.decay * length
         return replace(
@@ -134,14 +137,19 @@ class Court:
             sums=sums,
             carried=torch.from_numpy(carried),
             coefficients=torch.from_numpy(coefficients),
-            spreads=spreads,
+            own=own,
             shared=shared,
+            sharing=among,
             clips=clips,
         )
 
     def law(self, file: File) -> Law:
         """Return the law of all clients' sums."""
-        return file.law(file.coefficients, np.arange(len(file.members)))
+        return file.law(file.coefficients, np.arange(len(file.members)), self.setup.neighbours)
+
+    def law_of_messages(self, file: File, senders: Places) -> Law:
+        """Return the law of the last messages of `senders`."""
+        return file.law(file.carried, senders, self.setup.neighbours)
 
     def sums(self, file: File, gram: Array, law: Law | None = None) -> Look:
         """Return the look at the members' sums; `gram` (n, n) is the Gram matrix of all n rows of sums."""
@@ -151,7 +159,7 @@ class Court:
 
     def messages(self, file: File, gram: Array, senders: Places, law: Law | None = None) -> Look:
         """Return the look at the round's messages of `senders`, all members; `gram` (k, k) is theirs."""
-        return Look(senders, gram, law or file.law(file.carried, senders))
+        return Look(senders, gram, law or self.law_of_messages(file, senders))
 
     @property
     def alarms(self) -> tuple[float, float]:
@@ -188,9 +196,8 @@ class Court:
         shares, expelled = before.taken.cpu().numpy() / total, clients_of(found)
         weights = np.zeros(len(before.sums))
         weights[expelled] = shares[expelled]
-        shared_noise = before.coefficients.cpu().numpy() ** 2 @ before.shared.cpu().numpy()  # σ_cor² Σ_s c²
-        pairs = before.sums.shape[1] * (len(before.staying) - len(expelled))
-        noise = pairs * float(weights**2 @ shared_noise)  # x²
+        common, rest = self.law(before).covariance, np.setdiff1d(before.staying, expelled)
+        noise = -before.sums.shape[1] * float(weights**2 @ common[:, rest].sum(axis=1))  # x²
         q, undone = combined(before.sums, weights), torch.zeros_like(before.moved)
         # All of the move but the part of the members who stay: q, and what corrections added.
         excess = before.moved - combined(before.sums, np.where(before.members.numpy(), shares - weights, 0.0))

@@ -33,7 +33,7 @@ ORIGIN = PREFIX + "origin"
 LONG = ("sums", "origin", "moved")
 """Parts with one number per coordinate of the model."""
 
-PER_CLIENT = ("sums", "coefficients", "carried", "proved", "taken")
+PER_CLIENT = ("sums", "coefficients", "carried", "sharing", "proved", "taken")
 """Parts with one row per client, which is zero until the client is heard."""
 
 
@@ -45,8 +45,9 @@ class File:
         sums: S (n, d), what each client alone would have moved the model by so far.
         coefficients: c (n, T), of each round's release in a client's sum.
         carried: p (n, T), of each round's release in a client's last message.
-        spreads: R_s² (T,), 0 for rounds that were not held.
+        own: σ_ind² (T,).
         shared: σ_cor² (T,).
+        sharing: Which clients shared secrets in each round (n, T), bool; nobody in rounds that were not held.
         clips: C(s) (T,).
         members: Which clients are still in (n,), bool.
         proved: How many liars each client's expulsion proves (n,): 1, or 0.5 for each of a pair.
@@ -58,8 +59,9 @@ class File:
     sums: Tensor
     coefficients: Tensor
     carried: Tensor
-    spreads: Tensor
+    own: Tensor
     shared: Tensor
+    sharing: Tensor
     clips: Tensor
     members: Tensor
     proved: Tensor
@@ -77,6 +79,7 @@ class File:
             steps,
             steps.new_zeros(rounds),
             steps.new_zeros(rounds),
+            torch.zeros(clients, rounds, dtype=torch.bool),
             steps.new_zeros(rounds),
             torch.ones(clients, dtype=torch.bool),
             steps.new_zeros(clients),
@@ -146,16 +149,22 @@ class File:
         return replace(self, members=members, proved=proved_)
 
     def last_before(self, round_: int) -> int:
-        """Return the last round before `round_` in which anybody was heard; −1 if there was none."""
-        held = np.flatnonzero(self.spreads[:round_].numpy())
+        """Return the last round before `round_` that was held; −1 if there was none."""
+        held = np.flatnonzero(self.sharing[:, :round_].numpy().any(axis=0))
         return int(held[-1]) if len(held) else -1
 
-    def law(self, coefficients: Tensor, rows: Places) -> Law:
-        """Return the law of Σ_s c_is u_i(s) for clients i in `rows`, with c = `coefficients` (n, T)."""
-        parts = (self.shared, coefficients, self.spreads, self.clips)
-        so_far = slice(self.last_before(len(self.spreads)) + 1)
-        shared, c, spreads, clips = (part.cpu().numpy()[..., so_far] for part in parts)
-        return Law.of(shared, c[rows], spreads, clips, self.sums.shape[1])
+    def law(self, coefficients: Tensor, rows: Places, neighbours: int | None = None) -> Law:
+        """Return the law of Σ_s c_is u_i(s) for clients i in `rows`, with c = `coefficients` (n, T).
+
+        `neighbours` is with how many others each client shares secrets; None: with all.
+        """
+        so_far, dim = slice(self.last_before(len(self.own)) + 1), self.sums.shape[1]
+        parts = (self.own, self.shared, self.sharing, coefficients, self.clips)
+        own, shared, sharing, c, clips = (part.cpu().numpy()[..., so_far] for part in parts)
+        members = sharing.sum(axis=0)
+        if neighbours is None or neighbours >= members.max(initial=0) - 1:
+            return Law.of(shared, c[rows], own + members * shared, clips, dim)
+        return Law.on_graphs(own, shared, sharing, neighbours, c, clips, dim).select(rows)
 
 
 def added(sums: Tensor, x: Tensor, rows: Tensor | slice, step: float, spare: Spare) -> Tensor:

@@ -171,8 +171,8 @@ def _heard(court: Court, state: State, messages: Messages, round_: int) -> _Hear
     """Add the messages to the file, except those that are not finite."""
     measured = _measuring(messages, court.trace, court.trace.step(round_))
     senders, model = messages.whose(range(court.setup.clients)), state[court.trace.model]
-    before = File.read(state).reaching(max(senders, default=-1) + 1)
-    sharing = messages.sharing or len(before.staying)
+    before = File.read(state).reaching(max((*senders, *messages.sharing), default=-1) + 1)
+    sharing = np.array(messages.sharing, dtype=np.int64) if messages.sharing else before.staying
 
     def filed(sound: Messages, finite: NDArray[np.bool_]) -> _Heard:
         rows, vectors = np.flatnonzero(finite), court.trace.vectors(sound.vectors, model)
@@ -181,7 +181,7 @@ def _heard(court: Court, state: State, messages: Messages, round_: int) -> _Hear
         places = np.array(senders, dtype=np.int64)[rows]
         file = court.heard(before.expelling(unsound), vectors, places, round_, sharing)
         sums = aggregation.gram_later(file.sums) if court.due(file, round_) else None
-        law = file.law(file.carried, places)
+        law = court.law_of_messages(file, places)
         return _Heard(round_, senders, sound, rows, vectors, unsound, before, file, law, sums)
 
     heard = filed(messages, np.ones(len(senders), bool))  # meanwhile a GPU measures them

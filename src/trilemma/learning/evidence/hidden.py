@@ -21,6 +21,10 @@ P = √(2(1+ρ)) χ + 2b long, a single one at least L = χ_low − b. So
 
 and no f clients can move the mean by more than the root of this over n without a proof against one of them.
 For large d this is √(fd) R/(n√t). Derivations: docs/frontier.md.
+
+**On a graph**, where each client shares secrets with k others, K_ii = (σ_ind² + kσ_cor²)t, ρ = 0 for liars
+who share no secret, and R² = σ_ind² + λσ_cor², λ the largest eigenvalue of the graph's Laplacian, at most 2k:
+noise is nowhere stronger, so liars are seen at the latest where these formulas say.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from trilemma.errors import UserError
 from trilemma.learning.evidence.conviction import lengths
 from trilemma.learning.evidence.correction import edge
 from trilemma.learning.evidence.schedule import looks
+from trilemma.privacy.covariance import agreed_graph
 from trilemma.privacy.types import SMALLEST, NoiseLaw
 
 
@@ -64,9 +69,18 @@ class Hidden:
 
 
 def hidden_shift(
-    law: NoiseLaw, clip: float, clients: int, byzantine: int, dim: int, rounds: int, alarm: float = 1e-6
+    law: NoiseLaw,
+    clip: float,
+    clients: int,
+    byzantine: int,
+    dim: int,
+    rounds: int,
+    alarm: float = 1e-6,
+    neighbours: int | None = None,
 ) -> Hidden:
     """Return how much liars can hide in `rounds` rounds of a run with false-alarm probability `alarm`.
+
+    `neighbours` is with how many others each client shares secrets; None: with all.
 
     >>> found = hidden_shift(NoiseLaw(1.19, 0.64), 2.25, clients=100, byzantine=10, dim=1290, rounds=30)
     >>> round(found.shift, 2), round(found.mean, 3), round(found.left, 3), round(found.most, 2)
@@ -81,9 +95,7 @@ def hidden_shift(
         raise UserError(f"alarm = {alarm:g}: a probability strictly between 0 and 1 is needed")
     if law.silent:
         raise UserError("without noise liars hide nothing from it: give sigma_ind, sigma_cor or a target ε")
-    spread = math.sqrt(law.sigma_ind**2 + n * law.sigma_cor**2)
-    own = math.sqrt(law.sigma_ind**2 + (n - 1) * law.sigma_cor**2)
-    correlation = -((law.sigma_cor / own) ** 2)
+    own, spread, correlation = _noise(law, n, neighbours)
     bound, unit = clip * math.sqrt(t) / own, own / math.sqrt(t)
     low, high = lengths(dim, alarm / (4 * n * n * len(looks(t))))
     pair = 2 * (1 + correlation)
@@ -105,6 +117,19 @@ def hidden_shift(
         together(f, math.sqrt(pair) * high + 2 * bound, high + bound, max(0.0, low - bound)) * unit / n,
         least / (clip**2 * along * across / (along + across)),
     )
+
+
+def _noise(law: NoiseLaw, clients: int, neighbours: int | None) -> tuple[float, float, float]:
+    """Return √K_ii, R and ρ for one round; on a graph R is the largest that a direction among clients has."""
+    if neighbours is None or neighbours >= clients - 1:
+        partners, most = clients - 1, float(clients)
+    else:
+        graph = agreed_graph(clients, neighbours)
+        partners, most = int(graph.degrees[0]), float(graph.spectrum[-1])
+    own = math.sqrt(law.sigma_ind**2 + partners * law.sigma_cor**2)
+    spread = math.sqrt(law.sigma_ind**2 + most * law.sigma_cor**2)
+    # Two liars who share no secret may agree more than two who do.
+    return own, spread, -((law.sigma_cor / own) ** 2) if partners == clients - 1 else 0.0
 
 
 def together(count: int, pair: float, high: float, low: float) -> float:

@@ -232,7 +232,7 @@ class Outlook:
     def _looks(self) -> tuple[Look, Look]:
         """The looks at the sums and at the messages; they do not depend on the lie."""
         court, file, sent = self.court, self.file, self.senders
-        whole, fresh = court.law(file).select(file.staying), file.law(file.carried, sent)
+        whole, fresh = court.law(file).select(file.staying), court.law_of_messages(file, sent)
 
         def look(clients: Places, rows: Places, count: int, law: Law, weights: Tensor, alarm: float) -> Look:
             heard, device = law.heard, self.messages.device

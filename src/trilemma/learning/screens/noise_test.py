@@ -7,10 +7,10 @@ it is left out if its length or the distribution of its d numbers is not that of
     sup_u | F_i(u) − Φ(u/√v) | > K⁻¹(level)/√d + φ(0) β/√d         (Kolmogorov and Smirnov)
 
 F_i is the empirical distribution function of the numbers of x_i, K⁻¹ the upper quantile of Kolmogorov's law.
-With momentum, v and b accumulate: v ← keeps² v + adds² (σ_ind² + (n−1) σ_cor²), b ← keeps · b + adds · C.
-The paper assumes contributions that are negligible beside the noise, β = 0; if they are not, that would leave
-out everybody. A shift by a vector a moves a distribution function by at most φ(0) mean|a_i| ≤ φ(0) ‖a‖/√d,
-which is the last term.
+With momentum, v and b accumulate: v ← keeps² v + adds² (σ_ind² + k σ_cor²), b ← keeps · b + adds · C, where
+each client shares secrets with k others. The paper assumes contributions that are negligible beside the
+noise, β = 0; if they are not, that would leave out everybody. A shift by a vector a moves a distribution
+function by at most φ(0) mean|a_i| ≤ φ(0) ‖a‖/√d, which is the last term.
 
 Clients and rounds are tested one by one. So a liar that has its noise and adds a shift too short for the
 tests passes, and the shifts of many liars add up. The paper's second stage is `noise_test_rank`.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 
 import scipy
 import torch
@@ -34,6 +35,7 @@ from trilemma.learning.protocol import Algorithm
 from trilemma.learning.screens.screen import Heard, Seen, screens
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
+from trilemma.privacy.covariance import agreed_graph
 
 PEAK = 1 / math.sqrt(2 * math.pi)
 """φ(0), the largest density of a standard Gaussian."""
@@ -59,7 +61,7 @@ class NoiseTest:
         if release is None or release.law.silent:
             return Seen(torch.ones(len(heard.x), dtype=torch.float64), memory)
         law, rows = release.law, list(heard.senders)
-        fresh = law.sigma_ind**2 + (self.setup.clients - 1) * law.sigma_cor**2
+        fresh = law.sigma_ind**2 + self._partners * law.sigma_cor**2
         model = heard.broadcast[trace.model]
         clip = release.clip + trace.decay * float(torch.linalg.vector_norm(model))
         keeps, adds = trace.keeps(heard.round), trace.adds(heard.round)
@@ -70,6 +72,11 @@ class NoiseTest:
         unit = heard.x / deviation.to(heard.x)[:, None]
         usual = self._usual(unit, (bound[rows] / deviation).to(unit.device))
         return Seen(usual.double().cpu(), {"variance": variance, "bound": bound})
+
+    @cached_property
+    def _partners(self) -> int:
+        """With how many others each client shares secrets."""
+        return int(agreed_graph(self.setup.clients, self.setup.neighbours).degrees[0])
 
     def _usual(self, unit: Tensor, slack: Tensor) -> Tensor:
         """Tell which rows (k, d) may be standard Gaussian noise plus a vector no longer than `slack` (k,)."""
