@@ -88,17 +88,19 @@ def laws(given: argparse.Namespace) -> None:
     """Send honest messages through the defended server: contributions as long as the clip, and noise.
 
     Contributions are the same for all, of random directions, or at right angles to each other; a fifth of the
-    clients is not heard in a round. Prints how many were expelled, which should be none.
+    clients is not heard in a round. With --neighbours each shares secrets with so many others. Prints how
+    many were expelled, which should be none.
     """
     clients, total, expelled, counted = 10, 0, 0, []
+    graph = {} if given.neighbours is None else {"neighbours": given.neighbours}
     model = build("logistic", (DIM - 1,), 2)
     for seed in map(int, given.seeds.split(",")):
         for name in ALGORITHMS:
             for threat, law in LAWS.items():
                 for data in DATA:
-                    lost = _expelled(name, law, data, clients, model, given.rounds, seed)
+                    lost = _expelled(name, law, data, clients, model, given.rounds, seed, given.neighbours)
                     total, expelled = total + given.rounds, expelled + lost
-                    place = {"algorithm": name, "law": threat, "data": data, "seed": seed}
+                    place = {"algorithm": name, "law": threat, "data": data, "seed": seed, **graph}
                     counted.append({**place, "clients": clients, "rounds": given.rounds, "expelled": lost})
                     if lost:
                         print(f"{name}, {threat}, {data}, seed {seed}: {lost}", flush=True)
@@ -106,14 +108,24 @@ def laws(given: argparse.Namespace) -> None:
         keep(given.out, counted)
 
 
-def _expelled(name: str, law: NoiseLaw, data: str, clients: int, model: Model, rounds: int, seed: int) -> int:
+def _expelled(
+    name: str,
+    law: NoiseLaw,
+    data: str,
+    clients: int,
+    model: Model,
+    rounds: int,
+    seed: int,
+    neighbours: int | None = None,
+) -> int:
     release = Release(clip=1.0, law=law)
-    setup = Setup(clients, 2, rounds, aggregation.parse("evidence+mean", f=2), release)
+    rule = aggregation.parse("evidence+mean", f=2)
+    setup = Setup(clients, 2, rounds, rule, release, neighbours=neighbours)
     algorithm = guarded(algorithms[name](**OPTIONS.get(name, {})).build, setup)
     trace, everyone, key = algorithm.trace, tuple(range(clients)), Key(seed)
     assert trace is not None
     assert algorithm.members is not None
-    generator, source = key.fold("data").torch(), SimulatedNoise(key.fold("noise"), clients)
+    generator, source = key.fold("data").torch(), SimulatedNoise(key.fold("noise"), clients, neighbours)
     shape = (1, model.dim) if data == "homogeneous" else (clients, model.dim)
     given = torch.randn(shape, generator=generator).expand(clients, -1)
     given = torch.eye(clients, model.dim) if data == "one label each" else given
@@ -259,6 +271,7 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=["laws", "rates", "hidden", "honest", "cost"])
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--neighbours", type=int, help="for laws: how many each shares secrets with")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out")
     parser.add_argument("--picture")

@@ -138,7 +138,9 @@ def bounds_command(
     alarm: Annotated[float, typer.Option(help="for --hidden: probability of a false alarm")] = 1e-6,
     neighbours: Annotated[
         int | None,
-        typer.Option("-k", "--neighbours", min=1, help="others each shares secrets with; default: all"),
+        typer.Option(
+            "-k", "--neighbours", min=1, help="for --hidden: others each shares secrets with; default: all"
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -149,6 +151,8 @@ def bounds_command(
     plugins.load(plugin or ())
     if not 0 <= 2 * byzantine < clients:
         raise UserError(f"nothing is promised unless 0 ≤ 2f < n, got n = {clients}, f = {byzantine}")
+    if neighbours is not None and not hidden:
+        raise UserError("the papers' theorems are of secrets that all share: -k goes with --hidden")
     far = theory.Heterogeneity(g, g_cov) if gradients is None else theory.Heterogeneity.load(gradients)
     problem = theory.Problem(dim, far, smoothness, convexity, gap, variance, batch, examples)
     law = _law(sigma_ind, sigma_cor) or NoiseLaw()
@@ -158,7 +162,7 @@ def bounds_command(
     ]
     record: dict[str, Any] = {
         "heterogeneity": asdict(far),
-        "mean_noise": mean_noise(law, clients, byzantine, neighbours),
+        "mean_noise": mean_noise(law, clients, byzantine),
         "rules": [promise_record(promise) for promise in promises],
     }
     if epsilon is not None:

@@ -89,6 +89,10 @@ def hidden_shift(
     n, f, t = clients, byzantine, rounds
     if not (f > 0 and 2 * f < n and dim >= 1 and t >= 1):
         raise UserError(f"what liars hide needs 0 < f < n/2, d ≥ 1, T ≥ 1; got f = {f}, n = {n}, d = {dim}")
+    if neighbours is not None and not 1 <= neighbours < n:
+        raise UserError(
+            f"k = {neighbours}: each of n = {n} clients has n − 1 others, and shares with at least one"
+        )
     if not SMALLEST <= clip <= 1 / SMALLEST:
         raise UserError(f"clip = {clip:g}: allowed are {SMALLEST:g} to {1 / SMALLEST:g}")
     if not 0 < alarm < 1:
