@@ -95,16 +95,8 @@ def resolve(
     reckoned = EXACT
     for _ in range(_TRIES):
         release, threat, notes, doubts = _release(config, examples, reckoned, beside)
-        setup = Setup(
-            federation.clients,
-            federation.f,
-            config.run.rounds,
-            rule,
-            release,
-            chosen,
-            root,
-            config.privacy.neighbours,
-        )
+        sizes, neighbours = (federation.clients, federation.f, config.run.rounds), config.privacy.neighbours
+        setup = Setup(*sizes, rule, release, chosen, root, neighbours)
         algorithm = staged(config.algorithm.options.build, setup)
         drawn = EXACT if model is None or threat is None else _drawn(setup, algorithm, model, threat)
         if not config.privacy.aims or drawn.spread <= reckoned.spread:

@@ -87,18 +87,7 @@ def hidden_shift(
     (9.41, 0.941, 0.938, 3.77)
     """
     n, f, t = clients, byzantine, rounds
-    if not (f > 0 and 2 * f < n and dim >= 1 and t >= 1):
-        raise UserError(f"what liars hide needs 0 < f < n/2, d ≥ 1, T ≥ 1; got f = {f}, n = {n}, d = {dim}")
-    if neighbours is not None and not 1 <= neighbours < n:
-        raise UserError(
-            f"k = {neighbours}: each of n = {n} clients has n − 1 others, and shares with at least one"
-        )
-    if not SMALLEST <= clip <= 1 / SMALLEST:
-        raise UserError(f"clip = {clip:g}: allowed are {SMALLEST:g} to {1 / SMALLEST:g}")
-    if not 0 < alarm < 1:
-        raise UserError(f"alarm = {alarm:g}: a probability strictly between 0 and 1 is needed")
-    if law.silent:
-        raise UserError("without noise liars hide nothing from it: give sigma_ind, sigma_cor or a target ε")
+    _check(law, clip, n, f, dim, t, alarm, neighbours)
     own, spread, correlation = _noise(law, n, neighbours)
     bound, unit = clip * math.sqrt(t) / own, own / math.sqrt(t)
     low, high = lengths(dim, alarm / (4 * n * n * len(looks(t))))
@@ -121,6 +110,24 @@ def hidden_shift(
         together(f, math.sqrt(pair) * high + 2 * bound, high + bound, max(0.0, low - bound)) * unit / n,
         least / (clip**2 * along * across / (along + across)),
     )
+
+
+def _check(
+    law: NoiseLaw, clip: float, n: int, f: int, dim: int, t: int, alarm: float, neighbours: int | None
+) -> None:
+    """Refuse what the formulas are not made for."""
+    if not (f > 0 and 2 * f < n and dim >= 1 and t >= 1):
+        raise UserError(f"what liars hide needs 0 < f < n/2, d ≥ 1, T ≥ 1; got f = {f}, n = {n}, d = {dim}")
+    if neighbours is not None and not 1 <= neighbours < n:
+        raise UserError(
+            f"k = {neighbours}: each of n = {n} clients has n − 1 others, and shares with at least one"
+        )
+    if not SMALLEST <= clip <= 1 / SMALLEST:
+        raise UserError(f"clip = {clip:g}: allowed are {SMALLEST:g} to {1 / SMALLEST:g}")
+    if not 0 < alarm < 1:
+        raise UserError(f"alarm = {alarm:g}: a probability strictly between 0 and 1 is needed")
+    if law.silent:
+        raise UserError("without noise liars hide nothing from it: give sigma_ind, sigma_cor or a target ε")
 
 
 def _noise(law: NoiseLaw, clients: int, neighbours: int | None) -> tuple[float, float, float]:
