@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,9 +68,12 @@ def test_the_law_on_graphs_is_the_covariance_that_certifies_privacy_added_up(nei
     file = filed(SHARING, HEARD, c)
     found = file.law(file.coefficients, np.arange(12), neighbours)
     np.testing.assert_allclose(found.covariance, expected, rtol=1e-12, atol=1e-12)
-    few = np.array([1, 5, 6])
+    few = np.array([6, 1, 5])
     some = file.law(file.coefficients, few, neighbours)
     np.testing.assert_allclose(some.covariance, expected[np.ix_(few, few)], rtol=1e-12, atol=1e-12)
+    last = np.arange(12)[::-1]
+    turned = file.law(file.coefficients, last, neighbours)
+    np.testing.assert_allclose(turned.covariance, expected[np.ix_(last, last)], rtol=1e-12, atol=1e-12)
 
 
 def test_drawn_noise_has_that_law_over_rounds_in_which_members_leave() -> None:
@@ -174,3 +179,35 @@ def test_more_can_be_hidden_from_pairs_that_share_nothing_and_the_bound_says_so(
     limit = np.sqrt(10 * 100_000) * own / (100 * np.sqrt(30))
     assert limit < few.most < 1.3 * limit
     assert few.most < whole.most
+
+
+ALL = "privacy={threat='secldp', clip=1.0, epsilon=20.0, delta=1e-4}"
+"""Everybody shares secrets with everybody."""
+FEW = ("federation.clients=22", "federation.byzantine=1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "guaranteed"),
+    [
+        (("attack={name='mimic'}", *FEW, "privacy.neighbours=5"), True),
+        (("attack={name='mimic'}", "federation.clients=15", ALL), True),
+        (("attack={name='nan'}", "federation.byzantine=19", "federation.tolerate=3"), False),
+    ],
+    ids=["on a graph", "among all", "nearly all gone"],
+)
+def test_a_run_that_expelled_more_than_may_lie_says_what_it_spent(
+    changes: tuple[str, ...], guaranteed: bool, tmp_path: Path
+) -> None:
+    """An honest client is set aside with a liar that copies it, and n − f are not left: its summary knows."""
+    summary = simulate.run(config.parse(RUN, changes), tmp_path / "run")
+    records = simulate.RunDirectory.open(tmp_path / "run").seed(1).records()
+    last = records[-1].epsilon
+    assert last > 20.0
+    if guaranteed:
+        assert summary.epsilon[summary.accountant] == pytest.approx(last)
+        assert summary.verdict["guarantee"]["epsilon"] == pytest.approx(last)
+        assert any("more clients were expelled" in note for note in summary.notes)
+    else:
+        assert last == math.inf
+        assert summary.epsilon == {}
+        assert "clients were left" in summary.verdict["no_guarantee"]["reason"]

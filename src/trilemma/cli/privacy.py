@@ -158,11 +158,11 @@ def bounds_command(
     law = _law(sigma_ind, sigma_cor) or NoiseLaw()
     promises = [
         theory.rule_bounds(text, problem, law, clients, byzantine, rounds)
-        for text in rule or theory.defined_rules(clients, byzantine)
+        for text in ((rule or theory.defined_rules(clients, byzantine)) if neighbours is None else ())
     ]
     record: dict[str, Any] = {
         "heterogeneity": asdict(far),
-        "mean_noise": mean_noise(law, clients, byzantine),
+        "mean_noise": mean_noise(law, clients, byzantine, neighbours),
         "rules": [promise_record(promise) for promise in promises],
     }
     if epsilon is not None:

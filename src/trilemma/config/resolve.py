@@ -54,6 +54,21 @@ class Resolved:
         beside = self.beside(rounds)
         return privacy.judge(self.release, self.threat, rounds, delta, self.doubts, self.printed, beside)
 
+    def among(self, members: int) -> Resolved:
+        """Return the same where at times only so many `members` shared secrets.
+
+        Noise is calibrated for n − f of them. If more clients were expelled, figures are worked out as if no
+        more than are left had been there from the first round on, which is never too small.
+        """
+        release, threat = self.release, self.threat
+        if release is None or threat is None or members >= threat.clients or not release.law.sigma_cor > 0:
+            return self
+        if members < threat.byzantine + 2:
+            doubt = f"only {members} clients were left to share secrets, of whom {threat.byzantine} may lie"
+            return replace(self, doubts=(*self.doubts, doubt))
+        note = f"more clients were expelled than may lie: ε is worked out for the {members} that were left"
+        return replace(self, threat=replace(threat, clients=members), notes=(*self.notes, note))
+
     @property
     def certified(self) -> bool:
         """Whether an ε of this configuration is a guarantee."""
@@ -323,8 +338,10 @@ def _who_counts(config: Config) -> tuple[int, int]:
 def _least_members(config: Config) -> int:
     """Return among how many clients noise cancels at least: all, less the liars that may be expelled.
 
-    Nobody can have been expelled before a run's first release. More members only help: a client whose secrets
-    are known leaves the others as if it were not there. A published figure counts on liars that stay.
+    Nobody can have been expelled before a run's first release. Where all share secrets with all, more members
+    only help: a client whose secrets are known leaves the others as if it were not there. On a graph they may
+    not, so there the worst number of members counts (`Threat.most`). A published figure counts on liars that
+    stay.
     """
     federation = config.federation
     rule = aggregation.parse(config.aggregation.rule, f=federation.f)

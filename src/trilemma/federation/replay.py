@@ -119,10 +119,10 @@ def _heard(task: PartyTask, transcript: Transcript, record: Record, state: State
         answers = _complete(transcript.read(round_, record.epoch, present, dim), transcript, record, present)
         if algorithm.members is None:
             return Messages(answers.stack(rows, dim))
-        if not record.sharing:
+        if not set(present) <= set(record.sharing) <= set(rows):
             raise UserError(
-                f"the record of round {record.round} does not say who shared secrets: it was written by "
-                "another version; let that version replay the run"
+                f"the record of round {record.round} does not say who shared secrets: another version wrote "
+                "it, or it was changed; a version that is older may replay the run"
             )
         return Messages(answers.stack(present, dim), senders=present, sharing=record.sharing)
     # Who is absent in the end may have answered the first of two exchanges.

@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ class SecretGraph:
         """Number of clients."""
         return len(self.adjacency)
 
-    @property
+    @cached_property
     def degrees(self) -> NDArray[np.int64]:
         """With how many others each client shares a secret."""
         return np.asarray(self.adjacency.sum(axis=1))
@@ -76,7 +76,7 @@ class SecretGraph:
         """Return the clients that share a secret with `client`."""
         return tuple(int(j) for j in np.flatnonzero(self.adjacency[client]))
 
-    @cached_property
+    @property
     def laplacian(self) -> Matrix:
         """Degrees on the diagonal, −1 for every pair that shares a secret."""
         return np.asarray(np.diag(self.degrees).astype(float) - self.adjacency)
@@ -141,7 +141,7 @@ class SecretGraph:
         return cls(a)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def agreed_graph(clients: int, neighbours: int | None) -> SecretGraph:
     """Return the graph that `clients` clients use who were told to have `neighbours` partners each.
 
@@ -312,19 +312,58 @@ def bound_multiplier(
     >>> abs(bound_multiplier(SecretGraph.complete(12), law, 2.0, 3, 2) - exact) < 1e-12
     True
     """
-    if not 0 <= collusion <= byzantine < graph.clients:
-        raise UserError(f"0 ≤ q ≤ f < n is needed, got q = {collusion}, f = {byzantine}, n = {graph.clients}")
+    return _bound(Tightness.of(graph), law, sensitivity, byzantine, collusion)
+
+
+@dataclass(frozen=True)
+class Tightness:
+    """What a bound needs to know of a graph of so many `clients`."""
+
+    clients: int
+    connectivity: float
+    least_degree: int
+
+    @classmethod
+    def of(cls, graph: SecretGraph) -> Tightness:
+        """Measure a graph."""
+        return cls(graph.clients, graph.connectivity, int(graph.degrees.min()))
+
+
+@cache  # three numbers a graph: graphs of many sizes need not be kept for them
+def _agreed_tightness(clients: int, neighbours: int) -> Tightness:
+    return Tightness.of(agreed_graph(clients, neighbours))
+
+
+def agreed_multiplier(
+    law: NoiseLaw, sensitivity: float, clients: range, neighbours: int, byzantine: int, collusion: int
+) -> float:
+    """Return `bound_multiplier` on the worst of the agreed graphs of as many members as `clients` says.
+
+    Every number of members has a graph of its own, and a larger one may be connected less well.
+
+    >>> law = NoiseLaw(sigma_ind=0.1, sigma_cor=1.0)
+    >>> some, more = (agreed_multiplier(law, 1.0, range(23, n), 5, 0, 0) for n in (24, 25))
+    >>> more < some
+    True
+    """
+    sizes = (_agreed_tightness(members, neighbours) for members in clients)
+    return min(_bound(tight, law, sensitivity, byzantine, collusion) for tight in sizes)
+
+
+def _bound(tight: Tightness, law: NoiseLaw, sensitivity: float, byzantine: int, collusion: int) -> float:
+    if not 0 <= collusion <= byzantine < tight.clients:
+        raise UserError(f"0 ≤ q ≤ f < n is needed, got q = {collusion}, f = {byzantine}, n = {tight.clients}")
     if law.silent:
         return 0.0
-    left = graph.clients - collusion
-    spectral = _lemma_variance(law, max(0.0, graph.connectivity - collusion), byzantine - collusion, left)
-    free = max(0, int(graph.degrees.min()) - collusion)
+    left = tight.clients - collusion
+    spectral = _lemma_variance(law, max(0.0, tight.connectivity - collusion), byzantine - collusion, left)
+    free = max(0, tight.least_degree - collusion)
     ind, cor = law.sigma_ind**2, law.sigma_cor**2
     star = ind + free * cor * ind / (cor + ind)
     if max(spectral, star) <= 0:
         raise PrivacyError(
             f"no guarantee against any {collusion} colluders: with sigma_ind = 0 the noise cancels where "
-            f"nobody is hidden, or they may cut the graph (connectivity {graph.connectivity:.3g}). "
+            f"nobody is hidden, or they may cut the graph (connectivity {tight.connectivity:.3g}). "
             "Use sigma_ind > 0, more neighbours, or name the colluders"
         )
     return math.sqrt(max(spectral, star)) / sensitivity

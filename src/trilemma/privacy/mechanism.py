@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trilemma.errors import PrivacyError
-from trilemma.privacy.covariance import agreed_graph, bound_multiplier, complete_multiplier
+from trilemma.privacy.covariance import agreed_multiplier, complete_multiplier
 from trilemma.privacy.drawing import EXACT, Drawing
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import SMALLEST, Adjacency, NoiseLaw, Release, Sampling, check_sampling
@@ -112,9 +112,7 @@ def shared_multiplier(law: NoiseLaw, move: float, threat: Threat) -> float:
     n, q, liars = threat.clients, threat.collusion, threat.collusion + threat.hidden
     if threat.neighbours is None or threat.neighbours >= max(n, threat.most) - 1:
         return complete_multiplier(law, move, n, liars, q)  # more members only help
-    # Every number of members has a graph of its own, and a larger one may be connected less well.
-    graphs = (agreed_graph(members, threat.neighbours) for members in range(n, max(n, threat.most) + 1))
-    return min(bound_multiplier(graph, law, move, liars, q) for graph in graphs)
+    return agreed_multiplier(law, move, range(n, max(n, threat.most) + 1), threat.neighbours, liars, q)
 
 
 def mechanism(release: Release, threat: Threat) -> Mechanism:

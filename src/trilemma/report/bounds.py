@@ -34,8 +34,9 @@ def lower_record(bound: Lower) -> dict[str, Any]:
 
 
 def bounds_tables(record: Mapping[str, Any]) -> Iterator[Table]:
-    """Lay out the upper bounds of every rule, and the lower bound where the record holds one."""
-    yield _rule_table(record["rules"])
+    """Lay out what the record holds: upper bounds of every rule, the lower bound, what can be hidden."""
+    if record["rules"]:
+        yield _rule_table(record["rules"])
     if "lower_bound" in record:
         yield _lower_table(record["lower_bound"])
     if "hidden" in record:

@@ -118,36 +118,20 @@ class Experiment:
     @cached_property
     def spending(self) -> Answer[np.ndarray]:
         """ε after each round (T,) and the accountant's name; infinite and "" without a guarantee."""
-        rounds = self.config.run.rounds
-        release, threat = self.resolved.release, self.resolved.threat
-        if release is None or threat is None or not self.resolved.certified:
+        return self._spending(self.resolved)
+
+    def _spending(self, resolved: Resolved) -> Answer[np.ndarray]:
+        rounds, release, threat = self.config.run.rounds, resolved.release, resolved.threat
+        if release is None or threat is None or not resolved.certified:
             return Answer(np.full(rounds, np.inf), "")
-        beside = None if self.resolved.own_scores is None else self.resolved.beside
+        beside = None if resolved.own_scores is None else resolved.beside
         return privacy.certified_curve(release, threat, rounds, self.config.privacy.delta, beside=beside)
 
     def spent(self, round_: int, members: int) -> float:
-        """Return ε after a round in which `members` clients shared secrets; no earlier round had fewer.
-
-        Noise is calibrated for n − f of them. If more clients were expelled, ε is computed as if only so few
-        had been there from the first round, which is never too small.
-        """
-        threat = self.resolved.threat
-        shared = self.resolved.release is not None and self.resolved.release.law.sigma_cor > 0
-        if threat is None or not shared or members >= threat.clients or not self.resolved.certified:
-            return float(self.spending.figure[round_])
-        return float(self._spending_among(members)[round_])
-
-    def _spending_among(self, members: int) -> np.ndarray:
-        """Return ε after each round (T,) if only `members` take part; infinite for fewer than f + 2."""
-        release, threat = self.resolved.release, self.resolved.threat
-        assert release is not None
-        assert threat is not None
-        rounds, delta = self.config.run.rounds, self.config.privacy.delta
-        beside = None if self.resolved.own_scores is None else self.resolved.beside
-        if members < threat.byzantine + 2:
-            return np.full(rounds, np.inf)
-        fewer = replace(threat, clients=members)
-        return privacy.certified_curve(release, fewer, rounds, delta, beside=beside).figure
+        """Return ε after a round in which `members` clients shared secrets; no earlier round had fewer."""
+        left = self.resolved.among(members)
+        spending = self.spending if left is self.resolved else self._spending(left)
+        return float(spending.figure[round_])
 
     def precision(self) -> AbstractContextManager[None]:
         """Return a context in which matrix products have the precision of `[run] precision`.

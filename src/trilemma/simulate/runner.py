@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -272,14 +273,20 @@ def _over_seeds(results: dict[int, Evaluation | None], name: str) -> Spread:
     return Spread.of({seed: None if value is None else round(value, 6) for seed, value in values.items()})
 
 
+def _most_expelled(seeds: Iterable[Sequence[Record]]) -> int:
+    """Return how many clients were expelled before the last round, in the seed that expelled most."""
+    return max((sum(len(record.expelled) for record in records[:-1]) for records in seeds), default=0)
+
+
 def _summary(
     directory: RunDirectory,
     experiment: Experiment,
     results: dict[int, Evaluation | None],
     diverged: dict[str, int],
 ) -> Summary:
-    config, resolved = directory.config, experiment.resolved
-    delta = config.privacy.delta
+    config, delta = directory.config, directory.config.privacy.delta
+    records = [directory.seed(seed).records() for seed in config.run.seeds]
+    resolved = experiment.resolved.among(config.federation.clients - _most_expelled(records))
     figures: dict[str, float | None] = {}
     notes = list(resolved.notes)
     if resolved.release is not None and resolved.threat is not None:
@@ -288,9 +295,7 @@ def _summary(
         figures = {name: value if value != float("inf") else None for name, value in spent.epsilon.items()}
         notes.extend(spent.notes)
     held = resolved.certified
-    seconds = sum(
-        sum(record.seconds.values()) for seed in config.run.seeds for record in directory.seed(seed).records()
-    )
+    seconds = sum(sum(record.seconds.values()) for some in records for record in some)
     return Summary(
         metrics={name: _over_seeds(results, name) for name in _names(experiment)},
         loss=_over_seeds(results, "loss"),
