@@ -83,6 +83,7 @@ def test_a_combination_that_cannot_be_is_refused_alone() -> None:
         ({**RULES, "zip": [["aggregation.rule"], ["aggregation.rule"]]}, "twice"),
         ({**RULES, "run.rounds": [1, 2, 3], "zip": True}, "aggregation.rule has 2, run.rounds has 3"),
         ({**RULES, "seeds": "x"}, "cannot read seeds"),
+        ({**RULES, "aggregation": {"rule": ["krum"]}}, "aggregation.rule is said twice"),
     ],
 )
 def test_mistakes_are_named(table: dict, message: str) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from page_harness import BASE, HOST, HOSTILE, TOKEN, make_run
 from trilemma import config, papers, report, simulate
 from trilemma.cli import app as command
+from trilemma.errors import UserError
 from trilemma.federation import membership
 from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.events import EPOCH_OPENED
@@ -27,6 +28,7 @@ from starlette.testclient import TestClient
 from trilemma.page.app import make_app
 from trilemma.page.guard import POLICY, hosts_of
 from trilemma.page.index import Index, find
+from trilemma.page.serving import serve
 
 
 def client_of(root: Path, token: str | None = TOKEN) -> TestClient:
@@ -454,3 +456,9 @@ def test_a_ledger_that_was_changed_is_not_believed(watched: Path, tmp_path: Path
     account = client.get(f"/api/parties/{line['id']}").json()["account"]
     assert "changed or is out of place" in account["problem"]
     assert account["spending"] == []
+
+
+@pytest.mark.parametrize("host", ["::", "[::]", "0.0.0.0"])
+def test_every_address_is_none_to_listen_on_with_or_without_brackets(host: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="every address"):
+        serve([tmp_path], host, 0, print)

@@ -204,7 +204,11 @@ def described(values: Mapping[str, Any]) -> str:
 
 def _read(table: Mapping[str, Any]) -> tuple[dict[str, list[Any]], Any, list[tuple[str, ...]]]:
     """Return the keys with their values, the seeds (None: not said), and which keys go together."""
-    axes = dict(_axes({key: value for key, value in table.items() if key not in ("seeds", "zip")}))
+    axes = dict[str, list[Any]]()
+    for path, values in _axes({key: value for key, value in table.items() if key not in ("seeds", "zip")}):
+        if path in axes:  # once as "a.b", once as a table a with b
+            raise ConfigError(f"[sweep] {path} is said twice: give all its values in one list")
+        axes[path] = values
     together = table.get("zip", False)
     if isinstance(together, bool):
         groups = [tuple(axes)] if together and axes else []

@@ -23,6 +23,7 @@ def serve(folders: Sequence[Path], host: str, port: int, tell: Callable[[str], N
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"there is no folder {str(folder)!r}; allowed: folders that hold runs or parties")
+    host = host.removeprefix("[").removesuffix("]")  # as an address has it: [::1]
     if host in EVERYWHERE:
         raise UserError(f"--host {host!r} is every address of this machine; name the one a browser will use")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
