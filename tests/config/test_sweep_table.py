@@ -84,6 +84,9 @@ def test_a_combination_that_cannot_be_is_refused_alone() -> None:
         ({**RULES, "run.rounds": [1, 2, 3], "zip": True}, "aggregation.rule has 2, run.rounds has 3"),
         ({**RULES, "seeds": "x"}, "cannot read seeds"),
         ({**RULES, "aggregation": {"rule": ["krum"]}}, "aggregation.rule is said twice"),
+        ({"attack": ["sf", "lf"], "attack.name": ["foe"]}, "attack and attack.name both say"),
+        ({"attack": [{"name": "alie", "strength": 1.5}], "attack.strength": [1.0]}, "both say"),
+        ({"seeds": "1-2", "run.seeds": [[3], [4]]}, "say the same"),
     ],
 )
 def test_mistakes_are_named(table: dict, message: str) -> None:

@@ -158,7 +158,20 @@ def test_on_a_graph_of_secrets_liars_are_expelled_and_the_graph_is_drawn_anew(tm
     assert replayed.expelled == last.expelled
 
 
-@pytest.mark.parametrize("said", ["[]", "[0, 1, 2, 3]", "[0, 1, 2, 3, 4, 1000000000000]"])
+def test_a_run_with_sampled_clients_is_replayed(tmp_path):
+    """More share secrets than a round asks."""
+    parties, _ = federation(tmp_path / "federation", "federation.sampled=4", "federation.tolerate=1")
+    runner, _ = coordinator(parties, Direct(parties))
+    runner.go()
+    records = runner.log.records()
+    assert all(len(record["sharing"]) == 5 > len(record["weights"]) for record in records)
+    replayed, last = replay(parties[0], "run"), runner.log.last()
+    assert torch.equal(replayed.broadcast["params"], last.broadcast["params"])
+
+
+@pytest.mark.parametrize(
+    "said", ["[]", "[0, 1, 2, 3]", "[0, 1, 2, 3, 3]", "[0, 1, 2, 3, 4, 5]", "[0, 1, 2, 3, 1000000000000]"]
+)
 def test_a_replay_of_records_that_do_not_say_who_shared_secrets_is_refused(deployed, tmp_path, said):
     folder = tmp_path / "federation"
     shutil.copytree(deployed[0][0].folder, folder)

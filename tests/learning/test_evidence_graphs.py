@@ -19,7 +19,9 @@ from trilemma.models import build
 from trilemma.privacy.covariance import agreed_graph, covariance
 from trilemma.privacy.mechanism import shared_multiplier
 from trilemma.privacy.types import NoiseLaw, Release
+from trilemma.records import Record
 from trilemma.simulate import engine
+from trilemma.simulate.runner import _most_expelled
 
 LAW = NoiseLaw(sigma_ind=0.7, sigma_cor=0.5)
 CPU = torch.device("cpu")
@@ -209,5 +211,24 @@ def test_a_run_that_expelled_more_than_may_lie_says_what_it_spent(
         assert any("more clients were expelled" in note for note in summary.notes)
     else:
         assert last == math.inf
-        assert summary.epsilon == {}
+        assert (summary.epsilon, summary.printed, summary.accountant) == ({}, {}, "")
         assert "clients were left" in summary.verdict["no_guarantee"]["reason"]
+        assert summary.verdict["no_guarantee"]["figure"] is None
+        assert any("clients were left" in note for note in summary.notes)
+
+
+@pytest.mark.parametrize("assume", ["guaranteed", "published"])
+def test_liars_that_are_expelled_and_no_more_change_no_figure(assume: str, tmp_path: Path) -> None:
+    few = (f"privacy={ALL.partition('=')[2][:-1]}, assume='{assume}'}}",)
+    gone = simulate.run(config.parse(RUN, few), tmp_path / "gone")
+    quiet = simulate.run(config.parse(RUN, (*few, "attack={name='none'}")), tmp_path / "quiet")
+    records = simulate.RunDirectory.open(tmp_path / "gone").seed(1).records()
+    assert sum(len(record.expelled) for record in records) == 3
+    assert (gone.epsilon, gone.printed, gone.verdict) == (quiet.epsilon, quiet.printed, quiet.verdict)
+    assert gone.notes == quiet.notes
+
+
+def test_a_seed_that_diverged_released_once_more_than_it_recorded() -> None:
+    expelled = Record(1, expelled=({"client": 4},))
+    assert _most_expelled([[Record(1), expelled]], rounds=2) == 0
+    assert _most_expelled([[Record(1), expelled], []], rounds=3) == 1

@@ -458,7 +458,7 @@ def test_a_ledger_that_was_changed_is_not_believed(watched: Path, tmp_path: Path
     assert account["spending"] == []
 
 
-@pytest.mark.parametrize("host", ["::", "[::]", "0.0.0.0"])
+@pytest.mark.parametrize("host", ["", "::", "[::]", "0.0.0.0", "0", "::0", "[::ffff:0.0.0.0]"])
 def test_every_address_is_none_to_listen_on_with_or_without_brackets(host: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="every address"):
         serve([tmp_path], host, 0, print)

@@ -151,8 +151,10 @@ def bounds_command(
     plugins.load(plugin or ())
     if not 0 <= 2 * byzantine < clients:
         raise UserError(f"nothing is promised unless 0 ≤ 2f < n, got n = {clients}, f = {byzantine}")
-    if neighbours is not None and not hidden:
-        raise UserError("the papers' theorems are of secrets that all share: -k goes with --hidden")
+    if neighbours is not None and (rule or not hidden):
+        raise UserError(
+            "the papers' theorems are of secrets that all share: -k goes with --hidden, without --rule"
+        )
     far = theory.Heterogeneity(g, g_cov) if gradients is None else theory.Heterogeneity.load(gradients)
     problem = theory.Problem(dim, far, smoothness, convexity, gap, variance, batch, examples)
     law = _law(sigma_ind, sigma_cor) or NoiseLaw()

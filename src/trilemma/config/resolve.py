@@ -58,14 +58,16 @@ class Resolved:
         """Return the same where at times only so many `members` shared secrets.
 
         Noise is calibrated for n − f of them. If more clients were expelled, figures are worked out as if no
-        more than are left had been there from the first round on, which is never too small.
+        more than are left had been there from the first round on, which is never too small. Figures that
+        count on liars, as published, are no guarantee and stay what they are.
         """
         release, threat = self.release, self.threat
-        if release is None or threat is None or members >= threat.clients or not release.law.sigma_cor > 0:
+        shared = release is not None and release.law.sigma_cor > 0
+        if threat is None or not shared or members >= threat.clients or threat.hidden:
             return self
         if members < threat.byzantine + 2:
             doubt = f"only {members} clients were left to share secrets, of whom {threat.byzantine} may lie"
-            return replace(self, doubts=(*self.doubts, doubt))
+            return replace(self, threat=None, doubts=(*self.doubts, doubt), notes=(*self.notes, doubt))
         note = f"more clients were expelled than may lie: ε is worked out for the {members} that were left"
         return replace(self, threat=replace(threat, clients=members), notes=(*self.notes, note))
 

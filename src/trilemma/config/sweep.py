@@ -209,6 +209,12 @@ def _read(table: Mapping[str, Any]) -> tuple[dict[str, list[Any]], Any, list[tup
         if path in axes:  # once as "a.b", once as a table a with b
             raise ConfigError(f"[sweep] {path} is said twice: give all its values in one list")
         axes[path] = values
+    for path in axes:
+        above, _, key = path.rpartition(".")  # attack = ["alie"] goes with attack.strength, not with its name
+        if any(key == "name" or (isinstance(one, Mapping) and key in one) for one in axes.get(above, ())):
+            raise ConfigError(f"[sweep] {above} and {path} both say {path}: allowed is one of them")
+    if "seeds" in table and "run.seeds" in axes:
+        raise ConfigError("[sweep] seeds and run.seeds say the same: allowed is one of them")
     together = table.get("zip", False)
     if isinstance(together, bool):
         groups = [tuple(axes)] if together and axes else []

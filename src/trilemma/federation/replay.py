@@ -56,6 +56,8 @@ def replay(server: Party, run: str) -> Replayed:
         )
     for record in records:
         key = task.key.fold("round", record.round - 1, "server")
+        if algorithm.members is not None:
+            _check_sharing(record, places)
         messages = _heard(task, Transcript(log.folder), record, state)
         done = algorithm.server(messages, state, record.round - 1, key)
         broadcast, state = done.broadcast, done.state
@@ -111,6 +113,21 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1, 1).view(torch.uint8)
 
 
+def _check_sharing(record: Record, places: Sequence[int]) -> None:
+    """Refuse a record that does not say who shared secrets: all who answered, and as many as were members.
+
+    With sampled clients these are more than the round asked; one of them may have left the roster since.
+    """
+    sharing, present = set(record.sharing), set(record.weights) - set(record.absent)
+    known = max((*places, *record.weights), default=0) + len(sharing)
+    counted = len(sharing) == len(record.sharing) == record.facts.get("members")
+    if not (counted and present <= sharing and max(sharing, default=0) <= known):
+        raise UserError(
+            f"the record of round {record.round} does not say who shared secrets: another version wrote it, "
+            "or it was changed"
+        )
+
+
 def _heard(task: PartyTask, transcript: Transcript, record: Record, state: State) -> Messages:
     """Return the messages of a round as the server's step was given them."""
     algorithm, round_, rows = task.resolved.algorithm, record.round - 1, tuple(record.weights)
@@ -119,11 +136,6 @@ def _heard(task: PartyTask, transcript: Transcript, record: Record, state: State
         answers = _complete(transcript.read(round_, record.epoch, present, dim), transcript, record, present)
         if algorithm.members is None:
             return Messages(answers.stack(rows, dim))
-        if not set(present) <= set(record.sharing) <= set(rows):
-            raise UserError(
-                f"the record of round {record.round} does not say who shared secrets: another version wrote "
-                "it, or it was changed; a version that is older may replay the run"
-            )
         return Messages(answers.stack(present, dim), senders=present, sharing=record.sharing)
     # Who is absent in the end may have answered the first of two exchanges.
     answers = _complete(transcript.read(round_, record.epoch, rows, dim), transcript, record, present)

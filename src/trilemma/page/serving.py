@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 import socket
 from collections.abc import Callable, Sequence
@@ -14,8 +15,16 @@ from trilemma.page.app import make_app
 from trilemma.page.guard import hosts_of
 from trilemma.page.index import Index
 
-EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
-"""Addresses that mean all of a machine's: a browser cannot call the page by them."""
+
+def _everywhere(address: str) -> bool:
+    """Tell whether an address means all of a machine's: a browser cannot call the page by it.
+
+    >>> _everywhere("::"), _everywhere("::ffff:0.0.0.0"), _everywhere("127.0.0.1")
+    (True, True, False)
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_unspecified
 
 
 def serve(folders: Sequence[Path], host: str, port: int, tell: Callable[[str], None]) -> None:
@@ -24,8 +33,6 @@ def serve(folders: Sequence[Path], host: str, port: int, tell: Callable[[str], N
         if not folder.is_dir():
             raise UserError(f"there is no folder {str(folder)!r}; allowed: folders that hold runs or parties")
     host = host.removeprefix("[").removesuffix("]")  # as an address has it: [::1]
-    if host in EVERYWHERE:
-        raise UserError(f"--host {host!r} is every address of this machine; name the one a browser will use")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -35,7 +42,11 @@ def serve(folders: Sequence[Path], host: str, port: int, tell: Callable[[str], N
             raise UserError(
                 f"cannot listen on {host}, port {port} ({error.strerror}); name another --port; 0: a free one"
             ) from None
-        port = listening.getsockname()[1]
+        address, port = listening.getsockname()[:2]
+        if _everywhere(address):
+            raise UserError(
+                f"--host {host!r} is every address of this machine; name the one a browser will use"
+            )
         token = secrets.token_urlsafe(24)
         app = make_app(Index(folders), token, hosts_of(host, port), f"trilemma-{port}")
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)

@@ -129,9 +129,12 @@ class Experiment:
 
     def spent(self, round_: int, members: int) -> float:
         """Return ε after a round in which `members` clients shared secrets; no earlier round had fewer."""
+        return float(self.spending_among(members).figure[round_])
+
+    def spending_among(self, members: int) -> Answer[np.ndarray]:
+        """`spending` where at times only so many `members` shared secrets."""
         left = self.resolved.among(members)
-        spending = self.spending if left is self.resolved else self._spending(left)
-        return float(spending.figure[round_])
+        return self.spending if left is self.resolved else self._spending(left)
 
     def precision(self) -> AbstractContextManager[None]:
         """Return a context in which matrix products have the precision of `[run] precision`.

@@ -273,9 +273,13 @@ def _over_seeds(results: dict[int, Evaluation | None], name: str) -> Spread:
     return Spread.of({seed: None if value is None else round(value, 6) for seed, value in values.items()})
 
 
-def _most_expelled(seeds: Iterable[Sequence[Record]]) -> int:
-    """Return how many clients were expelled before the last round, in the seed that expelled most."""
-    return max((sum(len(record.expelled) for record in records[:-1]) for records in seeds), default=0)
+def _most_expelled(seeds: Iterable[Sequence[Record]], rounds: int) -> int:
+    """Return how many clients were expelled before the last of the `rounds`, in the seed that expelled most.
+
+    A seed that diverged has no record of its last round.
+    """
+    held = (records[:-1] if len(records) == rounds else records for records in seeds)
+    return max((sum(len(record.expelled) for record in records) for records in held), default=0)
 
 
 def _summary(
@@ -286,7 +290,8 @@ def _summary(
 ) -> Summary:
     config, delta = directory.config, directory.config.privacy.delta
     records = [directory.seed(seed).records() for seed in config.run.seeds]
-    resolved = experiment.resolved.among(config.federation.clients - _most_expelled(records))
+    members = config.federation.clients - _most_expelled(records, config.run.rounds)
+    resolved = experiment.resolved.among(members)
     figures: dict[str, float | None] = {}
     notes = list(resolved.notes)
     if resolved.release is not None and resolved.threat is not None:
@@ -309,7 +314,7 @@ def _summary(
         attack=config.attack.name if config.federation.byzantine else "none",
         threat=config.privacy.threat,
         rounds=config.run.rounds,
-        accountant=experiment.spending.by,
+        accountant=experiment.spending_among(members).by,
         diverged=diverged,
         notes=tuple(dict.fromkeys(notes)),
         directory=str(directory.path),
