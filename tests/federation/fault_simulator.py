@@ -42,7 +42,6 @@ import torch
 from federation_harness import PRIVATE, make, small_config
 from trilemma import files
 from trilemma.federation import commits, confirmation, kinds, node, server, sessions, shelf, wire
-from trilemma.federation.admission import Reply
 from trilemma.federation.epochs import Epoch, Stopped
 from trilemma.federation.exchange import Clock
 from trilemma.federation.layout import Party
@@ -54,6 +53,7 @@ from trilemma.federation.rosters import SignedRoster
 from trilemma.federation.server import open_run
 from trilemma.federation.sessions import Session, epoch_name
 from trilemma.federation.task import PartyTask, load_task
+from trilemma.federation.transport import Reply
 from trilemma.learning.evidence import Expulsion
 from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part
 from trilemma.learning.protocol import Algorithm, ClientStep, ServerStep, Start

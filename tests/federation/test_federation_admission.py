@@ -11,7 +11,8 @@ import torch
 
 from trilemma import models
 from trilemma.federation import kinds, wire
-from trilemma.federation.admission import Expected, Reply, admit
+from trilemma.federation.admission import Expected, admit
+from trilemma.federation.transport import Reply
 from trilemma.learning import MessageLayout, Messages, Part
 from trilemma.learning.compressed.dgc import sparse_message
 

@@ -10,11 +10,11 @@ import pytest
 
 from federation_harness import PRIVATE, Direct, Time, make, small_config
 from trilemma.federation import kinds, wire
-from trilemma.federation.admission import Reply
 from trilemma.federation.epochs import Stopped
 from trilemma.federation.exchange import Correspondence, Patience
 from trilemma.federation.public_facts import Timing
 from trilemma.federation.server import open_run
+from trilemma.federation.transport import Reply
 
 
 @dataclass

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma.errors import PrivacyError, UserError
 from trilemma.federation import kinds, wire
-from trilemma.federation.admission import Expected, Reply, admit
+from trilemma.federation.admission import Expected, admit
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Sighting, Witness
 from trilemma.federation.journal import Journal
@@ -31,6 +31,7 @@ from trilemma.federation.rosters import SignedRoster
 from trilemma.federation.sessions import Session
 from trilemma.federation.spending import read_budget
 from trilemma.federation.tls_keys import new_request, requested_key
+from trilemma.federation.transport import Reply
 from trilemma.learning import MessageLayout, Part
 from trilemma.privacy.ledger import Ledger
 from trilemma.privacy.ledger_lines import LedgerError, read_entries, read_lines

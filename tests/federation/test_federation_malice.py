@@ -23,7 +23,6 @@ from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_c
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import kinds, sessions, spending, wire
-from trilemma.federation.admission import Reply
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
 from trilemma.federation.epochs import Stopped
 from trilemma.federation.inprocess import FIRST_NODE
@@ -32,6 +31,7 @@ from trilemma.federation.node import Node
 from trilemma.federation.permission import Permission
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.sessions import Session
+from trilemma.federation.transport import Reply
 from trilemma.privacy.covariance import SecretGraph, covariance
 from trilemma.privacy.ledger import Ledger
 from trilemma.privacy.secrets import Identity, Roster

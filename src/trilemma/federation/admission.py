@@ -16,8 +16,9 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.federation import kinds, wire
-from trilemma.federation.reasons import heard, shortened
+from trilemma.federation.reasons import shortened
 from trilemma.federation.shelf import Shelf
+from trilemma.federation.transport import Reply
 from trilemma.learning import MessageLayout, Messages
 from trilemma.learning.messages import Asked
 
@@ -46,27 +47,6 @@ class Expected:
     remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
     broadcast: wire.Tensors = field(default_factory=dict)
     shelf: Shelf | None = None
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What came from a node: a block, or an error in its place.
-
-    `refused` tells a client that said no from one that the carrier could not reach; `question` names what is
-    answered, where a node may have been asked the same twice. An error is what somebody else wrote: `why` is
-    what is believed of it.
-    """
-
-    node: int
-    block: wire.Block | None = None
-    error: str = ""
-    refused: bool = False
-    question: str = ""
-
-    @property
-    def why(self) -> str:
-        """The reason given, in the catalogue's words where a client refused."""
-        return heard(self.error) if self.refused else shortened(f"unreached: {self.error}")
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from trilemma.federation.admission import Reply
-from trilemma.federation.transport import Transport
+from trilemma.federation.transport import Reply, Transport
 
 RESEND = 0.75
 """Share of a question's time after which a copy is sent."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from trilemma.federation.admission import Reply
 from trilemma.federation.layout import Party
 from trilemma.federation.node import Node
 from trilemma.federation.reasons import Refused
+from trilemma.federation.transport import Reply
 
 FIRST_NODE = 100
 """Nodes have numbers of their own: who takes one for a client finds nobody."""

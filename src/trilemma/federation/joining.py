@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from trilemma.errors import PrivacyError
 from trilemma.federation import events, kinds, wire
-from trilemma.federation.admission import Reply
 from trilemma.federation.adoption import Agreed
 from trilemma.federation.confirmation import Confirmation, MemberList, Sighting, Witness
 from trilemma.federation.epochs import Epoch, Policy, open_epoch
@@ -24,6 +23,7 @@ from trilemma.federation.exchange import Clock, Correspondence, Patience
 from trilemma.federation.expulsions import Expulsion
 from trilemma.federation.layout import Party
 from trilemma.federation.sessions import check_offer
+from trilemma.federation.transport import Reply
 
 SMALL = 1 << 16
 """Bytes that a reply in this phase may have."""

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trilemma.federation import kinds, wire
-from trilemma.federation.admission import Reply
 from trilemma.federation.long_blocks import Arriving, check_announcement, described, only, piece_of
-from trilemma.federation.transport import Transport
+from trilemma.federation.transport import Reply, Transport
 
 PATIENCE = 2
 """How many exchanges a transfer may take for each of its pieces, before its client counts as unwilling."""

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from trilemma.federation import events, kinds, wire
-from trilemma.federation.admission import Rejection, Reply
+from trilemma.federation.admission import Rejection
 from trilemma.federation.commits import Commit
 from trilemma.federation.event_fields import without_quotes
 from trilemma.federation.exchange import Correspondence, Patience
+from trilemma.federation.transport import Reply
 from trilemma.learning.own_scores import OwnScores
 
 SMALL = 1 << 12

@@ -12,9 +12,34 @@ text of the `Refused` it raises; of its own failures it tells what `reasons.what
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from trilemma.federation.admission import Reply
+from trilemma.federation.reasons import heard, shortened
+
+if TYPE_CHECKING:
+    from trilemma.federation import wire  # a carrier's server waits without torch
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came from a node: a block, or an error in its place.
+
+    `refused` tells a client that said no from one that the carrier could not reach; `question` names what is
+    answered, where a node may have been asked the same twice. An error is what somebody else wrote: `why` is
+    what is believed of it.
+    """
+
+    node: int
+    block: wire.Block | None = None
+    error: str = ""
+    refused: bool = False
+    question: str = ""
+
+    @property
+    def why(self) -> str:
+        """The reason given, in the catalogue's words where a client refused."""
+        return heard(self.error) if self.refused else shortened(f"unreached: {self.error}")
 
 
 class Transport(Protocol):

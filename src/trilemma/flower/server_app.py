@@ -19,9 +19,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from trilemma.errors import UserError
 from trilemma.federation import wire
-from trilemma.federation.admission import Reply
 from trilemma.federation.layout import Party
 from trilemma.federation.server import open_run
+from trilemma.federation.transport import Reply
 from trilemma.federation.under_way import under_way
 from trilemma.flower import internals, records
 from trilemma.flower.bell import Bell
