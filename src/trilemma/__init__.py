@@ -11,9 +11,9 @@ The rooms of the house, from the ground up:
 * `trilemma.simulate`: the engine that runs n clients on one machine.
 * `trilemma.report`: what a run gave, simulated or deployed.
 
-and, for short, `Task`, `Privacy` and `run`: a run in one call; `load`: the result in a folder; `inputs`: what
-an exported model takes. What is named here is imported when it is first used, so that `import trilemma` costs
-nothing.
+and, for short, `Task`, `Privacy` and `run`: a run in one call; `Declaration` and `Values`: what a record may
+be; `load`: the result in a folder; `inputs`: what an exported model takes. What is named here is
+imported when it is first used, so that `import trilemma` costs nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trilemma import aggregation, attacks, config, data, learning, models, privacy, report, simulate, task
     from trilemma.api import Privacy, load, run
     from trilemma.config import inputs
+    from trilemma.data import Declaration, Values
     from trilemma.task import Task
 
 __version__ = VERSION
@@ -34,12 +35,17 @@ __version__ = VERSION
 _ROOMS = (
     "aggregation", "attacks", "config", "data", "learning", "models", "privacy", "report", "simulate", "task",
 )  # fmt: skip
-_SHORT = {"Privacy": "api", "Task": "task", "inputs": "config", "load": "api", "run": "api"}
+_SHORT = {
+    "Declaration": "data", "Privacy": "api", "Task": "task", "Values": "data", "inputs": "config",
+    "load": "api", "run": "api",
+}  # fmt: skip
 """Names that belong to a room and are also found here."""
 
 __all__ = [
+    "Declaration",
     "Privacy",
     "Task",
+    "Values",
     "aggregation",
     "attacks",
     "config",

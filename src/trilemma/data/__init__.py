@@ -24,6 +24,7 @@ from trilemma.data.catalogue import (
 )
 from trilemma.data.centred import around_own, centred
 from trilemma.data.dealing import mirror, set_aside
+from trilemma.data.declared import Declaration, Values, declaration_of, made_up
 from trilemma.data.features import features_of, with_features
 from trilemma.data.federated import EpochBatches, FederatedData, Split
 from trilemma.data.own import from_clients
@@ -40,6 +41,7 @@ __all__ = [
     "Batch",
     "Dataset",
     "DatasetOptions",
+    "Declaration",
     "EpochBatches",
     "FeatureMap",
     "FeatureOptions",
@@ -50,10 +52,12 @@ __all__ = [
     "Split",
     "Storage",
     "Target",
+    "Values",
     "around_own",
     "centred",
     "columns_of",
     "datasets",
+    "declaration_of",
     "divide",
     "each",
     "feature_maps",
@@ -64,6 +68,7 @@ __all__ = [
     "horizontal_flip",
     "load",
     "loaded",
+    "made_up",
     "mirror",
     "partitions",
     "read_table",
