@@ -44,10 +44,9 @@ from trilemma import files, mapped
 from trilemma.aggregation import parse, stream
 from trilemma.federation import hearing, kinds, provisioning, wire
 from trilemma.federation import shelf as shelves
-from trilemma.federation.admission import Reply
+from trilemma.federation.carriers.inprocess import InProcess
 from trilemma.federation.commits import Commit, CommitLog
 from trilemma.federation.coordinator import Coordinator
-from trilemma.federation.inprocess import InProcess
 from trilemma.federation.layout import Party, parties
 from trilemma.federation.long_blocks import described, piece_of
 from trilemma.federation.node import Node
@@ -56,6 +55,7 @@ from trilemma.federation.server import open_run
 from trilemma.federation.shelf import Shelf
 from trilemma.federation.spending import write_budgets
 from trilemma.federation.task import PartyTask, load_task
+from trilemma.federation.transport import Reply
 from trilemma.learning import MessageLayout, Part, gridded, privatise
 from trilemma.learning.gridded import ColumnGridCodec
 from trilemma.learning.messages import Asked, Parts

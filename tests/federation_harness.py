@@ -12,16 +12,16 @@ import torch
 
 from trilemma import config as configurations
 from trilemma.federation import kinds, layout, provisioning, wire
+from trilemma.federation.carriers.inprocess import InProcess
 from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.exchange import Clock
-from trilemma.federation.inprocess import FIRST_NODE, InProcess
 from trilemma.federation.layout import Party
 from trilemma.federation.public_facts import Federation, Timing
 from trilemma.federation.server import open_run
 from trilemma.federation.sessions import Session, apart
 from trilemma.federation.spending import write_budgets
 from trilemma.federation.task import load_task
-from trilemma.federation.transport import Reply
+from trilemma.federation.transport import FIRST_NODE, Reply
 from trilemma.learning.gridded import GridCodec
 from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
 from trilemma.simulate import engine

@@ -23,11 +23,11 @@ from federation_harness import (
 )
 from trilemma.aggregation import parse
 from trilemma.federation import kinds, shelf, wire
-from trilemma.federation.inprocess import FIRST_NODE
 from trilemma.federation.long_blocks import Arriving, LongBlocks, described, piece_of
 from trilemma.federation.public_facts import Timing
 from trilemma.federation.reasons import Refused
 from trilemma.federation.sizes import ROOM
+from trilemma.federation.transport import FIRST_NODE
 
 CLIENTS, SMALL = 4, 4096
 WIDE = ("model.name=mlp", "model.hidden=[64]", "data.holders=all")

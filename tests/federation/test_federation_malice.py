@@ -25,13 +25,12 @@ from trilemma.errors import UserError
 from trilemma.federation import kinds, sessions, spending, wire
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
 from trilemma.federation.epochs import Stopped
-from trilemma.federation.inprocess import FIRST_NODE
 from trilemma.federation.layout import REPRODUCIBLE
 from trilemma.federation.node import Node
 from trilemma.federation.permission import Permission
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.sessions import Session
-from trilemma.federation.transport import Reply
+from trilemma.federation.transport import FIRST_NODE, Reply
 from trilemma.privacy.covariance import SecretGraph, covariance
 from trilemma.privacy.ledger import Ledger
 from trilemma.privacy.secrets import Identity, Roster

@@ -14,7 +14,7 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 from trilemma.cli.federation import federation_app
-from trilemma.federation.inprocess import InProcess
+from trilemma.federation.carriers.inprocess import InProcess
 from trilemma.federation.layout import parties
 from trilemma.federation.server import open_run
 

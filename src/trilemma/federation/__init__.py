@@ -1,7 +1,7 @@
 """A real federation: the algorithms of `trilemma.learning` between parties, with keys, crashes and liars.
 
 This room holds no mathematics, and it does not know what carries its messages: `trilemma.flower` is one
-carrier, `inprocess` another. A client runs `algorithm.client` on its own data, the server runs
+carrier, `carriers.inprocess` another. A client runs `algorithm.client` on its own data, the server runs
 `algorithm.server` on what it admitted, and everything else here is about getting the numbers from one to the
 other without losing, repeating, leaking or believing anything:
 
@@ -13,7 +13,7 @@ other without losing, repeating, leaking or believing anything:
   `transcript`, `replay`: what a run follows from, and whether it does.
 * `sessions`, `spending`, `journal`, `node`: a client's keys, budget and memory, and its side of a run.
 * `task`: the model and this party's data, perhaps by its own code; `at_home`: what a client takes home.
-* `transport`, `inprocess`, `server`: what a carrier has to do, the smallest one, and a server on top of one.
+* `transport`, `carriers`, `server`: what a carrier has to do, two that do it, and a server on top of one.
 * `processes`: real processes, started and stopped by process group.
 * `events`, `event_fields`, `event_log`: what may be said about all this, once and for all, and where it is
   written.

@@ -2,8 +2,7 @@
 
 A transport moves blocks of bytes between the server and the nodes of clients. It may be slow, lose
 questions and deliver late; `exchange` deals with that. What it must be sure of is who sits at a node: by the
-key that node authenticated with, never by what it says. `inprocess` is one in a few lines, `trilemma.flower`
-another.
+key that node authenticated with, never by what it says. `carriers` has two.
 
 At the other end a transport hands every block to `Node.answer` and carries back what that returns, or the
 text of the `Refused` it raises; of its own failures it tells what `reasons.what_travels` allows.
@@ -18,7 +17,10 @@ from typing import TYPE_CHECKING, Protocol
 from trilemma.federation.reasons import heard, shortened
 
 if TYPE_CHECKING:
-    from trilemma.federation import wire  # a carrier's server waits without torch
+    from trilemma.federation.wire import Block
+
+FIRST_NODE = 100
+"""Nodes have numbers of their own: who takes one for a client finds nobody."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Reply:
     """
 
     node: int
-    block: wire.Block | None = None
+    block: Block | None = None
     error: str = ""
     refused: bool = False
     question: str = ""

@@ -12,10 +12,7 @@ from dataclasses import replace
 from trilemma.federation.layout import Party
 from trilemma.federation.node import Node
 from trilemma.federation.reasons import Refused
-from trilemma.federation.transport import Reply
-
-FIRST_NODE = 100
-"""Nodes have numbers of their own: who takes one for a client finds nobody."""
+from trilemma.federation.transport import FIRST_NODE, Reply
 
 
 class InProcess:
