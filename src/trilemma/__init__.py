@@ -12,8 +12,9 @@ The rooms of the house, from the ground up:
 * `trilemma.report`: what a run gave, simulated or deployed.
 
 and, for short, `Task`, `Privacy` and `run`: a run in one call; `Declaration` and `Values`: what a record may
-be; `load`: the result in a folder; `inputs`: what an exported model takes. What is named here is
-imported when it is first used, so that `import trilemma` costs nothing.
+be; `split` and `fill`: what is decided about a record by that record alone; `load`: the result in a folder;
+`inputs`: what an exported model takes. What is named here is imported when it is first used, so that
+`import trilemma` costs nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from trilemma import aggregation, attacks, config, data, learning, models, privacy, report, simulate, task
     from trilemma.api import Privacy, load, run
     from trilemma.config import inputs
-    from trilemma.data import Declaration, Values
+    from trilemma.data import Declaration, Values, fill, split
     from trilemma.task import Task
 
 __version__ = VERSION
@@ -36,8 +37,8 @@ _ROOMS = (
     "aggregation", "attacks", "config", "data", "learning", "models", "privacy", "report", "simulate", "task",
 )  # fmt: skip
 _SHORT = {
-    "Declaration": "data", "Privacy": "api", "Task": "task", "Values": "data", "inputs": "config",
-    "load": "api", "run": "api",
+    "Declaration": "data", "Privacy": "api", "Task": "task", "Values": "data", "fill": "data",
+    "inputs": "config", "load": "api", "run": "api", "split": "data",
 }  # fmt: skip
 """Names that belong to a room and are also found here."""
 
@@ -50,6 +51,7 @@ __all__ = [
     "attacks",
     "config",
     "data",
+    "fill",
     "inputs",
     "learning",
     "load",
@@ -58,6 +60,7 @@ __all__ = [
     "report",
     "run",
     "simulate",
+    "split",
     "task",
 ]
 

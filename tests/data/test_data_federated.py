@@ -29,6 +29,29 @@ def numbered(sizes: tuple[int, ...] = SIZES, own_tests: bool = True) -> Federate
     return FederatedData(dataset, Holdings([*pieces], [piece[:2] for piece in own], own))
 
 
+def test_an_example_that_is_not_there_leaves_an_empty_place_and_changes_no_other_draw() -> None:
+    """So data of another size are neighbours by replacement, and the sampling rate is that of `least`."""
+    full = numbered((8, 8), own_tests=False)
+    fewer = FederatedData(
+        full.dataset, Holdings([full.holdings.train[0][:-1], full.holdings.train[1]], [], []), least=8
+    )
+    gone = float(full.holdings.train[0][-1])
+    assert fewer.poorest((0, 1)) == 8
+    found = 0
+    for round_ in range(40):
+        one, other = (fed.sample((0, 1), 3, Key(2).fold(round_)) for fed in (full, fewer))
+        away = one.x[0, :, 0] == gone
+        found += int(away.sum())
+        assert torch.equal(one.x[1], other.x[1])
+        assert torch.equal(one.x[0, ~away], other.x[0, ~away])
+        expected = torch.full((2, 3), 1 / 3)
+        expected[0, away] = 0.0
+        assert torch.equal(expected, torch.full((2, 3), 1 / 3) if other.weight is None else other.weight)
+    assert 5 < found < 30  # 3 of 8 places in each of 40 rounds
+    with pytest.raises(UserError, match="exceeds the 8 training examples"):
+        fewer.sample((0,), 9, Key(1))
+
+
 def pictures(flip: bool) -> FederatedData:
     x = torch.rand(40, 1, 3, 4, generator=Key(9).torch())
     y = torch.arange(40) % 2

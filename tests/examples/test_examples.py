@@ -69,8 +69,9 @@ def module(path: Path) -> ModuleType:
 @pytest.mark.slow
 def test_hospitals(tmp_path: Path) -> None:
     task = module(EXAMPLES / "hospitals" / "task.py")
-    sizes = [len(task.data(client)[0]) for client in range(task.clients)]
-    assert (sizes, len(task.test()[0])) == ([199, 172, 30, 85], 254)  # as in FLamby
+    sizes = [len(task.data(client, task.records(client))[0]) for client in range(task.clients)]
+    assert (sizes, len(task.test()[0])) == ([205, 203, 80, 129], 303)
+    assert min(sizes) >= task.examples
 
     result = simulate("hospitals", tmp_path / "run")
     assert {"accuracy", "auc"} <= set(result.summary.metrics)

@@ -25,6 +25,7 @@ from trilemma.federation.commits import CommitLog
 from trilemma.federation.layout import parties
 from trilemma.federation.public_facts import Federation
 from trilemma.federation.task import load_task
+from trilemma.keys import Key
 from trilemma.task.file import TaskFile, copy_task, sources, task_digest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "federation"
@@ -149,7 +150,6 @@ def test_the_server_never_asks_for_data(tmp_path):
 @pytest.mark.parametrize(
     ("task", "complaint"),
     [
-        (TASK.format(rows=20), "agreed on at least 30"),
         (TASK.format(rows=40).replace("def data", "def dta"), "must define a function `data`"),
         ("import nothing_of_that_name", "cannot be imported"),
     ],
@@ -158,6 +158,16 @@ def test_a_task_that_does_not_fit_is_named(tmp_path, task, complaint):
     made = federation(tmp_path, task, small_config(3, tolerate=0))
     with pytest.raises(UserError, match=complaint):
         load_task(made[1])
+
+
+def test_a_client_that_holds_fewer_than_agreed_takes_part_with_empty_places(tmp_path):
+    """How many it holds may depend on one record, so it must not decide whether the client joins."""
+    made = federation(tmp_path, TASK.format(rows=20), small_config(3, "algorithm.batch_size=30", tolerate=0))
+    held = load_task(made[1]).data
+    batch = held.sample((0,), 30, Key(1))
+    assert batch.weight.count_nonzero() == 20
+    assert batch.weight.max() == pytest.approx(1 / 30)
+    assert coordinator(made, Direct(made))[0].go().rounds > 0
 
 
 def test_a_batch_larger_than_what_everybody_promised_to_hold_is_refused(tmp_path):

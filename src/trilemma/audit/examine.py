@@ -81,7 +81,7 @@ def examine(
     effort = effort or Effort()
     experiment = assemble(config.with_("run.device='cpu'"), effort.seed, task)
     held = experiment.clients.data
-    examples = int(min(held.sizes[i] for i in experiment.honest))
+    examples = held.poorest(experiment.honest)
     subject = Subject.of(config, examples, arithmetic, effort.rounds)
     name = f"{config.algorithm.name}, {config.privacy.threat}, {arithmetic}"
     if subject is None:

@@ -17,6 +17,10 @@ def check_command(
     config: Annotated[
         str | None, typer.Option(help="also look at a run of this TOML file: batches, clipping, ε")
     ] = None,
+    neighbours: Annotated[
+        bool,
+        typer.Option("--neighbours", help="also change single records, and count the examples that change"),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     plugin: PluginOption = None,
 ) -> None:
@@ -32,7 +36,7 @@ def check_command(
     from trilemma.task import Task
 
     plugins.load(plugin or ())
-    found = look(Task.from_file(task, clients), config, choose_device(device).type)
+    found = look(Task.from_file(task, clients), config, choose_device(device).type, neighbours)
     screen = Console()
     for heading, lines in found.facts.items():
         screen.print(f"[bold]{heading}[/]", highlight=False)

@@ -14,7 +14,7 @@ from trilemma import data, models
 from trilemma.config.load import Config
 from trilemma.config.model_inputs import features_key
 from trilemma.data import Dataset, FederatedData
-from trilemma.errors import ConfigError, UserError
+from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.task import Learner, Task
 
@@ -52,8 +52,10 @@ def everybody(
             )
         if config.holding.examples is not None:
             raise ConfigError("[data] examples: what clients of a task hold is their own; leave it out")
-        learner, dataset = of_task(config, key, task.of(config.federation.clients), device)
-        return Assembled(learner.model, _natural(config, key, dataset, device), learner)
+        task = task.of(config.federation.clients)
+        learner, dataset = of_task(config, key, task, device)
+        held = _natural(config, key, dataset, task.dataset, task.examples, device)
+        return Assembled(learner.model, held, learner)
     dataset = data.loaded(config.data.options, key.fold("data"), data.Storage.from_environment())
     dataset = _features(config, dataset, key, device)
     dataset = _fewer(dataset, config.holding.examples, key.fold("examples"))
@@ -67,7 +69,7 @@ def everybody(
     )
     chosen = models.choose(model, config.coordinates.train, key)
     root = None if public is None else _held(config, public, _all_of(public), device)
-    held = _held(config, dataset, _set_aside(config, key, holdings), device)
+    held = _held(config, dataset, _set_aside(config, key, dataset, holdings), device)
     return Assembled(chosen, held, root=root)
 
 
@@ -86,22 +88,21 @@ def learner_of(config: Config, key: Key, task: Task, dataset: data.Dataset | Non
 
 
 def one_party(config: Config, key: Key, task: Task, client: int | None, examples: int) -> Assembled:
-    """Return the model and one client's data alone; the server, None, has test examples at most."""
+    """Return the model and one client's data alone; the server, None, has test examples at most.
+
+    `examples` is how many every client counts as holding. How many it does hold may depend on a record, so
+    a client that holds fewer takes part too, with empty places.
+    """
     if client is None:
         tests = task.test_dataset
         if tests is not None:
             tests = _around(config, _features(config, tests, key), data.Holdings([], [], []))
         learner = learner_of(config, key, task, tests)
         return Assembled(learner.model, None, learner, tests)
-    dataset = task.client_dataset(client)
-    if len(dataset.y_train) < examples:
-        raise UserError(
-            f"client {client} holds {len(dataset.y_train)} examples; the federation agreed on at least "
-            f"{examples}"
-        )
-    dataset = _features(config, dataset, key)
+    given = task.client_dataset(client)
+    dataset = _features(config, given, key)
     learner = learner_of(config, key, task, dataset)
-    return Assembled(learner.model, _natural(config, key, dataset, first=client), learner)
+    return Assembled(learner.model, _natural(config, key, dataset, given, examples, first=client), learner)
 
 
 def _features(config: Config, dataset: Dataset, key: Key, device: torch.device | str = "cpu") -> Dataset:
@@ -153,17 +154,35 @@ def _all_of(dataset: Dataset) -> data.Holdings:
 
 
 def _natural(
-    config: Config, key: Key, dataset: Dataset, device: torch.device | str = "cpu", first: int = 0
+    config: Config,
+    key: Key,
+    dataset: Dataset,
+    given: Dataset,
+    examples: int | None,
+    device: torch.device | str = "cpu",
+    first: int = 0,
 ) -> FederatedData:
-    assert dataset.natural is not None
-    return _held(config, dataset, _set_aside(config, key, dataset.natural, first), device, first)
+    """Return the data of a task's clients, who all count as holding `examples`; None: what they hold.
+
+    What is set aside is chosen among the examples as they were `given`: features are not the same to the last
+    bit where another number of examples is computed at once.
+    """
+    assert given.natural is not None
+    holdings = _set_aside(config, key, given, given.natural, examples)
+    kept = config.evaluation.held_out(examples) if examples and config.evaluation.clients else 0
+    return _held(config, dataset, holdings, device, first, examples and examples - kept)
 
 
 def _held(
-    config: Config, dataset: Dataset, holdings: data.Holdings, device: torch.device | str, first: int = 0
+    config: Config,
+    dataset: Dataset,
+    holdings: data.Holdings,
+    device: torch.device | str,
+    first: int = 0,
+    least: int | None = None,
 ) -> FederatedData:
     """Return what clients hold, each around its own mean and whitened where the configuration asks for it."""
-    return FederatedData(_around(config, dataset, holdings), holdings, device, first)
+    return FederatedData(_around(config, dataset, holdings), holdings, device, first, least)
 
 
 def _around(config: Config, dataset: Dataset, holdings: data.Holdings) -> Dataset:
@@ -173,11 +192,16 @@ def _around(config: Config, dataset: Dataset, holdings: data.Holdings) -> Datase
     return data.centred(dataset, holdings, config.holding.whiten)
 
 
-def _set_aside(config: Config, key: Key, holdings: data.Holdings, first: int = 0) -> data.Holdings:
-    """Let clients keep examples to evaluate on, where they evaluate and have none."""
+def _set_aside(
+    config: Config, key: Key, dataset: Dataset, holdings: data.Holdings, examples: int | None = None
+) -> data.Holdings:
+    """Let clients keep examples to evaluate on, where they evaluate and have none.
+
+    Each keeps a share of the `examples` that all count as holding; None: a share of what it holds.
+    """
     if not config.evaluation.clients:
         return holdings
-    poorest = min(len(rows) for rows in holdings.train)
+    poorest = examples or min(len(rows) for rows in holdings.train)
     if poorest < 2 and not holdings.valid:
         raise ConfigError(
             f"[evaluation] clients = true: a client holds {poorest} examples, and needs one to learn from "
@@ -189,7 +213,8 @@ def _set_aside(config: Config, key: Key, holdings: data.Holdings, first: int = 0
             "aside, and no ε here covers that; allowed: [privacy] adjacency = 'replace', or data with "
             "validation examples"
         )
-    return data.set_aside(holdings, config.evaluation.held_out, key.fold("evaluation"), first)
+    share = config.evaluation.held_out
+    return data.set_aside(dataset, holdings, lambda count: share(examples or count), key.fold("evaluation"))
 
 
 def _examples_come_and_go(config: Config, examples: int) -> bool:

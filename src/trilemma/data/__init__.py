@@ -28,6 +28,7 @@ from trilemma.data.declared import Declaration, Values, declaration_of, made_up
 from trilemma.data.features import features_of, with_features
 from trilemma.data.federated import EpochBatches, FederatedData, Split
 from trilemma.data.own import from_clients
+from trilemma.data.recordwise import fill, split
 from trilemma.data.storage import Storage
 from trilemma.data.table_files import read_table
 from trilemma.data.tables import from_folder, from_table
@@ -62,6 +63,7 @@ __all__ = [
     "each",
     "feature_maps",
     "features_of",
+    "fill",
     "from_clients",
     "from_folder",
     "from_table",
@@ -73,6 +75,7 @@ __all__ = [
     "partitions",
     "read_table",
     "set_aside",
+    "split",
     "with_features",
 ]
 

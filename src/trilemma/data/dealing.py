@@ -9,14 +9,15 @@ SCAFFOLD, ICML 2020, §7.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from pydantic import Field
 
 from trilemma.data.catalogue import PartitionOptions, partitions
-from trilemma.data.types import Dataset, Holdings
+from trilemma.data.types import Dataset, Holdings, columns_of
 from trilemma.errors import UserError
 from trilemma.keys import Key
 
@@ -126,14 +127,17 @@ class Natural(PartitionOptions):
         return dataset.natural
 
 
-def set_aside(holdings: Holdings, share: Callable[[int], int], key: Key, first: int = 0) -> Holdings:
+def set_aside(dataset: Dataset, holdings: Holdings, share: Callable[[int], int], key: Key) -> Holdings:
     """Let clients without validation examples set some of their training examples aside: `share` of so many.
 
-    Which ones is drawn from the key for each place in a client's list, whatever is there; `first` is the
-    number of the first client.
+    They are those whose content hashes to the least, under the key. So where one example of a client is
+    replaced by another, wherever in its list, at most one that is set aside is replaced, and at most one that
+    is not: not so if places in the list were drawn, which all move up where a record leaves.
 
+    >>> import torch
+    >>> x = torch.arange(10.0)[:, None]
     >>> held = Holdings(train=[np.arange(4), np.arange(4, 10)], valid=[], test=[])
-    >>> apart = set_aside(held, lambda count: count // 2, Key(1))
+    >>> apart = set_aside(Dataset("numbers", x, x, x, x, None), held, lambda count: count // 2, Key(1))
     >>> [len(rows) for rows in apart.train], [len(rows) for rows in apart.valid]
     ([2, 3], [2, 3])
     >>> sorted([*apart.train[0].tolist(), *apart.valid[0].tolist()])
@@ -142,12 +146,30 @@ def set_aside(holdings: Holdings, share: Callable[[int], int], key: Key, first: 
     if holdings.valid:
         return holdings
     train, valid = [], []
-    for place, rows in enumerate(holdings.train):
-        drawn = key.fold("client", first + place).numpy().permutation(len(rows))
+    for client, rows in enumerate(holdings.train):
         count = share(len(rows))
-        valid.append(rows[np.sort(drawn[:count])])
-        train.append(rows[np.sort(drawn[count:])])
+        if count >= len(rows):
+            raise UserError(
+                f"client {client} holds {len(rows)} training examples and sets {count} aside: none are left"
+            )
+        columns = [*columns_of(dataset.x_train).values(), dataset.y_train]
+        digests = _digests([column[rows].numpy(force=True) for column in columns], key)
+        order = np.argsort(digests, kind="stable")
+        valid.append(rows[np.sort(order[:count])])
+        train.append(rows[np.sort(order[count:])])
     return replace(holdings, train=train, valid=valid)
+
+
+def _digests(columns: Sequence[np.ndarray], key: Key) -> np.ndarray:
+    """Return a keyed hash of every row of some columns, (rows,)."""
+    secret = key.integer().to_bytes(8, "big")
+    found = []
+    for row in range(len(columns[0])):
+        digest = hashlib.blake2b(digest_size=8, key=secret)
+        for column in columns:
+            digest.update(column[row].tobytes())
+        found.append(int.from_bytes(digest.digest(), "big"))
+    return np.array(found, dtype=np.uint64)
 
 
 def mirror(holdings: Holdings, clients: int) -> Holdings:

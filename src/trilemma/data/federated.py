@@ -4,6 +4,10 @@ Client i draws from `key.fold("client", i)` and from nothing else, so a batch dr
 its row in a batch drawn for all. Where the holders are but a part of a federation, `first` is the number of
 the first: holder i then draws as client first + i. Indices are drawn on the CPU; features move once, in one
 gather.
+
+How many examples a client holds may depend on its records (a split by each record's hash does that), and what
+the accountant knows may not. So `least`, a public number, is what every client counts as holding: one that
+holds fewer draws from that many places, and the empty ones weigh nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +78,12 @@ class FederatedData:
     """
 
     def __init__(
-        self, dataset: Dataset, holdings: Holdings, device: torch.device | str = "cpu", first: int = 0
+        self,
+        dataset: Dataset,
+        holdings: Holdings,
+        device: torch.device | str = "cpu",
+        first: int = 0,
+        least: int | None = None,
     ) -> None:
         empty = [i for i, rows in enumerate(holdings.train) if not len(rows)]
         if empty:
@@ -84,6 +93,7 @@ class FederatedData:
         self.dataset = dataset.to(device)
         self.holdings = holdings
         self.first = first
+        self.least = least
         data = self.dataset
         self._splits: dict[Split, _Held] = {
             "train": _Held.of(data.x_train, data.y_train, holdings.train),
@@ -98,8 +108,16 @@ class FederatedData:
 
     @property
     def sizes(self) -> np.ndarray:
-        """Number of training examples of each client, (n,)."""
-        return self._splits["train"].sizes
+        """Number of places from which each client draws training examples, (n,): no fewer than `least`."""
+        found: np.ndarray = np.maximum(self._splits["train"].sizes, self.least or 0)
+        return found
+
+    def poorest(self, ids: Sequence[int]) -> int:
+        """Return how many training examples each of some clients counts as holding at least.
+
+        That is `least` where it was said, whatever they hold; else the fewest that one of them holds.
+        """
+        return self.least or int(self.sizes[list(ids)].min())
 
     @property
     def held_out(self) -> int:
@@ -109,20 +127,24 @@ class FederatedData:
     def sample(self, ids: Sequence[int], size: int, key: Key) -> Batch:
         """Draw `size` training examples without replacement for each of the clients `ids`.
 
+        An empty place that is drawn has weight 0; the others keep their weight 1/size.
+
         Raises:
-            UserError: A client holds fewer than `size` examples.
+            UserError: A client has fewer than `size` places.
         """
         held = self._training(ids, size)
-        sizes = held.sizes[list(ids)].tolist()
+        sizes = self.sizes[list(ids)].tolist()
         if min(sizes) < size:
-            short = next(i for i in ids if held.sizes[i] < size)
+            short = next(i for i in ids if self.sizes[i] < size)
             raise UserError(
-                f"batch size {size} exceeds the {held.sizes[short]} training examples of client {short}; "
-                f"allowed: 1 to {held.sizes.min()}, the size of the smallest client"
+                f"batch size {size} exceeds the {self.sizes[short]} training examples of client {short}; "
+                f"allowed: 1 to {self.sizes.min()}, the size of the smallest client"
             )
         chosen = drawn_each(key.integers("client", (self.first + i for i in ids)), sizes, size)
-        x, y = held.gather(held.offsets[list(ids), None] + chosen)
-        return Batch(self._augmented(x, ids, key), y)
+        present = chosen < held.sizes[list(ids), None]
+        x, y = held.gather(held.offsets[list(ids), None] + chosen * present)
+        weight = None if present.all() else self._tensor(present / size)
+        return Batch(self._augmented(x, ids, key), y, weight)
 
     def poisson(self, ids: Sequence[int], rate: float, size: int, key: Key) -> Batch:
         """Draw each training example of each client independently with probability `rate`.

@@ -199,10 +199,11 @@ def assemble(
 
     ground = everybody(config, key, task, len(honest), device)
     federated = _poisoned(config, attack, ground.held, byzantine, key.fold("poison"))
-    poorest = int(min(federated.sizes[i] for i in honest))
+    poorest = federated.poorest(honest)
     if config.aggregation.tune != "no":
         public = config.aggregation.tune in ("model", "alone")
-        check_going_on(ground.model, config.aggregation.root if public else int(min(federated.sizes)))
+        least = federated.poorest(range(federation.clients))
+        check_going_on(ground.model, config.aggregation.root if public else least)
     # If clients are sampled, a round may hear liars only, and their messages must have been computed then.
     computes = (
         attack.reads_own

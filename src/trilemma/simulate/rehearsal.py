@@ -12,13 +12,22 @@ from trilemma.keys import Key
 from trilemma.simulate.experiment import Experiment, assemble
 from trilemma.task import Task
 from trilemma.task.inspection import Inspection, inspect
+from trilemma.task.neighbours import changes, told
 
 
-def look(task: Task, path: str | None = None, device: str = "cpu") -> Inspection:
-    """Inspect a task; with the configuration at `path`, also its batches, clipping and ε."""
+def look(task: Task, path: str | None = None, device: str = "cpu", neighbours: bool = False) -> Inspection:
+    """Inspect a task; with the configuration at `path`, also its batches, clipping and ε.
+
+    With `neighbours`, also see how many examples change where one record does.
+    """
+    if neighbours:
+        known = task if path is None else task.of(_settings(task, path).federation.clients)
+        seen, wrong = told(changes(known), task.examples)
+        found = look(task, path, device)
+        return Inspection({**found.facts, "neighbours": seen}, (*found.problems, *wrong))
     if path is None:
         return inspect(task, device=device)
-    settings = configuration.load(path, own=configuration.Own(task.clients_known))
+    settings = _settings(task, path)
     task = task.of(settings.federation.clients)
     options = settings.algorithm.options
     by_example = settings.privacy.clip is not None and getattr(options, "unit", "user") == "example"
@@ -29,6 +38,10 @@ def look(task: Task, path: str | None = None, device: str = "cpu") -> Inspection
     except UserError as error:
         return replace(found, problems=(*found.problems, str(error)))
     return replace(found, facts={**found.facts, "the run": _run(experiment)})
+
+
+def _settings(task: Task, path: str) -> configuration.Config:
+    return configuration.load(path, own=configuration.Own(task.clients_known))
 
 
 def _run(experiment: Experiment) -> list[str]:

@@ -40,7 +40,7 @@ def shared_out(experiment: Experiment, ranks: Ranks) -> Experiment:
     """Return this rank's part of an experiment: its clients, and a rule that works with the other ranks."""
     refuse_what_cannot_be_cut(experiment, ranks)
     federated, clients = experiment.clients.data, experiment.clients
-    poorest = int(min(federated.sizes[i] for i in experiment.honest))
+    poorest = federated.poorest(experiment.honest)
     dim = experiment.resolved.algorithm.message(clients.model).dim
     rule = cast(Rule, _Gathering(experiment.resolved.rule, ranks, dim))
     resolved = resolve(experiment.config, poorest, clients.model, rule=rule)

@@ -5,6 +5,7 @@
 * `losses`: what is taken where no loss is given.
 * `learner`: the model, ready to be trained and scored.
 * `inspection`: what is worth knowing of a task before anything is trained.
+* `neighbours`: how many of its examples change where one record does.
 * `metrics`: how good outputs are, by name.
 """
 

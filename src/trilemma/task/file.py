@@ -32,6 +32,8 @@ _ONE_AT_A_TIME = threading.RLock()
 NAMES = (
     "model",
     "data",
+    "records",
+    "examples",
     "loss",
     "metrics",
     "test",
@@ -79,7 +81,8 @@ class TaskFile:
             except UserError:
                 raise
             except (Exception, SystemExit) as error:
-                said = ", ".join(map(repr, arguments))
+                # A client's number, but never its records.
+                said = ", ".join(repr(one) if isinstance(one, int) else "…" for one in arguments)
                 raise UserError(
                     f"{self.path.name}: {name}({said}) failed{self._line(error)}: "
                     f"{type(error).__name__}: {error}"

@@ -51,8 +51,8 @@ def inspect(
     """
     learner, dataset = ready or (task.learner(task.dataset), task.dataset)
     assert dataset.natural is not None
-    federated = FederatedData(dataset, dataset.natural, device)
-    size = min(batch_size, int(federated.sizes.min()))
+    federated = FederatedData(dataset, dataset.natural, device, least=task.examples)
+    size = min(batch_size, federated.poorest(range(federated.clients)))
     params = learner.model.init(Key(1)).to(device)
     batch = federated.sample(range(federated.clients), size, Key(1))
     facts = {
@@ -92,8 +92,9 @@ def _data(dataset: Dataset, federated: FederatedData) -> Iterator[str]:
     what = "other numbers" if dataset.classes is None else f"{dataset.classes} classes"
     yield f"targets: {_shape(dataset.y_train.shape[1:])} {kind}, {what}"
     for client in range(federated.clients):
-        own = federated.everything((client,)).y[0]
-        yield f"client {client}: {len(own):,} examples, {_targets(own, dataset.classes)}"
+        own, least = federated.everything((client,)).y[0], federated.least or 0
+        fewer = f" ({least - len(own):,} of its {least:,} places stay empty)" if len(own) < least else ""
+        yield f"client {client}: {len(own):,} examples{fewer}, {_targets(own, dataset.classes)}"
     tests = len(dataset.y_test)
     own_tests = " of the clients' own" if federated.holdings.test else ""
     yield f"test: {tests:,} examples{own_tests}" if tests else "test: none, so nothing will be scored"

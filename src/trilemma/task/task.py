@@ -34,7 +34,8 @@ class Task:
         model: A `torch.nn.Module`, or a function that makes one (called anew for every seed), or a model of
             `trilemma.models`.
         clients: What each client holds, a list or a mapping of names: see `trilemma.data.own` for what one
-            may be. A function of the client's number where only its own party may call it.
+            may be. A function of the client's number where only its own party may call it; with `records`, a
+            function of the client's number and its records.
         test: Test examples for everyone, or for each client; or a function that returns them.
         loss: A function `(outputs, targets)` or a loss of `torch.nn`. Default: cross entropy where there are
             classes, else the mean squared error.
@@ -46,6 +47,10 @@ class Task:
         length: What columns of varying length are padded to (public).
         coupled: Whether the loss looks at several examples of a batch at once. Default: found out by trying.
         count: Number of clients, where `clients` is a function.
+        records: A function of the client's number: its records as they were kept, a list. Then one record can
+            be changed, to see how many examples change (`trilemma check --neighbours`).
+        examples: How many training examples every client counts as holding (public), for where that depends
+            on records. Who holds fewer takes part with empty places. Default: as many as the poorest holds.
         name: What the data are called in reports.
 
     >>> x, y = torch.randn(8, 3), torch.tensor([0, 1] * 4)
@@ -58,7 +63,7 @@ class Task:
     """
 
     model: nn.Module | Model | Callable[[], nn.Module | Model]
-    clients: Sequence[Any] | Mapping[Any, Any] | Callable[[int], Any]
+    clients: Sequence[Any] | Mapping[Any, Any] | Callable[..., Any]
     test: Any = None
     loss: Loss | None = None
     metrics: Iterable[str] | Mapping[str, str | Metric] | None = None
@@ -68,6 +73,8 @@ class Task:
     length: int | None = None
     coupled: bool | None = None
     count: int | None = None
+    records: Callable[[int], Sequence[Any]] | None = None
+    examples: int | None = None
     name: str = "own"
     path: Path | None = field(default=None, repr=False)
 
@@ -86,6 +93,13 @@ class Task:
             raise UserError(
                 f"loss is the class {self.loss.__name__}: give an instance, {self.loss.__name__}()"
             )
+        if self.examples is not None and (not isinstance(self.examples, int) or self.examples < 1):
+            raise UserError(
+                f"examples = {self.examples!r}; it is how many training examples every client counts as "
+                "holding, a whole number from 1"
+            )
+        if self.records is not None and not callable(self.clients):
+            raise UserError("records go with clients that is a function of a client's number and its records")
         chosen(self.metrics, 2)
         if isinstance(self.clients, str | bytes | Path) or not (
             callable(self.clients) or isinstance(self.clients, Sequence | Mapping)
@@ -110,7 +124,7 @@ class Task:
             raise UserError(f"{file.path.name}: clients = {said!r}; it is the number of clients")
         return cls(
             model=lambda: file.call("model"),
-            clients=lambda client: file.call("data", client),
+            clients=lambda client, *records: file.call("data", client, *records),
             test=(lambda: file.call("test")) if file.has("test") else None,
             loss=file.value("loss"),
             metrics=file.value("metrics"),
@@ -120,6 +134,8 @@ class Task:
             length=file.value("length"),
             coupled=file.value("coupled"),
             count=said if clients is None else clients,
+            records=(lambda client: file.call("records", client)) if file.has("records") else None,
+            examples=file.value("examples"),
             path=file.path,
         )
 
@@ -147,12 +163,25 @@ class Task:
                 "how many clients are there? Say it with --clients, [federation] clients, or clients = … in "
                 "the task's file"
             )
-        return self._read([self.clients(client) for client in range(self.count)], self._test)
+        return self._read([self._given(client) for client in range(self.count)], self._test)
 
     def client_dataset(self, client: int) -> Dataset:
         """Return one client's data alone: nobody else's are touched."""
-        given = self.clients(client) if callable(self.clients) else self._listed[client]
+        given = self._given(client) if callable(self.clients) else self._listed[client]
         return self._read({client: given}, None)
+
+    def made_of(self, client: int, records: Sequence[Any]) -> Dataset:
+        """Return the data that one client would have if these were its records."""
+        if self.records is None or not callable(self.clients):
+            raise UserError(
+                "where the records come from is not said: define records(client), which returns a list, and "
+                "data(client, records), which makes examples of them; see docs/own-task.md"
+            )
+        return self._read({client: self.clients(client, records)}, None)
+
+    def _given(self, client: int) -> Any:
+        assert callable(self.clients)
+        return self.clients(client, *(() if self.records is None else (self.records(client),)))
 
     @cached_property
     def test_dataset(self) -> Dataset | None:
