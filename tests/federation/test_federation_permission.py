@@ -156,6 +156,7 @@ def test_what_is_allowed_in_advance_does_not_count_on_invented_clients(parties):
             name=f"invented-{number}",
             identity=Identity.generate().public.hex(),
             node=node_keys.new_node_key()[1].decode(),
+            tls=f"{number:064x}",
         )
         for number in range(20)
     ]

@@ -465,6 +465,7 @@ def test_certificates_are_renewed_in_time(pilot):
     assert party.certificate_key.read_bytes() != key
     for one in parties(pilot):
         assert certificates.belongs(one.certificate.read_bytes(), one.certificate_key.read_bytes())
+        assert list(checks.keys(one)) == [], "the roster has the keys that are there"
         one.check()
 
 

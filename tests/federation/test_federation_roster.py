@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import secrets
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
@@ -37,7 +38,7 @@ def authority_of(parties):
 
 def stranger(name="newcomer"):
     node = node_keys.new_node_key()[1].decode()
-    return Member(name=name, identity=Identity.generate().public.hex(), node=node)
+    return Member(name=name, identity=Identity.generate().public.hex(), node=node, tls=secrets.token_hex(32))
 
 
 def without(roster, place):

@@ -1,8 +1,8 @@
 """The certificates of a federation: one authority, one certificate for the server, one for each client.
 
-Server and clients show each other certificates of the one authority before a byte is read; behind that door
-the server authenticates clients by node keys (NIST P-384, Flower's format) and, above Flower, by Ed25519
-identities. The authority also signs the roster, which says whose keys these are.
+Server and clients show each other certificates of the one authority before a byte is read. Which client shows
+one is told by its public key, whose digest is on the roster that the authority signs; above that clients know
+each other by Ed25519 identities, which are on it too.
 Its private key is needed when somebody comes, goes, or needs a new certificate, and is best kept off-line.
 """
 
@@ -20,7 +20,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from trilemma.errors import UserError
-from trilemma.federation.tls_keys import new_key, new_request, private_pem, requested_key
+from trilemma.federation.tls_keys import (
+    digest_of,
+    new_key,
+    new_request,
+    private_pem,
+    requested_key,
+)
 
 VALIDITY = dt.timedelta(days=365)
 # Machines of a federation disagree about the time; a certificate is valid a little before it was made.
@@ -302,6 +308,16 @@ def _certify(
     if names is not None:
         builder = builder.add_extension(names, critical=False)
     return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def key_digest(certificate: bytes) -> str:
+    """Return the SHA-256 of a certificate's public key, as the roster has it.
+
+    >>> issued = issue_client(new_authority("demo"), "client-3")
+    >>> key_digest(issued.certificate) == digest_of(new_key().public_key())
+    False
+    """
+    return digest_of(read_certificate(certificate).public_key())
 
 
 def belongs(certificate: bytes, private: bytes) -> bool:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 
 from trilemma.errors import UserError
-from trilemma.federation import processes
+from trilemma.federation import processes, tls_keys
 from trilemma.federation.addresses import address_of
 from trilemma.federation.certificates import belongs
 from trilemma.federation.facts import installed
@@ -139,7 +139,9 @@ def keys(party: Party) -> Iterator[Finding]:
         party.check()
     except UserError as error:
         yield Finding("keys", str(error), "as it says", True)
-    if party.client is None or not (party.identity.is_file() and party.node_key.is_file()):
+    if party.client is None or not (
+        party.identity.is_file() and party.certificate_key.is_file() and party.node_key.is_file()
+    ):
         return
     members = party.signed_roster.clients
     again = "bring this client's own secrets/ and the newest roster.json back, or ask the authority to rotate"
@@ -153,6 +155,8 @@ def keys(party: Party) -> Iterator[Finding]:
     public = node.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     if public.split()[:2] != own.node.encode().split()[:2]:
         yield Finding("keys", f"node.key is not that of {party.name} on the roster", again, True)
+    if tls_keys.digest_in(party.certificate_key.read_bytes()) != own.tls:
+        yield Finding("keys", f"client.key is not that of {party.name} on the roster", again, True)
 
 
 # --- the machine ------------------------------------------------------------------------------------------

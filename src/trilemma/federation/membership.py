@@ -83,7 +83,11 @@ def replace_keys(
         raise UserError(f"the request is by {request.name!r}, and client {place} is {member.name!r}")
     signed = Former(identity=member.identity, signature=None if former is None else former.signature)
     after = Member(
-        name=member.name, identity=request.identity, node=request.node, former=(*member.former, signed)
+        name=member.name,
+        identity=request.identity,
+        node=request.node,
+        tls=request.tls,
+        former=(*member.former, signed),
     )
     if former is not None and after.identity not in after.successors({member.identity}):
         raise UserError(f"the request is not signed by client {place}'s present identity")

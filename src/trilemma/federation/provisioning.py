@@ -100,12 +100,13 @@ def begin_folder(
 
 
 def new_member(client: Party) -> Member:
-    """Make a client's identity and node key in its folder; return what a roster says about it."""
+    """Make a client's identity in its folder, which has a certificate; return what a roster says about it."""
     private, public = node_keys.new_node_key()
     files.write_atomically(client.node_key, private, secret=True)
     identity = Identity.generate()
     identity.save(client.identity)
-    return Member(name=client.name, identity=identity.public.hex(), node=public.decode())
+    tls = certificates.key_digest(client.certificate.read_bytes())
+    return Member(name=client.name, identity=identity.public.hex(), node=public.decode(), tls=tls)
 
 
 def complete_folder(party: Party, authority: bytes, roster: SignedRoster) -> None:

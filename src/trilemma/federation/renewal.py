@@ -1,9 +1,9 @@
 """Certificates end after a year: how they are renewed (`up` and `doctor` say when it is time).
 
 A certificate says a name and a key. The authority remembers what it gave out, so it can certify the same once
-more without being asked, or a fresh key where a party's folder lies beside its own. Nothing else changes: the
-roster, which says who is who, does not know about certificates, and an expired one keeps its owner out until
-there is a new one.
+more without being asked, and nothing else changes: the roster has the digests of keys. An expired certificate
+keeps its owner out until there is a new one. Where a party's folder lies beside its own, the authority can
+certify a fresh key too; a client's is put on a new roster.
 
 The authority's own certificate, everybody's only root, ends after ten years. It is renewed for the key it has
 and in its own name, so that whatever either of the two vouches for, so does the other: parties may have the
@@ -15,13 +15,15 @@ founded.)
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import adoption, bundles, certificates, tls_keys
 from trilemma.federation.authority import Authority
+from trilemma.federation.layout import Party
 from trilemma.federation.membership import BUNDLES, parties_beside
 
 
@@ -46,28 +48,51 @@ def renew(folder: Path, fresh: bool = False, own: bool = False) -> list[Renewed]
     if own:
         authority.renew()
     beside = {party.name: party for party in parties_beside(authority)}
-    found: list[Renewed] = []
-    for client in (None, *authority.roster.keys.members):
-        name = "server" if client is None else f"client-{client}"
+    names = {"server": None, **{f"client-{client}": client for client in authority.roster.keys.members}}
+    made: dict[str, _Made] = {}
+    for name in names:
         here = beside.get(name)
         before = authority.given(name) if here is None else here.certificate.read_bytes()
         if before is None:
             raise UserError(f"the authority does not know {name}'s certificate, and its folder is not here")
-        request = None
-        if here is not None and fresh:
-            key, request = tls_keys.new_request(name)
-        after = certificates.renewed(authority.issued, before, request)
+        key, request = tls_keys.new_request(name) if fresh and here is not None else (None, None)
+        made[name] = _Made(certificates.renewed(authority.issued, before, request), key)
+    _enact(authority, {client: made[name] for name, client in names.items() if client is not None})
+    found: list[Renewed] = []
+    for name, client in names.items():
+        here, path, certificate = beside.get(name), None, made[name].certificate
         if here is not None:
-            with files.locked(here.lock):
-                bundles.finish(here)
-                files.write_atomically(here.authority, authority.certificate)
-                adoption.adopt(here, authority.roster.text)
-                if request is not None:
-                    files.write_atomically(here.certificate_key, key, secret=True)
-                files.write_atomically(here.certificate, after)
-        authority.keep(name, after)
-        path = None
+            _put(authority, here, made[name])
+        authority.keep(name, certificate)
         if here is None:
             path = bundles.write_bundle(authority, client, authority.folder / BUNDLES)
-        found.append(Renewed(name, certificates.valid_until(after), here is not None, path))
+        found.append(Renewed(name, certificates.valid_until(certificate), here is not None, path))
     return found
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A certificate, and its private key where that is new."""
+
+    certificate: bytes
+    key: bytes | None = field(repr=False)
+
+
+def _enact(authority: Authority, made: Mapping[int, _Made]) -> None:
+    """Put fresh keys on the roster: who comes with another one than the roster has is not let in."""
+    clients = list(authority.roster.clients)
+    for client, one in made.items():
+        digest = certificates.key_digest(one.certificate)
+        clients[client] = clients[client].model_copy(update={"tls": digest})
+    if tuple(clients) != authority.roster.clients:
+        authority.enact(authority.sign(authority.roster.federation, tuple(clients)))
+
+
+def _put(authority: Authority, here: Party, made: _Made) -> None:
+    with files.locked(here.lock):
+        bundles.finish(here)
+        files.write_atomically(here.authority, authority.certificate)
+        adoption.adopt(here, authority.roster.text)
+        if made.key is not None:
+            files.write_atomically(here.certificate_key, made.key, secret=True)
+        files.write_atomically(here.certificate, made.certificate)

@@ -113,7 +113,12 @@ class Request:
 
     def member(self) -> Member:
         """Return the line of the roster that is asked for."""
-        return Member(name=self.name, identity=self.identity, node=self.node)
+        return Member(name=self.name, identity=self.identity, node=self.node, tls=self.tls)
+
+    @property
+    def tls(self) -> str:
+        """The digest of its TLS key."""
+        return tls_keys.digest_of(tls_keys.requested_key(self.certificate))
 
     @classmethod
     def load(cls, path: Path) -> Request:
@@ -232,5 +237,5 @@ def check_fresh(request: Request, roster: SignedRoster) -> None:
     """Refuse keys that are on the roster, or were."""
     for place, one in enumerate(roster.clients):
         used = (one.identity, *(old.identity for old in one.former))
-        if request.identity in used or request.node == one.node:
+        if request.identity in used or request.node == one.node or request.tls == one.tls:
             raise UserError(f"a key of the request is, or was, client {place}'s: every client has its own")

@@ -1,6 +1,6 @@
 """The roster: who is in a federation, signed by its authority. All else about membership follows from it.
 
-    {"roster": {"version": 2, "federation": …, "serial": …, "clients": [{name, identity, node, …}, …]},
+    {"roster": {"version": 2, "federation": …, "serial": …, "clients": [{name, identity, tls, …}, …]},
      "signature": …}
 
 Client i is the i-th of `clients`, for good: who is removed keeps its place, who comes later gets a new one.
@@ -54,11 +54,12 @@ class Former(Strict):
 
 
 class Member(Strict):
-    """One client: its name, its identity (Ed25519) and its node key (OpenSSH), both public halves."""
+    """One client: its name, its identity (Ed25519, the public half) and its TLS key (P-256, the digest)."""
 
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     identity: Key
     node: Annotated[str, Field(max_length=300)]
+    tls: Key
     removed: bool = False
     former: Annotated[tuple[Former, ...], Field(max_length=64)] = ()
 
@@ -73,7 +74,7 @@ class Member(Strict):
         >>> old, new = Identity(bytes(32)), Identity(bytes([1] * 32))
         >>> node = node_keys.new_node_key()[1].decode()
         >>> signed = Former(identity=old.public.hex(), signature=succession(old, new.public))
-        >>> moved = Member(name="a", identity=new.public.hex(), node=node, former=(signed,))
+        >>> moved = Member(name="a", identity=new.public.hex(), node=node, tls="0" * 64, former=(signed,))
         >>> moved.successors({old.public.hex()}) == {new.public.hex()}
         True
         >>> moved.successors(set())
@@ -116,6 +117,7 @@ class _Content(Content):
         for what, found in {
             "name": [one.name for one in self.clients],
             "node key": [one.node for one in self.clients],
+            "TLS key": [one.tls for one in self.clients],
             "identity": [
                 key for one in self.clients for key in (one.identity, *(old.identity for old in one.former))
             ],
@@ -138,7 +140,7 @@ class SignedRoster:
 
     >>> authority = certificates.new_authority("demo")
     >>> node = node_keys.new_node_key()[1].decode()
-    >>> alice = Member(name="alice", identity=Identity.generate().public.hex(), node=node)
+    >>> alice = Member(name="alice", identity=Identity.generate().public.hex(), node=node, tls="0" * 64)
     >>> roster = SignedRoster.sign(authority, "demo", 1, (alice,))
     >>> SignedRoster.read(roster.text, authority.certificate) == roster
     True
@@ -207,6 +209,11 @@ class SignedRoster:
     def nodes(self) -> dict[int, bytes]:
         """The node keys of those who are clients now, by place."""
         return {place: self.clients[place].node.encode() for place in self.keys.members}
+
+    @property
+    def tls(self) -> dict[str, int]:
+        """Who is a client now, by the digest of the TLS key with which it comes."""
+        return {self.clients[place].tls: place for place in self.keys.members}
 
     def place_of(self, identity: bytes) -> int:
         """Return the place of the client that has this identity, or had it before."""

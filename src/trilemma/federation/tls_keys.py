@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from cryptography import x509
@@ -43,6 +44,21 @@ def request_for(private: bytes, name: str) -> bytes:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)
+
+
+def digest_of(key: Any) -> str:
+    """Return the SHA-256 of a public key (SubjectPublicKeyInfo), as the roster has it.
+
+    >>> len(digest_of(new_key().public_key()))
+    64
+    """
+    plain = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(plain).hexdigest()
+
+
+def digest_in(private: bytes) -> str:
+    """Return the digest of the public half of a private key (PEM)."""
+    return digest_of(serialization.load_pem_private_key(private, password=None).public_key())
 
 
 def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trilemma.federation import certificates
 from trilemma.federation.carriers.grpc.client import serve
-from trilemma.federation.carriers.grpc.credentials import Limits, Tls, key_digest
+from trilemma.federation.carriers.grpc.credentials import Limits, Tls
 from trilemma.federation.carriers.grpc.server import GrpcServer
 from trilemma.federation.transport import FIRST_NODE, Reply
 
@@ -50,7 +50,7 @@ class Keys:
         tls = write(self.folder, f"client-{client}", issued, self.authority.certificate)
         self.clients[client] = tls
         self.roster = {key: one for key, one in self.roster.items() if one != client}
-        self.roster[key_digest(issued.certificate)] = client
+        self.roster[certificates.key_digest(issued.certificate)] = client
         return tls
 
 

@@ -7,17 +7,16 @@ further than the handshake, which has a limit, as has the number of connections.
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 
 from trilemma.errors import UserError
 from trilemma.federation.carriers.grpc import frames
+from trilemma.federation.tls_keys import digest_of
 
 SERVICE, CALL = "trilemma.Federation", "Carry"
 """The one method there is."""
@@ -73,25 +72,13 @@ class Peer:
     until: dt.datetime
 
 
-def key_digest(certificate: bytes) -> str:
-    """Return the SHA-256 of a certificate's public key, as the roster has it."""
-    return _digest(x509.load_pem_x509_certificate(certificate))
-
-
-def _digest(certificate: x509.Certificate) -> str:
-    public = certificate.public_key().public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return hashlib.sha256(public).hexdigest()
-
-
 def peer_of(context: grpc.ServicerContext) -> Peer | None:
     """Return who asks, as TLS has proven it."""
     shown = context.auth_context().get("x509_pem_cert")
     if not shown:
         return None
     certificate = x509.load_pem_x509_certificate(shown[0])
-    return Peer(_digest(certificate), certificate.not_valid_after_utc)
+    return Peer(digest_of(certificate.public_key()), certificate.not_valid_after_utc)
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
