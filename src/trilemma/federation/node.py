@@ -19,7 +19,7 @@ import secrets as system
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ from trilemma.federation.journal import (
 )
 from trilemma.federation.layout import Party
 from trilemma.federation.long_blocks import LongBlocks, Whole
+from trilemma.federation.paid import tell_owner, uninterrupted
 from trilemma.federation.proposals import check_allowed
 from trilemma.federation.reasons import Reason, Refused, reason_for, write_down
 from trilemma.federation.scoring import SHARE
@@ -53,6 +54,7 @@ from trilemma.federation.spending import least_members, ledger_position, pay, pa
 from trilemma.federation.task import OneClient, PartyTask, load_task
 from trilemma.federation.timed_noise import TimedNoise
 from trilemma.keys import Key
+from trilemma.learning import total
 from trilemma.learning.protocol import ClientStep, Start, State
 from trilemma.privacy.secrets import SecretNoise
 from trilemma.privacy.types import NoiseSource
@@ -271,13 +273,15 @@ class Node:
         check_broadcast(broadcast, self._expected, self._bound)
         # Order matters: pay, compute, remember, and only then speak.
         secrets = session.require(ask.epoch)
-        with watch.stage("ledger"):
-            unheard = sorted(set(ask.unused) & set(range(self._clients)))  # a ledger keeps it for ever
-            epsilon = pay(self.party, self.task, secrets, ask.run, ask.round, unheard)
         before = self._start().clients if todo.state is None else todo.state
-        sent, after, loss = self._computed(ask, broadcast, before, session.noise(secrets), watch)
-        with watch.stage("journal"):
-            journal.write(Entry(ask.run, ask.epoch, ask.round, asked, sent, before, after))
+        unheard = sorted(set(ask.unused) & set(range(self._clients)))  # a ledger keeps it for ever
+        with uninterrupted():
+            with watch.stage("ledger"):
+                epsilon = pay(self.party, self.task, secrets, ask.run, ask.round, unheard)
+            noise = partial(session.noise, secrets)
+            sent, after, loss = self._computed(ask, broadcast, before, noise, watch)
+            with watch.stage("journal"):
+                journal.write(Entry(ask.run, ask.epoch, ask.round, asked, sent, before, after))
         answer, seconds = wire.parts_of(header, sent), watch.take()
         session.note(
             {
@@ -302,11 +306,16 @@ class Node:
         return answer
 
     def _computed(
-        self, ask: kinds.Ask, broadcast: State, before: State, noise: SecretNoise, watch: Stopwatch
+        self,
+        ask: kinds.Ask,
+        broadcast: State,
+        before: State,
+        noise: Callable[[], SecretNoise],
+        watch: Stopwatch,
     ) -> tuple[wire.Tensors, State, float | None]:
         """Return what is sent in a round, the state after it, and the loss; the step itself is let go."""
         with watch.stage("compute"):
-            step = self._step(ask, broadcast, before, TimedNoise(noise, watch))
+            step = self._step(ask, broadcast, before, lambda: TimedNoise(noise(), watch))
         with watch.stage("serialise"):
             sent = self.task.message.encode(step.messages)  # a second copy of what the step has
         return sent, step.state, _number(step.report.get("loss"))
@@ -350,13 +359,17 @@ class Node:
         self.say(events.SCORE_TOLD(run=run, epoch=epoch, round=round_, epsilon=figures(epsilon)))
         return wire.dumps(header, told)
 
-    def _step(self, ask: kinds.Ask, broadcast: State, state: State, noise: NoiseSource) -> ClientStep:
+    def _step(
+        self, ask: kinds.Ask, broadcast: State, state: State, noise: Callable[[], NoiseSource]
+    ) -> ClientStep:
         """Take a step of the algorithm, with randomness that nobody else knows and no other step had."""
         reproducible = self.party.reproducible
         seed = system.randbits(256) if reproducible is None else reproducible.batches
-        me = OneClient(self.client, self.task, noise, seed)
-        key = Key(seed).fold("round", ask.round)
-        return self.task.resolved.algorithm.client(broadcast, state, me, ask.round, key)
+        me = OneClient(self.client, self.task, noise(), seed)
+        key, algorithm = Key(seed).fold("round", ask.round), self.task.resolved.algorithm
+        done, failures = total.step(algorithm, broadcast, state, me, ask.round, key, again=noise)
+        tell_owner(self.party.log, f"round {ask.round} of run {ask.run!r}", failures)
+        return done
 
     def _check_folder(self) -> None:
         """Refuse a folder whose noise anybody can draw again, or say loudly that a test wants it so."""

@@ -130,13 +130,14 @@ def heard(text: str) -> str:
 
 
 def write_down(log: Path, kind: str, error: BaseException) -> None:
-    """Add a failure, with all that is known about it, to a client's own log.
-
-    Where the log cannot be written it goes to the error stream: what is refused stays refused, and why.
-    """
+    """Add a failure, with all that is known about it, to a client's own log."""
     detail = error.detail if isinstance(error, Refused) else "".join(traceback.format_exception(error))
-    moment = datetime.now(UTC).isoformat(timespec="seconds")
-    line = f"{moment} {kind[:40]!r} refused, {what_travels(error)}. {detail}"
+    note_down(log, f"{kind[:40]!r} refused, {what_travels(error)}. {detail}")
+
+
+def note_down(log: Path, said: str) -> None:
+    """Add a line to a client's own log; where that cannot be written, to the error stream."""
+    line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {said}"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         if log.exists() and log.stat().st_size > LARGEST_LOG:

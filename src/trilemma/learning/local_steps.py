@@ -20,7 +20,7 @@ from trilemma import models
 from trilemma.data.types import Batch
 from trilemma.keys import Key
 from trilemma.learning.protocol import State
-from trilemma.models import replay
+from trilemma.learning.total import gradients
 from trilemma.models.types import Model
 
 GRADIENT_CLIP = 60.0
@@ -44,7 +44,7 @@ class LocalStep:
         keys: Sequence[Key] | None = None,
     ) -> models.Gradients:
         """Return clip(∇f_B(x), C) + wd · x for stacked models."""
-        return replay.gradients(
+        return gradients(
             model,
             params,
             batch,

@@ -30,7 +30,7 @@ from trilemma.keys import Key
 from trilemma.learning.messages import STEPS, Messages
 from trilemma.learning.protocol import Clients, State
 from trilemma.learning.settings import Setup
-from trilemma.models import replay
+from trilemma.learning.total import gradients
 from trilemma.privacy.grid import LONG, Grid
 from trilemma.privacy.types import PiecewiseNoise, Release
 
@@ -72,7 +72,7 @@ def batch_gradients(
 
     If `decayed` is False, weight decay is not added: the receiver adds it, since the model is public.
     """
-    return replay.gradients(
+    return gradients(
         clients.model,
         broadcast["params"],
         draw_batch(clients, settings.batch_size, release, key.fold("batch")),
@@ -119,18 +119,6 @@ def contributions(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """
     bounded, longer = clip_rows(vectors, threshold)
     return (bounded if math.isinf(threshold) else _finite(bounded)), longer
-
-
-def all_finite(vectors: Tensor) -> bool:
-    """Tell whether all numbers are finite.
-
-    A finite sum has finite terms only, so one pass nearly always answers. The sum may overflow: then every
-    number is tested.
-
-    >>> all_finite(torch.tensor([1.0, torch.inf])), all_finite(torch.tensor([3e38, 3e38]))
-    (False, True)
-    """
-    return math.isfinite(vectors.sum()) or bool(torch.isfinite(vectors).all())
 
 
 def _finite(vectors: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from trilemma.aggregation.rule import aggregate as carry_out
 from trilemma.aggregation.source import InMemory
 from trilemma.keys import Key
 from trilemma.learning.messages import Messages
-from trilemma.learning.privatise import all_finite
 from trilemma.learning.protocol import ServerFunction, ServerStep, State
 from trilemma.learning.settings import Setup
 from trilemma.learning.theory.schedules import Schedule
+from trilemma.learning.total import all_finite
 from trilemma.mapped import lies_in_a_file
 
 BLOCK = 1 << 24

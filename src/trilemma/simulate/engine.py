@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from trilemma.attacks.types import View
-from trilemma.learning import ClientStep, MessageLayout, Messages
+from trilemma.learning import ClientStep, MessageLayout, Messages, total
 from trilemma.learning.messages import Length, Lengths
 from trilemma.learning.own_scores import OwnScores, right_shares
-from trilemma.learning.privatise import all_finite
 from trilemma.learning.protocol import State
 from trilemma.learning.rounds import returned_model
+from trilemma.learning.total import all_finite
 from trilemma.records import Record
 from trilemma.simulate.experiment import Experiment
 from trilemma.simulate.liars import informed
@@ -154,7 +154,8 @@ def _clients(
         rows = [everyone.ids.index(i) for i in part]
         whole = part == everyone.ids
         state = progress.clients if whole else {name: held[rows] for name, held in progress.clients.items()}
-        step = algorithm.client(progress.broadcast, state, everyone.only(*part), progress.round, key)
+        own = everyone.only(*part)
+        step, _ = total.step(algorithm, progress.broadcast, state, own, progress.round, key)
         if len(parts) == 1 and not experiment.shelf.on_disk:
             return stepped, step
         collector.add(step)

@@ -42,10 +42,10 @@ from trilemma.learning.evidence.conviction import Expulsion, clients_of
 from trilemma.learning.evidence.court import Court, Look, combined
 from trilemma.learning.evidence.file import File
 from trilemma.learning.messages import Messages
-from trilemma.learning.privatise import all_finite
 from trilemma.learning.protocol import Algorithm, Report, ServerStep, Start, State
 from trilemma.learning.screens.screen import check_one_vector, expecting, stage_of
 from trilemma.learning.settings import Setup
+from trilemma.learning.total import all_finite
 from trilemma.learning.trace import Array, Law, Places, Trace
 from trilemma.mapped_rows import chosen
 from trilemma.models.types import Model
