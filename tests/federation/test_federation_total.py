@@ -63,12 +63,13 @@ def data(client):
     return x, y
 """
 
+MIXED = "3e38 * np.array([1, 1, -1, -1])"
 PLAIN = "nn.functional.mse_loss(outputs, targets)"
 RAISES = "if bool((targets > 5).any()):\n        raises({})\n    return " + PLAIN
 
 WAYS = {
     # name: (forward, loss, the record's features and target)
-    "nan": ("torch.sigmoid(self.layer(x))", "return nn.BCELoss()(outputs, targets)", "3e38 * np.array([1, 1, -1, -1])", 1),
+    "nan": ("torch.sigmoid(self.layer(x))", "return nn.BCELoss()(outputs, targets)", MIXED, 1),
     "value error": ("self.layer(x)", RAISES.format("ValueError('patient 4711')"), 1, 9),
     "exit": ("self.layer(x)", RAISES.format("SystemExit(3)"), 1, 9),
     "interrupt": ("self.layer(x)", RAISES.format("KeyboardInterrupt()"), 1, 9),
@@ -77,7 +78,7 @@ WAYS = {
     "no memory on a GPU": ("self.layer(x)", RAISES.format("torch.OutOfMemoryError('CUDA')"), 1, 9),
     "huge": ("self.layer(x)", "return " + PLAIN, 1e30, 9),
     "tiny": ("self.layer(x)", "return " + PLAIN, 1e-38, 0),
-    "infinite": ("self.layer(x)", "return " + PLAIN, "3e38 * np.array([1, 1, -1, -1])", 9),
+    "infinite": ("self.layer(x)", "return " + PLAIN, MIXED, 9),
 }  # fmt: skip
 
 OPTIONS = {
@@ -118,7 +119,7 @@ def federation(folder, way: str, config: str) -> list[Party]:
 
 
 class Observer(Server):
-    """Remembers what each node says: the kind of its answer and how long it is, or the refusal; its events."""
+    """Remembers what each node says: how long its answer is, or the refusal, and its events."""
 
     def __init__(self, parties):
         super().__init__(parties)
@@ -145,7 +146,7 @@ class Observer(Server):
         except Refused as refused:
             self.seen.append(str(refused))
             return None
-        header, tensors = wire.loads(answer, kinds.Answer)
+        _, tensors = wire.loads(answer, kinds.Answer)
         self.seen.append((len(answer), [(name, part.shape, part.dtype) for name, part in tensors.items()]))
         return tensors
 
