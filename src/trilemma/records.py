@@ -30,8 +30,10 @@ class Record:
     """One round. `round` counts finished rounds, from 1.
 
     `metrics` is empty where the model was not scored. `weights` is every heard client's share in the
-    aggregate; `absent` are those who were asked and did not answer, `rejected` those whose answer was turned
-    away, with the reason (None: nobody knows whose answer it was). `sharing` are those who shared secrets for
+    aggregate; `absent` are those who were asked and silent, `unreached` those whom the carrier did not reach,
+    `rejected` those whose answer was turned away, with the reason (None: nobody knows whose answer it was).
+    `late` are those who were asked, not waited for and not heard; `times` are the seconds clients took,
+    `slow` those who took far longer than usual (`trilemma.federation.waiting`). `sharing` are those who shared secrets for
     the noise, where a federation's server judges messages by it. `expelled` are those who were expelled for
     good, with the test, what it gave and its threshold (`trilemma.learning.evidence.Expulsion`). `epsilon` is
     what is guaranteed so far, and `accountant` by whom: infinite where nothing is, and in the records of a
@@ -51,12 +53,26 @@ class Record:
     weights: Mapping[Count, Number] = field(default_factory=dict)
     epoch: int | None = None
     absent: tuple[Count, ...] = ()
+    unreached: tuple[tuple[Count, str], ...] = ()
     rejected: tuple[tuple[Count | None, str], ...] = ()
+    late: tuple[Count, ...] = ()
+    slow: tuple[Count, ...] = ()
+    times: Mapping[Count, Number] = field(default_factory=dict)
     sharing: tuple[Count, ...] = ()
     expelled: tuple[Mapping[str, Any], ...] = ()
     attack_strength: Number | None = None
     facts: Mapping[str, Number] = field(default_factory=dict)
     seconds: Mapping[str, Number] = field(default_factory=dict)
+
+    @property
+    def unheard(self) -> frozenset[int]:
+        """Who was asked and not heard, and counts against f.
+
+        >>> sorted(Record(3, absent=(1,), unreached=((4, "unreached"),), rejected=((None, "nobody's"),)).unheard)
+        [1, 4]
+        """
+        turned_away = {client for client, _ in self.rejected if client is not None}
+        return frozenset({*self.absent, *turned_away, *(client for client, _ in self.unreached)})
 
     def plain(self) -> dict[str, Any]:
         """Return the record as JSON values; an infinite ε is None."""
@@ -69,7 +85,11 @@ class Record:
             "metrics": dict(self.metrics),
             "weights": {str(client): weight for client, weight in self.weights.items()},
             "absent": list(self.absent),
+            "unreached": [list(one) for one in self.unreached],
             "rejected": [list(one) for one in self.rejected],
+            "late": list(self.late),
+            "slow": list(self.slow),
+            "times": {str(client): seconds for client, seconds in self.times.items()},
             "sharing": list(self.sharing),
             "expelled": [dict(one) for one in self.expelled],
             "attack_strength": self.attack_strength,

@@ -136,7 +136,7 @@ def test_a_doubtful_node_catches_up_before_it_is_asked_something_else():
     exchange = correspondence(carrier)
     rounds = []
     for number in range(12):
-        patience = Patience(8.0, doubtful=frozenset({1}), grace=1.0, welcome=16.0)
+        patience = Patience(8.0, doubtful={1: 1.0}, welcome=16.0)
         rounds.append(ask(exchange, f"round {number}", [0, 1], patience))
         carrier.time.pass_(1.0)
     assert all(0 in heard for heard in rounds)
@@ -148,7 +148,7 @@ def test_a_node_that_has_caught_up_is_asked_what_the_others_are_at_once():
     """It is heard in the round that is under way, and not only in the next."""
     carrier = post(4.0, 6.0)
     exchange = correspondence(carrier)
-    doubt = Patience(60.0, doubtful=frozenset({1}), grace=1.0, welcome=60.0)
+    doubt = Patience(60.0, doubtful={1: 1.0}, welcome=60.0)
     assert ask(exchange, "a", [0, 1], doubt) == [0]
     carrier.seconds[1] = 1.0
     assert ask(exchange, "b", [0, 1], doubt) == [1, 0]
@@ -157,8 +157,38 @@ def test_a_node_that_has_caught_up_is_asked_what_the_others_are_at_once():
 
 def test_a_doubtful_node_is_waited_for_only_a_little():
     carrier = post(1.0, 100.0)
-    assert ask(correspondence(carrier), "a", [0, 1], Patience(60.0, frozenset({1}), grace=2.0)) == [0]
+    assert ask(correspondence(carrier), "a", [0, 1], Patience(60.0, {1: 2.0})) == [0]
     assert carrier.time.at == pytest.approx(3.0, abs=0.5)
+
+
+def test_a_doubtful_node_may_be_waited_for_like_the_others_or_not_at_all():
+    """Who is not waited for is asked, and heard where it is there; who is, first catches up."""
+    for seconds, heard, lasts in ((0.0, [0], 1.0), (60.0, [0, 1], 5.0)):
+        carrier = post(1.0, 5.0)
+        assert ask(correspondence(carrier), "a", [0, 1], Patience(60.0, {1: seconds})) == heard
+        assert carrier.time.at == pytest.approx(lasts, abs=0.5)
+    assert ask(correspondence(post(1.0, 0.5)), "a", [0, 1], Patience(60.0, {1: 0.0})) == [1, 0]
+    carrier = post(1.0, 5.0)
+    exchange = correspondence(carrier)
+    assert ask(exchange, "a", [0, 1], Patience(60.0, {1: 0.0})) == [0]
+    assert ask(exchange, "b", [0, 1], Patience(60.0, {1: 60.0})) == [0, 1]
+    assert carrier.time.at == pytest.approx(10.0, abs=0.8)
+
+
+def test_how_long_nodes_take_is_noted_late_answers_too():
+    carrier = post(1.0, 5.0, 0.1)
+    exchange = correspondence(carrier)
+    exchange.ask(dict.fromkeys([0, 1, 2], question("a")), Patience(60.0, {1: 0.0}), timed=True)
+    first = exchange.times()
+    assert (first[0].answered, first[1].answered) == (True, False)
+    assert [first[node].seconds for node in (0, 1)] == pytest.approx([1.0, 1.0], abs=0.3)
+    carrier.time.pass_(5.0)
+    exchange.ask(dict.fromkeys([0, 1, 2], question("b")), Patience(60.0, {1: 0.0}), timed=True)
+    second = exchange.times()
+    assert second[1].answered
+    assert second[1].seconds == pytest.approx(6.0, abs=0.3), "as it was found when somebody looked"
+    exchange.ask({0: question("c")}, Patience(60.0))
+    assert 0 not in exchange.times(), "what is not timed says nothing"
 
 
 def test_an_answer_to_something_else_is_not_taken_for_this():

@@ -51,16 +51,20 @@ class Expected:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A reply that was not accepted. `client` is None where the node is nobody in this epoch."""
+    """A reply that was not accepted. `client` is None where the node is nobody in this epoch.
+
+    `unreached`: nobody said anything, the carrier did not get through.
+    """
 
     node: int
     client: int | None
     reason: str
+    unreached: bool = False
 
     @classmethod
-    def of(cls, node: int, client: int | None, reason: object) -> Rejection:
+    def of(cls, node: int, client: int | None, reason: object, unreached: bool = False) -> Rejection:
         """Reject for a reason that may quote the reply: little of it is kept, it goes into every record."""
-        return cls(node, client, shortened(str(reason)))
+        return cls(node, client, shortened(str(reason)), unreached)
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def admit(expected: Expected, replies: Iterable[Reply], before: Admitted | None 
                 heard[client] = reply
             messages[client] = _message(expected, client, reply)
         except wire.WireError as error:
-            rejected.append(Rejection.of(reply.node, client, error))
+            rejected.append(Rejection.of(reply.node, client, error, reply.unreached and client is not None))
     kept = {client: expected.layout.to_remember(message) for client, message in messages.items()}
     return Admitted(messages, tuple(rejected), heard, kept)
 
@@ -146,7 +150,7 @@ def _repeats(first: Reply, reply: Reply) -> bool:
 def _message(expected: Expected, client: int, reply: Reply) -> Messages:
     """Return the message in a reply; refuse one that is not what this client was asked for."""
     if reply.block is None:
-        raise wire.WireError(f"no message but an error: {reply.why}")
+        raise wire.WireError(reply.why if reply.unreached else f"no message but an error: {reply.why}")
     limit = expected.layout.longest.bytes + HEADROOM
     header, tensors = wire.loads(reply.block, expected.answer, limit=limit)
     if header.round != expected.round:

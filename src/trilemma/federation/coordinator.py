@@ -7,6 +7,7 @@ the next, and can be killed anywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,7 @@ from trilemma.federation.shelf import Shelf
 from trilemma.federation.task import PartyTask, load_task
 from trilemma.federation.transcript import Transcript
 from trilemma.federation.under_way import alone
+from trilemma.federation.waiting import USUAL, Waiting, slow_ones, usual
 from trilemma.learning.evidence import conviction
 from trilemma.learning.rounds import returned_model, sampled_clients
 from trilemma.records import Record, Scores
@@ -50,6 +52,7 @@ class Coordinator:
     watch: Stopwatch = field(default_factory=Stopwatch)
     clock: Clock = field(default_factory=Clock)
     expelled: tuple[Expulsion, ...] = ()
+    waiting: Waiting = Waiting()
 
     @property
     def policy(self) -> Policy:
@@ -88,7 +91,7 @@ class Coordinator:
         """Run to the end, from wherever the run stands."""
         with alone(self.party), self.log.locked():
             commit = self.start()
-            here, failed, attendance = self, 0, Attendance()
+            here, failed, attendance = replace(self, waiting=self._waiting_since()), 0, Attendance()
             clients: dict[int, int] | None = None
             while commit.rounds < self.task.config.run.rounds:
                 here = here._renewed(commit)
@@ -100,6 +103,7 @@ class Coordinator:
                     attendance.called(here.policy.everyone, clients.values(), present)
                 done = here._round(commit, clients, failed)
                 failed = failed + 1 if done is None else 0
+                here = here if done is None else here._judged(Record.read(done.record))
                 commit, clients = (commit, None) if done is None else (done, clients)
             replace(here, expelled=commit.expelled)._finish(commit)
             return commit
@@ -229,7 +233,32 @@ class Coordinator:
             self._shelf,
             self.watch,
             self.say,
+            self._waiting,
         )
+
+    # --- who is waited for ------------------------------------------------------------------------------
+
+    @property
+    def _waiting(self) -> Waiting:
+        """Who is waited for, with the f that are tolerated now; everybody where others' noise is counted on."""
+        threat = self.task.resolved.threat
+        tolerated = 0 if threat is not None and threat.name == "cdp" else self.policy.tolerated
+        return replace(self.waiting, tolerated=tolerated)
+
+    def _waiting_since(self) -> Waiting:
+        """Return where clients stand, as the records of the rounds so far have it."""
+        timing, records = self.timing, map(Record.read, self.log.records())
+        return Waiting.of(timing.slow_times, timing.slow_rounds, records)
+
+    def _judged(self, record: Record) -> Coordinator:
+        """Return the coordinator after a round, and say who is not waited for any more, and who is again."""
+        after = self.waiting.after(record)
+        for client in sorted(set(after.out) - set(self.waiting.out)):
+            seconds, usual = record.times[client], record.facts.get(USUAL, 0.0)
+            self.say(events.SLOW(round=record.round, client=client, seconds=seconds, usual=usual))
+        for client in sorted(set(self.waiting.out) - set(after.out)):
+            self.say(events.SLOW_NO_MORE(round=record.round, client=client))
+        return replace(self, waiting=after)
 
     def _apply(self, commit: Commit, turn: Epoch, heard: Heard) -> Commit:
         """Return what stands after a round: the server's step on what was heard, the epoch, the record."""
@@ -240,7 +269,7 @@ class Coordinator:
         with self.watch.stage("aggregate"):
             done = algorithm.server(heard.messages, commit.server, commit.rounds, key)
         finished = commit.rounds + 1
-        absent = tuple(client for client in turn.rows if client not in answered)
+        unheard = tuple(client for client in turn.rows if client not in answered)
         unasked = set(commit.unused) & set(commit.epoch.rows if commit.epoch else ()) - set(turn.rows)
         found: tuple[conviction.Expulsion, ...] = done.report.get("expelled", ())
         scores: Scores = {}
@@ -250,7 +279,7 @@ class Coordinator:
             returned = chosen if finished == self.task.config.run.rounds else {}
             with self.watch.stage("evaluate"):
                 scores = self._scores({**done.broadcast, **returned})
-        record = self._record(commit, turn, heard, done.report, scores)
+        record = self._record(commit, heard, done.report, scores)
         epoch, expelled = commit.epoch, (*commit.expelled, *(Expulsion.of(one, finished) for one in found))
         if found and epoch is not None:  # the others share secrets anew, whatever happens to this process
             epoch = Epoch(epoch.number)
@@ -266,30 +295,38 @@ class Coordinator:
             chosen=chosen,
             heard={**commit.heard, **dict.fromkeys(answered, commit.rounds)},
             remembered={client: remembered[client] for client in remembered.keys() - clients_of(expelled)},
-            unused=tuple(sorted((*absent, *unasked))),
+            unused=tuple(sorted((*unheard, *unasked))),
             record=record.plain(),
             expelled=expelled,
         )
 
-    def _record(
-        self, commit: Commit, turn: Epoch, heard: Heard, report: Mapping[str, Any], scores: Scores
-    ) -> Record:
+    def _record(self, commit: Commit, heard: Heard, report: Mapping[str, Any], scores: Scores) -> Record:
         """Return what is written down about a round; who was not heard has weight 0."""
-        weights = dict.fromkeys(turn.rows, 0.0)
-        weights |= zip(heard.messages.whose(turn.rows), report["weights"].tolist(), strict=True)
+        rows = heard.turn.rows
+        weights = dict.fromkeys(rows, 0.0)
+        weights |= zip(heard.messages.whose(rows), report["weights"].tolist(), strict=True)
+        tolerated = self.policy.tolerated
+        slow = slow_ones(heard.took, tolerated, self.timing.slow_times)
+        times = {client: one.seconds for client, one in heard.took.items() if one.answered or client in slow}
+        usually = usual(heard.took, tolerated)
         return Record(
             round=commit.rounds + 1,
             metrics=scores,
             weights={client: round(weight, 6) for client, weight in weights.items()},
-            epoch=turn.number,
-            absent=tuple(client for client in turn.rows if client not in heard.last.vectors),
-            sharing=heard.messages.sharing,
+            epoch=heard.turn.number,
+            absent=heard.absent,
+            unreached=heard.unreached,
             rejected=heard.rejected,
+            late=heard.late,
+            slow=slow,
+            times={client: round(seconds, 3) for client, seconds in sorted(times.items())},
+            sharing=heard.messages.sharing,
             expelled=tuple(one.plain() for one in report.get("expelled", ())),
             facts={
                 "up_scalars": heard.length.scalars,
                 "up_bytes": heard.length.bytes,
                 "members": len(commit.epoch.members if commit.epoch else ()),
+                **({USUAL: round(usually, 3)} if math.isfinite(usually) else {}),
             },
             # The time of a commit is known when it is done: it stands in the record of the round after.
             seconds=self.watch.take(),
@@ -337,13 +374,15 @@ class Coordinator:
 
 def committed(record: Record) -> events.Event:
     """Return what is said about a round that was committed."""
-    away = {*record.absent, *(client for client, _ in record.rejected)}
+    unheard = record.unheard
     return events.ROUND_COMMITTED(
         round=record.round,
         epoch=-1 if record.epoch is None else record.epoch,
-        heard=[client for client in record.weights if client not in away],
+        heard=[client for client in record.weights if client not in unheard],
         absent=list(record.absent),
+        unreached=[client for client, _ in record.unreached],
         rejected=[client for client, _ in record.rejected if client is not None],
+        late=list(record.late),
         expelled=[int(one["client"]) for one in record.expelled],
         bytes=record.facts.get("up_bytes", 0),
         seconds=figures(record.seconds),

@@ -13,7 +13,7 @@ Longer than most modules, so that the whole catalogue stands in one place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -116,7 +116,25 @@ def _read(name: str, value: Any) -> str:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return listed(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Return numbers as people write them.
+
+    >>> listed([0, 1, 2, 3, 5]), listed([4]), listed([])
+    ('0 to 3, 5', '4', 'none')
+    """
+    runs: list[list[int]] = []
+    for one in sorted(numbers):
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    said = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(said) or "none"
 
 
 # --- the server's app -------------------------------------------------------------------------------------
@@ -179,6 +197,33 @@ REPLY_REJECTED = _kind(
     client=Sort.CLIENT,
     reason=Sort.SENTENCE,
 )
+CLIENT_UNREACHED = _kind(
+    "client-unreached",
+    "warning",
+    "{client} not reached: {reason}",
+    "a question to a client, or its answer, did not get through; nobody said anything",
+    round=Sort.NUMBER,
+    client=Sort.CLIENT,
+    reason=Sort.SENTENCE,
+)
+SLOW = _kind(
+    "slow",
+    "warning",
+    "round {round}: {client} takes {seconds} s where {usual} s are usual, and is not waited for any more",
+    "a client was slow in as many rounds as is agreed on; it is asked, and its answer counts if it is there",
+    round=Sort.NUMBER,
+    client=Sort.CLIENT,
+    seconds=Sort.NUMBER,
+    usual=Sort.NUMBER,
+)
+SLOW_NO_MORE = _kind(
+    "slow-no-more",
+    "info",
+    "round {round}: {client} has been prompt for long enough, and is waited for again",
+    "a client that was slow is waited for as the others are",
+    round=Sort.NUMBER,
+    client=Sort.CLIENT,
+)
 ROUND_REPEATED = _kind(
     "round-repeated",
     "warning",
@@ -197,12 +242,14 @@ ROUND_COMMITTED = _kind(
     "round-committed",
     "info",
     "round {round} committed",
-    "a round is over and on disk: who was heard, absent and rejected, bytes, seconds by stage, scores",
+    "a round is over and on disk: who was heard; who was silent, not reached, turned away, not waited for",
     round=Sort.NUMBER,
     epoch=Sort.NUMBER,
     heard=Sort.CLIENTS,
     absent=Sort.CLIENTS,
+    unreached=Sort.CLIENTS,
     rejected=Sort.CLIENTS,
+    late=Sort.CLIENTS,
     expelled=Sort.CLIENTS,
     bytes=Sort.NUMBER,
     seconds=Sort.FIGURES,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from trilemma.federation.transport import Reply, Transport
+from trilemma.federation.waiting import Took
 
 RESEND = 0.75
 """Share of a question's time after which a copy is sent."""
@@ -36,7 +37,7 @@ class Clock:
 class Patience:
     """How long to wait for replies: `limit` seconds for everybody.
 
-    For the nodes in `doubtful`, once all others have answered, only `grace` seconds more: a client that is
+    For the nodes in `doubtful`, once all others have answered, only so many seconds more: a client that is
     gone costs the limit once and not in every round, a slow one can still come back.
 
     An answer is welcome for `welcome` seconds, where the same will be asked in later calls too (default: the
@@ -44,9 +45,13 @@ class Patience:
     """
 
     limit: float
-    doubtful: frozenset[int] = frozenset()
-    grace: float = 0.0
+    doubtful: Mapping[int, float] = field(default_factory=dict)
     welcome: float | None = None
+
+    @property
+    def patient(self) -> frozenset[int]:
+        """The doubtful nodes that are waited for as the others are."""
+        return frozenset(node for node, seconds in self.doubtful.items() if seconds >= self.limit)
 
     @property
     def lifetime(self) -> float:
@@ -62,6 +67,7 @@ class _Open:
     block: bytes
     sent: float
     expires: float
+    timed: bool
 
     def may_be_lost(self, now: float) -> bool:
         """Tell whether so much of its time has passed that the node may never have got it."""
@@ -76,42 +82,72 @@ class Correspondence:
     poll: float
     clock: Clock = field(default_factory=Clock)
     _open: dict[str, _Open] = field(default_factory=dict)
+    _asked: dict[int, tuple[bytes, float]] = field(default_factory=dict)
+    _took: dict[int, float] = field(default_factory=dict)
 
     def nodes(self) -> Mapping[int, int]:
         """Return the connected nodes and the clients they are."""
         return self.transport.nodes()
 
-    def ask(self, blocks: Mapping[int, bytes], patience: Patience) -> list[Reply]:
-        """Ask what is not open already, and collect replies until all are there or time is up."""
+    def ask(self, blocks: Mapping[int, bytes], patience: Patience, timed: bool = False) -> list[Reply]:
+        """Ask what is not open already, and collect replies until all are there or time is up.
+
+        How long answers take is noted where the question is `timed`.
+        """
         self._forget_expired()
-        self._send(self._new(blocks, patience), patience.lifetime)
+        self._send(self._new(blocks, patience), patience.lifetime, timed)
         waiting = {node for node, block in blocks.items() if self._copies(node, block)}
-        behind = patience.doubtful & blocks.keys() - waiting
+        behind = (patience.doubtful.keys() & blocks.keys()) - waiting
         expires, deadline = self.clock.now() + patience.lifetime, self.clock.now() + patience.limit
         replies: list[Reply] = []
-        others_done = False
+        others_done: float | None = None
         while True:
             self._repeat({node: blocks[node] for node in waiting})
             for reply in self._fetch():
                 asked = self._open.pop(reply.question, None)
-                if asked is None or asked.block != blocks.get(reply.node):
-                    continue  # the carrier brings it twice, or nobody wants to know any more
+                if asked is None:
+                    continue  # the carrier brings it twice
+                self._note_time(asked, answered=reply.block is not None)
+                if asked.block != blocks.get(reply.node):
+                    continue  # nobody wants to know any more
                 replies.append(reply)
                 # A node that could not be reached may yet answer another copy.
-                unreached = reply.block is None and not reply.refused
-                if not (unreached and self._copies(reply.node, blocks[reply.node])):
+                if not (reply.unreached and self._copies(reply.node, blocks[reply.node])):
                     waiting.discard(reply.node)
-            if waiting and (caught_up := self._new({node: blocks[node] for node in behind}, patience)):
-                self._send(caught_up, expires - self.clock.now())
+            rest = waiting | (behind & patience.patient)
+            if rest and (caught_up := self._new({node: blocks[node] for node in behind}, patience)):
+                self._send(caught_up, expires - self.clock.now(), timed)
                 behind -= caught_up.keys()
+                rest |= caught_up.keys()
                 waiting |= caught_up.keys()
-            if not others_done and waiting <= patience.doubtful:
-                others_done = True
-                deadline = min(deadline, self.clock.now() + patience.grace)
-            left = deadline - self.clock.now()
-            if not waiting or left <= 0:
+            until = deadline
+            if rest <= patience.doubtful.keys():
+                others_done = self.clock.now() if others_done is None else others_done
+                longest = max((patience.doubtful[node] for node in rest), default=0.0)
+                until = min(deadline, others_done + longest)
+            left = until - self.clock.now()
+            if not rest or left <= 0:
                 return replies
             self.clock.sleep(min(self.poll, left))
+
+    def times(self) -> dict[int, Took]:
+        """Return how long nodes took for what they answered since this was last asked.
+
+        Of those that owe an answer to what was timed, how long they have owed it.
+        """
+        now, answered = self.clock.now(), self._took
+        self._took = {}
+        owed = {node: Took(now - since, answered=False) for node, (_, since) in self._asked.items()}
+        return owed | {node: Took(seconds) for node, seconds in answered.items()}
+
+    def _note_time(self, asked: _Open, answered: bool) -> None:
+        if not asked.timed:
+            return
+        block, since = self._asked.get(asked.node, (b"", 0.0))
+        if block == asked.block:  # copies of a question count from the first
+            del self._asked[asked.node]
+        if answered:
+            self._took[asked.node] = self.clock.now() - (since if block == asked.block else asked.sent)
 
     def _copies(self, node: int, block: bytes) -> list[_Open]:
         """Return the open questions of a node that are this one."""
@@ -119,7 +155,7 @@ class Correspondence:
 
     def _new(self, blocks: Mapping[int, bytes], patience: Patience) -> dict[int, bytes]:
         """Return the questions that are not open, of doubtful nodes only where nothing else is."""
-        busy = patience.doubtful & {one.node for one in self._open.values()}
+        busy = patience.doubtful.keys() & {one.node for one in self._open.values()}
         return {
             node: block
             for node, block in blocks.items()
@@ -132,12 +168,14 @@ class Correspondence:
         for node, block in blocks.items():
             copies = self._copies(node, block)
             if len(copies) == 1 and copies[0].may_be_lost(now):
-                self._send({node: block}, copies[0].expires - now)
+                self._send({node: block}, copies[0].expires - now, copies[0].timed)
 
-    def _send(self, blocks: Mapping[int, bytes], lifetime: float) -> None:
+    def _send(self, blocks: Mapping[int, bytes], lifetime: float, timed: bool) -> None:
         now = self.clock.now()
         for question, node in self.transport.send(blocks, lifetime).items() if blocks else ():
-            self._open[question] = _Open(node, blocks[node], now, now + lifetime)
+            self._open[question] = _Open(node, blocks[node], now, now + lifetime, timed)
+            if timed and self._asked.get(node, (b"", 0.0))[0] != blocks[node]:
+                self._asked[node] = (blocks[node], now)
 
     def _fetch(self) -> list[Reply]:
         """Look for answers to everything that is open, also to what is not asked now: it ends the matter."""

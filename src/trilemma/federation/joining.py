@@ -96,7 +96,7 @@ class Joining:
         told = {node: blocks[client] for node, client in present if client in blocks}
         if told:
             welcome = self.party.federation.timing.join_limit
-            self.exchange.ask(told, Patience(welcome, frozenset(told), welcome=welcome))
+            self.exchange.ask(told, Patience(welcome, dict.fromkeys(told, 0.0), welcome=welcome))
 
     def _offer(self, reply: Reply, client: int, number: int) -> str:
         if reply.block is None:

@@ -108,17 +108,22 @@ class Party:
 
     @property
     def agreement(self) -> str:
-        """Digest of what a run is about, whoever takes part: configuration and `examples`."""
-        return _digest(self.config.read_bytes(), str(self.federation.examples).encode())
+        """Digest of what a run is about, whoever takes part: configuration, `examples`, whom nobody waits for."""
+        return _digest(self.config.read_bytes(), *self._facts)
 
     @property
     def terms(self) -> str:
-        """Digest of what all parties of an epoch must have agreed on: configuration, `examples`, roster."""
+        """Digest of what all parties of an epoch must have agreed on: the agreement, and the roster."""
         return self.terms_with(self.signed_roster)
 
     def terms_with(self, roster: SignedRoster) -> str:
         """Return the terms as they are with this roster: with what it says, whoever's hand wrote it down."""
-        return _digest(self.config.read_bytes(), roster.message, str(self.federation.examples).encode())
+        return _digest(self.config.read_bytes(), roster.message, *self._facts)
+
+    @property
+    def _facts(self) -> tuple[bytes, ...]:
+        """What is agreed on of the public facts."""
+        return str(self.federation.examples).encode(), self.federation.timing.agreed
 
     @property
     def task_digest(self) -> str:

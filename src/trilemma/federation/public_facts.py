@@ -21,12 +21,18 @@ LONGEST_NAME = 54
 
 @dataclass(frozen=True)
 class Timing:
-    """How long the server waits, in seconds; `repeats` is how often a failed round is asked again."""
+    """How long the server waits, in seconds; `repeats` is how often a failed round is asked again.
+
+    A client that takes more than `slow_times` as long as usual in `slow_rounds` rounds is not waited for
+    (`waiting`): all parties agree on that, and `slow_times = inf` switches it off.
+    """
 
     round_limit: float = 120.0
     join_limit: float = 60.0
     poll: float = 0.2
     repeats: int = 1
+    slow_times: float = 5.0
+    slow_rounds: int = 3
 
     def __post_init__(self) -> None:
         for name in ("round_limit", "join_limit", "poll"):
@@ -34,6 +40,15 @@ class Timing:
                 raise UserError(f"{name} = {getattr(self, name)}: allowed are seconds, more than 0")
         if self.repeats < 0:
             raise UserError(f"repeats = {self.repeats}: allowed is 0 or more")
+        if not self.slow_times >= 2:  # nor is nan
+            raise UserError(f"slow_times = {self.slow_times}: allowed is 2 or more; inf waits for everybody")
+        if self.slow_rounds < 1:
+            raise UserError(f"slow_rounds = {self.slow_rounds}: allowed is 1 or more")
+
+    @property
+    def agreed(self) -> bytes:
+        """What all parties must have in common of it: who is not waited for may be not heard."""
+        return f"slow_times {float(self.slow_times)!r} slow_rounds {self.slow_rounds}".encode()
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Reason(Enum):
     "budget: the client's own budget does not allow it"
     """
 
-    TERMS = "config.toml, roster.json or `examples` differ: all parties must hold the same"
+    TERMS = "config.toml, roster.json, `examples` or `slow_times` differ: all parties must hold the same"
     ROSTER = "the roster is older than the client's, or the authority has not signed it"
     EPOCH = "the client is not in this epoch"
     KEYS = "the epoch's keys were not accepted"

@@ -118,7 +118,7 @@ def _check_sharing(record: Record, places: Sequence[int]) -> None:
 
     With sampled clients these are more than the round asked; one of them may have left the roster since.
     """
-    sharing, present = set(record.sharing), set(record.weights) - set(record.absent)
+    sharing, present = set(record.sharing), set(record.weights) - record.unheard
     known = max((*places, *record.weights), default=0) + len(sharing)
     counted = len(sharing) == len(record.sharing) == record.facts.get("members")
     if not (counted and present <= sharing and max(sharing, default=0) <= known):
@@ -131,7 +131,7 @@ def _check_sharing(record: Record, places: Sequence[int]) -> None:
 def _heard(task: PartyTask, transcript: Transcript, record: Record, state: State) -> Messages:
     """Return the messages of a round as the server's step was given them."""
     algorithm, round_, rows = task.resolved.algorithm, record.round - 1, tuple(record.weights)
-    present, dim = tuple(client for client in rows if client not in record.absent), task.message.dim
+    present, dim = tuple(client for client in rows if client not in record.unheard), task.message.dim
     if algorithm.inquiry is None:
         answers = _complete(transcript.read(round_, record.epoch, present, dim), transcript, record, present)
         if algorithm.members is None:

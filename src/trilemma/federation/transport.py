@@ -39,6 +39,11 @@ class Reply:
     question: str = ""
 
     @property
+    def unreached(self) -> bool:
+        """Whether the carrier did not get through, so that nobody said anything."""
+        return self.block is None and not self.refused
+
+    @property
     def why(self) -> str:
         """The reason given, in the catalogue's words where a client refused."""
         return heard(self.error) if self.refused else shortened(f"unreached: {self.error}")

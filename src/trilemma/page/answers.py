@@ -86,11 +86,11 @@ class RunView(Answer):
 
 
 class Incident(Answer):
-    """A client that did not answer in a round, whose answer was turned away, or who was expelled for good."""
+    """A client that was silent in a round or not reached, whose answer was turned away, or who was expelled."""
 
     client: int | None
     round: int
-    kind: Literal["absent", "rejected", "expelled"]
+    kind: Literal["absent", "unreached", "rejected", "expelled"]
     reason: str = ""
 
 
@@ -101,7 +101,9 @@ class Trusted(Answer):
     weight: float
     heard: int
     absent: int
+    unreached: int
     rejected: int
+    late: int
     expelled: str
     lies: bool
 
@@ -192,9 +194,13 @@ class Member(Answer):
 
     client: int
     heard: int | None = Field(description="the last round in which its answer counted")
-    absent: int
-    rejected: int
-    reason: str = Field(description="why its answer was last turned away")
+    absent: int = Field(description="rounds in which it was silent")
+    unreached: int = Field(description="rounds in which the carrier did not get through")
+    rejected: int = Field(description="rounds in which its answer was turned away")
+    late: int = Field(description="rounds in which it was neither waited for nor there")
+    took: float | None = Field(description="seconds that its last answer took")
+    usual: float | None = Field(description="seconds that its answers take, the median")
+    reason: str = Field(description="why its answer was last turned away, or did not get through")
     weight: float
     now: Now
     heard_at: float | None = Field(description="when its answer last counted, in seconds since 1970")

@@ -50,7 +50,9 @@ def trust_map(found: Glance, seeds: Mapping[int, Sequence[Record]], seed: int | 
                 weight=one.weight,
                 heard=one.heard,
                 absent=one.absent,
+                unreached=one.unreached,
                 rejected=one.rejected,
+                late=one.late,
                 expelled=shown(one.expelled),
                 lies=one.client in liars,
             )
@@ -75,7 +77,7 @@ def _mean(part: np.ndarray) -> float | None:
 
 
 def _incidents(records: Sequence[Record]) -> list[Incident]:
-    """Return who was absent, turned away or expelled, with the reason, the newest of them."""
+    """Return who was absent, not reached, turned away or expelled, with the reason, the newest of them."""
     found = [
         Incident(client=client, round=record.round, kind="absent")
         for record in records
@@ -84,6 +86,11 @@ def _incidents(records: Sequence[Record]) -> list[Incident]:
         Incident(client=client, round=record.round, kind="rejected", reason=shown(str(reason)))
         for record in records
         for client, reason in record.rejected
+    ]
+    found += [
+        Incident(client=client, round=record.round, kind="unreached", reason=shown(str(reason)))
+        for record in records
+        for client, reason in record.unreached
     ]
     found += [
         Incident(client=client, round=record.round, kind="expelled", reason=shown(reason))

@@ -8,7 +8,8 @@ works after a crash too. `trilemma federation status` and the page show it.
 from __future__ import annotations
 
 import math
-from collections import Counter
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from trilemma.federation import processes
 from trilemma.federation.event_log import events_file, read_events
 from trilemma.federation.layout import RUNNING, WITHOUT_FACTS, Party, parties, without_facts
 from trilemma.federation.peers import Door, door_file
+from trilemma.federation.public_facts import Timing
 from trilemma.federation.spending import own_statement, read_budget
+from trilemma.federation.waiting import Waiting
 from trilemma.files import readable
 from trilemma.privacy.ledger_lines import Budget
 from trilemma.privacy.statement import Statement
@@ -28,8 +31,9 @@ from trilemma.report.client_events import Doings, doings, moment
 from trilemma.report.glance import deployed_records, glance_deployed
 from trilemma.report.trust import places, trusted
 
-Now = Literal["heard", "absent", "rejected", "not asked", "nothing yet"]
-"""What became of a client in the newest round."""
+Now = Literal["heard", "absent", "unreached", "rejected", "late", "not asked", "nothing yet"]
+"""What became of a client in the newest round: it was silent, the carrier did not reach it, its answer was turned
+away, or it was neither waited for nor there."""
 
 LATEST = 300
 """Scores of a run that are told: the newest."""
@@ -39,8 +43,10 @@ LATEST = 300
 class Member:
     """A client as the server's records have it.
 
-    `heard` is the last round in which its answer counted, `reason` why one was last turned away; `weight` is
-    its mean share in the aggregate over the rounds it was heard in, `share` that in the newest round.
+    `heard` is the last round in which its answer counted, `reason` why one was last turned away, or did not get
+    through; `weight` is its mean share in the aggregate over the rounds it was heard in, `share` that in the
+    newest round. `took` is how many seconds its last answer took, `usual` the median of all; `out` tells
+    whether it is not waited for.
     `joined` tells whether it joined the newest epoch and `why` why it did not; `heard_at` is when its answer
     last counted, in seconds since 1970. Those are from the log of events, and None where it says nothing.
     """
@@ -57,6 +63,11 @@ class Member:
     joined: bool | None = None
     why: str = ""
     heard_at: float | None = None
+    unreached: int = 0
+    late: int = 0
+    took: float | None = None
+    usual: float | None = None
+    out: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,10 +241,10 @@ def run_standing(server: Party, run: Path) -> RunStanding:
 def members_of(server: Party, run: str, clients: int, records: Sequence[Record]) -> list[Member]:
     """Return the clients as the server's records of a run and its events have them."""
     told = [one for one in read_events(events_file(server.running, "worker")) if one.get("run") == run]
-    return with_events(members(clients, records), told)
+    return with_events(members(clients, records, server.federation.timing), told)
 
 
-def members(clients: int, records: Sequence[Record]) -> list[Member]:
+def members(clients: int, records: Sequence[Record], timing: Timing = Timing()) -> list[Member]:
     """Return the clients as the server's records have them, in their order.
 
     >>> [one.now for one in members(3, [Record(1, weights={0: 1.0, 1: 0.0}, absent=(1,))])]
@@ -242,10 +253,14 @@ def members(clients: int, records: Sequence[Record]) -> list[Member]:
     trust = {one.client: one for one in trusted(clients, records)}
     heard: dict[int, int] = {}
     reasons: dict[int, str] = {}
+    times: defaultdict[int, list[float]] = defaultdict(list)
     for record in records:
-        away = {client for client, _ in record.rejected}
-        heard |= {client: record.round for client in record.weights if client not in (*record.absent, *away)}
-        reasons |= {client: str(reason) for client, reason in record.rejected if client is not None}
+        heard |= {client: record.round for client in record.weights if client not in record.unheard}
+        known = (*record.rejected, *record.unreached)
+        reasons |= {client: str(reason) for client, reason in known if client is not None}
+        for client, seconds in record.times.items():
+            times[client].append(seconds)
+    out = Waiting.of(timing.slow_times, timing.slow_rounds, records).out
     newest = records[-1] if records else None
     return [
         Member(
@@ -258,6 +273,11 @@ def members(clients: int, records: Sequence[Record]) -> list[Member]:
             now=_now(client, newest),
             share=None if newest is None else newest.weights.get(client),
             expelled=trust[client].expelled,
+            unreached=trust[client].unreached,
+            late=trust[client].late,
+            took=times[client][-1] if times[client] else None,
+            usual=statistics.median(times[client]) if times[client] else None,
+            out=client in out,
         )
         for client in range(places(clients, records))
     ]
@@ -304,8 +324,12 @@ def _now(client: int, newest: Record | None) -> Now:
         return "nothing yet"
     if any(client == who for who, _ in newest.rejected):
         return "rejected"
+    if any(client == who for who, _ in newest.unreached):
+        return "unreached"
     if client in newest.absent:
         return "absent"
+    if client in newest.late:
+        return "late"
     return "heard" if client in newest.weights else "not asked"
 
 

@@ -138,7 +138,9 @@ class Result:
                 **record.facts,
                 "attack_strength": record.attack_strength,
                 "absent": len(record.absent),
+                "unreached": len(record.unreached),
                 "rejected": len(record.rejected),
+                "late": len(record.late),
                 "seconds": math.fsum(record.seconds.values()),
                 **{f"weight_{client}": weight for client, weight in record.weights.items()},
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from trilemma.report.picture_files import save_picture
 class Suspect:
     """A client, and how far the rule trusted it: its mean weight over the `heard` rounds it was heard in.
 
-    `absent` and `rejected` count the rounds it was asked in and did not answer, and answers turned away.
+    `absent`, `unreached`, `rejected` and `late` count the rounds it was asked in and was silent, was not reached
+    by the carrier, had its answer turned away, and was neither waited for nor there.
     `expelled` says in which round and for what it was expelled for good, in words; empty where it was not.
     """
 
@@ -28,6 +30,8 @@ class Suspect:
     heard: int
     absent: int = 0
     rejected: int = 0
+    unreached: int = 0
+    late: int = 0
     expelled: str = ""
 
 
@@ -41,7 +45,8 @@ def places(clients: int, records: Iterable[Record]) -> int:
     >>> places(2, [Record(1, weights={0: 0.5, 1: 0.5}), Record(2, weights={0: 0.4, 3: 0.6})])
     4
     """
-    found = max(clients, 1 + max((client for one in records for client in one.weights), default=-1))
+    everybody = (client for one in records for client in (*one.weights, *one.late))
+    found = max(clients, 1 + max(everybody, default=-1))
     if found > clients + NEWCOMERS:
         raise UserError(f"the records name client {found - 1}, and there were {clients} clients at first")
     return found
@@ -51,18 +56,17 @@ def trusted(clients: int, records: Sequence[Record]) -> list[Suspect]:
     """Return the clients, the least trusted first.
 
     >>> trusted(2, [Record(1, weights={0: 0.9, 1: 0.1})])[0]
-    Suspect(client=1, weight=0.1, heard=1, absent=0, rejected=0, expelled='')
+    Suspect(client=1, weight=0.1, heard=1, absent=0, rejected=0, unreached=0, late=0, expelled='')
     """
     weights: dict[int, list[float]] = {client: [] for client in range(places(clients, records))}
-    absent, rejected = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0)
+    absent, unreached, rejected, late = (Counter[int | None]() for _ in range(4))
     for record in records:
         for client, weight in record.weights.items():
             weights[client].append(weight)
-        for client in set(record.absent) & set(weights):
-            absent[client] += 1
-        for who, _ in record.rejected:
-            if who in rejected:
-                rejected[who] += 1
+        absent.update(record.absent)
+        unreached.update(client for client, _ in record.unreached)
+        rejected.update(client for client, _ in record.rejected)
+        late.update(record.late)
     found = [
         Suspect(
             client,
@@ -70,6 +74,8 @@ def trusted(clients: int, records: Sequence[Record]) -> list[Suspect]:
             len(own),
             absent[client],
             rejected[client],
+            unreached[client],
+            late[client],
             "; ".join(why for record in records for who, why in expulsions(record) if who == client),
         )
         for client, own in weights.items()

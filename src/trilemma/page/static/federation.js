@@ -5,7 +5,7 @@ import { draw, line } from "./charts.js";
 import { ago, el, fill, short, table } from "./dom.js";
 import { badge } from "./runs.js";
 
-const SIGNS = { heard: "●", absent: "○", rejected: "✕", "not asked": "–", "nothing yet": "–" };
+const SIGNS = { heard: "●", absent: "○", unreached: "◌", rejected: "✕", late: "◔", "not asked": "–", "nothing yet": "–" };
 
 export async function show(body, rest) {
   const list = el("ul", { class: "parties" });
@@ -53,11 +53,13 @@ function server(run) {
   return el("section", {}, el("h2", {}, el("a", { href: `#/runs/${run.id}` }, `Run ${run.name}`)),
     facts([["state", badge(run.state)], ["round", `${run.round} of ${run.rounds}`], ["epoch", run.epoch === null ? "–" : String(run.epoch)],
       ["heard", `${now("heard")} of ${run.members.length}`], ["absent", String(now("absent"))],
+      ["not reached", String(now("unreached"))], ["late", String(now("late"))],
       ["turned away", String(now("rejected"))], ["score", run.score || "–"], ["last commit", ago(run.changed)]]),
-    table(["client", "in the newest round", "last heard", { text: "absent", number: true },
+    table(["client", "in the newest round", "last heard", "answers in", { text: "absent", number: true },
+      { text: "not reached", number: true }, { text: "late", number: true },
       { text: "turned away", number: true }, { text: "mean share", number: true }, "why"],
     run.members.map((one) => ({ class: one.now.replaceAll(" ", "-"), cells: [`client ${one.client}`, `${SIGNS[one.now]} ${one.now}`,
-      heard(one), String(one.absent), String(one.rejected), one.weight.toFixed(4), why(one)] }))));
+      heard(one), seconds(one), String(one.absent), String(one.unreached), String(one.late), String(one.rejected), one.weight.toFixed(4), why(one)] }))));
 }
 
 function heard(one) {
@@ -65,9 +67,13 @@ function heard(one) {
   return one.heard_at === null ? `round ${one.heard}` : `round ${one.heard}, ${ago(one.heard_at)}`;
 }
 
+function seconds(one) {
+  return one.took === null ? "–" : `${short(one.took)} s, usually ${short(one.usual)} s`;
+}
+
 function why(one) {
   return [one.expelled ? `expelled: ${one.expelled}` : "", one.outside ? `not in the epoch: ${one.outside}` : "",
-    one.reason ? `last turned away: ${one.reason}` : ""].filter(Boolean).join("; ");
+    one.reason ? `last not heard: ${one.reason}` : ""].filter(Boolean).join("; ");
 }
 
 function client(account) {

@@ -39,9 +39,10 @@ export function trustMap(section, ids) {
     draw(chart, () => picture(found, clients));
     fill(people, el("summary", {}, `${clients.length} clients, least trusted first`), table(
       ["client", { text: "mean share", number: true }, { text: "heard", number: true },
-        { text: "absent", number: true }, { text: "turned away", number: true }, "expelled"],
+        { text: "absent", number: true }, { text: "not reached", number: true }, { text: "late", number: true },
+        { text: "turned away", number: true }, "expelled"],
       found.clients.map((one) => [name(one), one.weight.toFixed(4), String(one.heard), String(one.absent),
-        String(one.rejected), one.expelled])));
+        String(one.unreached), String(one.late), String(one.rejected), one.expelled])));
   }
 
   return { refresh };
@@ -49,7 +50,7 @@ export function trustMap(section, ids) {
 
 const name = (one) => `${one.client}${one.lies ? " lies" : ""}`;
 
-const WORDS = { absent: "absent", rejected: "turned away", expelled: "expelled" };
+const WORDS = { absent: "absent", unreached: "not reached", rejected: "turned away", expelled: "expelled" };
 
 const happened = (event) => (event.reason ? `${WORDS[event.kind]}: ${event.reason}` : WORDS[event.kind]);
 
@@ -79,7 +80,7 @@ function picture(found, clients) {
       { type: "heatmap", x: middle, y: names, z: clients.map((one) => found.shares[one.client]), text,
         hoverinfo: "text", zmin: 0, zmax: most, colorscale: "Cividis", hoverongaps: true,
         colorbar: { title: { text: "share" }, thickness: 12, outlinewidth: 0 } },
-      marks("absent", "circle-open"), marks("rejected", "x"), marks("expelled", "diamond"),
+      marks("absent", "circle-open"), marks("unreached", "circle-x-open"), marks("rejected", "x"), marks("expelled", "diamond"),
     ],
     layout: {
       height: Math.min(900, 130 + Math.max(14, 26 - clients.length / 6) * clients.length),
