@@ -30,15 +30,15 @@ class Record:
     """One round. `round` counts finished rounds, from 1.
 
     `metrics` is empty where the model was not scored. `weights` is every heard client's share in the
-    aggregate; `absent` are those who were asked and silent, `unreached` those whom the carrier did not reach,
-    `rejected` those whose answer was turned away, with the reason (None: nobody knows whose answer it was).
-    `late` are those who were asked, not waited for and not heard; `times` are the seconds clients took,
-    `slow` those who took far longer than usual (`trilemma.federation.waiting`). `sharing` are those who shared secrets for
-    the noise, where a federation's server judges messages by it. `expelled` are those who were expelled for
-    good, with the test, what it gave and its threshold (`trilemma.learning.evidence.Expulsion`). `epsilon` is
-    what is guaranteed so far, and `accountant` by whom: infinite where nothing is, and in the records of a
-    federation's server, whose clients keep their own ledgers. `facts` are the algorithm's own figures and
-    what was sent, `seconds` the time by stage.
+    aggregate; `absent` are those who were asked and silent, `unreached` those whom the carrier did not
+    reach, `rejected` those whose answer was turned away, with the reason (None: nobody knows whose answer
+    it was). `late` are those who were asked, not waited for and not heard; `times` are the seconds
+    clients took, `slow` those who took far longer than usual (`trilemma.federation.waiting`). `sharing`
+    are those who shared secrets for the noise, where a federation's server judges messages by it.
+    `expelled` are those who were expelled for good, with the test, what it gave and its threshold
+    (`trilemma.learning.evidence.Expulsion`). `epsilon` is what is guaranteed so far, and `accountant` by
+    whom: infinite where nothing is, and in the records of a federation's server, whose clients keep their
+    own ledgers. `facts` are the algorithm's own figures and what was sent, `seconds` the time by stage.
 
     >>> record = Record(3, weights={0: 0.5, 2: 0.5}, metrics={"accuracy": 0.9}, absent=(1,))
     >>> Record.read(record.plain()) == record
@@ -68,7 +68,7 @@ class Record:
     def unheard(self) -> frozenset[int]:
         """Who was asked and not heard, and counts against f.
 
-        >>> sorted(Record(3, absent=(1,), unreached=((4, "unreached"),), rejected=((None, "nobody's"),)).unheard)
+        >>> sorted(Record(3, absent=(1,), unreached=((4, "away"),), rejected=((None, "whose?"),)).unheard)
         [1, 4]
         """
         turned_away = {client for client, _ in self.rejected if client is not None}

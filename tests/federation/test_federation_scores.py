@@ -280,7 +280,7 @@ def test_where_messages_are_refused_for_want_of_a_guarantee_so_are_scores(tmp_pa
     parties[1].budget.write_text('epsilon = 1.0\ndelta = 1e-5\nunit = "user"\nadjacency = "replace"\n')
     runner, said = coordinator(parties, Direct(parties))
     runner.go()
-    assert [record["absent"] for record in runner.log.records()] == [[0]] * 2
+    assert [[who for who, _ in record["rejected"]] for record in runner.log.records()] == [[0]] * 2
     assert any("no score: budget" in line for line in said)
     assert refusal(Node(parties[1]), question(parties, runner)) is Reason.BUDGET
     assert not (parties[1].run_folder("run") / "score").exists()

@@ -185,8 +185,8 @@ def check_began(server: Party, run: str, terms: str, plan: str) -> None:
     folder = repr(str(server.folder))
     if terms not in ("", server.agreement):
         raise UserError(
-            f"config.toml, `examples` or `slow_times` in federation.toml of {folder} are not those with which run {run!r} "
-            "began: put them back as they were, or choose a new name"
+            f"config.toml, `examples` or `slow_times` in federation.toml of {folder} are not those with "
+            f"which run {run!r} began: put them back as they were, or choose a new name"
         )
     if plan not in ("", server.plan):
         raise UserError(

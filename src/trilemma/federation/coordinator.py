@@ -52,7 +52,7 @@ class Coordinator:
     watch: Stopwatch = field(default_factory=Stopwatch)
     clock: Clock = field(default_factory=Clock)
     expelled: tuple[Expulsion, ...] = ()
-    waiting: Waiting = Waiting()
+    waiting: Waiting = field(default_factory=Waiting)
 
     @property
     def policy(self) -> Policy:
@@ -240,7 +240,7 @@ class Coordinator:
 
     @property
     def _waiting(self) -> Waiting:
-        """Who is waited for, with the f that are tolerated now; everybody where others' noise is counted on."""
+        """Who is waited for, with the f of now; everybody where the noise of the others is counted on."""
         threat = self.task.resolved.threat
         tolerated = 0 if threat is not None and threat.name == "cdp" else self.policy.tolerated
         return replace(self.waiting, tolerated=tolerated)

@@ -60,7 +60,9 @@ class Heard:
         """Whom the carrier did not reach, of those from whom nothing else came, and its word for why."""
         said = {client for client, _ in self.rejected} | self.last.vectors.keys()
         whys = {one.client: one.reason for one in self._rejections if one.unreached}
-        return tuple((client, why) for client, why in whys.items() if client is not None and client not in said)
+        return tuple(
+            (client, why) for client, why in whys.items() if client is not None and client not in said
+        )
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -217,7 +219,7 @@ class Hearing:
         Return what was admitted, and of those who are `left_out` who was neither heard nor waited for: where
         too few answered everybody is waited for.
         """
-        collected, late = Admitted(), left_out
+        collected, late, timed = Admitted(), left_out, expected.answer is kinds.Answer
         for attempt in range(self.policy.repeats + 1):
             called = {
                 node: client
@@ -226,7 +228,7 @@ class Hearing:
             }
             patience = self.patience(commit, clients, self.policy.repeats + 1 - attempt, late)
             with self.watch.stage("exchange"):
-                replies = self.exchange.ask(dict.fromkeys(called, block), patience, timed=expected.answer is kinds.Answer)
+                replies = self.exchange.ask(dict.fromkeys(called, block), patience, timed)
             expected = replace(expected, clients={**expected.clients, **called})
             noted = len(collected.rejected)
             with self.watch.stage("admit"):

@@ -108,7 +108,7 @@ class Party:
 
     @property
     def agreement(self) -> str:
-        """Digest of what a run is about, whoever takes part: configuration, `examples`, whom nobody waits for."""
+        """Digest of what a run is about, whoever takes part: configuration, `examples`, who is waited for."""
         return _digest(self.config.read_bytes(), *self._facts)
 
     @property

@@ -1,22 +1,24 @@
 """Who is waited for: a public rule, a pure function of the times that stand in the records.
 
-A client is **slow** in a round in which it took more than k times as long as the others usually do, and more
-than a second. Slow in m rounds, it is not waited for any more: it is asked as before, and its answer counts if
-it is there when all others have answered. At most f clients are not waited for, the slowest, and only while
-2f + 1 others are. The rule over messages is told about those who were waited for or heard, and no others, so
-it tolerates as many liars as before.
+A client is **slow** in a round in which it took more than k times as long as the others usually do, and
+more than a second. Slow in m rounds, it is not waited for any more: it is asked as before, and its answer
+counts if it is there when all others have answered. At most f clients are not waited for, the slowest, and
+only while 2f + 1 others are. The rule over messages is told about those who were waited for or heard, and
+no others, so it tolerates as many liars as before.
 
-**Usually** is the time at place f + ⌈(n − f)/2⌉ of n, in rising order, or at place n − f where that is less.
-Liars who answer at once cannot lower it below the median of honest clients (with n ≥ 3f; at least n − 2f
-honest clients take as long, with fewer). Liars who answer late cannot raise it above the slowest honest one.
+**Usually** is the time at place f + ⌈(n − f)/2⌉ of n, in rising order, or at place n − f where that is
+less. Liars who answer at once cannot lower it below the median of honest clients (with n ≥ 3f; at least n −
+2f honest clients take as long, with fewer). Liars who answer late cannot raise it above the slowest honest
+one.
 
-**A slow site is not lost.** It is waited for in one round, again and again, as soon as the others' usual times
-since the last such round add up to k times its own longest: that makes a run longer by 1/k of its time at
-most. Once it has been prompt in 2m rounds in a row it is waited for as before; when it was slow in m rounds
-again, in 4m, in 8m. So in T rounds a liar is waited for in vain in about m log₂(T/m) rounds, and 1/k of the
-time.
+**A slow site is not lost.** It is waited for in one round, again and again, as soon as the others' usual
+times since the last such round add up to k times its own longest: that makes a run longer by 1/k of its
+time at most. Once it has been prompt in 2m rounds in a row it is waited for as before; when it was slow in
+m rounds again, in 4m, in 8m. So in T rounds a liar is waited for in vain in about m log₂(T/m) rounds, and
+1/k of the time.
 
-Under central privacy everybody is waited for: there a client counts on the noise of the others who are heard.
+Under central privacy everybody is waited for: there a client counts on the noise of the others who are
+heard.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class RunView(Answer):
 
 
 class Incident(Answer):
-    """A client that was silent in a round or not reached, whose answer was turned away, or who was expelled."""
+    """A client that was silent or not reached, whose answer was turned away, or who was expelled."""
 
     client: int | None
     round: int

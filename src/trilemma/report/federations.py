@@ -32,8 +32,8 @@ from trilemma.report.glance import deployed_records, glance_deployed
 from trilemma.report.trust import places, trusted
 
 Now = Literal["heard", "absent", "unreached", "rejected", "late", "not asked", "nothing yet"]
-"""What became of a client in the newest round: it was silent, the carrier did not reach it, its answer was turned
-away, or it was neither waited for nor there."""
+"""What became of a client in the newest round: it was silent, the carrier did not reach it, its answer was
+turned away, or it was neither waited for nor there."""
 
 LATEST = 300
 """Scores of a run that are told: the newest."""
@@ -43,9 +43,9 @@ LATEST = 300
 class Member:
     """A client as the server's records have it.
 
-    `heard` is the last round in which its answer counted, `reason` why one was last turned away, or did not get
-    through; `weight` is its mean share in the aggregate over the rounds it was heard in, `share` that in the
-    newest round. `took` is how many seconds its last answer took, `usual` the median of all; `out` tells
+    `heard` is the last round in which its answer counted, `reason` why one was last turned away, or did not
+    get through; `weight` is its mean share in the aggregate over the rounds it was heard in, `share` that in
+    the newest round. `took` is how many seconds its last answer took, `usual` the median of all; `out` tells
     whether it is not waited for.
     `joined` tells whether it joined the newest epoch and `why` why it did not; `heard_at` is when its answer
     last counted, in seconds since 1970. Those are from the log of events, and None where it says nothing.
@@ -244,7 +244,7 @@ def members_of(server: Party, run: str, clients: int, records: Sequence[Record])
     return with_events(members(clients, records, server.federation.timing), told)
 
 
-def members(clients: int, records: Sequence[Record], timing: Timing = Timing()) -> list[Member]:
+def members(clients: int, records: Sequence[Record], timing: Timing | None = None) -> list[Member]:
     """Return the clients as the server's records have them, in their order.
 
     >>> [one.now for one in members(3, [Record(1, weights={0: 1.0, 1: 0.0}, absent=(1,))])]
@@ -260,6 +260,7 @@ def members(clients: int, records: Sequence[Record], timing: Timing = Timing()) 
         reasons |= {client: str(reason) for client, reason in known if client is not None}
         for client, seconds in record.times.items():
             times[client].append(seconds)
+    timing = timing or Timing()
     out = Waiting.of(timing.slow_times, timing.slow_rounds, records).out
     newest = records[-1] if records else None
     return [

@@ -20,8 +20,8 @@ from trilemma.report.picture_files import save_picture
 class Suspect:
     """A client, and how far the rule trusted it: its mean weight over the `heard` rounds it was heard in.
 
-    `absent`, `unreached`, `rejected` and `late` count the rounds it was asked in and was silent, was not reached
-    by the carrier, had its answer turned away, and was neither waited for nor there.
+    `absent`, `unreached`, `rejected` and `late` count the rounds in which it was silent, was not reached by
+    the carrier, had its answer turned away, and was neither waited for nor there.
     `expelled` says in which round and for what it was expelled for good, in words; empty where it was not.
     """
 
