@@ -163,7 +163,7 @@ def weight_cases(given: Given, work: str) -> Iterator[Case]:
 
     def ours_by_example() -> tuple[Tensor, Tensor]:
         found = convolution.example_gradients(*given.inner, stencil)
-        return found.squared_norms(), found.combine(factor)
+        return found.lengths().squares, found.summed(factor)
 
     factor = draw(x.device.type, *x.shape[:2])
     ours = partial(convolution.client_gradients, *given.inner, stencil)

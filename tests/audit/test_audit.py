@@ -26,8 +26,8 @@ from trilemma.cli import app
 from trilemma.keys import Key
 from trilemma.learning import Algorithm, Messages
 from trilemma.learning.messages import one_vector
-from trilemma.learning.privatise import clip_rows
 from trilemma.learning.protocol import ClientStep, Start
+from trilemma.models.clipping import clip_rows
 from trilemma.privacy import Mechanism, NoiseLaw, SecretNoise, Threat, multiplier
 from trilemma.privacy.gaussian import gaussian_epsilon
 

@@ -111,9 +111,8 @@ def reference(
     batch: Stack,
     unit: str = "none",
     threshold: float = math.inf,
-    weight_decay: float = 0.0,
 ) -> Tensor:
-    """Return the gradients (k, d) one client, one example at a time; weight decay is inside the clipping.
+    """Return the gradients (k, d) one client, one example at a time.
 
     In double precision: a rectifier within float32's rounding of zero is then on the side where it should be.
     """
@@ -128,10 +127,8 @@ def reference(
         x, y, w = features[i][real], batch.y[i][real], weight[i][real]
         if unit == "example":
             one = torch.ones(1, dtype=torch.float64)
-            examples = [
-                gradient(net, x[j : j + 1], y[j : j + 1], one) + weight_decay * theta for j in range(len(y))
-            ]
+            examples = [gradient(net, x[j : j + 1], y[j : j + 1], one) for j in range(len(y))]
             rows.append(sum(w[j] * clip(g, threshold) for j, g in enumerate(examples)))
         else:
-            rows.append(clip(gradient(net, x, y, w) + weight_decay * theta, threshold))
+            rows.append(clip(gradient(net, x, y, w), threshold))
     return torch.stack(rows).float()

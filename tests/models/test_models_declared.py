@@ -93,7 +93,6 @@ def vectors(*shape: int, axis: int = 0):
     return records
 
 
-@CHOKEPOINT
 @pytest.mark.parametrize(
     ("module", "records", "width"),
     [
@@ -122,7 +121,6 @@ class Tied(nn.Module):
         return F.linear(self.table(ids).mean(1) @ self.turn, self.table.weight)[:, 0]
 
 
-@CHOKEPOINT
 def test_uses_of_one_matrix_that_cancel():
     """Token 0's gradient through the table is opposite to that through the head."""
     model = models.from_module(Tied(), nn.BCEWithLogitsLoss())
@@ -138,7 +136,6 @@ def test_uses_of_one_matrix_that_cancel():
 # --- products of squares that underflow -------------------------------------------------------------------
 
 
-@CHOKEPOINT
 def test_squares_that_underflow():
     """∂z ≈ 1e-23 beside an input of 1e19: a gradient of 1e-4, whose squared norm comes out as 0."""
     model = models.build("mnist-mlp", (784,), 10)
@@ -383,7 +380,6 @@ def test_complex_parameters():
 # --- rounding ---------------------------------------------------------------------------------------------
 
 
-@CHOKEPOINT
 def test_the_total_of_a_batch_is_not_rounded_coarser_than_a_record_moves_it():
     """Two records of weights 1 − 2⁻²⁰ and 2⁻²⁰: what a record of a batch of a million weighs."""
     model, generator, weight = models.build("logistic", (4095,), 2), Key(7).torch(), 2.0**-20

@@ -20,11 +20,6 @@ from trilemma.testing.examples import Stack, clip
 
 BROKEN: dict[str, str] = {
     "embedding-sparse": "crashes: no view of a sparse gradient",
-    **{
-        f"{norm}-norm-{case}": "crashes: gains of several axes are taken for one"
-        for norm in ("layer", "rms")
-        for case in ("2-2", "3-2", "3-3")
-    },
     "weight-standardised": "refused: F.batch_norm of a weight is taken for batch normalisation",
     "xcit": "wrong by 80 % per client: vmap(grad) of batch normalisation in eval",
     "scripted": "wrong: every gradient is zero, silently",

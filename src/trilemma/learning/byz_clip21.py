@@ -31,11 +31,12 @@ from torch import Tensor
 from trilemma.keys import Key
 from trilemma.learning.gridded import Follow, declared
 from trilemma.learning.messages import Asked, Parts, one_vector
-from trilemma.learning.privatise import batch_gradients, clip_of, clip_rows, contributions, noised
+from trilemma.learning.privatise import batch_gradients, clip_of, contributions, noised
 from trilemma.learning.protocol import Algorithm, ClientFunction, Clients, ClientStep, Start, State
 from trilemma.learning.server import descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
 from trilemma.learning.trace import Trace
+from trilemma.models.clipping import clip_rows
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release, Sampling
 

@@ -31,6 +31,7 @@ from trilemma.learning.messages import STEPS, Messages
 from trilemma.learning.protocol import Clients, State
 from trilemma.learning.settings import Setup
 from trilemma.learning.total import gradients
+from trilemma.models.clipping import clip_rows
 from trilemma.privacy.grid import LONG, Grid
 from trilemma.privacy.types import PiecewiseNoise, Release
 
@@ -95,20 +96,6 @@ def clip_of(release: Release | None, grid: Grid | None) -> models.Clip:
     return models.Clip.client(threshold)
 
 
-def clip_rows(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Clip every row to norm `threshold`; also return 1 for every row that was longer, 0 for others (k,).
-
-    >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)[0]
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000]])
-    """
-    if math.isinf(threshold):
-        return vectors, torch.zeros(len(vectors), device=vectors.device)
-    norms = vectors.norm(dim=1)
-    factor = (threshold / norms).clamp(max=1.0)  # a zero row divides to infinity and is clamped to 1
-    return vectors * factor[:, None], (norms > threshold).float()
-
-
 def contributions(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Clip as `clip_rows` does, and replace rows that are not finite by zeros if the threshold is finite.
 
@@ -117,7 +104,8 @@ def contributions(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
             [0.0000, 0.0000],
             [0.0000, 0.0000]]), tensor([1., 0., 1.]))
     """
-    bounded, longer = clip_rows(vectors, threshold)
+    bounded, norms = clip_rows(vectors, threshold)
+    longer = (norms > threshold).to(vectors.dtype)
     return (bounded if math.isinf(threshold) else _finite(bounded)), longer
 
 

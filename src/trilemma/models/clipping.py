@@ -1,8 +1,27 @@
-"""Clipping: clip(g, C) = g · min(1, C/‖g‖), per client or per example."""
+"""The chokepoint of clipping: nothing else scales what a client or an example contributes.
+
+    clip(g, C) = s g,    s = min(1, C/N̄),    N̄ ≥ ‖g‖ of what is really summed
+
+An example's gradient G of one parameter is often never formed: it is Σ_p l_p ⊗ r_p over positions p, and its
+norm a sum in which large terms may cancel. So whoever makes gradients says of every example (`Lengths`)
+
+    N̄ ≥ ‖G‖                  an upper bound, rounding, underflow and flushing to zero included
+    S = Σ_p ‖l_p‖ ‖r_p‖      what rounding errors of sums are proportional to
+
+of the values that the summing product multiplies. A *careful* sum over a batch is in double precision. One of
+b examples with P positions errs there by at most Σ_j s_j E_j, E = γ_{bP+4} S, γ_k = ku/(1 − ku), u = 2⁻⁵³.
+That is a sum over all examples: another record's cancellation would move it. So every example keeps
+
+    s E ≤ 2⁻⁸ w C / b
+
+too, which ordinary ones do by far, and replacing an example of weight w moves a careful sum by at most
+2wC (1 + 2⁻⁸). docs/privacy.md has the proof.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,13 +33,75 @@ from trilemma.errors import UserError
 PER_CLIENT = 'clip per client (Clip.client; in a configuration [algorithm] unit = "user")'
 """What to do where no example has a gradient of its own, as refusals say it."""
 
+DOUBLE = 2.0**-53
+"""The unit roundoff of double precision."""
+
+MARGIN = 2.0**-8
+"""The share of C that rounding may move a careful sum by, beside what clipping allows."""
+
+_ABOVE = 1 + 2.0**-40  # what a few roundings in double precision, or a long sum of squares, may take away
+
+
+def gamma(count: float, unit: float) -> float:
+    """Return γ_k = ku/(1 − ku): by how much a sum of k terms errs, relative to the sum of their sizes.
+
+    >>> gamma(2**20, 2.0**-24) == 2.0**-4 / (1 - 2.0**-4), gamma(2**24, 2.0**-24)
+    (True, inf)
+    """
+    return count * unit / (1 - count * unit) if count * unit < 1 else math.inf
+
+
+def lengths_of_rows(rows: Tensor) -> Tensor:
+    """Return the norms along the last axis in double precision, where no float32 over- or underflows.
+
+    >>> lengths_of_rows(torch.tensor([3e-30, 4e-30]))
+    tensor(5.0000e-30, dtype=torch.float64)
+    """
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+    return norms
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """N̄² and S² of examples (k, b), in double precision, and the most positions P one is summed over."""
+
+    squares: Tensor
+    masses: Tensor
+    positions: int = 1
+
+    @staticmethod
+    def formed(value: Tensor) -> Lengths:
+        """Of gradients (k, b, …) that are summed as they are."""
+        squares = lengths_of_rows(value.reshape(*value.shape[:2], -1)).square() * _ABOVE
+        return Lengths(squares, squares)
+
+    @staticmethod
+    def bounded(squares: Tensor, masses: Tensor, positions: int) -> Lengths:
+        """Of gradients with ‖G‖² ≤ `squares`, which may have overflown, and S² = `masses`; also ‖G‖ ≤ S."""
+        above = masses * _ABOVE
+        return Lengths(torch.fmin(squares * _ABOVE, above), above, positions)
+
+    @staticmethod
+    def together(parts: Sequence[Lengths]) -> Lengths:
+        """Of several parameters, or disjoint parts of one."""
+        squares, masses = (torch.stack(each).sum(0) for each in zip(*(p._pair for p in parts), strict=True))
+        return Lengths(squares, masses, max(part.positions for part in parts))
+
+    @property
+    def _pair(self) -> tuple[Tensor, Tensor]:
+        return self.squares, self.masses
+
+    @property
+    def norms(self) -> Tensor:
+        """N̄ (k, b)."""
+        return self.squares.sqrt()
+
 
 @dataclass(frozen=True)
 class Clip:
     """What is clipped to norm C: nothing, each client's gradient, or each example's.
 
-    `careful` sums examples so that rounding in single precision moves the mean over a batch of b by less than
-    2⁻⁸ C/b, however large the batch: see `together`.
+    `careful`: sums over examples are in double precision, and stay so: see the head of this module.
 
     >>> Clip.example(2.25)
     Clip(unit='example', threshold=2.25, careful=False)
@@ -54,30 +135,47 @@ class Clip:
         """Clip each example's gradient before the mean."""
         return Clip("example", threshold, careful)
 
-    def together(self, batch: int) -> int:
-        """Return how many of `batch` examples may be added up in single precision.
+    @property
+    def finite(self) -> bool:
+        """Whether anything is clipped."""
+        return math.isfinite(self.threshold)
 
-        A sum of m numbers in single precision errs by at most m 2⁻²⁴ of the sum of their sizes, in whatever
-        order they are added, and the mean of clipped gradients has Σ ‖w_i g_i‖ ≤ C: an error of m 2⁻²⁴ C. The
-        parts are added in double precision and the total is rounded once: (m + 2) b ≤ 2¹⁶ keeps all of it
-        below 2⁻⁸ C/b.
+    def factor(self, lengths: Lengths, weight: Tensor, least: Tensor, size: int) -> Tensor:
+        """Return every example's s (k, b); double precision, and so the sum's, if `careful`.
 
-        >>> [Clip.example(1.0, careful=True).together(batch) for batch in (100, 250, 1000, 4096)]
-        [100, 250, 63, 14]
-        >>> Clip.example(1.0).together(4096)
-        4096
+        Args:
+            lengths: Those of the gradients of w_i ℓ_i.
+            weight: w_i (k, b); where it is 0, s is 1.
+            least: The least positive weight of each client's batch (k, 1).
+            size: How many examples a client's batch has, padding included.
+
+        >>> one = torch.ones(1, 1)
+        >>> long = Lengths.formed(torch.full((1, 1, 4), 4.0))
+        >>> Clip.example(2.0).factor(long, one, one, 1)
+        tensor([[0.2500]])
         """
-        return min(batch, max(1, 2**16 // batch - 2)) if self.careful else batch
-
-    def factor(self, norms: Tensor) -> Tensor:
-        """Return min(1, C/‖g‖): 1 at norm 0, NaN at norm NaN, exactly 1 everywhere for C = ∞.
-
-        >>> Clip.client(2.0).factor(torch.tensor([0.0, 1.0, 8.0]))
-        tensor([1.0000, 1.0000, 0.2500])
-        """
-        if math.isinf(self.threshold):
-            return torch.ones_like(norms)
-        return (self.threshold / norms).clamp(max=1.0)
+        if not self.finite:
+            return torch.ones_like(weight)
+        factor = (self.threshold * weight / lengths.norms).clamp(max=1.0)
+        if self.careful:
+            errors = gamma(size * lengths.positions + 4, DOUBLE) * lengths.masses.sqrt()
+            factor = torch.fmin(factor, MARGIN / size * self.threshold * least / errors)
+        factor = torch.where(weight > 0, factor, 1.0)
+        return factor if self.careful else factor.to(weight.dtype)
 
 
 NO_CLIP = Clip.none()
+
+
+def clip_rows(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Clip every row to norm `threshold`; also return the norms before (k,).
+
+    >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)[0]
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
+    """
+    norms = lengths_of_rows(vectors)
+    if math.isinf(threshold):
+        return vectors, norms
+    factor = (threshold / norms).clamp(max=1.0)  # a zero row divides to infinity and is clamped to 1
+    return vectors * factor[:, None].to(vectors.dtype), norms

@@ -24,7 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trilemma.models.clipping import Lengths
 from trilemma.models.compiled import kernels
+from trilemma.models.terms import total
 
 FEW = 7
 """Where numbers are so many times as few, on a GPU gradients of examples are formed and then summed: at 7 the
@@ -239,25 +241,36 @@ def _windows(x: Tensor, stencil: Stencil) -> Tensor:
 
 @dataclass(frozen=True)
 class ExampleGradients:
-    """The weight gradient of every example, in the order in which the products come out."""
+    """The weight gradient of every example, in the order in which the products come out: a `Term`."""
 
     products: Tensor
     """(k, b, out, c·kernel²) or, with `channels_innermost`, (k, b, out, kernel²·c)."""
     stencil: Stencil
     channels_innermost: bool
 
-    def squared_norms(self) -> Tensor:
-        """Return ‖G_i‖² (k, b)."""
-        norms: Tensor = torch.linalg.vector_norm(self.products.flatten(2), dim=2)
-        return norms.square()
+    def lengths(self) -> Lengths:
+        """See `Term`."""
+        return Lengths.formed(self.products)
 
-    def combine(self, factor: Tensor) -> Tensor:
-        """Return Σ_i s_i G_i (k, out, c, ·, ·) for factors (k, b)."""
-        flat = torch.bmm(factor[:, None], self.products.flatten(2))
+    def formed(self) -> Tensor:
+        """See `Term`."""
+        each = self._ordered(self.products.flatten(0, 1))
+        return each.reshape(*self.products.shape[:2], *each.shape[1:])
+
+    def error(self) -> float:
+        """See `Term`."""
+        return 0.0
+
+    def summed(self, factor: Tensor | None) -> Tensor:
+        """See `Term`."""
+        return self._ordered(total(self.products, factor))
+
+    def _ordered(self, flat: Tensor) -> Tensor:
+        """Return (·, out, c, kernel, kernel) for the products (·, out, …)."""
         size, outputs = self.stencil.kernel, self.products.shape[2]
         if self.channels_innermost:
-            return flat.view(len(factor), outputs, size, size, -1).permute(0, 1, 4, 2, 3)
-        return flat.view(len(factor), outputs, -1, size, size)
+            return flat.view(len(flat), outputs, size, size, -1).permute(0, 1, 4, 2, 3)
+        return flat.view(len(flat), outputs, -1, size, size)
 
 
 def example_gradients(x: Tensor, grad: Tensor, stencil: Stencil) -> ExampleGradients:
@@ -304,16 +317,11 @@ def client_gradients(x: Tensor, grad: Tensor, stencil: Stencil, columns: Tensor 
     if columns is not None:
         return client_gradients_batched(x, grad, stencil, columns)
     if _small_products(x, grad, stencil) if x.is_cuda else x.shape[2] == 1:
-        return _summed(example_gradients(x, grad, stencil))
+        return example_gradients(x, grad, stencil).summed(None)
     if x.is_cuda:
         find = client_gradients_windows if _reads_windows(x, grad) else client_gradients_batched
         return find(x, grad, stencil)
     return torch.stack([_weight_gradient(a, g, stencil) for a, g in zip(x, grad, strict=True)])
-
-
-def _summed(each: ExampleGradients) -> Tensor:
-    """Return the clients' sums of their examples' gradients."""
-    return each.combine(each.products.new_ones(each.products.shape[:2]))
 
 
 def _small_products(x: Tensor, z: Tensor, stencil: Stencil) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from trilemma.keys import Key
+from trilemma.models.clipping import Lengths
 
 if TYPE_CHECKING:
     from trilemma.models.types import Buffers, Examples, Inputs, Model
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class Request:
     """Some clients' examples, and what is wanted of them.
 
-    `params` is (d,) or (k, d); `share` (k, b) is every example's weight w_i. `by_example` asks for norms of
-    single examples, `inner` for ⟨∇ℓ_i, θ⟩ too. `keys`, one per client, feed what the model draws.
+    `params` is (d,) or (k, d); `share` (k, b) is every example's weight w_i. `by_example` asks for the
+    lengths of single examples' gradients. `keys`, one per client, feed what the model draws.
     """
 
     params: Tensor
@@ -33,7 +34,6 @@ class Request:
     share: Tensor
     padded: bool
     by_example: bool = False
-    inner: bool = False
     buffers: Buffers = field(default_factory=dict)
     keys: Sequence[Key] | None = None
     dropout: bool = True
@@ -53,14 +53,14 @@ class Pass(Protocol):
     def updated(self) -> Buffers:
         """New running statistics."""
 
-    def squared_norms(self) -> Tensor:
-        """Return w_i² ‖∇ℓ_i‖², (k, b)."""
-
-    def inner_products(self) -> Tensor:
-        """Return w_i ⟨∇ℓ_i, θ⟩, (k, b)."""
+    def lengths(self) -> Lengths:
+        """Return how long every example's gradient is at most, (k, b)."""
 
     def write(self, out: Mapping[str, Tensor], factor: Tensor | None) -> None:
-        """Write each client's Σ_i s_i w_i ∇ℓ_i over the tensors in `out` (k, …); `factor` (k, b), None: 1."""
+        """Write each client's Σ_i s_i w_i ∇ℓ_i over the tensors in `out` (k, …); `factor` (k, b), None: 1.
+
+        The sums are taken in the precision of `factor`.
+        """
 
 
 class Engine(Protocol):

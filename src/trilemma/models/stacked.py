@@ -10,8 +10,7 @@ An example without a finite gradient takes no part where examples are clipped: a
 were zero, for the others bit for bit what they are without it.
 
 A regulariser λ/2 ‖θ‖² depends on no example: its gradient λθ is public and is added after clipping, so that
-replacing a client (an example) still moves the result by at most 2C (2C w_i). `weight_decay_inside=True`
-counts it among the gradients to be clipped instead.
+replacing a client (an example) still moves the result by at most 2C (2C w_i).
 
 Clients are taken in groups: one forward pass, one backward pass, one product per layer and group, by the
 model's engine (`trilemma.models.engine`).
@@ -20,7 +19,7 @@ model's engine (`trilemma.models.engine`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.keys import Key
-from trilemma.models.clipping import NO_CLIP, Clip
+from trilemma.models.clipping import NO_CLIP, Clip, Lengths, clip_rows
 from trilemma.models.convolution import reproducible
 from trilemma.models.engine import Engine, Pass, Request
 from trilemma.models.flat import unflatten
@@ -63,7 +62,6 @@ def gradients(
     *,
     clip: Clip = NO_CLIP,
     weight_decay: float = 0.0,
-    weight_decay_inside: bool = False,
     buffers: Buffers | None = None,
     keys: Sequence[Key] | None = None,
     memory: int | None = None,
@@ -89,25 +87,17 @@ def gradients(
     weight = _weights(model, params, batch, buffers, keys)
     (model.engine or TAPE).require(model, batch, clip.unit == "example")
     theta = params.detach()
-    # An infinite threshold clips nothing, so inside is outside, and the plain gradient stays bit for bit.
-    inside = weight_decay if weight_decay_inside and not math.isinf(clip.threshold) else 0.0
-    outside = weight_decay - inside
     bound = allowed(theta.device) if memory is None else memory
-    sums = sums_of(model, theta, batch, weight, Work(clip, inside, buffers or {}, keys, bound))
+    sums = sums_of(model, theta, batch, weight, Work(clip, buffers or {}, keys, bound))
     value, norms, clipped = sums.value, sums.norms, torch.zeros_like(sums.loss)
     if clip.unit == "example":
         present = weight > 0
         clipped = ((norms > clip.threshold) & present).sum(1) / present.sum(1).clamp(min=1)
-        if inside:
-            value += inside * sums.kept[:, None] * theta
     if clip.unit == "client":
-        if inside:
-            value.add_(theta, alpha=inside)
-        norms = torch.linalg.vector_norm(value, dim=1)
-        clipped = (norms > clip.threshold).to(value.dtype)
-        value *= clip.factor(norms)[:, None]
-    if outside:
-        value.add_(theta, alpha=outside)
+        value, exact = clip_rows(value, clip.threshold)
+        norms, clipped = exact.to(value.dtype), (exact > clip.threshold).to(value.dtype)
+    if weight_decay:
+        value = value.add_(theta, alpha=weight_decay)
     return Gradients(value, sums.loss, clipped, None if clip.unit == "none" else norms, sums.buffers)
 
 
@@ -116,7 +106,6 @@ class Work:
     """What is asked of a pass over the clients."""
 
     clip: Clip
-    inside: float
     buffers: Buffers
     keys: Sequence[Key] | None
     memory: int
@@ -130,47 +119,49 @@ class Work:
 class Sums:
     """Each client's Σ_i w_i s_i ∇ℓ_i, with s_i the clipping factors of examples (else 1).
 
-    `norms` (k, b) are the examples' and `kept` (k,) is Σ_i w_i s_i, both filled when examples are clipped.
+    `norms` (k, b) are the examples', filled when examples are clipped. A careful `value` is in double
+    precision.
     """
 
     value: Tensor
     loss: Tensor
     norms: Tensor
-    kept: Tensor
     buffers: Buffers
 
 
 def sums_of(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: Work) -> Sums:
     """Go through the clients group by group."""
     clients, size = batch.y.shape[:2]
-    value, loss = theta.new_empty((clients, model.dim)), theta.new_zeros(clients)
-    norms, kept = theta.new_zeros((clients, size)), theta.new_zeros(clients)
+    dtype = torch.float64 if work.clip.careful else theta.dtype
+    value, loss = theta.new_empty((clients, model.dim), dtype=dtype), theta.new_zeros(clients)
+    norms = theta.new_zeros((clients, size))
+    company = Company(weight.masked_fill(weight <= 0, math.inf).amin(1, keepdim=True), size)
     statistics: dict[str, list[Tensor]] = {name: [] for name in work.buffers}
     engine = model.engine or TAPE
-    planned = engine.groups(model, batch, work.memory, theta.dim() == 2)
-    total = value.new_zeros(value.shape, dtype=torch.float64) if work.clip.careful else None
-    for rows, columns in _cut(planned, work.clip.together(size)):
+    for rows, columns in engine.groups(model, batch, work.memory, theta.dim() == 2):
         request = _request(theta, batch, weight, work, rows, columns)
-        group = _pass(engine, model, request, work, loss[rows])
+        group = _pass(engine, model, request, work, loss[rows], Company(company.least[rows], size))
         if group.norms is not None:
-            norms[rows, columns] = group.norms
-        if group.kept is not None:
-            kept[rows] += group.kept
+            norms[rows, columns] = group.norms.to(norms.dtype)
         # Engines overwrite; where a client's examples come in several groups, the later ones are added.
-        later = columns.start > 0 or total is not None
+        later = columns.start > 0
         target = torch.empty_like(value[rows]) if later else value[rows]
         group.done.write(unflatten(model, target), group.factor)
         if group.nobody is not None:
             target[group.nobody] = 0.0
-        if total is not None:
-            total[rows] += target
-        elif later:
+        if later:
             value[rows] += target
         for name, fresh in group.done.updated.items():
             statistics[name].append(fresh)
-    if total is not None:
-        value.copy_(total)
-    return Sums(value, loss, norms, kept, {name: torch.cat(parts) for name, parts in statistics.items()})
+    return Sums(value, loss, norms, {name: torch.cat(parts) for name, parts in statistics.items()})
+
+
+@dataclass(frozen=True)
+class Company:
+    """In what company an example is summed: the least positive weight of its client's batch (k, 1), and b."""
+
+    least: Tensor
+    size: int
 
 
 def _request(
@@ -184,7 +175,6 @@ def _request(
         share=weight[rows, columns],
         padded=batch.weight is not None,
         by_example=work.clip.unit == "example",
-        inner=work.inside != 0.0,
         buffers={name: part[rows] for name, part in work.buffers.items()},
         keys=None if work.keys is None else work.keys[rows],
         dropout=work.dropout,
@@ -194,7 +184,7 @@ def _request(
 
 @dataclass(frozen=True)
 class _Group:
-    """What one group gave. Where examples are clipped: their norms, factors, and what they keep (k,).
+    """What one group gave. Where examples are clipped: their norms and factors.
 
     `nobody` says which clients have no example with a finite gradient.
     """
@@ -202,11 +192,12 @@ class _Group:
     done: Pass
     norms: Tensor | None = None
     factor: Tensor | None = None
-    kept: Tensor | None = None
     nobody: Tensor | None = None
 
 
-def _pass(engine: Engine, model: Model, request: Request, work: Work, loss: Tensor) -> _Group:
+def _pass(
+    engine: Engine, model: Model, request: Request, work: Work, loss: Tensor, company: Company
+) -> _Group:
     """Take one group through the model and add to its clients' `loss`.
 
     Where examples are clipped and some have no finite gradient, it goes through once more without those. What
@@ -217,26 +208,19 @@ def _pass(engine: Engine, model: Model, request: Request, work: Work, loss: Tens
     loss += done.loss
     if work.clip.unit != "example":
         return _Group(done)
-    norms, nobody = _norms(done, request.params, request.share, work.inside), None
-    if math.isinf(work.clip.threshold):
-        return _Group(done, norms)
-    broken = ~torch.isfinite(norms)
+    lengths, nobody = done.lengths(), None
+    if not work.clip.finite:
+        return _Group(done, _norms(lengths, request.share))
+    broken = ~torch.isfinite(lengths.squares) & (request.share > 0)
     if (hurried := nobody_asks()) is not None:
         hurried.needed.append(1 + broken.any(1))
     elif bool(broken.any()):
         request, nobody = _without(request, broken)
         with reproducible():
             done = engine.run(model, request)
-        norms = _norms(done, request.params, request.share, work.inside)
-    factor = work.clip.factor(norms)
-    return _Group(done, norms, factor, (factor * request.share).sum(1), nobody)
-
-
-def _cut(groups: Iterable[tuple[slice, slice]], together: int) -> Iterator[tuple[slice, slice]]:
-    """Cut groups of clients and examples further, to at most `together` examples of a client."""
-    for rows, columns in groups:
-        for start in range(columns.start, columns.stop, together):
-            yield rows, slice(start, min(start + together, columns.stop))
+        lengths = done.lengths()
+    factor = work.clip.factor(lengths, request.share, company.least, company.size)
+    return _Group(done, _norms(lengths, request.share), factor, nobody)
 
 
 def _without(request: Request, broken: Tensor) -> tuple[Request, Tensor]:
@@ -254,18 +238,13 @@ def _without(request: Request, broken: Tensor) -> tuple[Request, Tensor]:
     return without, ~sound.any(1)
 
 
-def _norms(done: Pass, theta: Tensor, share: Tensor, inside: float) -> Tensor:
-    """Return ‖∇ℓ_i + λθ‖ (k, b); what the pass found is for w_i ℓ_i, padding (w_i = 0) has norm 0.
+def _norms(lengths: Lengths, share: Tensor) -> Tensor:
+    """Return ‖∇ℓ_i‖ (k, b), bounded from above; the pass is for w_i ℓ_i, padding (w_i = 0) has norm 0.
 
     The weight stays in the gradients and is divided out of the norms only, so that a factor of one leaves the
     plain gradient bit for bit.
     """
-    norms = done.squared_norms().sqrt() / share
-    if inside:
-        products = done.inner_products() / share
-        ridge = inside**2 * theta.square().sum(-1, keepdim=True)
-        norms = (norms.square() + 2.0 * inside * products + ridge).clamp(min=0.0).sqrt()
-    return torch.where(share > 0, norms, 0.0)
+    return torch.where(share > 0, lengths.norms / share, 0.0)
 
 
 def _weights(

@@ -6,7 +6,7 @@ all clients together writes down (a, z) of every parametrised layer, one backwar
 layers and all examples without forming a single weight gradient, and then
 
     client gradient     G_c = Σ_{i of c} (∂ℓ_i/∂z) ⊗ a_i              one batched product per layer,
-    example norms       ‖G_i‖² = ‖∂ℓ_i/∂z‖² (‖a_i‖² + 1)               for a linear layer with bias, without
+    example norms       ‖G_i‖ = ‖∂ℓ_i/∂z‖ ‖a_i‖                        for a linear layer's weight, without
                                                                      forming the example's gradient,
     clipped sum         Σ_i s_i G_i: scale ∂ℓ_i/∂z by s_i, then as for the client gradient.
 
@@ -27,6 +27,7 @@ from trilemma.errors import UserError
 from trilemma.models import convolution
 from trilemma.models.convolution import Stencil
 from trilemma.models.normalisation import AXES, Statistics, parameter_gradients
+from trilemma.models.terms import Product, Term, Whole
 
 
 class Tap(Protocol):
@@ -46,21 +47,8 @@ class Tap(Protocol):
     def write(self, grad: Tensor, out: Mapping[str, Tensor]) -> None:
         """Write each client's gradient, given ∂loss/∂z, over its parameters' tensors in `out` (k, …)."""
 
-    def examples(self, grad: Tensor) -> ByExample:
-        """Return what is needed to clip each example's gradient, given ∂loss/∂z."""
-
-    def inner(self, grad: Tensor) -> Tensor:
-        """Return ⟨G_i, θ⟩ of the layer's parameters (k, b), given ∂loss/∂z."""
-
-
-@dataclass(frozen=True)
-class ByExample:
-    """A layer's gradients of single examples, formed or not."""
-
-    squared_norms: Tensor
-    """(k, b)"""
-    combine: Callable[[Tensor, Mapping[str, Tensor]], None]
-    """(factors (k, b), out): write each client's Σ_i s_i G_i over its parameters' tensors in `out`."""
+    def examples(self, grad: Tensor) -> dict[str, Term]:
+        """Return every parameter's gradients of single examples, formed or not, given ∂loss/∂z."""
 
 
 @dataclass
@@ -118,14 +106,10 @@ class LinearTap:
             weight.copy_(torch.bmm(grad.mT, self.input))
         torch.sum(grad, 1, out=out[f"{self.name}.bias"])
 
-    def examples(self, grad: Tensor) -> ByExample:
-        """‖G_i‖² = ‖∂ℓ_i/∂z‖² (‖a_i‖² + 1): an outer product's norm is the product of the norms."""
-        squares = grad.square().sum(-1) * (self.input.square().sum(-1) + 1.0)
-        return ByExample(squares, lambda factor, out: self.write(grad * factor[..., None], out))
-
-    def inner(self, grad: Tensor) -> Tensor:
-        """See `Tap`."""
-        return along(grad, self.output)
+    def examples(self, grad: Tensor) -> dict[str, Term]:
+        """One outer product each."""
+        weight = Product(grad[:, :, None], self.input[:, :, None])
+        return {f"{self.name}.weight": weight, f"{self.name}.bias": Whole(grad)}
 
 
 @dataclass(frozen=True)
@@ -151,24 +135,13 @@ class ConvTap:
         convolution.write_client_gradients(self.input, grad, self.stencil, self.columns, weight)
         torch.sum(grad, AXES, out=out[f"{self.name}.bias"])
 
-    def examples(self, grad: Tensor) -> ByExample:
+    def examples(self, grad: Tensor) -> dict[str, Term]:
         """Form every example's gradient: kernels are small, and the sum over positions must precede the norm.
 
         Summing formed gradients is cheaper than the second product over positions that ghost norms need.
         """
         weight = convolution.example_gradients(self.input, grad, self.stencil)
-        bias = grad.sum((-2, -1))
-        squares = weight.squared_norms() + bias.square().sum(-1)
-
-        def combine(factor: Tensor, out: Mapping[str, Tensor]) -> None:
-            out[f"{self.name}.weight"].copy_(weight.combine(factor))
-            torch.sum(bias * factor[..., None], 1, out=out[f"{self.name}.bias"])
-
-        return ByExample(squares, combine)
-
-    def inner(self, grad: Tensor) -> Tensor:
-        """See `Tap`."""
-        return along(grad, self.output)
+        return {f"{self.name}.weight": weight, f"{self.name}.bias": Whole(grad.sum((-2, -1)))}
 
 
 @dataclass(frozen=True)
@@ -190,15 +163,6 @@ class NormTap:
         out[f"{self.name}.weight"].copy_(scaled)
         out[f"{self.name}.bias"].copy_(summed)
 
-    def examples(self, grad: Tensor) -> ByExample:
+    def examples(self, grad: Tensor) -> dict[str, Term]:
         """Refuse: with batch normalisation an example's loss depends on the whole batch."""
         raise UserError(f"layer {self.name!r} mixes the examples of a batch: none has a gradient of its own")
-
-    def inner(self, grad: Tensor) -> Tensor:
-        """See `Tap`."""
-        return along(grad, self.output)
-
-
-def along(grad: Tensor, output: Tensor) -> Tensor:
-    """Return ⟨∇ℓ_i, θ⟩ (k, b) of a layer: for z = W ∗ a + β it is ⟨∂ℓ_i/∂z, z_i⟩."""
-    return (grad * output.detach()).flatten(2).sum(-1)

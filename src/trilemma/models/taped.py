@@ -11,10 +11,11 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.models import groups
-from trilemma.models.clipping import PER_CLIENT
+from trilemma.models.clipping import PER_CLIENT, Lengths
 from trilemma.models.engine import Request
 from trilemma.models.flat import unflatten
-from trilemma.models.tape import ByExample, Tape
+from trilemma.models.tape import Tape
+from trilemma.models.terms import Term
 from trilemma.models.types import Buffers, Examples, Inputs, Model
 
 
@@ -32,24 +33,22 @@ class TapePass:
         return self.tape.updated
 
     @cached_property
-    def examples(self) -> list[ByExample]:
-        """Every layer's gradients of single examples, formed or not."""
-        return [tap.examples(grad) for tap, grad in zip(self.tape.taps, self.grads, strict=True)]
+    def examples(self) -> dict[str, Term]:
+        """Every parameter's gradients of single examples, formed or not."""
+        found: dict[str, Term] = {}
+        for tap, grad in zip(self.tape.taps, self.grads, strict=True):
+            found |= tap.examples(grad)
+        return found
 
-    def squared_norms(self) -> Tensor:
+    def lengths(self) -> Lengths:
         """See `Pass`."""
-        return torch.stack([part.squared_norms for part in self.examples]).sum(0)
-
-    def inner_products(self) -> Tensor:
-        """See `Pass`."""
-        pairs = zip(self.tape.taps, self.grads, strict=True)
-        return torch.stack([tap.inner(grad) for tap, grad in pairs]).sum(0)
+        return Lengths.together([term.lengths() for term in self.examples.values()])
 
     def write(self, out: Mapping[str, Tensor], factor: Tensor | None) -> None:
         """See `Pass`."""
         if factor is not None:
-            for part in self.examples:
-                part.combine(factor, out)
+            for name, term in self.examples.items():
+                out[name].copy_(term.summed(factor).view(out[name].shape))
         else:
             for tap, grad in zip(self.tape.taps, self.grads, strict=True):
                 tap.write(grad, out)

@@ -21,10 +21,11 @@ from trilemma.learning.local_steps import (
     statistics_of,
 )
 from trilemma.learning.presets import Preset
-from trilemma.learning.privatise import client_keys, clip_rows
+from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import Clients, ServerFunction, Start, State
 from trilemma.learning.server import aggregate, descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup
+from trilemma.models.clipping import clip_rows
 from trilemma.models.types import Model
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -44,7 +43,7 @@ def of_layers(model: Model, start: Tensor, parts: Parts) -> Model:
         tape = Tape() if tape is None else tape
         full = complete(params)
         if tape.record:
-            tape.narrow = lambda tap: _kept(tap, parts, params, full)
+            tape.narrow = lambda tap: _kept(tap, parts, params)
         return model.forward(full, x, tape)
 
     def export(flat: Tensor, buffers: Buffers | None) -> dict[str, Tensor]:
@@ -73,7 +72,7 @@ def _shapes(model: Model, parts: Parts) -> Shapes:
     return tuple(found)
 
 
-def _kept(tap: Tap, parts: Parts, params: Params, full: Mapping[str, Tensor]) -> Tap | None:
+def _kept(tap: Tap, parts: Parts, params: Params) -> Tap | None:
     """Return what of a layer goes on the tape."""
     if tap.name in parts.adapters:
         a, b = params[f"{tap.name}.lora_A"], params[f"{tap.name}.lora_B"]
@@ -82,6 +81,5 @@ def _kept(tap: Tap, parts: Parts, params: Params, full: Mapping[str, Tensor]) ->
     if weight and bias:
         return tap
     if weight or bias:
-        shift = full[f"{tap.name}.bias"]
-        return WeightTap(tap, shift) if weight else BiasTap(tap, shift)
+        return WeightTap(tap) if weight else BiasTap(tap)
     return None

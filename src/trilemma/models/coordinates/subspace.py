@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trilemma.keys import Key
 from trilemma.models import projection
-from trilemma.models.clipping import NO_CLIP
+from trilemma.models.clipping import NO_CLIP, Lengths
 from trilemma.models.coordinates.parts import Placed
 from trilemma.models.engine import Engine, Request
 from trilemma.models.flat import unflatten
@@ -26,6 +26,7 @@ from trilemma.models.projection import Seeded
 from trilemma.models.stacked import Sums, Work, sums_of
 from trilemma.models.tape import Tape
 from trilemma.models.taped import TAPE
+from trilemma.models.terms import total
 from trilemma.models.types import Buffers, Examples, Inputs, Model, Params, each_column
 
 COORDINATES = "subspace.z"
@@ -100,22 +101,14 @@ class SubspacePass:
     loss: Tensor
     updated: Buffers
     each: Tensor
-    z: Tensor
 
-    def squared_norms(self) -> Tensor:
+    def lengths(self) -> Lengths:
         """See `Pass`."""
-        return self.each.square().sum(-1)
-
-    def inner_products(self) -> Tensor:
-        """See `Pass`."""
-        return (self.each * (self.z if self.z.dim() == 1 else self.z[:, None])).sum(-1)
+        return Lengths.formed(self.each)
 
     def write(self, out: Mapping[str, Tensor], factor: Tensor | None) -> None:
         """See `Pass`."""
-        if factor is None:
-            torch.sum(self.each, 1, out=out[COORDINATES])
-        else:
-            out[COORDINATES].copy_(torch.bmm(factor[:, None], self.each)[:, 0])
+        out[COORDINATES].copy_(total(self.each, factor))
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +154,7 @@ class SubspaceEngine:
         size = request.y.shape[1]
         if not request.by_example:
             found = self._through(theta, request, slice(0, size))
-            return SubspacePass(found.loss, found.buffers, pulled.apply(found.value)[:, None], request.params)
+            return SubspacePass(found.loss, found.buffers, pulled.apply(found.value)[:, None])
         bytes_each = 4 * len(request.y) * self.whole.dim
         together = 1 if pulled.stored is not None else max(1, WORKSPACE // bytes_each)
         loss = request.params.new_zeros(len(request.y))
@@ -173,7 +166,7 @@ class SubspaceEngine:
                 loss += found.loss
                 grads.append(found.value)
             each.append(pulled.apply(torch.cat(grads)).view(len(grads), len(loss), -1))
-        return SubspacePass(loss, {}, torch.cat(each).movedim(0, 1).contiguous(), request.params)
+        return SubspacePass(loss, {}, torch.cat(each).movedim(0, 1).contiguous())
 
     def _through(self, theta: Tensor, request: Request, columns: slice) -> Sums:
         """Return each client's ∇_θ of some of its examples, together."""
@@ -184,7 +177,7 @@ class SubspaceEngine:
             share if request.padded else None,
         )
         first = request.first + columns.start
-        work = Work(NO_CLIP, 0.0, request.buffers, request.keys, WORKSPACE, first, request.dropout)
+        work = Work(NO_CLIP, request.buffers, request.keys, WORKSPACE, first, request.dropout)
         return sums_of(self.whole, theta, batch, share, work)
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from trilemma.errors import UserError
-from trilemma.models import convolution
-from trilemma.models.tape import ByExample, ConvTap, LinearTap, NormTap, Tap, along
+from trilemma.models.tape import LinearTap, NormTap, Tap
+from trilemma.models.terms import Product, Term, Whole
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,7 @@ class _PartTap:
 
 
 @dataclass(frozen=True)
-class _HalfTap(_PartTap):
-    """W or β alone of z = W ∗ a + β."""
-
-    shift: Tensor
-    """β, shared or per client."""
-
-
-@dataclass(frozen=True)
-class BiasTap(_HalfTap):
+class BiasTap(_PartTap):
     """β alone of z = W ∗ a + β."""
 
     def floats(self, by_example: bool) -> int:
@@ -50,23 +42,14 @@ class BiasTap(_HalfTap):
         """Write G_β = Σ_i ∂ℓ_i/∂z, summed over positions."""
         torch.sum(_shifts(grad), 1, out=out[f"{self.name}.bias"])
 
-    def examples(self, grad: Tensor) -> ByExample:
+    def examples(self, grad: Tensor) -> dict[str, Term]:
         """See `Tap`."""
         _not_mixed(self.tap)
-        each = _shifts(grad)
-
-        def combine(factor: Tensor, out: Mapping[str, Tensor]) -> None:
-            torch.sum(each * factor[..., None], 1, out=out[f"{self.name}.bias"])
-
-        return ByExample(each.square().sum(-1), combine)
-
-    def inner(self, grad: Tensor) -> Tensor:
-        """See `Tap`."""
-        return _inner_shift(grad, self.shift)
+        return {f"{self.name}.bias": Whole(_shifts(grad))}
 
 
 @dataclass(frozen=True)
-class WeightTap(_HalfTap):
+class WeightTap(_PartTap):
     """W alone of z = W ∗ a + β."""
 
     def floats(self, by_example: bool) -> int:
@@ -78,23 +61,11 @@ class WeightTap(_HalfTap):
         unused = grad.new_empty(len(grad), grad.shape[2])
         self.tap.write(grad, {**out, f"{self.name}.bias": unused})
 
-    def examples(self, grad: Tensor) -> ByExample:
+    def examples(self, grad: Tensor) -> dict[str, Term]:
         """See `Tap`."""
         _not_mixed(self.tap)
-        if isinstance(self.tap, ConvTap):
-            formed = convolution.example_gradients(self.tap.input, grad, self.tap.stencil)
-
-            def combine(factor: Tensor, out: Mapping[str, Tensor]) -> None:
-                out[f"{self.name}.weight"].copy_(formed.combine(factor))
-
-            return ByExample(formed.squared_norms(), combine)
-        assert isinstance(self.tap, LinearTap)
-        squares = grad.square().sum(-1) * self.tap.input.square().sum(-1)
-        return ByExample(squares, lambda factor, out: self.write(grad * factor[..., None], out))
-
-    def inner(self, grad: Tensor) -> Tensor:
-        """See `Tap`."""
-        return along(grad, self.output) - _inner_shift(grad, self.shift)
+        name = f"{self.name}.weight"
+        return {name: self.tap.examples(grad)[name]}
 
 
 @dataclass(frozen=True)
@@ -119,17 +90,13 @@ class LowRankTap(_PartTap):
         out[f"{self.name}.lora_A"].copy_(torch.bmm(pulled.mT, self._input))
         out[f"{self.name}.lora_B"].copy_(torch.bmm(grad.mT, pushed))
 
-    def examples(self, grad: Tensor) -> ByExample:
+    def examples(self, grad: Tensor) -> dict[str, Term]:
         """See `Tap`."""
         pulled, pushed = self._factors(grad)
-        squares = pulled.square().sum(-1) * self._input.square().sum(-1)
-        squares = squares + grad.square().sum(-1) * pushed.square().sum(-1)
-        return ByExample(squares, lambda factor, out: self.write(grad * factor[..., None], out))
-
-    def inner(self, grad: Tensor) -> Tensor:
-        """⟨G_A, A⟩ and ⟨G_B, B⟩ are both s ⟨∂ℓ/∂z, B A a⟩."""
-        pulled, pushed = self._factors(grad)
-        return 2.0 / self.scale * (pulled * pushed).sum(-1)
+        return {
+            f"{self.name}.lora_A": Product(pulled[:, :, None], self._input[:, :, None]),
+            f"{self.name}.lora_B": Product(grad[:, :, None], pushed[:, :, None]),
+        }
 
     @property
     def _input(self) -> Tensor:
@@ -144,10 +111,6 @@ class LowRankTap(_PartTap):
 def _shifts(grad: Tensor) -> Tensor:
     """Return every example's gradient of a bias (k, b, c), given ∂ℓ/∂z (k, b, c, …)."""
     return grad.flatten(3).sum(3) if grad.dim() > 3 else grad
-
-
-def _inner_shift(grad: Tensor, shift: Tensor) -> Tensor:
-    return (_shifts(grad) * (shift if shift.dim() == 1 else shift[:, None])).sum(-1)
 
 
 def _not_mixed(tap: Tap) -> None:

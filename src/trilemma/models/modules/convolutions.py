@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trilemma.models.modules.terms import Product, total
+from trilemma.models.clipping import Lengths
+from trilemma.models.terms import Product, total
 
 TINY = 1 << 16
 """Numbers in a client's columns up to which one product for all clients is quicker on a CPU."""
@@ -57,11 +58,9 @@ class Convolved:
         left = self.grad.flatten(4).movedim(3, 4).flatten(2, 3)
         return Product(left, columns)
 
-    def squares(self) -> Tensor:
-        """See `Term`."""
-        if self.window.groups == 1:
-            return self.product.squares()
-        return self.formed().flatten(2).square().sum(-1)
+    def lengths(self) -> Lengths:
+        """See `Term`; with several groups gradients are formed, and summed as they are."""
+        return self.product.lengths() if self.window.groups == 1 else Lengths.formed(self.formed())
 
     def formed(self) -> Tensor:
         """See `Term`."""
@@ -76,18 +75,20 @@ class Convolved:
             self.cache.append(value.sum(2))
         return self.cache[0]
 
+    def error(self) -> Tensor | float:
+        """See `Term`."""
+        return self.product.error() if self.window.groups == 1 else 0.0
+
     def summed(self, factor: Tensor | None) -> Tensor:
         """Add up what was formed; else client by client by the library on a CPU, in one product on CUDA."""
         if self.cache:
             return total(self.cache[0], factor)
-        if self.window.groups == 1 and (self.grad.is_cuda or self.product_known or self.tiny):
+        known = self.grad.is_cuda or self.product_known or self.tiny
+        if self.window.groups == 1 and (known or factor is not None):
             return self.product.summed(factor).view(len(self.input), *self.window.shape)
-        if self.tiny:
+        if self.tiny or factor is not None:
             return total(self.formed(), factor)
-        grad = self.grad
-        if factor is not None:
-            grad = grad * factor.view(*factor.shape, *[1] * (grad.dim() - 2))
-        return torch.stack([self._library(x, g) for x, g in zip(self.input, grad, strict=True)])
+        return torch.stack([self._library(x, g) for x, g in zip(self.input, self.grad, strict=True)])
 
     @property
     def tiny(self) -> bool:

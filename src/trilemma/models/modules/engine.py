@@ -209,7 +209,7 @@ class ModuleEngine:
         slow = self._take(model, few, Plan("looped"), Log())
         count = few.y.shape[1]
         # Gradients that are zero but for rounding (a key's bias in attention) say nothing.
-        whole = float(slow.squared_norms().sum().sqrt())
+        whole = float(slow.lengths().squares.sum().sqrt())
         for name, parts in slow.terms.items():
             expected = parts[None][0].formed()
             blocks = found.terms.get(name, {})

@@ -12,7 +12,7 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.models.clipping import PER_CLIENT
 from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
-from trilemma.models.modules.terms import Scale, Shift
+from trilemma.models.terms import Scale, Shift
 
 
 def layer_norm(

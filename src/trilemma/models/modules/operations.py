@@ -19,7 +19,7 @@ from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.normalisations import batch_norm, group_norm, layer_norm, rms_norm
 from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
 from trilemma.models.modules.sequences import gru, lstm, multi_head_attention
-from trilemma.models.modules.terms import Lookup, Product, Shift
+from trilemma.models.terms import Lookup, Product, Shift
 
 Operation = Callable[..., Any]
 

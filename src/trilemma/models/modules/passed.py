@@ -9,8 +9,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from trilemma.models.clipping import Lengths
 from trilemma.models.modules.recorder import Part
-from trilemma.models.modules.terms import Lookup, Product, Term, Whole, squares_of
+from trilemma.models.terms import Term, Whole, lengths_of, together
 from trilemma.models.types import Buffers
 
 Rows = tuple[int, int] | None
@@ -31,22 +32,11 @@ class ModulePass:
     empty: Tensor | None = None
     """Which clients have no example at all, (k,): their gradient is zero."""
 
-    def squared_norms(self) -> Tensor:
+    def lengths(self) -> Lengths:
         """See `Pass`."""
-        blocks = [terms for parts in self.terms.values() for terms in parts.values()]
-        squares = [squares_of(terms) for terms in blocks]
-        return torch.stack(squares).sum(0) if squares else self.loss.new_zeros(self.shape)
-
-    def inner_products(self) -> Tensor:
-        """See `Pass`."""
-        products = self.loss.new_zeros(self.shape)
-        for name, parts in self.terms.items():
-            # Parameters get the axes (k or 1, 1, …).
-            theta = self.params[name]
-            for rows, terms in parts.items():
-                block = theta if rows is None else theta[:, rows[0] : rows[1]]
-                products = products + torch.stack([_inner(term, block) for term in terms]).sum(0)
-        return products
+        each = [lengths_of(terms) for parts in self.terms.values() for terms in parts.values()]
+        nothing = Lengths.formed(self.loss.new_zeros(*self.shape, 1))
+        return Lengths.together(each) if each else nothing
 
     def write(self, out: Mapping[str, Tensor], factor: Tensor | None) -> None:
         """See `Pass`."""
@@ -79,7 +69,7 @@ def collect(parts: Sequence[Part], shapes: Mapping[str, torch.Size]) -> dict[str
                 for term in terms
             ]
             found[name] = {None: list(whole)}
-    return found
+    return {name: {rows: together(terms) for rows, terms in blocks.items()} for name, blocks in found.items()}
 
 
 def _disjoint(blocks: list[Rows]) -> bool:
@@ -95,14 +85,3 @@ def _padded(value: Tensor, rows: Rows, shape: torch.Size) -> Tensor:
         return value.view(whole.shape)
     whole[:, :, rows[0] : rows[1]] = value
     return whole
-
-
-def _inner(term: Term, theta: Tensor) -> Tensor:
-    """Return ⟨G_i, θ⟩ (k, b) for θ (k or 1, *shape)."""
-    if isinstance(term, Product):
-        return (torch.matmul(term.right, theta[:, None].mT) * term.left).sum((2, 3))
-    if isinstance(term, Lookup):
-        client = torch.arange(len(theta), device=theta.device)[:, None, None]
-        return (theta[client, term.ids] * term.right).sum((2, 3))
-    products = term.formed() * theta[:, None]
-    return products.reshape(*products.shape[:2], -1).sum(2)

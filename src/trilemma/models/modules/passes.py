@@ -19,7 +19,7 @@ from trilemma.models.modules.passed import ModulePass, Rows, collect
 from trilemma.models.modules.randomness import Draws, seeds_of
 from trilemma.models.modules.recorder import Log, Part, Recorder, Slot, functions_seen
 from trilemma.models.modules.statistics import Statistics
-from trilemma.models.modules.terms import Term, Whole
+from trilemma.models.terms import Term, Whole
 from trilemma.models.types import Inputs, each_column
 
 

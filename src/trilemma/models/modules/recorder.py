@@ -27,7 +27,7 @@ from trilemma.models.modules.flat import FlatFrame, Layout, NotFlat
 from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.statistics import Statistics
-from trilemma.models.modules.terms import Term
+from trilemma.models.terms import Term
 
 
 @dataclass(frozen=True)
