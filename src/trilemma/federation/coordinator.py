@@ -335,11 +335,13 @@ class Coordinator:
     def _scored(self, commit: Commit, clients: Mapping[int, int]) -> Commit:
         """Let clients evaluate what a round led to, where it is their turn; the record then has it."""
         own = self.task.resolved.own_scores
-        if own is None:
+        if own is None or commit.epoch is None:
             return commit
         with self.watch.stage("own scores"):
-            scoring = Scoring(self.run, own, self.exchange, self.say)
-            found = scoring.ask(commit, clients, self._hearing.patience(commit, clients))
+            scoring, hearing = Scoring(self.run, own, self.exchange, self.say), self._hearing
+            here = set(clients.values()) & set(self.exchange.nodes().values())
+            left_out = dict.fromkeys(hearing.left_out(commit.epoch, here), 0.0)
+            found = scoring.ask(commit, clients, hearing.patience(commit, clients, left_out=left_out))
         record = Record.read(commit.record)
         record = replace(record, metrics={**record.metrics, **found})
         return replace(commit, record=record.plain())

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trilemma.federation.transport import Reply, Transport
 from trilemma.federation.waiting import Took
@@ -74,6 +74,24 @@ class _Open:
         return now - self.sent >= RESEND * (self.expires - self.sent)
 
 
+@dataclass(frozen=True)
+class _Owed:
+    """A timed question that a node has not answered, and whether `times` has told of it already."""
+
+    block: bytes
+    since: float
+    told: bool = False
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """How long a node took for a question; `before`: `times` has told of it while it was owed."""
+
+    node: int
+    took: Took
+    before: bool
+
+
 @dataclass
 class Correspondence:
     """How the server asks its clients, over a transport."""
@@ -82,8 +100,8 @@ class Correspondence:
     poll: float
     clock: Clock = field(default_factory=Clock)
     _open: dict[str, _Open] = field(default_factory=dict)
-    _asked: dict[int, tuple[bytes, float]] = field(default_factory=dict)
-    _took: dict[int, float] = field(default_factory=dict)
+    _owed: dict[int, _Owed] = field(default_factory=dict)
+    _took: list[_Taken] = field(default_factory=list)
 
     def nodes(self) -> Mapping[int, int]:
         """Return the connected nodes and the clients they are."""
@@ -131,23 +149,31 @@ class Correspondence:
             self.clock.sleep(min(self.poll, left))
 
     def times(self) -> dict[int, Took]:
-        """Return how long nodes took for what they answered since this was last asked.
+        """Return how long nodes took for all that was timed since this was last asked.
 
-        Of those that owe an answer to what was timed, how long they have owed it.
+        Of those that owe an answer, how long they have owed it, where that is longer.
         """
-        now, answered = self.clock.now(), self._took
-        self._took = {}
-        owed = {node: Took(now - since, answered=False) for node, (_, since) in self._asked.items()}
-        return owed | {node: Took(seconds) for node, seconds in answered.items()}
+        for node in self._owed:
+            self._take(node, answered=False, before=True)
+            self._owed[node] = replace(self._owed[node], told=True)
+        took: dict[int, Took] = {}
+        for one in sorted(self._took, key=lambda one: one.before):
+            sofar, new = took.get(one.node, Took(0.0)), one.took
+            total = Took(sofar.seconds + new.seconds, sofar.answered and new.answered)
+            took[one.node] = max(sofar, new, key=lambda each: each.seconds) if one.before else total
+        self._took = []
+        return took
+
+    def _take(self, node: int, answered: bool, before: bool) -> None:
+        seconds = self.clock.now() - self._owed[node].since
+        self._took.append(_Taken(node, Took(seconds, answered), before))
 
     def _note_time(self, asked: _Open, answered: bool) -> None:
-        if not asked.timed:
-            return
-        block, since = self._asked.get(asked.node, (b"", 0.0))
-        if block == asked.block:  # copies of a question count from the first
-            del self._asked[asked.node]
-        if answered:
-            self._took[asked.node] = self.clock.now() - (since if block == asked.block else asked.sent)
+        """Note that a node owes nothing more; copies of a question count from the first."""
+        owed = self._owed.get(asked.node)
+        if asked.timed and owed is not None and owed.block == asked.block:
+            self._take(asked.node, answered, owed.told)
+            del self._owed[asked.node]
 
     def _copies(self, node: int, block: bytes) -> list[_Open]:
         """Return the open questions of a node that are this one."""
@@ -174,8 +200,12 @@ class Correspondence:
         now = self.clock.now()
         for question, node in self.transport.send(blocks, lifetime).items() if blocks else ():
             self._open[question] = _Open(node, blocks[node], now, now + lifetime, timed)
-            if timed and self._asked.get(node, (b"", 0.0))[0] != blocks[node]:
-                self._asked[node] = (blocks[node], now)
+            owed = self._owed.get(node)
+            if not timed or (owed is not None and owed.block == blocks[node]):
+                continue
+            if owed is not None and not owed.told:  # it was waited for in vain, and is asked something else
+                self._take(node, answered=False, before=False)
+            self._owed[node] = _Owed(blocks[node], now)
 
     def _fetch(self) -> list[Reply]:
         """Look for answers to everything that is open, also to what is not asked now: it ends the matter."""

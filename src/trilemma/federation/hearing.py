@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from trilemma.federation import events, kinds, wire
 from trilemma.federation.admission import Admitted, Expected, Rejection, admit
@@ -17,7 +18,7 @@ from trilemma.federation.event_fields import without_quotes
 from trilemma.federation.exchange import Correspondence, Patience
 from trilemma.federation.shelf import Shelf
 from trilemma.federation.task import PartyTask
-from trilemma.federation.waiting import Took, Waiting
+from trilemma.federation.waiting import Took, Waiting, longest_prompt
 from trilemma.learning import MessageLayout, Messages
 from trilemma.learning.messages import Length
 from trilemma.stopwatch import Stopwatch
@@ -114,9 +115,10 @@ class Hearing:
             shelf=self._shelf(turn, self.task.message),
         )
         here = {client for client in self._present(commit, clients).values() if client in turn.members}
-        left_out = frozenset(self.waiting.not_awaited(here))
+        left_out = self.left_out(turn, here)
         question = self._question(commit, turn)
-        answers, late = self._attempts(commit, turn, clients, question, expected, left_out)
+        not_waited = dict.fromkeys(left_out, 0.0)
+        answers, late = self._attempts(commit, turn, clients, question, expected, not_waited)
         took = self._took(clients, turn)
         told = replace(turn, rows=tuple(client for client in turn.rows if client not in late))
         heard = replace(self._heard(answers, told, expected, commit), late=tuple(sorted(late)), took=took)
@@ -131,8 +133,10 @@ class Hearing:
         shelf = self._shelf(turn, layout)
         expected = replace(expected, layout=layout, answer=kinds.Detail, remembered={}, shelf=shelf)
         those = replace(told, members=tuple(client for client in turn.members if client in answers.vectors))
-        # Whoever answered once is in the question: now it is waited for, or counts against f.
-        details, _ = self._attempts(commit, those, clients, wire.dumps(inquire, asked), expected)
+        # Whoever answered once is in the question, and counts against f where nothing more is heard of it: it
+        # is waited for, if it is out as long as if it was not slow.
+        prompt = dict.fromkeys(left_out, longest_prompt(took, self.policy.tolerated, self.waiting.times))
+        details, _ = self._attempts(commit, those, clients, wire.dumps(inquire, asked), expected, prompt)
         second = self._heard(details, told, expected, commit)
         messages = replace(second.messages, question=asked)
         return replace(heard, messages=messages, length=heard.length + second.length, details=details)
@@ -141,6 +145,10 @@ class Hearing:
         """Return where messages lie that are too long for memory: all at once, or remembered of everybody."""
         clients = self.policy.everyone if layout.remembered else turn.rows
         return self.shelf.needed(len(clients), layout.dim)
+
+    def left_out(self, turn: Epoch, here: Collection[int]) -> frozenset[int]:
+        """Return who of those whose turn it is, and who are `here`, is not waited for."""
+        return frozenset(self.waiting.not_awaited(here, len(set(turn.rows) - set(here))))
 
     def enough(self, turn: Epoch, heard: Heard) -> bool:
         """Tell whether a round can be committed with what was heard."""
@@ -151,18 +159,18 @@ class Hearing:
         commit: Commit,
         clients: Mapping[int, int],
         attempts: int = 1,
-        left_out: Collection[int] = frozenset(),
+        left_out: Mapping[int, float] = MappingProxyType({}),
     ) -> Patience:
         """Wait for the limit, `attempts` times.
 
-        Less long for those who did not answer last time, and not at all for those who are `left_out`. Who is
-        out and waited for all the same, because it is its turn or there are too few others, is waited for as
-        they are.
+        Less long for those who did not answer last time, and only so many seconds for those who are
+        `left_out`. Who is out and waited for all the same, because it is its turn or there are too few
+        others, is waited for as they are.
         """
         limit, out = self.round_limit, frozenset(self.waiting.out)
         doubtful = {node: limit / 10 for node, client in clients.items() if client in commit.unused}
         doubtful |= {node: limit for node, client in clients.items() if client in out}
-        doubtful |= {node: 0.0 for node, client in clients.items() if client in left_out}
+        doubtful |= {node: left_out[client] for node, client in clients.items() if client in left_out}
         return Patience(limit, doubtful, welcome=limit * attempts)
 
     def _took(self, clients: Mapping[int, int], turn: Epoch) -> dict[int, Took]:
@@ -212,15 +220,15 @@ class Hearing:
         clients: dict[int, int],
         block: bytes,
         expected: Expected,
-        left_out: frozenset[int] = frozenset(),
+        left_out: Mapping[int, float],
     ) -> tuple[Admitted, frozenset[int]]:
         """Ask, and ask those again who did not answer, as often as the policy says.
 
         Return what was admitted, and of those who are `left_out` who was neither heard nor waited for: where
-        too few answered everybody is waited for.
+        too few answered everybody is waited for, before it counts as an attempt.
         """
-        collected, late, timed = Admitted(), left_out, expected.answer is kinds.Answer
-        for attempt in range(self.policy.repeats + 1):
+        collected, late, attempt = Admitted(), left_out, 0
+        while True:
             called = {
                 node: client
                 for node, client in self._present(commit, clients).items()
@@ -228,18 +236,21 @@ class Hearing:
             }
             patience = self.patience(commit, clients, self.policy.repeats + 1 - attempt, late)
             with self.watch.stage("exchange"):
-                replies = self.exchange.ask(dict.fromkeys(called, block), patience, timed)
+                replies = self.exchange.ask(dict.fromkeys(called, block), patience, timed=True)
             expected = replace(expected, clients={**expected.clients, **called})
             noted = len(collected.rejected)
             with self.watch.stage("admit"):
                 collected = admit(expected, replies, collected)
             for one in collected.rejected[noted:]:
                 self.say(told_of(commit.rounds, one))
-            if decide(self.policy, turn, collected.vectors, attempt) != "repeat":
-                break
-            late = frozenset()
+            decision = decide(self.policy, turn, collected.vectors, attempt)
+            if late and decision != "commit":
+                late = {}
+                continue
+            if decision != "repeat":
+                return collected, frozenset(late) - collected.vectors.keys()
+            attempt += 1
             self.say(events.ROUND_REPEATED(round=commit.rounds))
-        return collected, late - collected.vectors.keys()
 
 
 def told_of(round_: int, one: Rejection) -> events.Event:

@@ -47,7 +47,7 @@ class Scoring:
         block = wire.dumps(header, {"params": commit.broadcast["params"]})
         asked = {node: client for node, client in clients.items() if client in epoch.members}
         told: dict[int, float] = {}
-        for reply in self.exchange.ask(dict.fromkeys(asked, block), patience):
+        for reply in self.exchange.ask(dict.fromkeys(asked, block), patience, timed=True):
             client = asked.get(reply.node)
             try:
                 if client is None:

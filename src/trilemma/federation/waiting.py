@@ -1,10 +1,10 @@
 """Who is waited for: a public rule, a pure function of the times that stand in the records.
 
 A client is **slow** in a round in which it took more than k times as long as the others usually do, and
-more than a second. Slow in m rounds, it is not waited for any more: it is asked as before, and its answer
-counts if it is there when all others have answered. At most f clients are not waited for, the slowest, and
-only while 2f + 1 others are. The rule over messages is told about those who were waited for or heard, and
-no others, so it tolerates as many liars as before.
+more than a second, for all that it was asked and whatever it said to it. Slow in m rounds, it is not waited
+for any more: it is asked as before, and its answer counts if it is there when all others have answered. At
+most f clients are not waited for, the slowest, and only while 2f + 1 others are. The rule over messages is
+told about those who were waited for or heard, and no others, so it tolerates as many liars as before.
 
 **Usually** is the time at place f + ⌈(n − f)/2⌉ of n, in rising order, or at place n − f where that is
 less. Liars who answer at once cannot lower it below the median of honest clients (with n ≥ 3f; at least n −
@@ -12,10 +12,10 @@ less. Liars who answer at once cannot lower it below the median of honest client
 one.
 
 **A slow site is not lost.** It is waited for in one round, again and again, as soon as the others' usual
-times since the last such round add up to k times its own longest: that makes a run longer by 1/k of its
-time at most. Once it has been prompt in 2m rounds in a row it is waited for as before; when it was slow in
-m rounds again, in 4m, in 8m. So in T rounds a liar is waited for in vain in about m log₂(T/m) rounds, and
-1/k of the time.
+times since the last such round add up to k times its own longest: each of f makes a run longer by 1/k of its
+time at most. Once it has been prompt in 2m rounds in a row it is waited for as before; when it was slow in m
+rounds again, in 4m, in 8m. So in T rounds a liar is waited for in vain in about m log₂(T/m) rounds, and 1/k
+of the time.
 
 Under central privacy everybody is waited for: there a client counts on the noise of the others who are
 heard.
@@ -47,6 +47,8 @@ class Took:
 def usual(took: Mapping[int, Took], tolerated: int) -> float:
     """Return how long clients take, whatever f = `tolerated` of them do; ∞ where too few answered.
 
+    Who refuses has not answered: that is quick.
+
     >>> honest = {0: Took(2.0), 1: Took(3.0), 2: Took(4.0)}
     >>> usual({**honest, 3: Took(0.0)}, 1), usual({**honest, 3: Took(99.0)}, 1)
     (3.0, 4.0)
@@ -65,8 +67,13 @@ def slow_ones(took: Mapping[int, Took], tolerated: int, times: float) -> tuple[i
     >>> slow_ones({0: Took(2.0), 1: Took(3.0), 2: Took(2.0), 3: Took(40.0, answered=False)}, 1, times=5.0)
     (3,)
     """
-    most = max(times * usual(took, tolerated), AT_LEAST)
+    most = longest_prompt(took, tolerated, times)
     return tuple(sorted(client for client, one in took.items() if one.seconds > most))
+
+
+def longest_prompt(took: Mapping[int, Took], tolerated: int, times: float) -> float:
+    """Return the seconds after which a client is slow."""
+    return max(times * usual(took, tolerated), AT_LEAST)
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Standing:
 
     `left` is how often it came to be not waited for, `out` whether it is so now; then `prompt` is in how many
     rounds in a row it was not slow, and `spent` how long the others took since it was waited for. `longest`
-    is the longest it ever took.
+    is the longest it took, since it last was waited for as others are.
     """
 
     slow: int = 0
@@ -107,9 +114,12 @@ class Waiting:
         """Who is not waited for as the others are."""
         return tuple(sorted(client for client, one in self.standings.items() if one.out))
 
-    def not_awaited(self, asked: Collection[int]) -> tuple[int, ...]:
-        """Return whom of those who are `asked` in the next round the server does not wait for."""
-        places = min(self.tolerated, len(asked) - (2 * self.tolerated + 1))
+    def not_awaited(self, asked: Collection[int], missing: int = 0) -> tuple[int, ...]:
+        """Return whom of those who are `asked` in the next round the server does not wait for.
+
+        Of f who may be unheard so many are `missing` already.
+        """
+        places = min(self.tolerated - missing, len(asked) - (2 * self.tolerated + 1))
         candidates = sorted(set(asked) & set(self.out), key=lambda one: (-self.standings[one].longest, one))
         return tuple(sorted(one for one in candidates[: max(0, places)] if not self.is_due(one)))
 
@@ -123,7 +133,7 @@ class Waiting:
         known = dict(self.standings)
         for client in {*known, *record.times}:
             before, seconds = known.get(client, Standing()), record.times.get(client)
-            if self.is_due(client) and seconds is not None:
+            if self.is_due(client) and client in record.weights:
                 before = replace(before, spent=0.0)
             elif before.out:
                 before = replace(before, spent=before.spent + record.facts.get(USUAL, 0.0))
@@ -142,7 +152,7 @@ class Waiting:
         in_a_row = 0 if slow else one.prompt + prompt
         if in_a_row < self.rounds * 2**one.left:
             return replace(one, prompt=in_a_row)
-        return Standing(left=one.left, longest=one.longest)
+        return Standing(left=one.left)
 
     @classmethod
     def of(cls, times: float, rounds: int, records: Iterable[Record]) -> Waiting:
