@@ -6,18 +6,21 @@ example is then the one that goes wrong. Whatever leaves must look the same with
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from malicious_server import Server, entries
 
 from federation_harness import INSTANT
 from trilemma import config as configurations
-from trilemma.federation import kinds, provisioning, wire
+from trilemma.federation import kinds, paid, provisioning, wire
 from trilemma.federation.layout import Party
 from trilemma.federation.public_facts import Federation
 from trilemma.federation.reasons import Refused
 from trilemma.federation.spending import write_budgets
 from trilemma.federation.task import load_task
+from trilemma.learning import total
 from trilemma.learning.settings import algorithms, private_algorithms
 
 ROWS, BATCH, CLIP = 12, 6, 0.5
@@ -164,11 +167,18 @@ def outside(parties, rounds=3):
     return server.seen, len(entries(parties[1]))
 
 
-@pytest.mark.parametrize("way", ["nan"])
+EVERY = [(name, unit) for name in private_algorithms() for unit in units(name)]
+
+
 @pytest.mark.parametrize(
-    ("name", "unit"), [(name, unit) for name in private_algorithms() for unit in units(name)]
+    ("way", "name", "unit"),
+    [
+        *(("nan", name, unit) for name, unit in EVERY),
+        *((way, "safe-dshb", unit) for way in ["huge", "tiny", "infinite"] for unit in ("user", "example")),
+        *((way, "fedavg", "") for way in ["huge", "tiny", "infinite"]),
+    ],
 )
-def test_no_record_decides_whether_a_client_answers(tmp_path, name, unit, way):
+def test_no_record_decides_whether_a_client_answers(tmp_path, way, name, unit):
     """It did: with a record at which `nn.BCELoss` raises 5 of 5 refused, without it 5 of 5 answered."""
     config = settings(name, unit)
     without = outside(federation(tmp_path / "without", way, config))
@@ -177,3 +187,64 @@ def test_no_record_decides_whether_a_client_answers(tmp_path, name, unit, way):
     assert outside(made) == without
     assert len(without[0]) == 4 + 3 * 2, "all were answered"
     assert without[1] == 3, "and paid for"
+
+
+def test_what_fails_is_told_to_its_owner_and_nobody_else(tmp_path):
+    made = federation(tmp_path / "two", "nan", settings("safe-dshb", "example"))
+    (made[1].folder / "record").touch()
+    outside(made)
+    assert "Assertion" in made[1].log.read_text() or "between 0 and 1" in made[1].log.read_text()
+
+
+def test_a_log_that_cannot_be_written_stops_no_answer(tmp_path, monkeypatch):
+    def broken(*said):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(paid, "note_down", broken)
+    made = federation(tmp_path / "two", "nan", settings("safe-dshb", "user"))
+    (made[1].folder / "record").touch()
+    seen, spent = outside(made)
+    assert (len(seen), spent) == (4 + 3 * 2, 3)
+
+
+def test_an_interrupt_waits_until_the_answer_is_on_disk(tmp_path, monkeypatch):
+    """A signal is no failure of the data, and is not lost."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        made = federation(tmp_path / "two", "huge", settings("safe-dshb", "user"))
+        server = Observer(made)
+        server.open(0, (0, 1))
+        step = total.step
+
+        def interrupted(*arguments, **named):
+            signal.raise_signal(signal.SIGINT)
+            return step(*arguments, **named)
+
+        monkeypatch.setattr(total, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            server.asked(0, 0, 0)
+        monkeypatch.setattr(total, "step", step)
+        assert server.asked(0, 0, 0) is not None, "as it was written down"
+        assert len(entries(made[1])) == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("name", ["safe-dshb", "cafcor"])
+def test_nor_where_noise_is_shared_and_epochs_change(tmp_path, name):
+    """Each in an epoch of its own, one of them with secrets shared on a graph."""
+
+    def rounds(folder, record):
+        noise = ["privacy.threat=secldp", "privacy.sigma_cor=1.0"]
+        made = federation(folder, "nan", settings(name, "user", *noise))
+        if record:
+            (made[1].folder / "record").touch()
+        server = Observer(made)
+        for epoch in range(3):
+            server.open(epoch, (0, 1))
+            server.asked(0, epoch, epoch, 2.0)
+        return server.seen, len(entries(made[1]))
+
+    with_record = rounds(tmp_path / "with", record=True)
+    assert with_record == rounds(tmp_path / "without", record=False)
+    assert with_record[1] == 3

@@ -352,10 +352,13 @@ class Node:
         check_broadcast(model, {"params": self._expected["params"]}, self._bound)
         session.require(epoch)
         # The same order: pay, compute, remember, and only then speak.
-        epsilon = pay_score(self.party, self.task, run, epoch, round_)
-        me = OneClient(self.client, self.task, session.own_noise(), seed=0)
-        told = {SHARE: own.told(me.right_answers(model["params"]), me.noise, me.ids, round_)}
-        scores.write(Score(run, epoch, round_, asked, told))
+        with uninterrupted():
+            epsilon = pay_score(self.party, self.task, run, epoch, round_)
+            me = OneClient(self.client, self.task, session.own_noise(), seed=0)
+            share, failures = me.right_answers(model["params"])
+            told = {SHARE: own.told(share, me.noise, me.ids, round_)}
+            scores.write(Score(run, epoch, round_, asked, told))
+        tell_owner(self.party.log, f"the evaluation after round {round_} of run {run!r}", failures)
         self.say(events.SCORE_TOLD(run=run, epoch=epoch, round=round_, epsilon=figures(epsilon)))
         return wire.dumps(header, told)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -45,4 +45,5 @@ def tell_owner(log: Path, what: str, failures: Failures) -> None:
     """Write into a client's own log, and nowhere else, how much of its data counted as zero, and why."""
     if failures.why:
         count = int(failures.counts.sum())
-        note_down(log, f"{what}: {count} times something counted as zero, first for this: {failures.why}")
+        with suppress(Exception):  # nor may this be what others see
+            note_down(log, f"{what}: {count} times something counted as zero, first for this: {failures.why}")

@@ -24,8 +24,8 @@ from trilemma.federation.admission import HEADROOM
 from trilemma.federation.layout import Party
 from trilemma.keys import Key
 from trilemma.learning import MessageLayout
-from trilemma.learning.own_scores import right_shares
 from trilemma.learning.protocol import global_model
+from trilemma.learning.total import Failures, right_shares
 from trilemma.learning.tuning import check_going_on, check_one_model
 from trilemma.models.types import Model
 from trilemma.privacy import Noiseless
@@ -85,8 +85,8 @@ class OneClient:
         held, place = self._held
         return held.everything(place)
 
-    def right_answers(self, params: Tensor) -> Tensor:
-        """Return its share of right answers (1,) on the examples it does not train on."""
+    def right_answers(self, params: Tensor) -> tuple[Tensor, Failures]:
+        """Return its share of right answers (1,) on the examples it does not train on, and what failed."""
         held, place = self._held
         return right_shares(self.model, params, held.everything(place, "valid"))
 

@@ -3,8 +3,8 @@
 Whether a client answers, with which status and in which shape would be a release that no ε covers. So in a
 private step (`step`) every algorithm gets its gradients from one function (`gradients`), and that is total:
 
-* where examples are clipped, one that fails counts as zero, and no other one changes: the client's examples
-  are taken again in halves, down to the one that fails;
+* where examples are clipped, one that fails counts as zero, and no other one changes: the client's batch is
+  taken again without one half, then the other, down to the example that fails;
 * where clients are clipped, a client that fails counts as zero.
 
 To fail is to raise anything at all, or not to be finite. A client's own state is kept where its new one is
@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +34,7 @@ from trilemma import models
 from trilemma.data.types import Batch, each
 from trilemma.errors import UserError
 from trilemma.keys import Key
+from trilemma.learning import own_scores
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, State
 from trilemma.models import replay
 from trilemma.models.clipping import NO_CLIP
@@ -45,6 +48,11 @@ FAILED = "failed"
 """The name under which a step reports how many examples (clients) counted as zero; absent where none did."""
 
 
+Found = TypeVar("Found")
+
+NOT_FINITE = "a loss or a gradient is not finite"
+
+
 @dataclass
 class Failures:
     """What counted as zero in a step: how often for each client, and what was raised first."""
@@ -52,12 +60,10 @@ class Failures:
     counts: Tensor
     why: str = ""
 
-    def note(self, row: int, error: BaseException | None) -> None:
+    def note(self, row: int, why: str) -> None:
         """Count a failure of the client in `row`, and keep the first reason."""
         self.counts[row] += 1
-        if not self.why:
-            said = "" if error is None else "".join(traceback.format_exception(error))
-            self.why = said or "a loss or a gradient is not finite"
+        self.why = self.why or why
 
 
 @dataclass
@@ -68,16 +74,68 @@ class _Paid:
     deployed: bool
     nothing: bool = False
 
-    def tried(self, compute: Callable[[], models.Gradients]) -> models.Gradients | BaseException | None:
-        """Return gradients that are finite, else what was raised, or None where nothing was."""
+    def tried(self, row: int, compute: Callable[[], models.Gradients], apart: bool) -> models.Gradients | str:
+        """Return gradients that are finite, else why there are none; the first client's are in `row`.
+
+        Where examples are clipped, `models.gradients` leaves those out that are not finite. Only where they
+        are known to be `apart`, the layers being the package's own, is it known that no other went with them.
+        """
+        found = self.caught(compute)
+        if isinstance(found, str) or _finite(found.loss, found.value, *found.buffers.values()):
+            return found
+        if not apart or not _finite(found.value):
+            return NOT_FINITE
+        for lost in (~torch.isfinite(found.loss)).nonzero()[:, 0].tolist():
+            self.failures.note(row + lost, NOT_FINITE)
+        return found
+
+    def caught(self, compute: Callable[[], Found]) -> Found | str:
+        """Return what is computed, else why it was not."""
         try:
-            found = compute()
-            return found if _finite(found) else None
+            return compute()
         except BaseException as error:
             mistake = isinstance(error, SURFACING) or not isinstance(error, Exception)
             if mistake and not self.deployed:
                 raise
-            return error
+            return told(error)
+
+    def halved(
+        self, row: int, batch: Batch, attempt: Callable[[Batch], Found | str]
+    ) -> Iterator[tuple[Tensor, Found]]:
+        """Yield parts of one client's batch that do not fail, and what is found for each.
+
+        Every attempt is as long as the batch, each example in its own place with its own weight and draws,
+        and the first of the attempt in the places of those left out, with weight 0. So what an example adds,
+        and whether it fails, does not depend on which others do: not in its last bit.
+        """
+        weight = _weights(batch)
+        waiting = [part for part in [weight[0].nonzero()[:, 0]] if len(part)]
+        while waiting:
+            part = waiting.pop()
+            index = part[:1].repeat(weight.shape[1])
+            index[part] = part
+            kept = torch.zeros_like(weight)
+            kept[:, part] = weight[:, part]
+            x = each(batch.x, itemgetter((slice(None), index)))
+            found = attempt(Batch(x, batch.y[:, index], kept))
+            if not isinstance(found, str):
+                yield part, found
+            elif len(part) == 1:
+                self.failures.note(row, found)
+            else:
+                waiting += reversed(part.chunk(2))
+
+
+def told(error: BaseException) -> str:
+    """Return a failure in words, and let go of all that it held: memory may be what was missing."""
+    try:
+        said = "".join(traceback.format_exception(error))
+    except BaseException:  # its words are a user's code too
+        said = f"{type(error).__name__}, which cannot be told"
+    while error.__traceback__ is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+    return said
 
 
 _PAID: ContextVar[_Paid | None] = ContextVar("paid", default=None)
@@ -112,7 +170,7 @@ def step(
         except BaseException as error:
             if again is None:
                 raise
-            failures.note(0, error)
+            failures.note(0, told(error))
             done = None
         if done is None:
             assert again is not None
@@ -120,6 +178,17 @@ def step(
             done = algorithm.client(broadcast, state, _Nobody(clients, again()), round_, key)
     report = {**done.report, FAILED: failures.counts} if bool(failures.counts.any()) else done.report
     return replace(done, state=_kept(done.state, state), report=report), failures
+
+
+def right_shares(model: Model, params: Tensor, held: Batch) -> tuple[Tensor, Failures]:
+    """Return a real client's share of right answers (1,): whatever fails is a wrong one."""
+    paid = _Paid(Failures(torch.zeros(1, dtype=torch.int64)), deployed=True)
+
+    def attempt(batch: Batch) -> Tensor | str:
+        return paid.caught(lambda: own_scores.right_shares(model, params, batch))
+
+    right = sum(float(found) * len(part) for part, found in paid.halved(0, held, attempt))
+    return torch.tensor([right / max(1, int((_weights(held) > 0).sum()))]).double(), paid.failures
 
 
 @contextmanager
@@ -150,33 +219,32 @@ def gradients(
         return replay.gradients(
             model, params, batch, clip=clip, weight_decay=weight_decay, buffers=buffers, keys=keys
         )
-    clients, found = len(batch.y), None
+    whole = partial(replay.gradients, model, clip=clip, weight_decay=weight_decay)
+    found: models.Gradients | str = ""
     if not paid.nothing:
-        found = paid.tried(
-            lambda: replay.gradients(
-                model, params, batch, clip=clip, weight_decay=weight_decay, buffers=buffers, keys=keys
-            )
-        )
-        if isinstance(found, models.Gradients):
-            return found
-    rows = []
-    for row in range(clients):
-        asked = _Row(
+        apart = model.engine is None and clip.unit == "example"
+        found = paid.tried(0, lambda: whole(params, batch, buffers=buffers, keys=keys), apart)
+    if isinstance(found, models.Gradients):
+        return found
+    rows = [
+        _Row(
             paid,
             row,
             model,
-            params[row] if params.dim() == 2 else params,
-            _part(batch, row),
+            params[row : row + 1] if params.dim() == 2 else params,
+            _one(batch, row),
             clip,
             None if buffers is None else {name: part[row : row + 1] for name, part in buffers.items()},
-            None if keys is None else keys[row],
-        )
-        rows.append(asked.gradients(found if clients == 1 else None))
+            None if keys is None else [keys[row]],
+        ).gradients(found if len(batch.y) == 1 else "")
+        for row in range(len(batch.y))
+    ]
     kept = {name: torch.cat([one.buffers[name] for one in rows]) for name in rows[0].buffers}
-    value = torch.cat([one.value for one in rows])
+    value, loss, clipped = (
+        torch.cat([getattr(one, name) for one in rows]) for name in ("value", "loss", "clipped")
+    )
     if weight_decay:
-        value = value + weight_decay * params
-    loss, clipped = (torch.cat([getattr(one, name) for one in rows]) for name in ("loss", "clipped"))
+        value.add_(params, alpha=weight_decay)
     return models.Gradients(value, loss, clipped, buffers=kept)
 
 
@@ -191,28 +259,23 @@ class _Row:
     batch: Batch
     clip: models.Clip
     buffers: Buffers | None
-    key: Key | None
+    keys: list[Key] | None
 
-    def gradients(self, before: BaseException | models.Gradients | None) -> models.Gradients:
-        """Return its gradients; `before` is what was raised where it is the only client and was tried."""
+    def gradients(self, why: str) -> models.Gradients:
+        """Return its gradients; `why` says what was wrong where it is the only client and was tried."""
         if self.paid.nothing:
             return self._nothing()
         if self.clip.unit == "example" and not self.model.buffers:
             return self._by_example()
-        found = before or self._computed(slice(0, self.batch.y.shape[1]))
+        found = why or self._of(self.batch)
         if isinstance(found, models.Gradients):
             return found
         self.paid.failures.note(self.row, found)
         return self._nothing()
 
-    def _computed(self, columns: slice) -> models.Gradients | BaseException | None:
-        key = None if self.key is None else [self.key.fold("from", columns.start)]
-        batch = _part(self.batch, 0, columns)
-        return self.paid.tried(
-            lambda: models.gradients(
-                self.model, self.params, batch, clip=self.clip, buffers=self.buffers, keys=key
-            )
-        )
+    def _of(self, batch: Batch) -> models.Gradients | str:
+        compute = partial(models.gradients, self.model, self.params, batch, clip=self.clip)
+        return self.paid.tried(self.row, lambda: compute(buffers=self.buffers, keys=self.keys), apart=False)
 
     def _nothing(self) -> models.Gradients:
         """Return a gradient of zero, without a look at the data; running statistics stay as they are."""
@@ -221,48 +284,32 @@ class _Row:
         return models.Gradients(empty, one * math.nan, one, buffers=self.buffers or {})
 
     def _by_example(self) -> models.Gradients:
-        """Add up what the examples contribute that do not fail, each with its weight in the whole batch."""
-        assert self.batch.weight is not None
-        weight = self.batch.weight[0]
-        present = weight > 0
+        """Add up what the examples contribute that do not fail."""
+        weight, one = _weights(self.batch)[0], self.params.new_ones(1)
         value = torch.zeros(1, self.model.dim, dtype=torch.float64, device=self.params.device)
         loss, mass, clipped, counted = 0.0, 0.0, 0.0, 0
-        waiting, dtype = [slice(0, len(weight))], self.params.dtype
-        while waiting:
-            columns = waiting.pop()
-            size = int(present[columns].sum())
-            if not size:
-                continue
-            found = self._computed(columns)
-            if isinstance(found, models.Gradients):
-                value += found.value
-                loss, mass = loss + float(found.loss), mass + float(weight[columns].sum())
-                clipped, counted = clipped + float(found.clipped) * size, counted + size
-                dtype = found.value.dtype
-            elif size == 1:
-                self.paid.failures.note(self.row, found)
-            else:
-                middle = (columns.start + columns.stop) // 2
-                waiting += [slice(middle, columns.stop), slice(columns.start, middle)]
-        one = self.params.new_ones(1)
-        return models.Gradients(
-            value.to(dtype), one * (loss / mass if mass else math.nan), one * (clipped / max(1, counted))
-        )
+        for part, found in self.paid.halved(self.row, self.batch, self._of):
+            value += found.value
+            loss, mass = loss + float(found.loss), mass + float(weight[part].sum())
+            clipped, counted = clipped + float(found.clipped) * len(part), counted + len(part)
+        loss = loss / mass if mass else math.nan
+        return models.Gradients(value.to(one.dtype), one * loss, one * (clipped / max(1, counted)))
 
 
-def _part(batch: Batch, row: int, columns: slice = slice(None)) -> Batch:
-    """Return some examples of one client, with the weights they have in its whole batch."""
-    where = (slice(row, row + 1), columns)
-    size = batch.y.shape[1]
-    if batch.weight is None:
-        weight = torch.full(batch.y.shape[:2], 1.0 / size, device=batch.y.device)
-    else:
-        weight = batch.weight
-    return Batch(each(batch.x, itemgetter(where)), batch.y[where], weight[where])
+def _one(batch: Batch, row: int) -> Batch:
+    """Return one client's batch."""
+    rows = itemgetter(slice(row, row + 1))
+    return Batch(each(batch.x, rows), rows(batch.y), None if batch.weight is None else rows(batch.weight))
 
 
-def _finite(found: models.Gradients) -> bool:
-    parts = (found.value, found.loss, *found.buffers.values())
+def _weights(batch: Batch) -> Tensor:
+    """Return every example's weight."""
+    if batch.weight is not None:
+        return batch.weight
+    return torch.full(batch.y.shape[:2], 1.0 / batch.y.shape[1], device=batch.y.device)
+
+
+def _finite(*parts: Tensor) -> bool:
     sums = [part.sum().double() for part in parts]
     return math.isfinite(torch.stack(sums).sum()) or all(map(all_finite, parts))
 
