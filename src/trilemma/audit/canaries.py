@@ -110,7 +110,8 @@ def canary_pairs(release: Release, dim: int = DIMENSIONS, key: Key | None = None
 class Whole:
     """k clients whose every batch is all they hold (`learning.protocol.Clients`): `x` (k, b, …), `y`.
 
-    Where sampling amplifies nothing, or the adversary is lucky, this is what a batch is.
+    Where sampling amplifies nothing, or the adversary is lucky, this is what a batch is. `weight` (k, b) are
+    the examples' shares where they are not alike.
     """
 
     ids: tuple[int, ...]
@@ -118,10 +119,11 @@ class Whole:
     noise: NoiseSource
     x: Features
     y: Tensor
+    weight: Tensor | None = None
 
     def sample(self, size: int, key: Key) -> Batch:
         """Return everything."""
-        return Batch(self.x, self.y)
+        return self.everything()
 
     def poisson(self, rate: float, size: int, key: Key) -> Batch:
         """Return everything; each example weighs 1/`size`, as in any Poisson batch."""
@@ -129,11 +131,11 @@ class Whole:
 
     def epochs(self, size: int, steps: int, key: Key) -> Iterator[Batch]:
         """Yield everything, `steps` times."""
-        return iter([Batch(self.x, self.y)] * steps)
+        return iter([self.everything()] * steps)
 
     def everything(self) -> Batch:
         """Return everything."""
-        return Batch(self.x, self.y)
+        return Batch(self.x, self.y, self.weight)
 
 
 def whole(pair: Pair, coins: np.ndarray, noise: NoiseSource) -> Whole:
