@@ -7,7 +7,7 @@ counts them as zero, and a release must not show them either. Broadcasts stay wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -58,7 +58,7 @@ def records(declaration: Declaration, key: Key) -> Pool:
 
     >>> pool = records(Declaration(Values("whole", (4,), 0, 9), Values("whole", high=1)), Key(1))
     >>> [(name, row.tolist()) for name, row in zip(pool.names, pool.x)][ORDINARY:][:2]
-    [('alike', [5, 5, 5, 5]), ('two in turn', [5, 9, 5, 9])]
+    [('alike', [5, 5, 5, 5]), ('two in turn', [3, 0, 3, 0])]
     """
     x, y = made_up(declaration, ORDINARY, key)
     columns = columns_of(x)
@@ -70,7 +70,10 @@ def records(declaration: Declaration, key: Key) -> Pool:
             changed = values.kind == kind and bool(values.shape) and not values.mask
             parts[name].append(_within(values, change(row)) if changed else row)
     names = (*["ordinary"] * ORDINARY, *(name for name, *_ in changes))
+    # Classes of ordinary records take turns; all others are of one, so that a broadcast can be sure of it.
     turns = torch.arange(len(names)) % ORDINARY
+    if declaration.y.kind == "whole":
+        turns[ORDINARY:] = int(y.flatten(1).amin(1).argmin()) if y.dim() > 1 else int(y.argmin())
     tame = next((place for place, name in enumerate(names) if name == f"all {SIZES[0]:g}"), len(names))
     return Pool(names, features_of({name: torch.cat(rows) for name, rows in parts.items()}), y[turns], tame)
 
@@ -88,7 +91,7 @@ def _within(values: Values, row: Tensor) -> Tensor:
 Change = tuple[str, Kind, Callable[[Tensor], Tensor]]
 
 
-def _changes(axes: int, columns: dict[str, Values]) -> Iterator[Change]:
+def _changes(axes: int, columns: Mapping[str, Values]) -> Iterator[Change]:
     """Yield what may become of a record's columns (1, …) of a kind."""
     kinds = {one.kind for one in columns.values()}
     if "whole" in kinds:

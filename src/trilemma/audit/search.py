@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -48,9 +50,11 @@ from trilemma.learning.messages import one_vector
 from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import Clients, ClientStep, State
 from trilemma.models import Clip, Model, gradients, unflatten
+from trilemma.models.clipping import MARGIN
 from trilemma.models.modules.checks import Projecting
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.tape import Tape
+from trilemma.models.taped import TAPE
 from trilemma.privacy import NoiseLaw, Noiseless
 from trilemma.privacy.types import Release, Unit
 
@@ -66,8 +70,8 @@ FACES = 4
 STEPS, STARTS, SPEED = 60, 3, 0.03
 """Gradient ascent: steps, starts, and the length of a step as a share of a tensor's size."""
 
-ROOM = 1 << 27
-"""Numbers that releases under one broadcast may hold together."""
+ROOM, FEWEST = 1 << 24, 12
+"""Bytes that records under one broadcast may take, and the fewest of them; others take part under another."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Target:
 
     `step` maps parameters (d,) and k clients to their releases (k, d), in double precision, and to how much
     of each counted as zero. `size` examples make a batch; with `light` the first weighs so little, and the
-    second all the rest.
+    second all the rest. `slack` is the share by which rounding may move a release farther.
     """
 
     name: str
@@ -88,6 +92,7 @@ class Target:
     bound: float
     step: Callable[[Tensor, Clients], tuple[Tensor, Tensor]]
     light: float = 0.0
+    slack: float = SINGLE
 
 
 def of_model(model: Model, unit: Unit, size: int = 5, clip: float = 1.0, light: float = 0.0) -> Target:
@@ -109,7 +114,8 @@ def of_model(model: Model, unit: Unit, size: int = 5, clip: float = 1.0, light: 
 
     declared = 2 * clip * (1.0 if unit == "user" else light or 1 / size)
     kind = f"{model.name}, {unit}" + (", a million" if light else "")
-    return Target(kind, model, unit, 2 if light else size, clip, declared, 1e6, step, light)
+    slack = SINGLE if unit == "user" else MARGIN
+    return Target(kind, model, unit, 2 if light else size, clip, declared, 1e6, step, light, slack)
 
 
 def of_subject(subject: Subject, model: Model, size: int, key: Key) -> Target:
@@ -161,8 +167,12 @@ class Search:
     def under(self, name: str, theta: Tensor, pool: Pool) -> None:
         """Let all records take their turn in the company of ordinary ones, and then of the loudest."""
         target = self.target
-        rows = [row for row in reversed(range(len(pool))) if self.failed[row] < 2]
-        rows = rows[: max(8, ROOM // target.model.dim)]
+        rows = [row for row in range(len(pool)) if self.failed[row] < 2]
+        one = each(pool.x, lambda part: part[None, :1])
+        bytes_each = target.size * (target.model.engine or TAPE).footprint(target.model, one, 2)
+        most = max(FEWEST, ROOM // (bytes_each + 8 * target.model.dim))
+        if len(rows) > most:
+            rows = random.Random(self.tried).sample(rows, most)
         company = [*range(1, target.size)]
         for _ in range(1 if target.unit == "user" else 2):
             held = [[row] * target.size if target.unit == "user" else [row, *company] for row in rows]
@@ -209,15 +219,16 @@ def search(target: Target, declaration: Declaration, key: Key, ascents: int = ST
     found, pool = Search(target), records(declaration, key.fold("records"))
     # Twins first: whoever infers the structure of a batch from its first one sees equally long examples.
     found.released(target.model.init(key), pool, [[0] * target.size])
-    for name, theta, more in _places(target, pool, key, ascents):
+    refused = bool(found.failed)  # as models are whose examples have no gradients of their own
+    for name, theta, more in () if refused else _places(target, pool, key, ascents):
         found.under(name, theta, more)
-        if found.move > 1 + SINGLE or found.answers:
+        if found.move > 1 + target.slack or found.answers:
             break
-    facts = {**found.where, "releases": found.tried}
+    facts = {**found.where, "releases": found.tried, **({"refused": "everything"} if refused else {})}
     said = {"first": found.answers[0]} if found.answers else {}
     name, moved = f"search, {target.name}", found.move * target.declared
     return [
-        Outcome(name, "move", moved, target.declared, facts=facts, slack=SINGLE),
+        Outcome(name, "move", moved, target.declared, facts=facts, slack=target.slack),
         Outcome(name, "answers", float(len(found.answers)), 0.0, facts=said),
     ]
 
@@ -235,7 +246,8 @@ def _places(target: Target, pool: Pool, key: Key, ascents: int) -> Iterator[tupl
         theta = first.clone()
         unflatten(model, theta)[matrices[-1]].mul_(10.0 ** (3 + start))
         number = (0, ORDINARY, ORDINARY + 1)[start % 3]
-        x, y = each(pool.x, lambda part, n=number: part[n : n + 1]), pool.y[number : number + 1]
+        only = itemgetter(slice(number, number + 1))
+        x, y = each(pool.x, only), only(pool.y)
         with suppress(Exception):  # what has no second derivative, or none in double precision
             theta, x = ascend(target, theta, x, y)
             for rest in REST:
@@ -258,10 +270,11 @@ def loss_of(model: Model, theta: Tensor, x: Features, y: Tensor) -> Tensor:
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.eval()
     for number in range(len(y)):
-        one = each(x, lambda part, n=number: part[n : n + 1])
+        only = itemgetter(slice(number, number + 1))
+        one = each(x, only)
         arguments = ((one,), None) if isinstance(one, Tensor) else ((), one)
         outputs = functional_call(net, unflatten(model, theta), *arguments)
-        found = found + source.loss(getattr(outputs, "logits", outputs), y[number : number + 1]).sum()
+        found = found + source.loss(getattr(outputs, "logits", outputs), only(y)).sum()
     return found
 
 
@@ -290,7 +303,9 @@ def faithful(model: Model, declaration: Declaration, key: Key) -> Outcome:
     worst, facts = 0.0, dict[str, Value]()
     drawn = torch.randint(pool.tame, (FACES, 3), generator=key.fold("faces").torch()).tolist()
     for rows in ([0, 0, 0], [0, 1, 5], *drawn):
-        x, y = each(pool.x, lambda part, r=rows: part[r]), pool.y[rows]
+        x, y = each(pool.x, itemgetter(rows)), pool.y[rows]
+        if model.buffers:
+            break  # examples have no gradients of their own
         own, beside = own_gradient(model, theta.to(dtype), x, y)
         own, batch = own.double() / len(rows), Batch(each(x, lambda part: part[None]), y[None])
         for limit in (Clip.none(), Clip.example(1e4 * (1 + float(own.norm())))):
@@ -370,7 +385,7 @@ def ascend(target: Target, theta: Tensor, x: Features, y: Tensor) -> tuple[Tenso
         now = features_of({**columns, **dict(zip(moving, at[1:], strict=True))})
         if step < STEPS:
             adam.zero_grad()
-            (-cancelling(target, at[0], now, y)).backward()
+            torch.autograd.backward(-cancelling(target, at[0], now, y))
             adam.step()
     return at[0].detach().float(), each(now, lambda part: _wide(part.detach(), torch.float32))
 

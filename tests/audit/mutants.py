@@ -1,0 +1,130 @@
+"""The formulas that broke certificates, kept as mutants: each puts an old one back in the place of today's.
+
+A mutant is a function of pytest's monkeypatch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trilemma import models
+from trilemma.data.types import Batch
+from trilemma.errors import UserError
+from trilemma.federation.node import Node
+from trilemma.federation.reasons import Reason, Refused
+from trilemma.learning import total
+from trilemma.models import Clip, terms
+from trilemma.models.clipping import Lengths
+from trilemma.models.terms import Lookup, Product
+
+
+def _as_it_is(squares: Tensor) -> Lengths:
+    """Believe what single precision says, and no bound on what it does not say."""
+    squares = squares.double()
+    return Lengths(squares, squares * 0.0)
+
+
+def ghost_norms(patch) -> None:
+    """‖Σ_p l_p ⊗ r_p‖² = Σ_{p,q} ⟨l_p, l_q⟩ ⟨r_p, r_q⟩ in float32, whatever cancels."""
+    bounded = Product.lengths
+
+    def lengths(self):
+        if self.left.shape[2] == 1 or self.small:
+            return bounded(self)
+        left, right = self.left, self.right
+        return _as_it_is((torch.matmul(left, left.mT) * torch.matmul(right, right.mT)).sum((2, 3)))
+
+    def rows_of_a_table(self):
+        same = self.ids[..., :, None] == self.ids[..., None, :]
+        return _as_it_is((same * torch.matmul(self.right, self.right.mT)).sum((2, 3)))
+
+    patch.setattr(Product, "lengths", lengths)
+    patch.setattr(Lookup, "lengths", rows_of_a_table)
+
+
+def squares_that_underflow(patch) -> None:
+    """‖l‖² ‖r‖² in float32: 0 where ‖l‖ is below 3e-23."""
+    bounded = Product.lengths
+
+    def lengths(self):
+        if self.left.shape[2] > 1:
+            return bounded(self)
+        return _as_it_is(self.left.square().sum((2, 3)) * self.right.square().sum((2, 3)))
+
+    patch.setattr(Product, "lengths", lengths)
+
+
+def clamped_pairs(patch) -> None:
+    """Uses of one matrix, ‖G‖² + ‖H‖² + 2 ⟨G, H⟩ in float32, what is negative taken for 0."""
+    bounded = terms.lengths_of
+
+    def lengths_of(parts):
+        if len(parts) == 1:
+            return bounded(parts)
+        squares = [part.lengths().squares for part in parts]
+        cross = [2 * terms.pair(one, other) for i, one in enumerate(parts) for other in parts[:i]]
+        return _as_it_is(torch.stack([*squares, *cross]).float().sum(0).clamp(min=0.0))
+
+    patch.setattr("trilemma.models.modules.passed.lengths_of", lengths_of)
+
+
+def single_totals(patch) -> None:
+    """The sum over a batch in single precision."""
+    patch.setattr(Clip, "example", staticmethod(lambda limit, careful=False: Clip("example", limit)))
+
+
+def refusals_after_paying(patch) -> None:
+    """What fails is raised, and what is not finite goes on."""
+
+    def gradients(model, params, batch, **options):
+        return models.gradients(model, params, batch, **options)
+
+    def step(algorithm, broadcast, state, clients, round_, key, again=None):
+        done = algorithm.client(broadcast, state, clients, round_, key)
+        return done, total.Failures(torch.zeros(len(clients.ids), dtype=torch.int64))
+
+    patch.setattr(total, "gradients", gradients)
+    patch.setattr(total, "step", step)
+
+
+def everything_is_zero(patch) -> None:
+    """One example fails, and its client's whole contribution counts as zero."""
+
+    def gradients(model, params, batch, *, clip, **options):
+        rows = []
+        for row in range(len(batch.y)):
+            try:
+                one = Batch(batch.x[row : row + 1], batch.y[row : row + 1])
+                found = models.gradients(model, params, one, clip=clip)
+                if not math.isfinite(float(found.loss)):
+                    raise ValueError
+            except Exception:
+                zero = params.new_zeros(1, model.dim)
+                found = models.Gradients(zero, zero[:, 0], zero[:, 0])
+            rows.append(found)
+        return models.Gradients(
+            *(torch.cat([getattr(one, name) for one in rows]) for name in ("value", "loss", "clipped"))
+        )
+
+    patch.setattr(total, "gradients", gradients)
+
+
+def refusal_at_hello(patch) -> None:
+    """A client tries its model on its own first examples before it joins."""
+    joins = Node._hello
+
+    def hello(self, block):
+        batch = self.task.data.sample((0,), 2, self.task.key)
+        model = self.task.model
+        try:
+            found = models.gradients(model, model.init(self.task.key), batch)
+            if not bool(torch.isfinite(found.value).all()):
+                raise UserError("examples are not finite")
+        except UserError as error:
+            raise Refused(Reason.FAILED, str(error)) from None
+        return joins(self, block)
+
+    patch.setattr(Node, "_hello", hello)
