@@ -51,14 +51,21 @@ def gamma(count: float, unit: float) -> float:
     return count * unit / (1 - count * unit) if count * unit < 1 else math.inf
 
 
-def lengths_of_rows(rows: Tensor) -> Tensor:
+def lengths_of_rows(rows: Tensor, loosely: bool = False) -> Tensor:
     """Return the norms along the last axis in double precision, where no float32 over- or underflows.
+
+    `loosely`: upper bounds, added up in single precision, which is up to five times as fast. A sum of n
+    squares errs there by γ_{n+2} of itself and by what underflow takes from squares and sums, 2n 2⁻¹²⁶.
 
     >>> lengths_of_rows(torch.tensor([3e-30, 4e-30]))
     tensor(5.0000e-30, dtype=torch.float64)
     """
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
-    return norms
+    if not loosely or rows.dtype != torch.float32:
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+        return norms
+    length = rows.shape[-1]
+    short: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return short.double().mul_(1 + gamma(length + 4, 2.0**-24)).add_(math.sqrt(2 * length) * 2.0**-63)
 
 
 @dataclass(frozen=True)
@@ -72,24 +79,29 @@ class Lengths:
     @staticmethod
     def formed(value: Tensor) -> Lengths:
         """Of gradients (k, b, …) that are summed as they are."""
-        squares = lengths_of_rows(value.reshape(*value.shape[:2], -1)).square() * _ABOVE
+        return Lengths.exactly(lengths_of_rows(value.flatten(2) if value.dim() > 3 else value))
+
+    @staticmethod
+    def exactly(norms: Tensor) -> Lengths:
+        """Of gradients with nothing to cancel: S is their norm."""
+        squares = norms.square().mul_(_ABOVE)
         return Lengths(squares, squares)
 
     @staticmethod
-    def bounded(squares: Tensor, masses: Tensor, positions: int) -> Lengths:
-        """Of gradients with ‖G‖² ≤ `squares`, which may have overflown, and S² = `masses`; also ‖G‖ ≤ S."""
-        above = masses * _ABOVE
-        return Lengths(torch.fmin(squares * _ABOVE, above), above, positions)
+    def bounded(squares: Tensor, mass: Tensor, positions: int) -> Lengths:
+        """Of gradients with ‖G‖² ≤ `squares`, which may have overflown, and ‖G‖ ≤ S = `mass`."""
+        masses = mass.square()
+        return Lengths(torch.fmin(squares * _ABOVE, masses), masses, positions)
 
     @staticmethod
     def together(parts: Sequence[Lengths]) -> Lengths:
         """Of several parameters, or disjoint parts of one."""
-        squares, masses = (torch.stack(each).sum(0) for each in zip(*(p._pair for p in parts), strict=True))
+        if len(parts) == 1:
+            return parts[0]
+        squares = torch.stack([part.squares for part in parts]).sum(0)
+        same = all(part.masses is part.squares for part in parts)
+        masses = squares if same else torch.stack([part.masses for part in parts]).sum(0)
         return Lengths(squares, masses, max(part.positions for part in parts))
-
-    @property
-    def _pair(self) -> tuple[Tensor, Tensor]:
-        return self.squares, self.masses
 
     @property
     def norms(self) -> Tensor:

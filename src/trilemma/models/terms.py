@@ -171,32 +171,33 @@ class Product:
         """Take the cheaper of Gram matrices over positions and gradients formed."""
         if self.small:
             return Lengths.formed(self.formed())
-        factors = self.factors
+        factors, unit = self.factors, unit_of(self.left)
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        mass, tiny = self._sizes(factors)
-        squares = mass.square()
-        if positions > 1 and self.ghost:
-            errors = gamma(m + n + 3, unit_of(self.left)) + gamma(positions**2, DOUBLE)
-            squares = self._squares(factors) + errors * squares + 8 * tiny.square() / TINY
-        elif positions > 1:
+        left, right = (lengths_of_rows(part, loosely=positions > 1) for part in factors)
+        if positions == 1:
+            return Lengths.exactly((left * right)[..., 0] * (1 + SHORT * shortens()))
+        mass = (left * right).sum(2)
+        if self.ghost:
+            errors = gamma(m + n + 3, unit) + gamma(positions**2, DOUBLE)
             squares = (
-                self._squares(factors).sqrt() + gamma(positions, unit_of(self.left)) * mass + tiny
-            ).square()
+                self._squares(factors) + errors * mass.square() + 8 * self._lost(left, right).square() / TINY
+            )
+        else:
+            errors = gamma(positions, unit) * mass + self._lost(left, right)
+            squares = (self._squares(factors).sqrt() + errors).square()
         if shortens():  # s l is rounded once more by a sum in single precision
             squares = (torch.fmin(squares.sqrt(), mass) + SHORT * mass).square()
             mass = mass * (1 + SHORT)
-        return Lengths.bounded(squares, mass.square(), positions)
+        return Lengths.bounded(squares, mass, positions)
 
-    def _sizes(self, factors: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return S, and what underflow and flushing to zero may take from what is formed, (k, b).
+    def _lost(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return what underflow and flushing to zero may take from what is formed, by the norms (k, b, P).
 
-        Of P (m + n) products or factors each loses at most τ, times what it is multiplied by. The sum of
+        Of P (m + n) products and factors each loses at most τ, times what it is multiplied by. The sum of
         squares by Gram matrices loses at most 8/τ times the square of that.
         """
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        left, right = (lengths_of_rows(part) for part in factors)
-        tiny = TINY * positions * (m + n + positions) * (1 + left.sum(2)) * (1 + right.sum(2))
-        return (left * right).sum(2), tiny
+        return TINY * positions * (m + n + positions) * (1 + left.sum(2)) * (1 + right.sum(2))
 
     def _squares(self, factors: tuple[Tensor, Tensor]) -> Tensor:
         """Return N̂² or ‖Ĝ‖², (k, b)."""
@@ -240,8 +241,8 @@ class Product:
         """See `Term`."""
         if self.small:
             return 0.0
-        mass, tiny = self._sizes(self.factors)
-        return gamma(self.left.shape[2], unit_of(self.left)) * mass + tiny
+        left, right = (lengths_of_rows(part, loosely=True) for part in self.factors)
+        return gamma(self.left.shape[2], unit_of(self.left)) * (left * right).sum(2) + self._lost(left, right)
 
     def summed(self, factor: Tensor | None) -> Tensor:
         """One product per client over all its examples' positions."""
@@ -266,9 +267,11 @@ class Lookup:
     def lengths(self) -> Lengths:
         """Sum what falls on the same row before squaring, in double precision."""
         positions, n = self.right.shape[2:]
-        mass = self.mass.square()
+        if positions == 1:
+            return Lengths.exactly(self.mass)
+        errors = gamma(positions**2 + n + 3, DOUBLE) * self.mass.square()
         squares = pair(self, self) if positions <= n else self._squares()
-        return Lengths.bounded(squares + gamma(positions**2 + n + 3, DOUBLE) * mass, mass, positions)
+        return Lengths.bounded(squares + errors, self.mass, positions)
 
     @cached_property
     def mass(self) -> Tensor:
@@ -369,4 +372,4 @@ def lengths_of(terms: Sequence[Term]) -> Lengths:
         formed = torch.stack([term.formed().double() for term in terms]).sum(0)
         errors = torch.stack([mass * 0.0 + term.error() for term in terms]).sum(0)
         squares = (lengths_of_rows(formed.flatten(2)) + errors).square()
-    return Lengths.bounded(squares, mass.square(), positions)
+    return Lengths.bounded(squares, mass, positions)
