@@ -328,7 +328,7 @@ def test_a_broken_first_batch_does_not_hide_that_examples_are_coupled():
 
 @pytest.mark.parametrize("size", [1000, 3000])
 def test_a_careful_sum_of_a_large_batch_is_right_to_the_share_that_is_given_to_rounding(size):
-    """All gradients nearly alike: single precision alone errs by more than 2⁻⁸ C/b, in parts it does not."""
+    """All gradients nearly alike: single precision errs by more than 2⁻⁸ C/b, double precision does not."""
     generator = Key(6).torch()
     model = models.build("logistic", (3,), 2)
     x = 1 + 1e-3 * torch.randn(1, size, 3, generator=generator)

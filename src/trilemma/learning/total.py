@@ -293,7 +293,8 @@ class _Row:
             loss, mass = loss + float(found.loss), mass + float(weight[part].sum())
             clipped, counted = clipped + float(found.clipped) * len(part), counted + len(part)
         loss = loss / mass if mass else math.nan
-        return models.Gradients(value.to(one.dtype), one * loss, one * (clipped / max(1, counted)))
+        value = value if self.clip.careful else value.to(one.dtype)
+        return models.Gradients(value, one * loss, one * (clipped / max(1, counted)))
 
 
 def _one(batch: Batch, row: int) -> Batch:

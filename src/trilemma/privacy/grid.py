@@ -7,8 +7,8 @@ and noise that two clients share cancels exactly.
 **Contribution.** For unit "user" the rounded contribution q is checked in integers, Σ q_i² ≤ ⌊(C/g)²⌋, and
 shrunk until that holds: replacing the client moves it by at most 2C, and rounding costs no privacy. For unit
 "example" the sum over a batch is rounded, which moves it by at most g√d/2: examples are clipped at
-C − b g√d/2 and a margin for single precision (`Grid.clip`, `models.Clip.together`), so that the declared 2C/b
-holds all the same. A contribution that is not finite counts as zero.
+C − b g√d/2 and a margin for the sum's own rounding (`Grid.clip`, `trilemma.models.clipping`), so that the
+declared 2C/b holds all the same. A contribution that is not finite counts as zero.
 
 **Noise.** Every stream, a client's own or a pair's, is a Gaussian rounded to the grid,
 
@@ -43,8 +43,8 @@ FINENESS = 2.0**10
 SMOOTHING = 4.0
 """ρ: what a stream's standard deviation has beside σ, in steps, in squares."""
 
-ROUNDING, SINGLE = 2.0**-8, 2.0**-8
-"""Shares of an example's clip that are given to rounding its batch's sum, and to single precision."""
+ROUNDING, SUM = 2.0**-8, 2.0**-8
+"""Shares of an example's clip that are given to rounding to the grid, and to adding up (`clipping.MARGIN`)."""
 
 REACH = 10.0
 """Standard deviations of noise that a message has room for; beyond, with probability 1e-23, it saturates."""
@@ -119,7 +119,7 @@ class Grid:
     @property
     def clip(self) -> float:
         """Where gradients are clipped before they come here: examples a little below the declared bound."""
-        return self.bound if self.unit == "user" else self.bound * (1 - ROUNDING - SINGLE)
+        return self.bound if self.unit == "user" else self.bound * (1 - ROUNDING - SUM)
 
     @property
     def length(self) -> int:
