@@ -44,7 +44,7 @@ SMOOTHING = 4.0
 """ρ: what a stream's standard deviation has beside σ, in steps, in squares."""
 
 ROUNDING, SUM = 2.0**-8, 2.0**-8
-"""Shares of an example's clip that are given to rounding to the grid, and to adding up (`clipping.MARGIN`)."""
+"""Shares of an example's clip given to rounding to the grid, and to adding up (`clipping.MARGIN`)."""
 
 REACH = 10.0
 """Standard deviations of noise that a message has room for; beyond, with probability 1e-23, it saturates."""
