@@ -178,10 +178,9 @@ class Product:
             return Lengths.exactly((left * right)[..., 0] * (1 + SHORT * shortens()))
         mass = (left * right).sum(2)
         if self.ghost:
-            errors = gamma(m + n + 3, unit) + gamma(positions**2, DOUBLE)
-            squares = (
-                self._squares(factors) + errors * mass.square() + 8 * self._lost(left, right).square() / TINY
-            )
+            share = gamma(m + n + 3, unit) + gamma(positions**2, DOUBLE)
+            lost = 8 / TINY * self._lost(left, right).square()
+            squares = self._squares(factors) + share * mass.square() + lost
         else:
             errors = gamma(positions, unit) * mass + self._lost(left, right)
             squares = (self._squares(factors).sqrt() + errors).square()
