@@ -230,7 +230,7 @@ network("scan", Scan, floats(5, 4))
 network("tied", TiedLanguage, tokens())
 network("functional", Functional, floats(4))
 network("functional-call", lambda: _called(nn.Linear(4, 3)), floats(4))
-network("scripted", _scripted, floats(4))
+network("scripted", _scripted, floats(4), refused="scripted")
 network("variational", Variational, floats(4), refused="draws from torch")
 network("lazy-unseen", lambda: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3)), floats(5), refused="[Ll]azy")
 network(

@@ -267,7 +267,9 @@ def looped(module: nn.Module, loss, records: list[Record]) -> Tensor:
     try:
         for x, y in records:
             x, y = (part.double() if part.is_floating_point() else part for part in (x, y))
-            found = torch.autograd.grad(loss(net(x[None]), y[None]).mean(), trained, allow_unused=True)
+            # As a batch of two alike: torch's own batch normalisation is wrong for one (2.13, on a CPU).
+            alike = loss(net(torch.stack([x, x])), torch.stack([y, y])).mean()
+            found = torch.autograd.grad(alike, trained, allow_unused=True)
             filled = [torch.zeros_like(p) if g is None else g for p, g in zip(trained, found, strict=True)]
             total = total + parameters_to_vector(filled) / len(records)
     finally:
@@ -307,7 +309,6 @@ class Attention(nn.Module):
         return self.head((self.scale * self.norm(h)).mean(1))
 
 
-@CHOKEPOINT
 def test_batch_normalisation_in_eval_and_a_norm_of_turned_axes():
     torch.manual_seed(1)
     module, generator = Attention(), Key(5).torch()
@@ -325,7 +326,6 @@ def test_batch_normalisation_in_eval_and_a_norm_of_turned_axes():
 # --- what was left out silently ---------------------------------------------------------------------------
 
 
-@CHOKEPOINT
 def test_a_loss_that_reads_the_nets_own_parameters():
     torch.manual_seed(1)
     module, generator = nn.Linear(4, 3), Key(6).torch()
@@ -346,7 +346,6 @@ def test_a_loss_that_reads_the_nets_own_parameters():
     assert float((found - expected).norm()) <= 1e-4 * float(expected.norm())
 
 
-@CHOKEPOINT
 def test_a_loss_with_parameters_of_its_own():
     class Temperature(nn.Module):
         def __init__(self) -> None:
@@ -363,7 +362,6 @@ def test_a_loss_with_parameters_of_its_own():
     assert model.dim == 16, "its parameter is trained"
 
 
-@CHOKEPOINT
 def test_complex_parameters():
     class Spectral(nn.Module):
         def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -251,14 +252,96 @@ def test_verify_accepts_what_is_right(name):
     assert models.verify(model, model.init(Key(1)), Stack(exhibit.x, exhibit.y, WEIGHT)) < 1e-4
 
 
-def test_verify_refuses_what_is_wrong(monkeypatch):
+def test_verify_gives_up_a_way_that_is_wrong(monkeypatch):
     from trilemma.models import terms
 
     model, theta, batch = problem(nn.Sequential(nn.Linear(6, 4)), 5, 6, loss=lambda z, y: z.square().mean())
     assert models.verify(model, theta, batch) < 1e-5
+    assert models.paths(model, batch).way == "flat"
     monkeypatch.setattr(terms.Shift, "value", property(lambda self: 0.5 * self.grad.sum(2)))
-    with pytest.raises(UserError, match="differ from those of single examples"):
-        models.verify(model, theta, batch)
+    assert models.verify(model, theta, batch) < 1e-5
+    assert models.paths(model, batch).way == "looped"
+    assert "not flat: off by" in models.paths(model, batch).note
+
+
+def test_what_no_way_gets_right_is_refused():
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * random.random()
+
+    model, theta, batch = problem(Noisy(6, 4), 6)
+    with pytest.raises(UserError, match="no way of computing gradients"):
+        models.gradients(model, theta, batch)
+
+
+@pytest.mark.parametrize("level", ["client", "example"])
+def test_a_way_that_disagrees_with_the_plain_loop_is_not_taken(monkeypatch, level):
+    """Both levels are compared before anything is computed: a rule of vmap may be wrong at one of them."""
+    from trilemma.models.modules import passes
+
+    exhibit, module = ZOO["lora"], made("lora")
+    batch, theta = Stack(exhibit.x, exhibit.y), models.from_module(module, exhibit.loss).init(Key(1))
+    plain = passes._mapped
+
+    def wrong(source, params, request, *rest):
+        done = plain(source, params, request, *rest)
+        if request.by_example == (level == "example"):
+            done.terms["a"][None][:] = [passes.Whole(2.0 * term.formed()) for term in done.terms["a"][None]]
+        return done
+
+    def broken(*arguments):
+        raise RuntimeError("not flat")
+
+    monkeypatch.setattr(passes, "_flat", broken)
+    model = models.from_module(module, exhibit.loss)
+    assert models.paths(model, batch).way == "mapped"
+    assert models.verify(model, theta, batch) < 1e-5
+    monkeypatch.setattr(passes, "_mapped", wrong)
+    model = models.from_module(module, exhibit.loss)
+    assert models.paths(model, batch).way == "looped"
+    assert "not mapped" in models.paths(model, batch).note
+    result = models.gradients(model, theta, batch).value
+    close(result, torch.stack([one_gradient(module, theta, exhibit, i, [0, 1, 2, 3]) for i in range(3)]))
+
+
+class Turned(nn.Module):
+    """Frozen batch normalisation whose output has its channels last, and what only a loop can take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.head = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6).eval(), nn.Linear(6, 4)
+        self.custom = ZOO["custom"].module()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.inner(x)).flatten(2).transpose(1, 2)
+        return self.head(torch.tanh(h).square().mean(1)) + self.custom(h[:, 0])[:, :4]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_normalisation_of_a_batch_of_one(training):
+    """Torch's own is wrong there (2.13, on a CPU): it misreads the strides of the gradient."""
+    torch.manual_seed(1)
+    net = Turned()
+    net.norm.train(training)
+    model, theta, batch = problem(net, 3, 6, 6)
+    assert models.paths(model, batch).way == "looped"
+    if training:
+        batch = Stack(batch.x[:, :1], batch.y[:, :1])
+        statistics = model.initial_buffers(3)
+        value = models.gradients(model, theta, batch, buffers=statistics).value
+    else:
+        value = models.gradients(model, theta, batch, clip=Clip.example(torch.inf)).value
+    double = copy.deepcopy(net).double()
+
+    def loss(flat: Tensor, row: int) -> float:
+        with torch.no_grad():
+            nn.utils.vector_to_parameters(flat, double.parameters())
+            return float(nn.functional.cross_entropy(double(batch.x[row].double()), batch.y[row]))
+
+    for row, found in enumerate(value):
+        way = torch.randn(model.dim, generator=Key(row).torch(), dtype=torch.float64)
+        slope = (loss(theta + 1e-5 * way, row) - loss(theta - 1e-5 * way, row)) / 2e-5
+        assert float(found.double() @ way) == pytest.approx(slope, rel=1e-3, abs=1e-5)
 
 
 def test_the_state_dict_is_the_modules_own():

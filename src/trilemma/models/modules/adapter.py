@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,6 +20,7 @@ from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.passes import Source
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.recorder import Log, Recorder, functions_seen
+from trilemma.models.modules.reference import copied
 from trilemma.models.modules.statistics import Statistics
 from trilemma.models.tape import Tape
 from trilemma.models.types import Buffers, Inputs, Model, Params
@@ -52,10 +53,9 @@ def from_module(
     (23, ['0.weight', '0.bias', '2.weight', '2.bias'])
     """
     given = module if isinstance(module, nn.Module) else _seeded(module, Key(0))
-    skeleton = copy.deepcopy(given)
+    skeleton = copied(given)
     trained = {key: part for key, part in skeleton.named_parameters() if part.requires_grad}
-    if not trained:
-        raise UserError(f"{type(given).__name__} has no parameter with requires_grad: nothing to train")
+    _refuse(given, trained, loss)
     start = torch.cat([part.detach().flatten().float().cpu() for part in trained.values()])
     for part in trained.values():
         part.data.fill_(
@@ -102,6 +102,35 @@ def from_module(
         statistics={key: part.detach().clone() for key, part in buffers.items()},
         engine=engine,
     )
+
+
+def _refuse(module: nn.Module, trained: Mapping[str, nn.Parameter], loss: Loss) -> None:
+    """Refuse what cannot be trained, or not rightly."""
+    name = type(module).__name__
+    if not trained:
+        raise UserError(f"{name} has no parameter with requires_grad: nothing to train")
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise UserError(
+            f"{name} has scripted parts (torch.jit): which operations use their parameters cannot be seen. "
+            "Use the modules that they were made from"
+        )
+    for key, part in trained.items():
+        if isinstance(part, nn.parameter.UninitializedParameter):
+            raise UserError(
+                f"{key} of {name} has no shape yet: call a lazy module on an example once before it is used"
+            )
+        if part.is_complex():
+            raise UserError(
+                f"{key} of {name} is complex, and what is trained are real numbers: make the parameter real, "
+                "(…, 2), and use torch.view_as_complex of it in forward"
+            )
+    if isinstance(loss, nn.Module):
+        own = [key for key, part in loss.named_parameters() if part.requires_grad]
+        if own:
+            raise UserError(
+                f"the loss {type(loss).__name__} has parameters {own}, which would not be trained: make them "
+                "parts of the module, or requires_grad_(False)"
+            )
 
 
 def _one(loss: Loss) -> Loss:
@@ -175,7 +204,7 @@ def _placed(source: Source, device: torch.device) -> Source:
     """Return the source on a device."""
     if all(part.device == device for part in source.trained.values()):
         return source
-    module = copy.deepcopy(source.module).to(device)
+    module = copied(source.module).to(device)
     trained = {key: part for key, part in module.named_parameters() if key in source.trained}
     names = {
         key: source.statistics[id(part)]

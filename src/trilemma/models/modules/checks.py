@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trilemma.errors import UserError
-from trilemma.models.engine import Request
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.passes import Source
-from trilemma.models.modules.randomness import Draws
-from trilemma.models.modules.recorder import Log, Recorder
+from trilemma.models.modules.reference import COMPARED, Precision, Reference
 from trilemma.models.precision import exactly
-from trilemma.models.tape import Tape
 from trilemma.models.taped import TAPE
 from trilemma.models.types import Examples, Inputs, Model, each_column
 
@@ -64,12 +59,12 @@ def paths(model: Model, batch: Examples) -> Paths:
 
 
 @exactly()
-def verify(model: Model, params: Tensor, batch: Examples, tolerance: float = 1e-3) -> float:
-    """Compare the chosen path with single examples by autograd alone; return the largest relative error.
+def verify(model: Model, params: Tensor, batch: Examples) -> float:
+    """Compare the chosen way with a plain loop by autograd alone; return the largest relative error.
 
-    Two examples of the batch are enough: they show whether the examples were told apart. Dropout is off for
-    both. An error above `tolerance` is refused, as clipping would not bound what it is meant to bound. What
-    is not finite, in an example or in its gradient, is not compared: whether a model is refused must not tell
+    A way whose gradients differ is not taken from then on; if none is left, the model is refused, as clipping
+    would not bound what it is meant to bound. What is
+    not finite, in an example or in its gradient, is not compared: whether a model is refused must not tell
     whether somebody's data are broken.
 
     >>> from torch import nn
@@ -82,77 +77,18 @@ def verify(model: Model, params: Tensor, batch: Examples, tolerance: float = 1e-
     """
     theta = params.detach() if params.dim() == 1 else params.detach()[0]
     engine = model.engine or TAPE
-    engine.require(model, batch, True)
-    x, y = _sound(batch, 2)
-    if not len(y):
-        return 0.0
-    share = torch.ones(1, len(y), device=y.device)
-    inputs = each_column(x, lambda column: column[None])
-    request = Request(
-        params=theta, x=inputs, y=y[None], share=share, padded=False, by_example=True, dropout=False
-    )
-    done = engine.run(model, request)
-    norms, worst = done.lengths().norms[0], 0.0
-    for number in range(len(y)):
-        one = slice(number, number + 1)
-        expected = _slow(model, theta, each_column(x, itemgetter(one)), y[one])
-        out = torch.empty(1, model.dim, device=theta.device)
-        chosen = torch.zeros(1, len(y), device=theta.device)
-        chosen[0, number] = 1.0
-        done.write(unflatten(model, out), chosen)
-        scale = float(expected.norm()) or 1.0
-        if not math.isfinite(scale):
-            continue
-        short = float(expected.norm() - norms[number]) / scale  # a bound on the norm, not less than it
-        worst = max(worst, float((out[0] - expected).norm()) / scale, short)
-    if not worst <= tolerance:
+    engine.require(model, batch, False)
+    loop = Reference(model, theta, *_sound(batch, COMPARED))
+    found = loop.compare(partial(engine.run, model))
+    while not found.right and isinstance(engine, ModuleEngine) and engine.avoid(model, batch, found.error):
+        found = loop.compare(partial(engine.run, model))
+    if not found.right:
         raise UserError(
-            f"the gradients of {model.name!r} differ from those of single examples by {worst:.1e} "
-            f"(allowed: {tolerance:.0e}): does its forward pass depend on the other examples of a batch, or "
-            "draw random numbers other than by nn.Dropout?"
+            f"the gradients of {model.name!r} differ from those of a plain loop over examples by "
+            f"{found.error:.1e} (allowed: {found.allowed:.0e}): its forward pass does not give an example "
+            "what it gives it alone, or torch's own rules for it are wrong"
         )
-    return worst
-
-
-@runtime_checkable
-class Projecting(Protocol):
-    """An engine whose parameters are coordinates of another model's, as a random subspace's are."""
-
-    @property
-    def whole(self) -> Model:
-        """The other model."""
-
-    def expand(self, params: Tensor) -> Tensor:
-        """Return the other model's parameters (D,) for coordinates (d,)."""
-
-    def project(self, gradient: Tensor) -> Tensor:
-        """Return the gradient in the coordinates (d,) for one of the other model (D,)."""
-
-
-def _slow(model: Model, theta: Tensor, x: Inputs, y: Tensor) -> Tensor:
-    """Return the gradient of one example's loss by autograd alone."""
-    engine: object = model.engine
-    if isinstance(engine, Projecting):
-        return engine.project(_slow(engine.whole, engine.expand(theta), x, y))
-    flat = theta.clone().requires_grad_()
-    with torch.enable_grad():
-        if isinstance(model.engine, ModuleEngine):
-            source = model.engine.at(y.device)
-            net = copy.deepcopy(source.module)
-            mine = dict(net.named_parameters())
-            with torch.no_grad():
-                for name, value in unflatten(model, theta).items():
-                    mine[name].copy_(value)
-            with Recorder({}, None, Log(), Draws(None, off=True)):
-                outputs = net(x) if isinstance(x, Tensor) else net(**x)
-            loss = source.loss(getattr(outputs, "logits", outputs), y)
-            trained = [mine[segment.name] for segment in model.tensors]
-            found = torch.autograd.grad(loss, trained, allow_unused=True)
-            parts = [torch.zeros_like(p) if g is None else g for p, g in zip(trained, found, strict=True)]
-            return torch.cat([part.flatten() for part in parts])
-        features = each_column(x, lambda column: column[None])
-        losses = model.loss(model.forward(unflatten(model, flat), features, Tape(train=True)), y[None])
-        return torch.autograd.grad(losses.sum(), flat)[0]
+    return found.error
 
 
 def couples(model: Model, params: Tensor, batch: Examples) -> str:
@@ -183,9 +119,20 @@ def coupling(source: Source, params: Mapping[str, Tensor], x: Inputs, y: Tensor)
     def scored(rows: slice) -> Any:
         return outputs_of(source, params, each_column(x, lambda column: column[rows]))
 
-    together = scored(slice(None))
+    def same(one: Tensor, other: Tensor) -> bool:
+        rough = seen.tolerance
+        size = float(other.nan_to_num().abs().max())
+        return torch.allclose(one, other, rtol=rough, atol=0.1 * rough * size, equal_nan=True)
+
+    with Precision() as seen:  # type: ignore[no-untyped-call]
+        together = scored(slice(None))
     if not isinstance(together, Tensor):
         return ""
+    if not same(scored(slice(None)), together):
+        raise UserError(
+            "the module's forward pass draws from torch's own generator: gradients would differ from run to "
+            "run. Use nn.Dropout, which draws from keys, or draw outside the module"
+        )
     pulls = _pull(source, together, y)
     for number in range(len(y)):
         one = slice(number, number + 1)
@@ -193,13 +140,13 @@ def coupling(source: Source, params: Mapping[str, Tensor], x: Inputs, y: Tensor)
             alone = scored(one)
             if not bool(torch.isfinite(alone).all()):
                 continue
-            if not torch.allclose(together[one], alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max())):
+            if not same(together[one], alone):
                 return "the forward pass"
         pull, own = pulls[one].flatten(), _pull(source, together[one], y[one]).flatten()
         if not bool(torch.isfinite(own).all()):
             continue
         along = (pull @ own) / (own @ own).clamp(min=1e-30)
-        if float((pull - along * own).norm()) > 1e-3 * float(pull.norm()) or float(along) < 0:
+        if float((pull - along * own).norm()) > seen.tolerance * float(pull.norm()) or float(along) < 0:
             return "the loss"
     return ""
 
@@ -211,6 +158,15 @@ def _pull(source: Source, outputs: Tensor, y: Tensor) -> Tensor:
         loss = source.given(leaf, y).mean()
         found = torch.autograd.grad(loss, leaf, allow_unused=True)[0] if loss.requires_grad else None
     return torch.zeros_like(leaf) if found is None else found
+
+
+def few(batch: Examples, count: int) -> tuple[Inputs, Tensor]:
+    """Return up to `count` examples: finite ones where there are any, else zeros."""
+    x, y = _sound(batch, count)
+    if len(y):
+        return x, y
+    nothing = each_column(batch.x, lambda column: torch.zeros_like(column[0, :1]))
+    return nothing, torch.zeros_like(batch.y[0, :1])
 
 
 def _sound(batch: Examples, count: int) -> tuple[Inputs, Tensor]:

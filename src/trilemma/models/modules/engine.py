@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,11 @@ from trilemma.models.modules.passes import Plan, Source, Way, take
 from trilemma.models.modules.recorder import Log
 from trilemma.models.precision import exactly
 from trilemma.models.types import Examples, Inputs, Model, each_column
+
+if TYPE_CHECKING:
+    from trilemma.models.modules.reference import Reference
+
+logger = logging.getLogger("trilemma.models")
 
 
 @dataclass(frozen=True)
@@ -94,17 +100,23 @@ class ModuleEngine:
         return (model.init(Key(0)) + 0.02 * noise).to(device)
 
     def structure(self, model: Model, batch: Examples) -> Structure:
-        """Send two examples through and see; the same for all batches of these shapes."""
-        columns = {"": batch.x} if isinstance(batch.x, Tensor) else batch.x
-        signature = (
-            tuple((name, tuple(part.shape[2:]), part.dtype) for name, part in columns.items()),
-            tuple(batch.y.shape[2:]),
-            batch.y.dtype,
-            batch.y.device,
-        )
+        """Send a few examples through and see; the same for all batches of these shapes."""
+        signature = _signature(batch)
         if signature not in self.found:
-            self.found[signature] = self._probe(model, batch)
+            self.found[signature] = self._probe(model, batch, WAYS[1:] if self.whole(model) else WAYS)
         return self.found[signature]
+
+    def avoid(self, model: Model, batch: Examples, error: float) -> bool:
+        """Give up the way that is taken for batches of these shapes; tell whether there is another."""
+        given_up = self.structure(model, batch)
+        left = WAYS[WAYS.index(given_up.way) + 1 :]
+        if left:
+            note = f"not {given_up.way}: off by {error:.1e} from a plain loop"
+            logger.warning("%s: %s", model.name, note)
+            found = self._probe(model, batch, left)
+            notes = [given_up.note, note, found.note]
+            self.found[_signature(batch)] = replace(found, note="; ".join(filter(None, notes)))
+        return bool(left)
 
     def groups(
         self, model: Model, batch: Examples, memory: int, personal: bool
@@ -156,78 +168,74 @@ class ModuleEngine:
         named = unflatten(model, request.params if request.params.dim() == 2 else request.params[None])
         return take(self.at(request.params.device), named, request, plan, log)
 
-    def _probe(self, model: Model, batch: Examples) -> Structure:
-        """Try the ways on a few examples, at parameters without accidental zeros."""
-        size = batch.y.shape[1]
-        index = torch.arange(PROBED, device=batch.y.device) % min(2, size)
+    def _probe(self, model: Model, batch: Examples, ways: Sequence[Way]) -> Structure:
+        """Take the first way whose gradients are the plain loop's: at parameters without accidental zeros."""
+        from trilemma.models.modules.checks import few
+        from trilemma.models.modules.reference import COMPARED, Reference
+
+        theta, (x, y) = self._probed(model, batch.y.device), few(batch, COMPARED)
+        index = torch.arange(PROBED, device=y.device) % len(y)
         request = Request(
-            params=self._probed(model, batch.y.device),
-            x=each_column(batch.x, lambda column: column[:1, index]),
-            y=batch.y[:1, index],
-            share=torch.full((1, PROBED), 1.0 / PROBED, device=batch.y.device),
+            params=theta,
+            x=each_column(x, lambda column: column[index][None]),
+            y=y[index][None],
+            share=torch.full((1, PROBED), 1.0 / PROBED, device=y.device),
             padded=False,
             by_example=not self.whole(model),
+            buffers=model.initial_buffers(1, y.device),
             dropout=False,
         )
-        few = replace(
-            request,
-            x=each_column(request.x, lambda column: column[:, : min(2, size)]),
-            y=request.y[:, : min(2, size)],
-            share=request.share[:, : min(2, size)],
-        )
         notes: list[str] = []
-        with exactly(), unchanged(self.at(request.y.device).module):
-            if not self.whole(model):
-                found = self._try(model, request, "flat", notes)
-                if found is not None and self._agrees(model, found[0], few):
-                    return _structure(model, "flat", found[1], found[2], PROBED, "")
+        with exactly(), unchanged(self.at(y.device).module):
+            loop = Reference(model, theta, x, y)
+            for way in ways:
+                found = self._try(model, request, way, loop, notes)
                 if found is not None:
-                    notes.append("not flat: the examples of a batch could not be told apart")
-            found = self._try(model, request, "mapped", notes)
-            if found is not None:
-                return _structure(model, "mapped", found[1], found[2], PROBED, "; ".join(notes))
-            log, saved = Log(), _Saved()
-            with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
-                self._take(model, few, Plan("looped", self.whole(model)), log)
-        return _structure(model, "looped", log, saved, few.y.shape[1], "; ".join(notes))
+                    return replace(found, note="; ".join(notes))
+        raise UserError(
+            f"no way of computing gradients of {model.name!r} agrees with a plain loop over examples "
+            f"({'; '.join(notes)}): does its forward pass draw or remember anything that is not torch's?"
+        )
 
     def _try(
-        self, model: Model, request: Request, way: Way, notes: list[str]
-    ) -> tuple[ModulePass, Log, _Saved] | None:
+        self, model: Model, request: Request, way: Way, loop: Reference, notes: list[str]
+    ) -> Structure | None:
+        """Take a few examples one way, and see what it does; None, with a note, where it will not do."""
         log, saved = Log(), _Saved()
         try:
             with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
-                return self._take(model, request, Plan(way, self.whole(model)), log), log, saved
+                self._take(model, request, Plan(way, self.whole(model)), log)
+            plan = Plan(way, self.whole(model), log.layouts)
+            found = loop.compare(lambda asked: self._take(model, asked, plan, Log()))
         except UserError:
             raise
         except Exception as error:  # whatever a module does that this way does not know
+            if way == "looped":
+                raise
             notes.append(f"not {way}: {str(error).splitlines()[0]}")
             return None
+        if not found.right:
+            notes.append(f"not {way}: off by {found.error:.1e} from a plain loop")
+            logger.warning("%s: %s", model.name, notes[-1])
+            return None
+        return _structure(model, way, log, saved, PROBED)
 
-    def _agrees(self, model: Model, found: ModulePass, few: Request) -> bool:
-        """Compare every parameter's gradients of two examples with a loop's: were the examples told apart?"""
-        slow = self._take(model, few, Plan("looped"), Log())
-        count = few.y.shape[1]
-        # Gradients that are zero but for rounding (a key's bias in attention) say nothing.
-        whole = float(slow.lengths().squares.sum().sqrt())
-        for name, parts in slow.terms.items():
-            expected = parts[None][0].formed()
-            blocks = found.terms.get(name, {})
-            actual = torch.zeros_like(expected)
-            for rows, terms in blocks.items():
-                target = actual if rows is None else actual[:, :, rows[0] : rows[1]]
-                for term in terms:
-                    target += term.formed()[:, :count].view(target.shape)
-            if not float((actual - expected).norm()) <= 1e-3 * float(expected.norm()) + 1e-5 * whole:
-                return False
-        return True
 
+WAYS: tuple[Way, ...] = ("flat", "mapped", "looped")
+"""The ways, the quickest first."""
 
 PROBED = 7
 """Examples in the batch that finds out where they lie: a length that few other axes have."""
 
 
-def _structure(model: Model, way: Way, log: Log, saved: _Saved, size: int, note: str) -> Structure:
+def _signature(batch: Examples) -> Any:
+    """Return what batches share whose examples have the same shapes."""
+    columns = {"": batch.x} if isinstance(batch.x, Tensor) else batch.x
+    shapes = tuple((name, tuple(part.shape[2:]), part.dtype) for name, part in columns.items())
+    return shapes, tuple(batch.y.shape[2:]), batch.y.dtype, batch.y.device
+
+
+def _structure(model: Model, way: Way, log: Log, saved: _Saved, size: int) -> Structure:
     operations: dict[str, list[str]] = {}
     for record in log.records:
         for name, _ in record.blocks:
@@ -238,7 +246,7 @@ def _structure(model: Model, way: Way, log: Log, saved: _Saved, size: int, note:
     written = sum(4 * record.grad.numel() for record in log.records if record.grad is not None)
     used = {name: tuple(dict.fromkeys(found)) for name, found in operations.items()}
     each = (saved.bytes + written) // size + formed + 1
-    return Structure(way, log.layouts, used, frozenset(log.formed), each, log.inplace, note)
+    return Structure(way, log.layouts, used, frozenset(log.formed), each, log.inplace)
 
 
 @contextmanager

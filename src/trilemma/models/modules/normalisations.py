@@ -12,6 +12,7 @@ from torch import Tensor
 from trilemma.errors import UserError
 from trilemma.models.clipping import PER_CLIENT
 from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
+from trilemma.models.modules.statistics import frozen
 from trilemma.models.terms import Scale, Shift
 
 
@@ -133,18 +134,22 @@ def batch_norm(
 ) -> Any:
     """Within a client's batch in training, by running statistics else."""
     affine: tuple[Tensor | None, Tensor | None] = recorder.own((weight, bias), "batch_norm")
-    options: dict[str, Any] = {"weight": affine[0], "bias": affine[1], "eps": eps}
-    if recorder.statistics is None:
-        if training:
-            raise MixesExamples(
-                "batch normalisation mixes the examples of a batch, so no example has a gradient of its own: "
-                f"{PER_CLIENT}, or use nn.GroupNorm"
-            )
-        return F.batch_norm(input, running_mean, running_var, **options)
+    statistics = recorder.statistics
+    if training and statistics is not None:
+        return statistics.normalise(input, (running_mean, running_var), affine, momentum, eps)
     if training:
-        return recorder.statistics.normalise(input, (running_mean, running_var), affine, momentum, eps)
-    mean, variance = (recorder.statistics.running(each) for each in (running_mean, running_var))
-    return F.batch_norm(input, mean, variance, **options)
+        raise MixesExamples(
+            "batch normalisation mixes the examples of a batch, so no example has a gradient of its own: "
+            f"{PER_CLIENT}, or use nn.GroupNorm"
+        )
+    mean, variance = running_mean, running_var
+    if statistics is not None:
+        mean, variance = statistics.running(mean), statistics.running(variance)
+    assert mean is not None
+    assert variance is not None
+    if torch.is_grad_enabled() and len(input) == 1:
+        return frozen(input, mean, variance, *affine, eps)
+    return F.batch_norm(input, mean, variance, *affine, eps=eps)
 
 
 class MixesExamples(UserError):

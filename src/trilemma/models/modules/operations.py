@@ -215,7 +215,7 @@ def attention(
 
 def random(recorder: Recorder, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse draws that do not come from keys; in scoring they are the module's affair."""
-    if not torch.is_grad_enabled() or recorder.draws.off:
+    if not torch.is_grad_enabled():
         return NotImplemented
     raise UserError(
         f"the module's forward pass draws from torch's own generator ({func.__name__}): gradients would "

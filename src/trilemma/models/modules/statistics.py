@@ -10,6 +10,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def frozen(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    epsilon: float = 1e-5,
+) -> Tensor:
+    """Normalise a batch (n, c, …) by given statistics.
+
+    By hand: the backward pass of torch's own misreads the strides of a batch of one (2.13 on CPUs, and under
+    vmap), where the gradient comes from a layer that has channels last.
+    """
+    channel = (-1, *[1] * (x.dim() - 2))
+    z = (x - mean.view(channel)) * torch.rsqrt(variance + epsilon).view(channel)
+    z = z if weight is None else z * weight.view(channel)
+    return z if bias is None else z + bias.view(channel)
+
+
 @dataclass
 class Statistics:
     """One client's running statistics, known by the module's own buffers that they stand for.
@@ -40,23 +59,20 @@ class Statistics:
         """Normalise a client's batch (b, c, …) by its own statistics and note the running ones."""
         axes = [0, *range(2, x.dim())]
         per_example = x[0, 0].numel()
-        if self.present is None:
+        if self.present is None and len(x) > 1:
             count: Tensor | float = float(x.shape[0] * per_example)
             z = F.batch_norm(x, None, None, *affine, True, momentum, epsilon)
             with torch.no_grad():
                 variance, mean = torch.var_mean(x, axes, correction=0)
         else:
-            mask = self.present.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
-            count = (self.present.sum() * per_example).to(x.dtype)
+            present = x.new_ones(1) if self.present is None else self.present
+            mask = present.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
+            count = (present.sum() * per_example).to(x.dtype)
             share = mask / count.clamp(min=1.0)
             mean = (x * share).sum(axes)
-            channel = (-1, *[1] * (x.dim() - 2))
-            centred = x - mean.view(channel)
+            centred = x - mean.view(-1, *[1] * (x.dim() - 2))
             variance = (centred.square() * share).sum(axes)
-            z = centred * torch.rsqrt(variance + epsilon).view(channel)
-            weight, bias = affine
-            z = z if weight is None else z * weight.view(channel)
-            z = z if bias is None else z + bias.view(channel)
+            z = frozen(x, mean, variance, *affine, epsilon)
         self._note(buffers, mean.detach(), variance.detach(), count, momentum)
         return z
 
