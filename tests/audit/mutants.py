@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+import trilemma as tl
 from trilemma import models
 from trilemma.data.types import Batch
 from trilemma.errors import UserError
@@ -117,7 +118,7 @@ def refusal_at_hello(patch) -> None:
     joins = Node._hello
 
     def hello(self, block):
-        batch = self.task.data.sample((0,), 2, self.task.key)
+        batch = self.task.data.everything((0,))
         model = self.task.model
         try:
             found = models.gradients(model, model.init(self.task.key), batch)
@@ -128,3 +129,15 @@ def refusal_at_hello(patch) -> None:
         return joins(self, block)
 
     patch.setattr(Node, "_hello", hello)
+
+
+def ranked_split(rows) -> tuple[Tensor, Tensor]:
+    """Train on every second record of a client, from the lowest to the highest."""
+    table = torch.tensor(sorted(rows)[::2])
+    return table[:, :2], (table[:, 2] > 0).long()
+
+
+def split_by_hash(rows) -> tuple[Tensor, Tensor]:
+    """Train on those that a hash of their own says: what is right."""
+    table = torch.tensor([row for row in rows if tl.split(row) == "train"])
+    return table[:, :2], (table[:, 2] > 0).long()

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import mutants
+import others_networks  # noqa: F401 (it adds to OTHERS)
 import pytest
+import test_models_coordinates
 import torch
+from module_zoo import ZOO
+from others import OTHERS, REFUSED
+from test_models_coordinates import CASES
 from test_models_declared import Positions, Tied
+from test_modules_others import BROKEN
 from torch import nn
 
+from federation_harness import make, small_config
 from trilemma import models
-from trilemma.audit.search import of_model, search
-from trilemma.data.declared import Declaration, Values
+from trilemma.audit import Subject
+from trilemma.audit.examine import neighbours
+from trilemma.audit.matrix import FEW, setting
+from trilemma.audit.nodes import answers, copied
+from trilemma.audit.search import faithful, of_model, of_subject, search
+from trilemma.config import parse
+from trilemma.data import Dataset
+from trilemma.data.declared import Declaration, Values, declaration_of
+from trilemma.data.types import each
+from trilemma.federation.task import load_task
 from trilemma.keys import Key
+from trilemma.learning.settings import algorithms, private_algorithms
+from trilemma.task import Task
+from trilemma.testing.test_models import build
 
 TOKENS, CLASSES = Values("whole", (2,), low=0, high=9), Values("whole", high=1)
 PAIRS = Declaration(Values("numbers", (2, 16)), CLASSES)
@@ -39,6 +57,17 @@ class Guarded(nn.Module):
         return torch.sigmoid(self.layer(x))
 
 
+class Interleaved(nn.Module):
+    """A head over all positions' first features, then the second ones: no halves of it are opposite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(16, 16, bias=False), nn.Linear(48, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x).mT.flatten(1))
+
+
 BREAKS = {
     # What is broken: a mutant, a model, what a record may be, how it is released, and what shows it.
     "tokens that cancel": (
@@ -52,6 +81,13 @@ BREAKS = {
         mutants.ghost_norms,
         lambda: made(Positions(nn.Linear(16, 16, bias=False), 16)),
         PAIRS,
+        {},
+        "move",
+    ),
+    "positions that only ascent makes cancel": (
+        mutants.ghost_norms,
+        lambda: made(Interleaved()),
+        Declaration(Values("numbers", (3, 16)), CLASSES),
         {},
         "move",
     ),
@@ -93,16 +129,119 @@ BREAKS = {
 }
 
 
-HALVES = pytest.mark.xfail(
-    strict=True, reason="issue: where one example fails, others are computed otherwise"
-)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[HALVES] * (name == "positions that cancel")) for name in BREAKS]
-)
+@pytest.mark.parametrize("name", BREAKS)
 def test_an_old_formula_is_found_and_todays_is_not(name, monkeypatch):
     mutate, make, declaration, options, measure = BREAKS[name]
     assert found(make(), declaration, **options) == []
     mutate(monkeypatch)
     assert found(make(), declaration, **options) == [measure]
+
+
+# --- a client's answers, and its records ------------------------------------------------------------------
+
+
+def test_a_refusal_at_hello_is_found(tmp_path, monkeypatch):
+    private = ("privacy.threat=ldp", "privacy.clip=1.0", "privacy.epsilon=12")
+    make(tmp_path / "federation", 3, small_config(3, *private))
+
+    def told():
+        with copied(tmp_path / "federation") as parties:
+            return answers(parties, load_task(parties[1]), Key(1)).found
+
+    assert told() == 0
+    mutants.refusal_at_hello(monkeypatch)
+    assert told() > 0
+
+
+@pytest.mark.parametrize(("split", "right"), [(mutants.ranked_split, False), (mutants.split_by_hash, True)])
+def test_a_ranked_split_is_found(split, right):
+    rows = torch.randn(60, 3, generator=Key(1).torch()).tolist()
+    task = Task(
+        model=lambda: nn.Linear(2, 2),
+        clients=lambda client, records: split(records),
+        records=lambda client: rows,
+        test=(torch.randn(4, 2), torch.tensor([0, 1, 0, 1])),
+        classes=2,
+        count=2,
+        examples=60,
+    )
+    assert neighbours(task).exceeds != right
+
+
+# --- nothing today ----------------------------------------------------------------------------------------
+
+EVERYTHING = {**ZOO, **OTHERS}
+FAST = (
+    *(
+        "mlp",
+        "bert",
+        "frozen",
+        "regression",
+        "multi-label",
+        "embedding-bag-mean",
+        "linear-sequence-bias-True",
+    ),
+    *("conv2d-1", "layer-norm-3-1", "group-norm-2", "attention-masked", "lstm-0", "gru-packed"),
+)
+
+
+def nothing_is_found(model, declaration, targets=None) -> None:
+    outcomes = [faithful(model, declaration, Key(1))]
+    for target in targets or [of_model(model, unit) for unit in ("example", "user")]:
+        outcomes += search(target, declaration, Key(1))
+    assert [outcome for outcome in outcomes if outcome.exceeds] == []
+
+
+def whole(names, fast):
+    """Return names as cases; what is not fast is for the night."""
+    return [pytest.param(name, marks=[] if name in fast else [pytest.mark.nightly]) for name in names]
+
+
+@pytest.mark.parametrize(
+    "name", whole([name for name in EVERYTHING if name not in REFUSED and name not in BROKEN], FAST)
+)
+def test_nothing_is_found_in_modules_of_others(name):
+    one, module = EVERYTHING[name], ready(name)
+    x, y = each(one.x, lambda part: part.flatten(0, 1)), one.y.flatten(0, 1)
+    classes = int(y.max()) + 1 if y.dtype == torch.int64 else None
+    declaration = declaration_of(Dataset(name, x, y, x, y, classes), seen=True)
+    nothing_is_found(made(module, one.loss, name), declaration)
+
+
+def ready(name):
+    torch.manual_seed(3)
+    module = EVERYTHING[name].module()
+    if any(isinstance(part, nn.LazyLinear) for part in module.modules()):
+        module(EVERYTHING[name].x[0])
+    return module
+
+
+@pytest.mark.parametrize("name", whole(models.models, ["logistic", "mlp"]))
+def test_nothing_is_found_in_the_packages_models(name):
+    model, shape, classes = build(name)
+    nothing_is_found(model, Declaration(Values("numbers", shape), Values("whole", high=classes - 1)))
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [pytest.param(*case, marks=[] if case[1] == "mlp" else [pytest.mark.nightly]) for case in CASES],
+)
+def test_nothing_is_found_in_few_coordinates(way, name):
+    model, x = test_models_coordinates.made(name)
+    small, _ = test_models_coordinates.made_smaller(model, way)
+    y = test_models_coordinates.labels().flatten()
+    nothing_is_found(small, declaration_of(Dataset(name, x.flatten(0, 1), y, x, y, 3), seen=True))
+
+
+@pytest.mark.parametrize("name", private_algorithms())
+def test_nothing_is_found_in_algorithms(name):
+    model = models.build("mlp", (6,), 3, hidden=(5,))
+    declaration = Declaration(Values("numbers", (6,)), Values("whole", high=2))
+    fields = algorithms[name].model_fields
+    batch = ["algorithm.batch_size=4"] if "batch_size" in fields else []
+    for unit in ["user", "example"] if "unit" in fields else [""]:
+        more = [*batch, *([f"algorithm.unit={unit}"] if unit else []), *FEW.get(name, ())]
+        config = parse({}, [*setting(name, "ldp", 2, 4.0), *more])
+        subject = Subject.of(config, 50, "grid")
+        assert subject is not None
+        nothing_is_found(model, declaration, [of_subject(subject, model, 4, Key(1))])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trilemma.data.declared import Declaration, Kind, Values, made_up
-from trilemma.data.types import Features, columns_of
+from trilemma.data.types import Features, columns_of, each
 from trilemma.keys import Key
 from trilemma.models import Model, unflatten
 
@@ -45,6 +45,10 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def first(self, count: int) -> Pool:
+        """Return the first few."""
+        return Pool(self.names[:count], each(self.x, lambda part: part[:count]), self.y[:count], count)
 
     def with_(self, name: str, x: Features, y: Tensor) -> Pool:
         """Return the pool with one more record, (1, …)."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trilemma.audit.bits import bits
 from trilemma.audit.canaries import DIMENSIONS, Examples, Pair, canary_pairs
 from trilemma.audit.likelihood import likelihood
 from trilemma.audit.one_run import from_one_run
-from trilemma.audit.outcomes import Audit, Outcome
+from trilemma.audit.outcomes import Audit, Outcome, Value
+from trilemma.audit.search import faithful, of_subject, search
 from trilemma.audit.sensitivity import own_pairs, sensitivity, wild_pairs
 from trilemma.audit.subject import Subject
 from trilemma.config import Config
 from trilemma.data import FederatedData
+from trilemma.data.declared import declaration_of
 from trilemma.data.types import each
 from trilemma.errors import UserError
 from trilemma.keys import Key
@@ -22,6 +24,7 @@ from trilemma.privacy import NoGuarantee
 from trilemma.privacy.types import Arithmetic
 from trilemma.simulate.experiment import assemble
 from trilemma.task import Task
+from trilemma.task.neighbours import changes
 
 BOUNDS = 4
 """Bounds on ε in an audit that can be false by chance, at most: each gets that share of the risk."""
@@ -93,6 +96,9 @@ def examine(
     own = own_pairs_of(subject, experiment.clients.model, held, size)
     outcomes = [*canary_tests(subject, effort, key)]
     outcomes.append(sensitivity(subject, own, key, experiment.clients.model.name))
+    outcomes += searched(subject, experiment.clients.model, held, size, key)
+    if task is not None and task.records is not None:
+        outcomes.append(neighbours(task))
     if task is not None and not subject.amplified and not subject.absent:
         affordable = WORK // (experiment.clients.model.dim * subject.rounds * subject.threat.clients)
         trials = min(effort.trials, max(50, affordable))
@@ -125,6 +131,20 @@ def canary_tests(subject: Subject, effort: Effort, key: Key) -> list[Outcome]:
         bits(subject, pairs[0], key, effort.risk),
         sensitivity(subject, wild_pairs(subject, DIMENSIONS, key), key, "canaries"),
     ]
+
+
+def searched(subject: Subject, model: Model, held: FederatedData, size: int, key: Key) -> Iterator[Outcome]:
+    """Yield what a directed search finds on the model that is trained, for records like those held."""
+    declaration = declaration_of(held.dataset, seen=True)
+    yield faithful(model, declaration, key)
+    yield from search(of_subject(subject, model, size, key), declaration, key)
+
+
+def neighbours(task: Task) -> Outcome:
+    """Return how many training examples one changed record changes."""
+    worst = max(changes(task), key=lambda change: change.examples)
+    facts: dict[str, Value] = {"client": worst.client, "what": worst.what}
+    return Outcome("neighbours", "examples", float(worst.examples), 1.0, facts=facts)
 
 
 def notes_on(config: Config, subject: Subject) -> tuple[str, ...]:

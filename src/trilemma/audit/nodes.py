@@ -25,13 +25,16 @@ from torch import Tensor
 
 from trilemma.audit.bounds import by_shape, clopper_pearson
 from trilemma.audit.canaries import Examples, canary_pairs
+from trilemma.audit.catalogue import features_of, records
 from trilemma.audit.examine import Effort, batch_of, canary_tests, concluded, own_pairs_of
 from trilemma.audit.likelihood import Plan, plan
 from trilemma.audit.observer import Observer
-from trilemma.audit.outcomes import Audit, Outcome
+from trilemma.audit.outcomes import Audit, Outcome, Value
 from trilemma.audit.sensitivity import sensitivity
 from trilemma.audit.subject import Subject
 from trilemma.data import Dataset, FederatedData, Holdings
+from trilemma.data.declared import declaration_of
+from trilemma.data.types import columns_of
 from trilemma.errors import UserError
 from trilemma.federation import kinds, layout, wire
 from trilemma.federation.layout import Party
@@ -77,6 +80,7 @@ def examine_federation(folder: Path, effort: Effort | None = None) -> Audit:
             *canary_tests(subject, effort, key),
             sensitivity(subject, pairs, key, task.model.name),
             *attacked(parties, task, subject, min(effort.trials, RELEASES), effort.risk, key),
+            answers(parties, task, key),
         ]
     notes = ("clients were copied and forgotten: nobody's ledger, budget or journal was touched",)
     return concluded(name, subject, effort, outcomes, notes)
@@ -126,6 +130,35 @@ def attacked(
         Outcome("one release of a node, counted", "ε", counted, certified, facts=facts),
         Outcome("one release of a node, by shape", "ε", shaped, certified, assumed, facts),
     ]
+
+
+def answers(parties: list[Party], task: PartyTask, key: Key) -> Outcome:
+    """Return how many records change what client 0 looks like: refusals, lengths, shapes and types."""
+    data = task.data
+    assert data is not None
+    pool = records(declaration_of(data.dataset, seen=True), key.fold("records"))
+    start = task.resolved.algorithm.init(task.model, (0,), key.fold("init")).broadcast
+    server = Adversary.over(parties, dict(start), task)
+    place = int(data.holdings.train[0][0])
+
+    def looks(row: int) -> object:
+        def replaced(column: Tensor, record: Tensor) -> Tensor:
+            changed = column.clone()
+            changed[place] = record[row]
+            return changed
+
+        columns, fresh = columns_of(data.dataset.x_train), columns_of(pool.x)
+        x = features_of({name: replaced(column, fresh[name]) for name, column in columns.items()})
+        dataset = replace(data.dataset, x_train=x, y_train=replaced(data.dataset.y_train, pool.y))
+        held = FederatedData(dataset, data.holdings, first=data.first, least=data.least)
+        holding = replace(task, assembled=replace(task.assembled, data=held))
+        return server.looks(f"answers-{row}", holding)
+
+    usual = looks(0)
+    strange = [row for row, name in enumerate(pool.names) if name.startswith(("all", "length"))]
+    told = [pool.names[row] for row in strange if looks(row) != usual]
+    facts: dict[str, Value] = {"records": len(strange), **({"first": told[0]} if told else {})}
+    return Outcome("answers of a node", "answers", float(len(told)), 0.0, facts=facts)
 
 
 def _guessed(
@@ -210,6 +243,20 @@ class Adversary:
         codec = holding.message.codec
         assert isinstance(codec, GridCodec)
         return codec.grid.decode(sent[ENCODED].numpy().tobytes()).double() * codec.grid.step
+
+    def looks(self, run: str, holding: PartyTask) -> object:
+        """Open a run with client 0 holding these data, and ask it for a step; return what that looks like."""
+        node = self.nodes[0]
+        node.__dict__["task"] = holding
+        node.loaded["agreed"] = node._agreed
+        try:
+            self.open(run)
+            ask = kinds.Ask(run=run, epoch=0, round=0, heard={}, unused=[])
+            answer = self._say(0, wire.dumps(ask, self.broadcast))
+        except UserError as refusal:
+            return str(refusal)
+        sent = wire.loads(answer, kinds.Answer)[1]
+        return len(answer), [(name, part.shape, part.dtype) for name, part in sent.items()]
 
     def colluders_shares(self, run: str, honest: int, law: NoiseLaw, round_: int) -> Tensor:
         """Return what clients 0 … honest − 1 share with the others, whose secrets the server holds."""

@@ -11,10 +11,11 @@ the distances of their releases are the moves of all pairs. Three things are loo
 
 Records and broadcasts come from a catalogue (`audit/catalogue.py`), and from gradient ascent on
 
-    J(θ, x) = log max_u ‖∂ℓ/∂z_u‖ ‖a_u‖ − log ‖∇ℓ‖ + min(0, log ‖∇ℓ‖/C)         z_u = u(a_u, W)
+    J(θ, x) = log max_u ‖∂ℓ/∂z_u‖ ‖a_u‖ − log ‖∇ℓ‖         z_u = u(a_u, W)
 
 over the operations u that use a parameter: where J is large the parts of a gradient cancel, and whoever
-computes its norm from the parts may be wrong.
+computes its norm from the parts may be wrong. The last layer is scaled afterwards, and left out of ∇ℓ; the
+pull of the loss at the outputs is held, so that nothing saturates.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -67,8 +70,11 @@ TOLERANCE = 1e-3
 FACES = 4
 """Batches of which gradients are compared, beside two fixed ones."""
 
-STEPS, STARTS, SPEED = 60, 3, 0.03
-"""Gradient ascent: steps, starts, and the length of a step as a share of a tensor's size."""
+STEPS, STARTS, SPEED, SLOWER = 80, 3, 0.1, 0.9
+"""Gradient ascent: steps, starts, how long the first step is as a share of a tensor, and the next ones."""
+
+CLASSES, SCALES = 4, (1.0, 1e3, 1e5)
+"""Targets that a record of an ascent is tried with, and by how much the last layer is scaled."""
 
 ROOM, FEWEST = 1 << 24, 12
 """Bytes that records under one broadcast may take, and the fewest of them; others take part under another."""
@@ -154,7 +160,7 @@ def _paid(algorithm: Algorithm, broadcast: State, state: State, clients: Clients
 class Search:
     """A search under way: the worst move so far over its declaration, and where; answers that were none.
 
-    `failed` counts how often a record counted as zero: twice is enough.
+    `failed` counts how often a record counted as zero: once is enough.
     """
 
     target: Target
@@ -167,7 +173,7 @@ class Search:
     def under(self, name: str, theta: Tensor, pool: Pool) -> None:
         """Let all records take their turn in the company of ordinary ones, and then of the loudest."""
         target = self.target
-        rows = [row for row in range(len(pool)) if self.failed[row] < 2]
+        rows = [row for row in range(len(pool)) if not self.failed[row]]
         one = each(pool.x, lambda part: part[None, :1])
         bytes_each = target.size * (target.model.engine or TAPE).footprint(target.model, one, 2)
         most = max(FEWEST, ROOM // (bytes_each + 8 * target.model.dim))
@@ -240,42 +246,58 @@ def _places(target: Target, pool: Pool, key: Key, ascents: int) -> Iterator[tupl
         yield name, theta, pool
     if target.unit == "user":
         return  # a client's gradient is formed: nothing cancels in its norm
-    generator, tensors = key.fold("rest").torch(), unflatten(model, first)
-    matrices = [name for name, part in tensors.items() if part.dim() > 1] or [*tensors]
+    generator, head = key.fold("rest").torch(), model.last(1)
     for start in range(ascents):
-        theta = first.clone()
-        unflatten(model, theta)[matrices[-1]].mul_(10.0 ** (3 + start))
-        number = (0, ORDINARY, ORDINARY + 1)[start % 3]
-        only = itemgetter(slice(number, number + 1))
-        x, y = each(pool.x, only), only(pool.y)
-        with suppress(Exception):  # what has no second derivative, or none in double precision
-            theta, x = ascend(target, theta, x, y)
-            for rest in REST:
-                off = 1 + rest * torch.randn(theta.shape, generator=generator)
-                yield f"ascent {start}, off by {rest:g}", theta * off, pool.with_("ascended", x, y)
+        place = (ORDINARY + start) % pool.tame  # what is repeated comes after what is ordinary
+        only = itemgetter(slice(place, place + 1))
+        with suppress(RuntimeError, ValueError):  # what has no second derivative, or none in double precision
+            theta, x = ascend(target, first, each(pool.x, only), only(pool.y))
+            more = pool.first(CLASSES)
+            for row in range(CLASSES):
+                more = more.with_("ascended", x, pool.y[row : row + 1])
+            for rest, scale in product(REST[:2], SCALES):
+                off = theta * (1 + rest * torch.randn(theta.shape, generator=generator))
+                off[head.slice] *= scale
+                yield (
+                    f"ascent {start}, off by {rest:g}, ×{scale:g}",
+                    off.clamp(-target.bound, target.bound),
+                    more,
+                )
 
 
 # --- autograd's own ---------------------------------------------------------------------------------------
 
 
-def loss_of(model: Model, theta: Tensor, x: Features, y: Tensor) -> Tensor:
-    """Return the sum of examples' losses, each alone, through the model's own code in the type of `theta`."""
-    x, y = each(x, lambda part: _wide(part, theta.dtype)), _wide(y, theta.dtype)
+def outputs_of(model: Model, theta: Tensor, x: Features) -> list[Any]:
+    """Return examples' outputs, each alone, through the model's own code in the type of `theta`."""
+    x, rows = each(x, lambda part: _wide(part, theta.dtype)), len(next(iter(columns_of(x).values())))
+    singles = [each(x, itemgetter(slice(number, number + 1))) for number in range(rows)]
     if not isinstance(model.engine, ModuleEngine):
-        features = each(x, lambda part: part[None])
-        return model.loss(model.forward(unflatten(model, theta), features, Tape(train=True)), y[None]).sum()
-    source, found = model.engine.source, theta.new_zeros(())
-    net = copy.deepcopy(source.module).to(theta.dtype)
+        named = unflatten(model, theta)
+        return [model.forward(named, each(one, lambda part: part[None]), Tape(train=True)) for one in singles]
+    net, found = copy.deepcopy(model.engine.source.module).to(theta.dtype), []
     for part in net.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.eval()
-    for number in range(len(y)):
-        only = itemgetter(slice(number, number + 1))
-        one = each(x, only)
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.sparse = False  # the same gradient, as one can add it up
+    for one in singles:
         arguments = ((one,), None) if isinstance(one, Tensor) else ((), one)
         outputs = functional_call(net, unflatten(model, theta), *arguments)
-        found = found + source.loss(getattr(outputs, "logits", outputs), only(y)).sum()
+        found.append(getattr(outputs, "logits", outputs))
     return found
+
+
+def loss_of(model: Model, outputs: list[Any], y: Tensor) -> Tensor:
+    """Return the sum of examples' losses."""
+    wide = _wide(y, torch.get_default_dtype())
+    targets = [wide[number : number + 1] for number in range(len(y))]
+    if isinstance(model.engine, ModuleEngine):
+        loss = model.engine.source.loss
+        losses = [loss(one, target).sum() for one, target in zip(outputs, targets, strict=True)]
+    else:
+        losses = [model.loss(one, target[None]).sum() for one, target in zip(outputs, targets, strict=True)]
+    return torch.stack(losses).sum()
 
 
 def own_gradient(model: Model, theta: Tensor, x: Features, y: Tensor) -> tuple[Tensor, int]:
@@ -286,7 +308,7 @@ def own_gradient(model: Model, theta: Tensor, x: Features, y: Tensor) -> tuple[T
         return engine.project(found), beside
     flat = theta.clone().requires_grad_()
     with torch.enable_grad(), _default(theta.dtype):
-        loss = loss_of(model, flat, x, y)
+        loss = loss_of(model, outputs_of(model, flat, x), y)
         beside = sum(leaf is not flat for leaf in _leaves(loss))
         return torch.autograd.grad(loss, flat)[0].detach(), beside
 
@@ -306,7 +328,10 @@ def faithful(model: Model, declaration: Declaration, key: Key) -> Outcome:
         x, y = each(pool.x, itemgetter(rows)), pool.y[rows]
         if model.buffers:
             break  # examples have no gradients of their own
-        own, beside = own_gradient(model, theta.to(dtype), x, y)
+        try:
+            own, beside = own_gradient(model, theta.to(dtype), x, y)
+        except RuntimeError:
+            continue  # records of which the model itself makes nothing
         own, batch = own.double() / len(rows), Batch(each(x, lambda part: part[None]), y[None])
         for limit in (Clip.none(), Clip.example(1e4 * (1 + float(own.norm())))):
             said = ""
@@ -348,46 +373,55 @@ class Uses(TorchFunctionMode):
         return out
 
 
-def cancelling(target: Target, theta: Tensor, x: Features, y: Tensor) -> Tensor:
-    """Return J, differentiable."""
-    with torch.enable_grad(), _default(theta.dtype), Uses(theta) as uses:
-        loss = loss_of(target.model, theta, x, y)
-    outputs = [out for _, out in uses.found]
-    whole, *pulls = torch.autograd.grad(loss, [theta, *outputs], create_graph=True, allow_unused=True)
+def cancelling(target: Target, theta: Tensor, x: Features, pull: Tensor) -> Tensor:
+    """Return J, differentiable, where `pull` is the gradient of the loss at the outputs."""
+    # Other kernels of attention have no second derivative.
+    with torch.enable_grad(), _default(theta.dtype), sdpa_kernel(SDPBackend.MATH), Uses(theta) as uses:
+        (outputs,) = outputs_of(target.model, theta, x)
+    below = target.model.last(1).start or target.model.dim
+    outs = [out for _, out in uses.found]
+    whole, *pulls = torch.autograd.grad(
+        (outputs * pull).sum(), [theta, *outs], create_graph=True, allow_unused=True
+    )
     parts = [
-        (pull.square().sum() + 1e-60).log() / 2
-        + sum(((a.square().sum() + 1e-60).log() / 2 for a in others), 0.0)
-        for (others, _), pull in zip(uses.found, pulls, strict=True)
-        if pull is not None
+        _log(found) + sum((_log(a) for a in others if bool(torch.isfinite(a).all())), 0.0)
+        for (others, _), found in zip(uses.found, pulls, strict=True)
+        if found is not None
     ]
-    length = (whole.square().sum() + 1e-60).log() / 2 - math.log(target.clip)
-    return torch.stack(parts).max() - math.log(target.clip) - length + length.clamp(max=0.0)
+    return torch.stack(parts).max() - _log(whole[:below])
 
 
 def ascend(target: Target, theta: Tensor, x: Features, y: Tensor) -> tuple[Tensor, Features]:
     """Return parameters and a record (1, …) to which gradient ascent on J leads."""
-    columns = columns_of(x)
+    model, columns = target.model, columns_of(x)
     moving = {name: part for name, part in columns.items() if part.is_floating_point()}
     sizes = [
-        part.square().mean().sqrt().clamp(min=1.0).expand(part.shape)
-        for part in unflatten(target.model, theta).values()
+        part.square().mean().sqrt().clamp(min=0.1).expand(part.shape)
+        for part in unflatten(model, theta).values()
     ]
     scale = [
         torch.cat([size.flatten() for size in sizes]),
         *(part.abs().mean() + 1.0 for part in moving.values()),
     ]
     base = [part.double() for part in (theta, *moving.values())]
+    with _default(torch.float64):
+        (outputs,) = (one.detach().requires_grad_() for one in outputs_of(model, base[0], x))
+        (pull,) = torch.autograd.grad(loss_of(model, [outputs], y), outputs)
     offsets = [torch.zeros_like(part, requires_grad=True) for part in base]
     adam = torch.optim.Adam(offsets, lr=SPEED)
     for step in range(STEPS + 1):
         at = [part + size * off for part, size, off in zip(base, scale, offsets, strict=True)]
-        at[0] = at[0].clamp(-target.bound, target.bound)
         now = features_of({**columns, **dict(zip(moving, at[1:], strict=True))})
         if step < STEPS:
+            adam.param_groups[0]["lr"] = SPEED * SLOWER**step
             adam.zero_grad()
-            torch.autograd.backward(-cancelling(target, at[0], now, y))
+            torch.autograd.backward(-cancelling(target, at[0], now, pull))
             adam.step()
     return at[0].detach().float(), each(now, lambda part: _wide(part.detach(), torch.float32))
+
+
+def _log(part: Tensor) -> Tensor:
+    return (part.square().sum() + 1e-60).log() / 2
 
 
 def _wide(part: Tensor, dtype: torch.dtype) -> Tensor:
