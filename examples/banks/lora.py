@@ -9,8 +9,10 @@ and the head. It wants a GPU.
 from __future__ import annotations
 
 import numpy as np
-from queries import BANKS, Encoder, queries
+from queries import BANKS, LENGTH, VOCABULARY, Encoder, queries
 from torch import Tensor, nn
+
+from trilemma import Declaration, Values
 
 INTENTS = 77
 SCALE = 20.0
@@ -19,6 +21,13 @@ SCALE = 20.0
 clients = BANKS
 metrics = ("accuracy",)
 loss = nn.CrossEntropyLoss()
+expects = Declaration(
+    {
+        "input_ids": Values("whole", (LENGTH,), low=0, high=VOCABULARY - 1, varies=True),
+        "attention_mask": Values("whole", (LENGTH,), low=0, high=1, varies=True, mask=True),
+    },
+    Values("whole", low=0, high=INTENTS - 1),
+)
 
 
 class Classifier(nn.Module):

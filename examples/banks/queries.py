@@ -21,6 +21,8 @@ from torch import Tensor, nn
 BANKS = 20
 LENGTH = 48
 """Tokens of a query that are read; nearly all have fewer."""
+VOCABULARY = 30522
+"""Tokens that the encoder knows."""
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

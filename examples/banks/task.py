@@ -13,10 +13,13 @@ import numpy as np
 from queries import BANKS, embedded
 from torch import Tensor, nn
 
+from trilemma import Declaration, Values
+
 INTENTS = 77
 clients = BANKS
 metrics = ("accuracy",)
 loss = nn.CrossEntropyLoss()
+expects = Declaration(Values("numbers", (384,), low=-1, high=1), Values("whole", low=0, high=INTENTS - 1))
 
 
 def model() -> nn.Module:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
-from trilemma import models
+from trilemma import Declaration, Values, models
 from trilemma.models import Model
 
 clients = 5
+expects = Declaration(Values("numbers", (30,), low=-1, high=2), Values("whole", low=0, high=1))
+"""What an example may be; one that is otherwise counts as zero."""
 
 
 def model() -> Model:

@@ -42,6 +42,10 @@ examples = 75
 """What every hospital counts as holding: the smallest has 123 patients, two thirds of them for training."""
 loss = nn.BCEWithLogitsLoss()
 metrics = ("accuracy", "auc")
+expects = tl.Declaration(
+    tl.Values("numbers", (13,), low=-10, high=10), tl.Values("numbers", (1,), low=0, high=1)
+)
+"""What an example may be; one that is otherwise counts as zero."""
 
 
 def model() -> nn.Module:

@@ -18,9 +18,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from trilemma import Declaration, Values
+
 clients = 10
 metrics = ("accuracy",)
 loss = nn.CrossEntropyLoss()
+expects = Declaration(Values("numbers", (1, 28, 28), low=0, high=1), Values("whole", low=0, high=9))
 
 
 class Net(nn.Module):

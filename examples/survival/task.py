@@ -20,7 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trilemma import Declaration, Values
+
 clients = 6
+expects = Declaration(Values("numbers", (39,)), Values("numbers", (2,), low=0))
 
 
 def model() -> nn.Module:

@@ -155,9 +155,8 @@ def test_the_server_never_asks_for_data(tmp_path):
     ],
 )
 def test_a_task_that_does_not_fit_is_named(tmp_path, task, complaint):
-    made = federation(tmp_path, task, small_config(3, tolerate=0))
     with pytest.raises(UserError, match=complaint):
-        load_task(made[1])
+        load_task(federation(tmp_path, task, small_config(3, tolerate=0))[1])
 
 
 def test_a_client_that_holds_fewer_than_agreed_takes_part_with_empty_places(tmp_path):

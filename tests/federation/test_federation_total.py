@@ -14,6 +14,7 @@ from malicious_server import Server, entries
 
 from federation_harness import INSTANT
 from trilemma import config as configurations
+from trilemma.errors import UserError
 from trilemma.federation import kinds, paid, provisioning, wire
 from trilemma.federation.layout import Party
 from trilemma.federation.public_facts import Federation
@@ -34,7 +35,7 @@ from torch import nn
 from trilemma import Declaration, Values
 
 HERE = Path(__file__).parent
-expects = Declaration(x=Values("numbers", (4,)), y=Values("numbers", (1,), low=0, high=9))
+expects = Declaration(x=Values("numbers", (4,)), y=Values("numbers", (1,), low=0, high=1))
 
 
 class Net(nn.Module):
@@ -43,6 +44,8 @@ class Net(nn.Module):
         self.layer = nn.Linear(4, 1)
 
     def forward(self, x):
+        if not torch._C._functorch.is_batchedtensor(x) and bool((x == 9).any()):
+            {fails}
         return {forward}
 
 
@@ -55,34 +58,36 @@ def raises(error):
 
 
 def loss(outputs, targets):
-    {loss}
+    return {loss}
 
 
 def data(client):
     rng = np.random.default_rng(client)
     x, y = rng.normal(size=({rows}, 4)), rng.integers(2, size=({rows}, 1)).astype(float)
     if client == 0 and (HERE / "record").exists():
-        x[0], y[0] = {x}, {y}
+        x[0], y[0] = {x}, 1
     return x, y
 """
 
 MIXED = "3e38 * np.array([1, 1, -1, -1])"
-PLAIN = "nn.functional.mse_loss(outputs, targets)"
-RAISES = "if bool((targets > 5).any()):\n        raises({})\n    return " + PLAIN
-
+LINE, SQUARES = "self.layer(x)", "nn.functional.mse_loss(outputs, targets)"
+ERRORS = {
+    "value error": "ValueError('patient 4711')",
+    "exit": "SystemExit(3)",
+    "interrupt": "KeyboardInterrupt()",
+    "memory": "MemoryError()",
+    "recursion": "RecursionError()",
+    "no memory on a GPU": "torch.OutOfMemoryError('CUDA')",
+}
 WAYS = {
-    # name: (forward, loss, the record's features and target)
-    "nan": ("torch.sigmoid(self.layer(x))", "return nn.BCELoss()(outputs, targets)", MIXED, 1),
-    "value error": ("self.layer(x)", RAISES.format("ValueError('patient 4711')"), 1, 9),
-    "exit": ("self.layer(x)", RAISES.format("SystemExit(3)"), 1, 9),
-    "interrupt": ("self.layer(x)", RAISES.format("KeyboardInterrupt()"), 1, 9),
-    "memory": ("self.layer(x)", RAISES.format("MemoryError()"), 1, 9),
-    "recursion": ("self.layer(x)", RAISES.format("RecursionError()"), 1, 9),
-    "no memory on a GPU": ("self.layer(x)", RAISES.format("torch.OutOfMemoryError('CUDA')"), 1, 9),
-    "huge": ("self.layer(x)", "return " + PLAIN, 1e30, 9),
-    "tiny": ("self.layer(x)", "return " + PLAIN, 1e-38, 0),
-    "infinite": ("self.layer(x)", "return " + PLAIN, MIXED, 9),
-}  # fmt: skip
+    # name: (forward, loss, what the module does at features 9, the record's features)
+    "nan": ("torch.sigmoid(self.layer(x))", "nn.BCELoss()(outputs, targets)", "pass", MIXED),
+    "huge": (LINE, SQUARES, "pass", 1e30),
+    "tiny": (LINE, SQUARES, "pass", 1e-38),
+    "infinite": (LINE, SQUARES, "pass", MIXED),
+    "no number": (LINE, SQUARES, "pass", "np.nan"),
+    "no table": (LINE, SQUARES, "pass", "raises(SystemExit('no table'))"),
+} | {name: (LINE, SQUARES, f"raises({error})", 9) for name, error in ERRORS.items()}
 
 OPTIONS = {
     "fedavg": ["algorithm.local_steps=3"],
@@ -113,8 +118,8 @@ def settings(name: str, unit: str, *more: str) -> str:
 def federation(folder, way: str, config: str) -> list[Party]:
     """Make a federation of two clients; the record is not there yet."""
     folder.mkdir(parents=True)
-    forward, loss, x, y = WAYS[way]
-    (folder / "task.py").write_text(TASK.format(rows=ROWS, forward=forward, loss=loss, x=x, y=y))
+    forward, loss, fails, x = WAYS[way]
+    (folder / "task.py").write_text(TASK.format(rows=ROWS, forward=forward, loss=loss, fails=fails, x=x))
     facts = Federation("own", 2, examples=ROWS, timing=INSTANT)
     made = provisioning.init(folder / "federation", facts, config, task=folder / "task.py")
     write_budgets(made[1:], load_task(made[0]), 1e12)
@@ -174,8 +179,8 @@ EVERY = [(name, unit) for name in private_algorithms() for unit in units(name)]
     ("way", "name", "unit"),
     [
         *(("nan", name, unit) for name, unit in EVERY),
-        *((way, "safe-dshb", unit) for way in ["huge", "tiny", "infinite"] for unit in ("user", "example")),
-        *((way, "fedavg", "") for way in ["huge", "tiny", "infinite"]),
+        *((way, "safe-dshb", unit) for way in [*WAYS][1:] for unit in ("user", "example")),
+        *((way, "fedavg", "") for way in [*WAYS][1:]),
     ],
 )
 def test_no_record_decides_whether_a_client_answers(tmp_path, way, name, unit):
@@ -248,3 +253,38 @@ def test_nor_where_noise_is_shared_and_epochs_change(tmp_path, name):
     with_record = rounds(tmp_path / "with", record=True)
     assert with_record == rounds(tmp_path / "without", record=False)
     assert with_record[1] == 3
+
+
+def test_what_a_record_may_be_is_in_the_terms(tmp_path):
+    """A party whose task expects other records, or whose folder says others, is of no use to the others."""
+    made = federation(tmp_path / "two", "huge", settings("safe-dshb", "user"))
+    facts, task = made[1].folder / "federation.toml", made[1].task
+    terms = made[1].terms
+    task.write_text(task.read_text().replace("high=1", "high=2"))
+    with pytest.raises(UserError, match="expects records"):
+        load_task(made[1])
+    facts.write_text(facts.read_text().replace("high = 1", "high = 2"))
+    load_task(made[1])
+    assert Party.open(made[1].folder).terms != terms
+
+
+def test_without_a_declaration_nothing_private_is_learned(tmp_path):
+    made = federation(tmp_path / "two", "huge", settings("safe-dshb", "user"))
+    for party in made:
+        party.task.write_text(party.task.read_text().replace("expects =", "expected ="))
+        facts = party.folder / "federation.toml"
+        facts.write_text(facts.read_text().partition("[records")[0])
+    with pytest.raises(UserError, match="expects = Declaration"):
+        load_task(Party.open(made[1].folder))
+
+
+def test_a_model_that_fails_at_allowed_records_is_refused_before_anything_is_paid_for(tmp_path):
+    WAYS["always"] = (LINE, SQUARES, "pass", 1)
+    made = federation(tmp_path / "two", "always", settings("safe-dshb", "user"))
+    for party in made[1:]:
+        party.task.write_text(party.task.read_text().replace("(x == 9)", "(x < 9)").replace("pass", "1 / 0"))
+    server = Observer(made)
+    with pytest.raises(Refused):
+        server.open(0, (0, 1))
+    assert not entries(made[1])
+    assert "division by zero" in made[1].log.read_text()

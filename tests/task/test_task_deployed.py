@@ -29,10 +29,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from trilemma import Declaration, Values
 
 clients = 4
 metrics = ["accuracy", "auc"]
 CALLED = []
+expects = Declaration(Values("numbers", (5,)), Values("whole", low=0, high=1))
 
 class Net(nn.Module):
     def __init__(self):

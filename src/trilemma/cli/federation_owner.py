@@ -54,6 +54,8 @@ def allow_command(
             found = allow(party, run)
             cost = "no guarantee" if found.epsilon is None else f"ε = {found.epsilon:.3g}"
             said = f"run {run!r} of configuration {found.configuration[:12]}, {cost}"
+            for line in found.left_out:
+                note(f"{party.name}: {line.partition(': ')[2]}")
         elif epsilon is not None:
             amend(party.allowed, allow_up_to(epsilon))
             said = f"any run up to ε = {epsilon:g}"

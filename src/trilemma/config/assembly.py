@@ -5,6 +5,7 @@ The one place where they come together: the simulator asks for everybody, a part
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,9 @@ from trilemma.data import Dataset, FederatedData
 from trilemma.errors import ConfigError
 from trilemma.keys import Key
 from trilemma.task import Learner, Task
+
+MADE = 16
+"""Made-up examples on which a party tries model and loss."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Assembled:
     """Test examples alone, where there are no others."""
     root: FederatedData | None = None
     """Public examples at the server, as those of one client."""
+    made: Dataset | None = None
+    """Made-up examples, where what a record may be is agreed on."""
 
     @property
     def held(self) -> FederatedData:
@@ -87,22 +93,37 @@ def learner_of(config: Config, key: Key, task: Task, dataset: data.Dataset | Non
     return replace(learner, model=models.choose(learner.model, config.coordinates.train, key))
 
 
-def one_party(config: Config, key: Key, task: Task, client: int | None, examples: int) -> Assembled:
+def one_party(
+    config: Config,
+    key: Key,
+    task: Task,
+    client: int | None,
+    examples: int,
+    tell: Callable[[str], None] | None = None,
+) -> Assembled:
     """Return the model and one client's data alone; the server, None, has test examples at most.
 
     `examples` is how many every client counts as holding. How many it does hold may depend on a record, so
-    a client that holds fewer takes part too, with empty places.
+    a client that holds fewer takes part too, with empty places. Where a task says what a record may be, model
+    and loss are tried on made-up ones alone; with `tell` no data are refused, their owner is told instead.
     """
+    made = None
+    if task.expects is not None:
+        made = _features(config, data.stand_in(task.expects, MADE, key.fold("made up")), key)
     if client is None:
         tests = task.test_dataset
         if tests is not None:
             tests = _around(config, _features(config, tests, key), data.Holdings([], [], []))
-        learner = learner_of(config, key, task, tests)
-        return Assembled(learner.model, None, learner, tests)
-    given = task.client_dataset(client)
+        learner = learner_of(config, key, task, made or tests)
+        return Assembled(learner.model, None, learner, tests, made=made)
+    if tell is None or made is None:
+        given = task.client_dataset(client)
+    else:
+        given = task.fitted(client, tell, examples)
     dataset = _features(config, given, key)
-    learner = learner_of(config, key, task, dataset)
-    return Assembled(learner.model, _natural(config, key, dataset, given, examples, first=client), learner)
+    learner = learner_of(config, key, task, made or dataset)
+    held = _natural(config, key, dataset, given, examples, first=client)
+    return Assembled(learner.model, held, learner, made=made)
 
 
 def _features(config: Config, dataset: Dataset, key: Key, device: torch.device | str = "cpu") -> Dataset:

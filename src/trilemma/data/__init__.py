@@ -27,6 +27,7 @@ from trilemma.data.dealing import mirror, set_aside
 from trilemma.data.declared import Declaration, Values, declaration_of, made_up
 from trilemma.data.features import features_of, with_features
 from trilemma.data.federated import EpochBatches, FederatedData, Split
+from trilemma.data.fitted import fitted, outside, stand_in, within
 from trilemma.data.own import from_clients
 from trilemma.data.recordwise import fill, split
 from trilemma.data.storage import Storage
@@ -64,6 +65,7 @@ __all__ = [
     "feature_maps",
     "features_of",
     "fill",
+    "fitted",
     "from_clients",
     "from_folder",
     "from_table",
@@ -72,11 +74,14 @@ __all__ = [
     "loaded",
     "made_up",
     "mirror",
+    "outside",
     "partitions",
     "read_table",
     "set_aside",
     "split",
+    "stand_in",
     "with_features",
+    "within",
 ]
 
 discover(__name__, but=("choices",))

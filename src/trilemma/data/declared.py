@@ -101,6 +101,16 @@ class Values:
                 wrong |= values > self.high
         return wrong.flatten(1).any(1) if wrong.dim() > 1 else wrong
 
+    def code(self) -> str:
+        """Return it as Python.
+
+        >>> print(Values("whole", (16,), low=0, high=999, varies=True).code())
+        Values('whole', (16,), low=0, high=999, varies=True)
+        """
+        named = self.plain()
+        first = [repr(named.pop("kind")), *([repr(self.shape)] if named.pop("shape", None) else [])]
+        return f"Values({', '.join([*first, *(f'{name}={fact!r}' for name, fact in named.items())])})"
+
     def plain(self) -> dict[str, Any]:
         """Return it as values of TOML, without what is as usual."""
         usual = Values()
@@ -147,6 +157,13 @@ class Declaration:
     def length(self) -> int | None:
         """The length of the longest record, where they differ in length."""
         return next((one.shape[0] for one in self.columns.values() if one.varies), None)
+
+    def code(self) -> str:
+        """Return it as Python."""
+        columns = {name: column.code() for name, column in self.columns.items()}
+        inside = ", ".join(f"{name!r}: {code}" for name, code in columns.items())
+        x = columns[""] if [*columns] == [""] else f"{{{inside}}}"
+        return f"Declaration({x}, {self.y.code()}{', ignored=True' if self.ignored else ''})"
 
     def plain(self) -> dict[str, Any]:
         """Return it as values of TOML."""

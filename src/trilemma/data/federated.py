@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, overload
 
 import numpy as np
@@ -42,14 +42,21 @@ class _Held:
     labels: Tensor
     sizes: np.ndarray
     offsets: np.ndarray
+    real: np.ndarray | None = None
+    """Which slots count; None: all."""
 
     @staticmethod
-    def of(x: Features, y: Tensor, held: Sequence[np.ndarray]) -> _Held:
+    def of(x: Features, y: Tensor, held: Sequence[np.ndarray], left_out: Tensor | None = None) -> _Held:
         rows = torch.from_numpy(np.concatenate([*held, np.empty(0, np.int64)]).astype(np.int64)).to(y.device)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(y):
             raise UserError(f"holdings name examples outside 0 … {len(y) - 1}")
         sizes = np.array([len(indices) for indices in held], dtype=np.int64)
-        return _Held(x, rows, y[rows], sizes, np.concatenate([[0], np.cumsum(sizes)[:-1]]))
+        real = None if left_out is None else ~left_out.numpy()[rows.numpy(force=True)]
+        return _Held(x, rows, y[rows], sizes, np.concatenate([[0], np.cumsum(sizes)[:-1]]), real)
+
+    def count(self, slots: np.ndarray, present: np.ndarray) -> np.ndarray:
+        """Return which of the slots that are `present` count."""
+        return present if self.real is None else present & self.real[slots]
 
     def gather(self, slots: np.ndarray) -> tuple[Features, Tensor]:
         # What is already under way on a GPU need not end first.
@@ -96,7 +103,7 @@ class FederatedData:
         self.least = least
         data = self.dataset
         self._splits: dict[Split, _Held] = {
-            "train": _Held.of(data.x_train, data.y_train, holdings.train),
+            "train": _Held.of(data.x_train, data.y_train, holdings.train, data.left_out),
             "valid": _Held.of(data.x_train, data.y_train, holdings.valid),
             "test": _Held.of(data.x_test, data.y_test, holdings.test),
         }
@@ -142,7 +149,8 @@ class FederatedData:
             )
         chosen = drawn_each(key.integers("client", (self.first + i for i in ids)), sizes, size)
         present = chosen < held.sizes[list(ids), None]
-        x, y = held.gather(held.offsets[list(ids), None] + chosen * present)
+        slots = held.offsets[list(ids), None] + chosen * present
+        (x, y), present = held.gather(slots), held.count(slots, present)
         weight = None if present.all() else self._tensor(present / size)
         return Batch(self._augmented(x, ids, key), y, weight)
 
@@ -164,7 +172,7 @@ class FederatedData:
         width = max(1, *(len(drawn) for drawn in draws))
         slots, present = _pack(held.offsets[list(ids)], draws, width)
         x, y = held.gather(slots)
-        weight = self._tensor(present / size)
+        weight = self._tensor(held.count(slots, present) / size)
         return Batch(self._augmented(x, ids, key), y, weight)
 
     def epoch_batches(
@@ -188,7 +196,8 @@ class FederatedData:
                 m, size, range(start, start + steps), key.fold("client", self.first + i)
             )
             slots[:, k] = held.offsets[i] + drawn[:, :width]
-        return EpochBatches(self, slots, np.arange(width) < counts[..., None], tuple(ids), key, start)
+        present = held.count(slots, np.arange(width) < counts[..., None])
+        return EpochBatches(self, slots, present, tuple(ids), key, start)
 
     def everything(self, ids: Sequence[int], split: Split = "train") -> Batch:
         """Return all examples of each client, padded with weight 0 to the largest.
@@ -215,7 +224,7 @@ class FederatedData:
         first = np.minimum(held.offsets[list(ids)], max(0, len(held.rows) - 1))
         slots, present = _pack(first, draws, width=max(1, *sizes.tolist()))
         x, y = held.gather(slots)
-        return Batch(x, y, self._tensor(present / np.maximum(1, sizes)[:, None]))
+        return Batch(x, y, self._tensor(held.count(slots, present) / np.maximum(1, sizes)[:, None]))
 
     def with_labels(self, ids: Sequence[int], relabel: Callable[[Tensor, int], Tensor]) -> FederatedData:
         """Return the same data where client i of `ids` trains on the labels `relabel(labels, i)`.
@@ -245,7 +254,7 @@ class FederatedData:
                     raise UserError(f"client {i}: new labels must lie in 0 … {classes - 1}")
             labels[mine] = new
         other = copy.copy(self)
-        other._splits = {**self._splits, "train": _Held(held.x, held.rows, labels, held.sizes, held.offsets)}
+        other._splits = {**self._splits, "train": replace(held, labels=labels)}
         return other
 
     def _training(self, ids: Sequence[int], size: int) -> _Held:
@@ -299,7 +308,8 @@ class EpochBatches(Sequence[Batch]):
         present = self._present[step]
         key = self._key.fold("step", self._start + step)
         # Without padding every example weighs the same, and models need not look for any.
-        weight = None if present.all() else self._data._tensor(present / present.sum(axis=1, keepdims=True))
+        shares = present / np.maximum(1, present.sum(axis=1, keepdims=True))
+        weight = None if present.all() else self._data._tensor(shares)
         return Batch(self._data._augmented(x, self._ids, key), y, weight)
 
     def __iter__(self) -> Iterator[Batch]:

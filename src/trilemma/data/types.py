@@ -36,7 +36,8 @@ class Dataset:
     yes-or-no labels if `multilabel`, any other numbers if not.
 
     `description` says what was loaded, from where and how it is scaled. `augment` changes training features
-    when they are drawn; `natural` says who holds what, for data that comes with its clients.
+    when they are drawn; `natural` says who holds what, for data that comes with its clients. `left_out` (n,)
+    are training examples that have their places and count as zero.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Dataset:
     augment: Augment | None = None
     natural: Holdings | None = None
     multilabel: bool = False
+    left_out: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Dataset:
         """Return the same data set on `device`."""

@@ -42,6 +42,7 @@ def found(
     """
     if len(requests) != federation.clients:
         raise UserError(f"{len(requests)} requests for a federation of {federation.clients} clients")
+    federation = provisioning.declared(federation, task)
     members = tuple(_member(request) for request in requests)
     with provisioning.new_folder(folder):
         authority = Authority.found(folder / authorities.FOLDER, federation.name, federation.toml(), config)

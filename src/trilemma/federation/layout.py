@@ -13,6 +13,7 @@ party needs. `federation.toml` is the same everywhere and public. Every party re
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import stat
@@ -123,7 +124,9 @@ class Party:
     @property
     def _facts(self) -> tuple[bytes, ...]:
         """What is agreed on of the public facts."""
-        return str(self.federation.examples).encode(), self.federation.timing.agreed
+        facts = self.federation
+        records = json.dumps(facts.records, sort_keys=True)
+        return str(facts.examples).encode(), facts.timing.agreed, records.encode()
 
     @property
     def task_digest(self) -> str:

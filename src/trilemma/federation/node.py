@@ -47,7 +47,7 @@ from trilemma.federation.layout import Party
 from trilemma.federation.long_blocks import LongBlocks, Whole
 from trilemma.federation.paid import tell_owner, uninterrupted
 from trilemma.federation.proposals import check_allowed
-from trilemma.federation.reasons import Reason, Refused, reason_for, write_down
+from trilemma.federation.reasons import Reason, Refused, note_down, reason_for, write_down
 from trilemma.federation.scoring import SHARE
 from trilemma.federation.sessions import Session, WentBack
 from trilemma.federation.spending import least_members, ledger_position, pay, pay_score
@@ -93,7 +93,8 @@ class Node:
     def task(self) -> PartyTask:
         """The task, as this client had it when it last agreed to terms, or was first asked something."""
         self.loaded["agreed"] = self._agreed
-        return load_task(self.party)
+        with uninterrupted():  # what is raised meanwhile comes from the task's own code
+            return load_task(self.party, tell=lambda said: note_down(self.party.log, said))
 
     @property
     def _agreed(self) -> str:

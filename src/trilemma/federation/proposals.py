@@ -21,6 +21,7 @@ from trilemma.federation.permission import Permission, amend
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.spending import least_members, planned_epsilon
 from trilemma.federation.task import PartyTask, load_task
+from trilemma.task.inspection import left_out
 
 KEPT = 32
 """How many proposals a client keeps, and runs it joined and was asked nothing in: a server may think of names
@@ -37,7 +38,7 @@ class Manifest:
     `plan` is the digest of all that is agreed on, with the code of the task; `configuration` and `task` are
     digests of those alone ("" without a task.py); `keys` is the digest of everybody's identities. An epoch
     has at least `threshold` of the `members`. `epsilon` is what its rounds cost this client, a tenth of them
-    repeated; None where nothing is guaranteed.
+    repeated; None where nothing is guaranteed. `left_out` says of which of its records nothing is learned.
     """
 
     run: str
@@ -49,6 +50,7 @@ class Manifest:
     epsilon: float | None
     rounds: int
     keys: str
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, party: Party, task: PartyTask, run: str) -> Manifest:
@@ -63,6 +65,7 @@ class Manifest:
             epsilon=planned_epsilon(task, party),
             rounds=task.config.run.rounds,
             keys=party.keys.digest.hex(),
+            left_out=() if task.data is None else tuple(left_out(task.data.dataset)),
         )
 
 

@@ -11,6 +11,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from trilemma import files
@@ -24,6 +25,7 @@ from trilemma.federation.public_facts import PUBLIC, Federation
 from trilemma.federation.rosters import Member, SignedRoster
 from trilemma.plugins import Plugin
 from trilemma.privacy.secrets import Identity
+from trilemma.task import Task
 from trilemma.task.file import copy_task
 
 
@@ -63,6 +65,7 @@ def init(
     """
     if task is not None and not task.is_file():
         raise UserError(f"there is no {task}")
+    federation = declared(federation, task)
     with new_folder(folder):
         names = ["server", *(f"client-{i}" for i in range(federation.clients))]
         for name in names:
@@ -84,6 +87,12 @@ def init(
             for client in clients:
                 Permission().with_plan(client.plan).save(client.allowed)
         return found
+
+
+def declared(federation: Federation, task: Path | None) -> Federation:
+    """Return the public facts with what a record may be, as the task says it."""
+    expects = None if task is None else Task.from_file(task).expects
+    return federation if expects is None else replace(federation, records=expects.plain())
 
 
 def begin_folder(

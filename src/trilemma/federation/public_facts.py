@@ -6,6 +6,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
 
 import tomli_w
 
@@ -58,6 +59,7 @@ class Federation:
     `clients` is with how many it began; how many there are is on the roster. Clients connect to `host`; the
     server binds to `listen` where that is another address (0.0.0.0).
     `examples` is how many training examples the poorest client holds, where clients bring their own data;
+    `records` is what one record may be there (`data.Declaration`, as plain values).
     `transcript` makes the server keep every vector it admitted. `durable` keeps the SuperLink's own state in
     a database: clients reconnect by themselves when it was restarted, and rounds take longer.
 
@@ -73,6 +75,7 @@ class Federation:
     port: int = 9190
     listen: str | None = None
     examples: int | None = None
+    records: Mapping[str, Any] | None = None
     transcript: bool = False
     durable: bool = True
     timing: Timing = Timing()

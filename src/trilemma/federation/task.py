@@ -8,18 +8,19 @@ federation.toml): the amount of noise depends on it, and a client that holds few
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from trilemma import data, models
 from trilemma.config import Config
 from trilemma.config.assembly import Assembled, everybody, one_party
 from trilemma.config.resolve import Resolved, resolve
-from trilemma.data.types import Batch
-from trilemma.errors import ConfigError
+from trilemma.data.types import Batch, each
+from trilemma.errors import ConfigError, UserError
 from trilemma.federation.admission import HEADROOM
 from trilemma.federation.layout import Party
 from trilemma.keys import Key
@@ -110,6 +111,13 @@ class PartyTask:
         """The data by client; with a `task.py` a client has one holder in it, itself, and the server none."""
         return self.assembled.data
 
+    def made_up(self) -> PartyTask:
+        """Return the task with made-up examples, where there are such, in the place of this party's own."""
+        made = self.assembled.made
+        if made is None or made.natural is None:
+            return self
+        return replace(self, assembled=replace(self.assembled, data=data.FederatedData(made, made.natural)))
+
     def score(self, params: Tensor) -> dict[str, float]:
         """Return loss and metrics of a model on the test examples this party has; nothing without any."""
         learner, tests = self.assembled.learner, self.assembled.tests
@@ -157,8 +165,12 @@ class PartyTask:
         return self.config.federation.f
 
 
-def load_task(party: Party) -> PartyTask:
-    """Assemble what `party` knows of the task."""
+def load_task(party: Party, tell: Callable[[str], None] | None = None) -> PartyTask:
+    """Assemble what `party` knows of the task.
+
+    With `tell`, as a node does, nothing is refused for what a client's data are, of which its owner is told;
+    and a step is tried, on made-up examples, before anything is paid for.
+    """
     from trilemma.config import load
 
     roster = party.keys
@@ -176,16 +188,53 @@ def load_task(party: Party) -> PartyTask:
     examples = party.federation.examples
     if examples is None:
         raise ConfigError("federation.toml must say `examples`: how many the poorest client holds")
-    found = one_party(config, key, Task.from_file(party.task), party.client, examples)
+    own = Task.from_file(party.task)
+    _check_declared(own, party)
+    found = one_party(config, key, own, party.client, examples, tell)
     kept = config.evaluation.held_out(examples) if config.evaluation.clients else 0
     resolved = _resolve(config, examples - kept, found.model, kept)
-    if found.data is not None and resolved.release is not None and resolved.release.unit == "example":
-        # Before any ε is spent: what is clipped must be the gradients of single examples.
-        first = found.data.sample((0,), min(2, int(found.data.sizes[0])), key)
-        models.verify(found.model, found.model.init(key), first)
+    if resolved.release is not None and found.made is None:
+        raise ConfigError(
+            "task.py must say what one record may be, where privacy is promised: expects = Declaration(…), "
+            "the same for all parties; `trilemma check` proposes one"
+        )
     task = PartyTask(config, key, found, resolved)
+    if tell is not None and resolved.release is not None:
+        _try_out(task)
     _check_going_on(task, party, examples - kept)
     return task
+
+
+def _check_declared(own: Task, party: Party) -> None:
+    """Refuse a task that expects other records than were agreed on."""
+    said = None if own.expects is None else own.expects.plain()
+    if said != party.federation.records:
+        raise ConfigError(
+            f"task.py expects records {said}; agreed on, in federation.toml, are {party.federation.records}"
+        )
+
+
+def _try_out(task: PartyTask) -> None:
+    """Take a step on made-up examples: with gradients that are right, in the time and memory that it takes.
+
+    What is clipped must be the gradients of single examples. No record of a client's has a part in it.
+    """
+    made, release, model = task.assembled.made, task.resolved.release, task.model
+    assert made is not None
+    assert release is not None
+    size = getattr(task.config.algorithm.options, "batch_size", len(made.y_train))
+    rows = torch.arange(size) % len(made.y_train)
+    batch = Batch(each(made.x_train, lambda column: column[None, rows]), made.y_train[None, rows])
+    params, by_example = model.init(task.key), release.unit == "example"
+    clip = models.Clip.example(release.clip) if by_example else models.Clip.client(release.clip)
+    try:
+        if by_example:
+            models.verify(model, params, batch)
+        models.gradients(model, params, batch, clip=clip, keys=[task.key])
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"a step on made-up records fails: {type(error).__name__}: {error}") from error
 
 
 def _with_clients(config: Config, clients: int) -> Config:
@@ -216,7 +265,7 @@ def _check_going_on(task: PartyTask, party: Party, examples: int) -> None:
         return
     check_going_on(task.model, examples)
     if task.data is not None:  # the server of a `task.py` has nobody's, and clients see to it themselves
-        alone = OneClient(party.client or 0, task, Noiseless(), seed=0)
+        alone = OneClient(party.client or 0, task.made_up(), Noiseless(), seed=0)
         algorithm = task.resolved.algorithm
         check_one_model(algorithm.personal(alone, task.key), algorithm.name)
 

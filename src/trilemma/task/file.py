@@ -44,6 +44,7 @@ NAMES = (
     "label",
     "length",
     "coupled",
+    "expects",
 )
 """What a `task.py` may define; anything else is its own business."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trilemma import models
-from trilemma.data import FederatedData
+from trilemma.data import FederatedData, declaration_of
 from trilemma.data.types import IGNORED, Batch, Dataset, columns_of, each
 from trilemma.errors import UserError
 from trilemma.keys import Key
@@ -57,10 +57,11 @@ def inspect(
     batch = federated.sample(range(federated.clients), size, Key(1))
     facts = {
         "data": [*_data(dataset, federated)],
+        "a record": [*_records(task, dataset)],
         "model": trained(learner),
         "loss": [*_loss(task, learner, params, batch, federated.dataset)],
     }
-    problems: list[str] = []
+    problems = [*left_out(dataset)]
     facts["gradients"] = [*_gradients(learner, params, batch, bool(by_example), problems)]
     if not problems:
         facts["a step"] = [
@@ -98,6 +99,28 @@ def _data(dataset: Dataset, federated: FederatedData) -> Iterator[str]:
     tests = len(dataset.y_test)
     own_tests = " of the clients' own" if federated.holdings.test else ""
     yield f"test: {tests:,} examples{own_tests}" if tests else "test: none, so nothing will be scored"
+
+
+def _records(task: Task, dataset: Dataset) -> Iterator[str]:
+    """Tell what a record may be, or what could be said of it."""
+    if task.expects is not None:
+        yield f"may be {task.expects.code()}"
+        return
+    yield "is not declared, which a private federation needs; these are (say the ranges without the data):"
+    yield f"  expects = {declaration_of(dataset, seen=True).code()}"
+
+
+def left_out(dataset: Dataset) -> Iterator[str]:
+    """Tell which clients have records that count as zero."""
+    if dataset.left_out is None or dataset.natural is None:
+        return
+    for client, rows in enumerate(dataset.natural.train):
+        lost = dataset.left_out[torch.from_numpy(rows)].nonzero()[:, 0].tolist()
+        if lost:
+            yield (
+                f"client {client}: {len(lost)} of {len(rows)} records are not what `expects` says, and count "
+                f"as zero: {_few([f'row {row}' for row in lost])}"
+            )
 
 
 def _targets(y: Tensor, classes: int | None) -> str:

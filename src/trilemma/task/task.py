@@ -51,6 +51,8 @@ class Task:
             be changed, to see how many examples change (`trilemma check --neighbours`).
         examples: How many training examples every client counts as holding (public), for where that depends
             on records. Who holds fewer takes part with empty places. Default: as many as the poorest holds.
+        expects: What one record may be (public; see `trilemma.Declaration`): one that is otherwise counts as
+            zero. A private federation needs it.
         name: What the data are called in reports.
 
     >>> x, y = torch.randn(8, 3), torch.tensor([0, 1] * 4)
@@ -75,6 +77,7 @@ class Task:
     count: int | None = None
     records: Callable[[int], Sequence[Any]] | None = None
     examples: int | None = None
+    expects: data.Declaration | None = None
     name: str = "own"
     path: Path | None = field(default=None, repr=False)
 
@@ -97,6 +100,10 @@ class Task:
             raise UserError(
                 f"examples = {self.examples!r}; it is how many training examples every client counts as "
                 "holding, a whole number from 1"
+            )
+        if self.expects is not None and not isinstance(self.expects, data.Declaration):
+            raise UserError(
+                f"expects is a {type(self.expects).__name__}; allowed: Declaration(x=Values(…), y=Values(…))"
             )
         if self.records is not None and not callable(self.clients):
             raise UserError("records go with clients that is a function of a client's number and its records")
@@ -136,6 +143,7 @@ class Task:
             count=said if clients is None else clients,
             records=(lambda client: file.call("records", client)) if file.has("records") else None,
             examples=file.value("examples"),
+            expects=file.value("expects"),
             path=file.path,
         )
 
@@ -178,6 +186,18 @@ class Task:
                 "data(client, records), which makes examples of them; see docs/own-task.md"
             )
         return self._read({client: self.clients(client, records)}, None)
+
+    def fitted(self, client: int, tell: Callable[[str], None], least: int) -> Dataset:
+        """Return one client's data alone, whatever they are: what is not as declared counts as zero."""
+        assert self.expects is not None
+        assert callable(self.clients)
+        return data.fitted(
+            self.expects,
+            lambda: self._given(client),
+            lambda given: self._as_read({client: given}, None),
+            tell,
+            least,
+        )
 
     def _given(self, client: int) -> Any:
         assert callable(self.clients)
@@ -230,13 +250,18 @@ class Task:
         return self.test() if callable_ else self.test
 
     def _read(self, clients: Any, test: Any) -> Dataset:
+        read = self._as_read(clients, test)
+        return read if self.expects is None else data.within(self.expects, read)
+
+    def _as_read(self, clients: Any, test: Any) -> Dataset:
+        said = self.expects
         return data.from_clients(
             clients,
             test,
             label=self.label,
             target=self.target,
-            classes=self.classes,
-            length=self.length,
+            classes=self.classes or (None if said is None else said.classes),
+            length=self.length or (None if said is None else said.length),
             name=self.name,
         )
 

@@ -1,0 +1,168 @@
+"""A client's records as far as they are what a declaration says: what is outside counts as zero.
+
+Whether a client takes part must not depend on a record. So at a node nothing is refused for what a record is:
+it is left out of training (`Dataset.left_out`), and its place stays its own. At home `trilemma check` and
+`allow` say which these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trilemma.data.declared import Declaration, Values, made_up
+from trilemma.data.types import IGNORED, Dataset, Holdings, columns_of, each
+from trilemma.keys import Key
+
+
+def stand_in(declaration: Declaration, count: int, key: Key) -> Dataset:
+    """Return made-up training examples of one client.
+
+    >>> stand_in(Declaration(Values(shape=(3,)), Values("whole", high=1)), 5, Key(1)).x_train.shape
+    torch.Size([5, 3])
+    """
+    x, y = made_up(declaration, count, key)
+    return Dataset(
+        *("made up", x, y, each(x, lambda column: column[:0]), y[:0], declaration.classes),
+        natural=Holdings([np.arange(count)], [], []),
+        multilabel=declaration.y.kind == "yes-no",
+    )
+
+
+def outside(declaration: Declaration, dataset: Dataset) -> Tensor:
+    """Tell which training examples are not what the declaration says, (n,).
+
+    >>> x, y = torch.tensor([[0.5], [2.0], [0.1]]), torch.tensor([0, 1, 3])
+    >>> unit = Declaration(Values(shape=(1,), low=0, high=1), Values("whole", high=2))
+    >>> outside(unit, Dataset("three", x, y, x, y, classes=4))
+    tensor([False,  True,  True])
+    """
+    columns, y = columns_of(dataset.x_train), dataset.y_train
+    if not _alike(declaration, dataset):
+        return torch.ones(len(y), dtype=torch.bool)
+    found = [_outside(values, columns[name], 0) for name, values in declaration.columns.items()]
+    filler = IGNORED if declaration.ignored else None
+    return torch.stack([*found, _outside(_target(declaration), y, filler)]).any(0)
+
+
+def _target(declaration: Declaration) -> Values:
+    """Return what targets are, as a data set has them: several labels at once are numbers there."""
+    y = declaration.y
+    return replace(y, kind="numbers", low=0, high=1) if y.kind == "yes-no" else y
+
+
+def _alike(declaration: Declaration, dataset: Dataset) -> bool:
+    """Tell whether columns, types and shapes are the declared ones."""
+    wanted = {**declaration.columns, "the target": _target(declaration)}
+    found = {**columns_of(dataset.x_train), "the target": dataset.y_train}
+    return wanted.keys() == found.keys() and all(
+        (found[name].dtype, tuple(found[name].shape[1:])) == (values.dtype, values.shape)
+        for name, values in wanted.items()
+    )
+
+
+def _outside(values: Values, found: Tensor, filler: int | None) -> Tensor:
+    if filler is not None and (values.varies or filler == IGNORED):
+        usual = max(values.low or 0, 0) if values.high is None else values.high
+        found = torch.where(found == filler, torch.as_tensor(usual, dtype=found.dtype), found)
+    return values.outside(found)
+
+
+def within(declaration: Declaration, dataset: Dataset) -> Dataset:
+    """Return the data with what is outside left out of training, and blank.
+
+    >>> x, y = torch.tensor([[0.5], [torch.nan]]), torch.zeros(2)
+    >>> within(Declaration(Values(shape=(1,)), Values()), Dataset("two", x, y, x, y, None)).left_out
+    tensor([False,  True])
+    """
+    out = outside(declaration, dataset)
+    if not bool(out.any()):
+        return dataset
+
+    def blank(column: Tensor) -> Tensor:
+        return torch.where(out.view(-1, *[1] * (column.dim() - 1)), torch.zeros_like(column), column)
+
+    x, y = each(dataset.x_train, blank), blank(dataset.y_train)
+    return replace(dataset, x_train=x, y_train=y, left_out=out)
+
+
+def fitted(
+    declaration: Declaration,
+    load: Callable[[], Any],
+    read: Callable[[Any], Dataset],
+    tell: Callable[[str], None],
+    least: int = 1,
+) -> Dataset:
+    """Return a client's data whatever they are; what is wrong with them is told to their owner alone.
+
+    `load` returns them as they are given, `read` reads them. Where they cannot be read as a whole, they are
+    read one by one. Where nothing is there to be read, there are `least` empty places.
+    """
+    try:
+        given = load()
+        try:
+            dataset = read(given)
+            if _alike(declaration, dataset):
+                return within(declaration, dataset)
+            why = "not all have the columns, types and shapes that are declared"
+        except BaseException as error:
+            why = f"{type(error).__name__}: {error}"
+        tell(f"records are read one by one: {why}")
+        return _one_by_one(declaration, given, read, least)
+    except BaseException as error:
+        tell(f"no record can be read: {type(error).__name__}: {error}")
+        return _places(declaration, least)
+
+
+def _one_by_one(declaration: Declaration, given: Any, read: Callable[[Any], Dataset], least: int) -> Dataset:
+    """Read each record as if it were the only one; what cannot be read, or is outside, leaves its place."""
+    record, count = _records(given)
+    places = _places(declaration, count or least)
+    assert places.left_out is not None
+    x, y = columns_of(places.x_train), places.y_train
+    for row in range(count):
+        try:
+            one = read(record(row))
+            found = columns_of(one.x_train)
+            like = {name: found[name].to(x[name].dtype) for name in x}
+            one = replace(one, x_train=like if isinstance(one.x_train, Mapping) else like[""])
+            if len(one.y_train) != 1 or bool(outside(declaration, one).any()):
+                continue
+            for name, column in like.items():
+                x[name][row] = column[0]
+            y[row] = one.y_train[0]
+            places.left_out[row] = False
+        except BaseException:
+            continue
+    return places
+
+
+def _records(given: Any) -> tuple[Callable[[int], Any], int]:
+    """Return a function that gives one record, in the form they all have, and their number."""
+    if isinstance(given, tuple) and len(given) == 2:
+        x, y = given
+        return lambda row: (_row(x, row), y[row : row + 1]), len(y)
+    if isinstance(given, Mapping):
+        return lambda row: _row(given, row), len(next(iter(given.values())))
+    if hasattr(given, "column_names"):
+        return lambda row: {name: given[name][row : row + 1] for name in given.column_names}, len(given)
+    return lambda row: torch.utils.data.Subset(given, [row]), len(given)
+
+
+def _row(given: Any, row: int) -> Any:
+    if isinstance(given, Mapping):
+        return {name: column[row : row + 1] for name, column in given.items()}
+    return given[row : row + 1]
+
+
+def _places(declaration: Declaration, count: int) -> Dataset:
+    """Return so many empty places."""
+    blank = stand_in(declaration, count, Key(0))
+    x = each(blank.x_train, torch.zeros_like)
+    left_out = torch.ones(count, dtype=torch.bool)
+    return replace(blank, x_train=x, y_train=torch.zeros_like(blank.y_train), left_out=left_out)
