@@ -7,7 +7,6 @@ TRILEMMA_DATA ?= $(if $(wildcard ../shared/data/mnist.npz),$(abspath ../shared/d
 ifneq ($(TRILEMMA_DATA),)
 export TRILEMMA_DATA
 endif
-export FLWR_TELEMETRY_ENABLED = 0
 # Tests start a hundred processes, which read what the first has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 export MPLBACKEND = Agg
@@ -26,7 +25,7 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: $(VENV)/.runtime  ## train on phishing with 3 liars among 7 clients: robust, not robust, private
@@ -48,9 +47,9 @@ nightly: audit chaos  ## all that takes too long for every change
 	$(BIN)/pytest -m nightly --timeout 1800
 
 chaos: $(VENV)/.dev  ## nightly: kill processes for two minutes, try lists of faults and broken bytes for some more
-	TRILEMMA_CHAOS=$${TRILEMMA_CHAOS:-120} $(BIN)/pytest -s tests/flower/test_flower_chaos.py
+	TRILEMMA_CHAOS=$${TRILEMMA_CHAOS:-120} $(BIN)/pytest -s tests/federation/test_deployed_chaos.py
 	$(BIN)/pytest -n 2 --hypothesis-profile nightly tests/federation/test_federation_fuzz.py \
-		tests/flower/test_flower_fuzz.py tests/federation/test_federation_simulator.py \
+		tests/federation/test_federation_simulator.py \
 		tests/cli/test_cli_damaged.py --timeout 3600
 
 lint: $(VENV)/.dev

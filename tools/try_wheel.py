@@ -33,7 +33,7 @@ def test():
 
 
 def main(folder: Path) -> None:
-    """Install the wheel in `folder`; then version, demo, a task of one's own, what a missing extra says."""
+    """Install the wheel in `folder`; then version, demo, a task of one's own, a pilot."""
     (wheel,) = folder.resolve().glob("*.whl")
     (archive,) = folder.resolve().glob("*.tar.gz")
     with tempfile.TemporaryDirectory() as scratch:
@@ -51,8 +51,6 @@ def main(folder: Path) -> None:
         small = ("--set", "run.rounds=3", "--set", "federation.clients=3")
         say(where, *trilemma, "run", "--task", "task.py", *small, "--out", "own")
         say(where, *trilemma, "export", "own", "own.safetensors")
-        say(where, *trilemma, "federation", "up", "nowhere", status=2)  # without the extra
-        say(where, *pip, "-c", ROOT / "constraints.txt", f"{wheel}[flower]")
         pilot(where, trilemma)
     print(f"{wheel.name}: works")
 

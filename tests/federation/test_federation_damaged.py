@@ -33,7 +33,7 @@ COMMANDS = (
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A federation of three that has done a run; nothing of it is running."""
     folder = tmp_path_factory.mktemp("whole") / "here"
-    made = make(folder, 3, small_config(3, *PRIVATE), budget=1e6, port=free_ports(3))
+    made = make(folder, 3, small_config(3, *PRIVATE), budget=1e6, port=free_ports(1))
     coordinator(made, Direct(made))[0].go()
     return folder
 

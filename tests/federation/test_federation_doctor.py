@@ -25,7 +25,6 @@ from trilemma.federation import bundles, certificates, checks, doctor, processes
 from trilemma.federation.authority import Authority
 from trilemma.federation.facts import Facts
 from trilemma.federation.layout import METRICS, Party, parties
-from trilemma.federation.peers import Door, Peer, door_file
 from trilemma.federation.provisioning import install_certificate
 from trilemma.federation.spending import check_remembered
 
@@ -37,7 +36,7 @@ YEAR = dt.timedelta(days=365)
 def healthy(tmp_path_factory) -> Path:
     """A federation of three that has done a run; nothing of it is running."""
     folder = tmp_path_factory.mktemp("doctor") / "federation"
-    made = make(folder, CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6, port=free_ports(CLIENTS))
+    made = make(folder, CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6, port=free_ports(1))
     coordinator(made, Direct(made))[0].go()
     return folder
 
@@ -204,10 +203,9 @@ def test_the_clock_of_a_machine_shows_in_certificates_that_are_not_valid_yet(fol
     assert first.cure.startswith("set this machine's clock")
 
 
-@pytest.mark.parametrize("name", ["server", "client-1"])
-def test_a_taken_port_is_named_before_anything_is_started(folder, name):
-    party = Party.open(folder / name)
-    port = party.federation.port if party.client is None else party.federation.runtime_port(1)
+def test_a_taken_port_is_named_before_anything_is_started(folder):
+    party = Party.open(folder / "server")
+    port = party.federation.port
     before = time.monotonic()
     with socket.create_server(("127.0.0.1", port)), pytest.raises(UserError, match=f"port {port} of 127"):
         doctor.check_start(party)
@@ -222,7 +220,7 @@ def test_a_taken_port_for_metrics_is_named_and_stops_nobody(folder, name, monkey
         port = taken.getsockname()[1]
         monkeypatch.setenv(METRICS, str(port - (0 if party.client is None else 2)))
         (finding,) = checks.ports(party)
-        assert f"port {port} of 127.0.0.1, the worker's, is taken" in finding.what
+        assert f"port {port} of 127.0.0.1, the party's, is taken" in finding.what
         assert (METRICS in finding.cure, finding.stops) == (True, False)
     assert list(checks.ports(party)) == []
     monkeypatch.setenv(METRICS, "many")
@@ -233,7 +231,7 @@ def test_a_taken_port_for_metrics_is_named_and_stops_nobody(folder, name, monkey
 def test_a_port_that_a_killed_process_is_about_to_let_go_is_waited_for(folder, monkeypatch):
     server = Party.open(folder / "server")
     monkeypatch.setattr(checks, "_holder", lambda port: None)
-    held = socket.create_server(("127.0.0.1", server.federation.superlink_port))
+    held = socket.create_server(("127.0.0.1", server.federation.port))
     ends = threading.Timer(0.3, held.close)
     ends.start()
     assert list(checks.ports(server)) == []
@@ -264,28 +262,18 @@ def test_a_full_disk_is_named_before_anything_is_started(folder, monkeypatch):
     assert not (party.folder / ".doctor").exists()
 
 
-def test_a_missing_or_other_flower_is_named(folder, monkeypatch):
-    for version, said in (("none", "is not installed"), ("1.42.0", "Flower 1.42.0 is installed")):
-        monkeypatch.setattr(checks, "installed", lambda _, version=version: version)
-        (finding,) = checks.versions(Party.open(folder / "server"))
-        assert said in finding.what
-    pinned = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert f"flwr>={checks.FLOWER[:-1]},<" in pinned
-
-
-def test_what_the_guard_saw_is_the_servers_to_tell(folder, monkeypatch):
+def test_what_the_servers_process_sees_is_the_servers_to_tell(folder, monkeypatch):
     server = Party.open(folder / "server")
-    own, now_ = Facts.of(server), time.time()
-    other = replace(own, roster="0123456789ab", flower="1.41.9")
-    seen = {0: Peer(1, 5, now_, now_, 0.1, facts=own), 1: Peer(1, 5, now_, now_, 9.0, facts=other), 2: Peer()}
-    Door(now_ - 100, now_, 0, seen).save(door_file(server.running))
-    assert list(doctor.seen_by_guard(server)) == [], "a guard that is gone sees nothing"
-    monkeypatch.setattr(processes, "recorded", lambda _: [SimpleNamespace(name="guard")])
-    monkeypatch.setattr(processes, "leads", lambda _: True)
-    found = [(one.check, one.what) for one in doctor.seen_by_guard(server)]
-    assert [check for check, _ in found] == ["clock", "agreement", "versions", "connection"]
-    assert "client 1's clock is +9 s off" in found[0][1]
-    assert "client 2 has never asked for work" in found[3][1]
+    own = Facts.of(server)
+    assert list(doctor.seen_by_server(server)) == [], "a process that is gone sees nothing"
+    other = replace(own, roster="0123456789ab", trilemma="0.0.7").text
+    there = {"0": {"facts": own.text}, "1": {"facts": other}, "3": {"facts": "gibberish"}}
+    told = {"there": there, "turned_away": {"2": "the certificate's time is over"}}
+    monkeypatch.setattr(doctor, "ask", lambda *_, **__: iter([told]))
+    found = [(one.check, one.what) for one in doctor.seen_by_server(server)]
+    assert [check for check, _ in found] == ["agreement", "versions", "connection", "versions"][: len(found)]
+    assert "at client 1" in found[1][1]
+    assert found[2][1] == "client 2 is not connected: the certificate's time is over"
 
 
 def test_the_command_says_it_all_and_its_exit_code_counts(folder):

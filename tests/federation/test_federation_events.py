@@ -68,9 +68,7 @@ def test_any_reason_becomes_a_sentence_without_what_others_wrote(text):
 def test_a_run_tells_its_story_and_nothing_private(tmp_path):
     """Server and clients write down every step; no loss, and ε in the clients' own logs alone."""
     parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6)
-    logs = {
-        party.name: EventLog(events_file(party.running, "worker"), party.name, "worker") for party in parties
-    }
+    logs = {party.name: EventLog(events_file(party.running), party.name) for party in parties}
     direct = Direct(parties)
     direct.clients = {party.client: Node(party, say=logs[party.name]) for party in parties[1:]}
     open_run(parties[0], "run", direct, logs["server"], direct.time.clock).go()
@@ -106,14 +104,14 @@ def test_a_refusal_is_a_code_in_the_log(tmp_path):
 
 
 def test_a_log_neither_grows_for_ever_nor_stops_anybody(tmp_path):
-    log = EventLog(tmp_path / "events" / "worker.jsonl", "server", "worker", "run")
+    log = EventLog(tmp_path / "run" / "events.jsonl", "server", "run")
     log(events.ROUND_REPEATED(round=1))
     first = log.path.read_bytes()
     log.path.write_bytes(b" " * LARGEST_LOG + b"\n" + first + b'{"event": "round-rep\n')
     log(events.ROUND_REPEATED(round=2))
     assert log.path.stat().st_size < 1000
     assert [one["round"] for one in read_events(log.path)] == [1, 2]
-    nowhere = EventLog(tmp_path / "events" / "worker.jsonl" / "below-a-file", "server", "worker")
+    nowhere = EventLog(log.path / "below-a-file", "server")
     nowhere(events.ROUND_REPEATED(round=1))
     assert read_events(nowhere.path) == []
 

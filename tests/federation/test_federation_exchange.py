@@ -21,7 +21,7 @@ from trilemma.federation.transport import Reply
 class SlowTransport:
     """A transport whose nodes work on one message at a time, each `seconds[node]` long; the rest queue up.
 
-    Like Flower's it forgets a question that expired before a node took it, and refuses a late answer.
+    It forgets a question that expired before a node took it, and refuses a late answer.
     """
 
     time: Time

@@ -19,7 +19,6 @@ from trilemma.federation import membership, wire
 from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.layout import parties
 from trilemma.federation.node import Node
-from trilemma.federation.peers import Door, Peer, door_file
 from trilemma.federation.server import open_run
 from trilemma.records import Record
 from trilemma.report.federations import standing
@@ -38,13 +37,10 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("standing") / "federation"
     parties = make(folder, CLIENTS, small_config(CLIENTS, *PRIVATE, tolerate=2), budget=1e6)
     parties[4].config.write_bytes(parties[4].config.read_bytes() + b" ")
-    logs = [EventLog(events_file(one.running, "worker"), one.name, "worker") for one in parties]
+    logs = [EventLog(events_file(one.running), one.name) for one in parties]
     direct = Direct(parties, sends_nonsense)
     direct.clients = {one.client: Node(one, say=log) for one, log in zip(parties[1:], logs[1:], strict=True)}
     open_run(parties[0], "run", direct, replace(logs[0], run="run"), direct.time.clock).go()
-    now = time.time()
-    here, late = Peer(2, 40, now - 3, now - 3, 0.4, 1000, 2000), Peer(0, 9, now - 500, None, 7.5)
-    Door(now - 900, now, 1, {0: here, 1: late}).save(door_file(parties[0].running))
     return folder
 
 
@@ -82,20 +78,19 @@ def test_the_server_knows_who_was_heard_and_a_client_what_it_spent(finished):
     assert 0 < client["account"]["spent"] == pytest.approx(1e6 - client["account"]["left"])
 
 
-def test_events_and_the_guard_tell_who_joined_and_who_is_there(finished):
+def test_events_tell_who_joined_and_nobody_answers_who_is_there(finished):
     told = json.loads(look(finished, "--json"))["parties"]
     members, door = told[0]["runs"][0]["members"], told[0]["door"]
     assert [one["joined"] for one in members] == [True, True, True, False, True, True]
     assert members[3]["why"].startswith("terms: ")
     assert members[0]["heard_at"] == pytest.approx(time.time(), abs=300)
     assert members[2]["heard_at"] is None
-    assert (door["peers"]["1"]["clock"], door["strangers"]) == (7.5, 1)
+    assert door is None
     doings = told[1]["doings"]
     assert (doings["run"], doings["epoch"], doings["round"], doings["refused"]) == ("run", 0, 2, {})
     assert told[4]["doings"]["refused"] == {"terms": 1, "run": 1}
     shown = " ".join(look(finished).split())
     assert "client 3 is not in the epoch: terms: config.toml, roster.json" in shown
-    assert "+7.5 s" in shown
 
 
 def test_nothing_that_is_shown_is_private(finished):

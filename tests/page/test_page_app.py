@@ -411,8 +411,8 @@ def test_the_servers_folder_tells_who_answered(watched: Path) -> None:
 def test_events_tell_when_a_client_was_heard_and_who_is_outside(watched: Path, tmp_path: Path) -> None:
     root = tmp_path / "runs"
     shutil.copytree(watched / "federation" / "server", root / "server")
-    file = events_file(Party.open(root / "server").running, "worker")
-    EventLog(file, "server", "worker", "pilot")(EPOCH_OPENED(epoch=0, clients=[0, 1, 2], of=4))
+    file = events_file(Party.open(root / "server").running)
+    EventLog(file, "server", "pilot")(EPOCH_OPENED(epoch=0, clients=[0, 1, 2], of=4))
     client = client_of(root)
     (line,) = client.get("/api/parties").json()
     (run,) = client.get(f"/api/parties/{line['id']}").json()["runs"]

@@ -57,7 +57,7 @@ RELEASES = 1000
 PAST = ("state", "memory")
 """What a client remembers of earlier runs."""
 
-FORGOTTEN = shutil.ignore_patterns(*PAST, "run", "flwr", "lock")
+FORGOTTEN = shutil.ignore_patterns(*PAST, "run", "lock")
 """What a copy of a party does not have: its past."""
 
 

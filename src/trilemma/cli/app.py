@@ -87,7 +87,7 @@ COMMANDS = {
         "Guarantees",
         "Attack what is certified: the ε an adversary finds beside it.",
     ),
-    "federation": Lazy("federation", "federation_app", "Deploy", "Run a real federation on Flower."),
+    "federation": Lazy("federation", "federation_app", "Deploy", "Run a real federation."),
     "bench": Lazy(
         "bench",
         "bench_command",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,18 +26,11 @@ RUNNING = "Set up and run"
 """The group in `--help` of the commands of this module."""
 
 federation_app = typer.Typer(
-    help="Run a real federation on Flower.",
+    help="Run a real federation.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-def _require_flower() -> None:
-    try:
-        import flwr  # noqa: F401
-    except ImportError:
-        raise UserError("bringing a federation up takes Flower: pip install 'trilemma[flower]'") from None
 
 
 @federation_app.command("init", rich_help_panel=RUNNING)
@@ -60,23 +53,20 @@ def init_command(
     ] = "127.0.0.1",
     listen: Annotated[str | None, typer.Option(help="address the server binds to, if another")] = None,
     port: Annotated[
-        int, typer.Option(help="the server's port; clients use the ports after it, locally")
-    ] = 9190,
+        int | None, typer.Option(help="the server's port; default: 9190, or the next that is free here")
+    ] = None,
     name: Annotated[str, typer.Option(help="the federation's name")] = "federation",
     budget: Annotated[float | None, typer.Option(help="every client's own limit on ε, over all runs")] = None,
     round_limit: Annotated[float, typer.Option(help="seconds a client has to answer in a round")] = 120.0,
     join_limit: Annotated[float, typer.Option(help="seconds clients have to join")] = 60.0,
     transcript: Annotated[bool, typer.Option(help="the server keeps every vector it admitted")] = False,
-    durable: Annotated[
-        bool, typer.Option(help="clients reconnect after a restart of the SuperLink; rounds take longer")
-    ] = True,
     plugin: PluginOption = None,
     join: Annotated[
         bool, typer.Option("--join", help="clients made their own keys; REQUESTS are what they sent")
     ] = False,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
-    from trilemma.federation import founding, pilot, public_facts
+    from trilemma.federation import addresses, founding, pilot, public_facts
     from trilemma.federation.requests import Request
 
     if join != bool(requests):
@@ -95,11 +85,10 @@ def init_command(
         name=name,
         clients=settings.federation.clients,
         host=host,
-        port=port,
+        port=port or addresses.free_port(listen or host),
         listen=listen,
         examples=examples,
         transcript=transcript,
-        durable=durable,
         timing=public_facts.Timing(round_limit=round_limit, join_limit=join_limit),
     )
     if join:
@@ -236,17 +225,16 @@ def up_command(
     ] = None,
 ) -> None:
     """Start what is not running; say what was started."""
-    _require_flower()
+    from trilemma.federation import deployment
     from trilemma.federation.layout import METRICS
-    from trilemma.flower import attending, deployment
 
     if metrics is not None:
         os.environ[METRICS] = str(metrics)  # processes inherit it, those that are started anew too
 
     started = deployment.up(folder, say)
-    say(f"{len(started)} processes started" if started else "everything was running")
+    say(f"{_processes(len(started))} started" if started else "everything was running")
     if attach:
-        attending.attend(folder, say=say)
+        deployment.attend(folder, say=say)
 
 
 @federation_app.command("units", rich_help_panel=RUNNING)
@@ -263,70 +251,65 @@ def units_command(folder: Folder) -> None:
 def run_command(
     folder: Folder,
     name: Annotated[str, typer.Option(help="name of the run; a run that exists is continued")] = "default",
-    limit: Annotated[float, typer.Option(help="stop watching after so many seconds")] = 86400.0,
+    limit: Annotated[float | None, typer.Option(help="stop watching after so many seconds")] = None,
     replace: Annotated[bool, typer.Option(help="stop another run that is under way")] = False,
 ) -> None:
     """Run the configuration, from where it stands, and show the rounds as they are committed.
 
-    A run that is under way already is watched, not started a second time.
+    A run that is under way already is watched, not started a second time. It goes on when nobody watches.
     """
-    _require_flower()
-    from trilemma.federation import pilot
-    from trilemma.federation.commits import CommitLog
+    from trilemma.federation.following import follow
     from trilemma.federation.layout import parties, server_in
-    from trilemma.flower.control import connect
-    from trilemma.flower.following import Following
 
     server, everyone = server_in(folder), parties(folder)
-    log = CommitLog(server.run_folder(name))
-    with connect(server) as control:
-        following = Following(server, name, control.begin(server.folder / "app", name, replace), say)
-    shown = len(log.records())
-    deadline = time.monotonic() + limit
-    state = "starting"
-    for state in following.states():
-        records = log.records()
-        for record in records[shown:]:
-            done = Record.read(record)
-            line = _line(done, pilot.spent(everyone, name, done.round))
-            say(line)
-        shown = len(records)
-        if state.startswith("finished") or time.monotonic() > deadline:
-            break
-        time.sleep(0.5)
-    if not state.startswith("finished"):
-        raise UserError(
-            f"run {name!r} has not ended after {limit:g} s and goes on; see how far it is with "
-            f"`trilemma federation status {folder}`"
-        )
-    if state != "finished:completed":
-        logs = server.running / "worker.log"
-        reason = following.reason or "no reason given"
-        raise UserError(f"run {name!r} is {state!r}: {reason} (more in {logs})")
-    say(f"finished; the model is in {log.folder / 'result'}")
+    goes_on = f"run {name!r} goes on; see how far it is with `trilemma federation status {folder}`"
+    ended: dict[str, Any] = {}
+    try:
+        for told in follow(server, name, replace, say, math.inf if limit is None else limit):
+            if "record" in told:
+                from trilemma.federation import pilot
+
+                done = Record.read(told["record"])
+                say(_line(done, pilot.spent(everyone, name, done.round)))
+            ended = told
+    except KeyboardInterrupt:
+        raise UserError(goes_on) from None
+    if ended.get("state", "running") == "running":
+        raise UserError(f"after {limit:g} s {goes_on}")
+    if ended["state"] != "completed":
+        reason = ended["reason"] or "no reason given"
+        raise UserError(f"run {name!r} {ended['state']}: {reason} (more in {server.process_log})")
+    say(f"finished; the model is in {server.run_folder(name) / 'result'}")
 
 
 def _line(record: Record, spent: tuple[float, str] | None = None) -> str:
     """Say how a round went; what was spent is the clients' own word, which no record of the server has."""
+    from trilemma.federation.events import listed
+
     parts = [f"round {record.round}"]
     parts += [f"{name} {score:.3f}" for name, score in record.metrics.items() if score is not None]
     if spent is not None:
         parts.append(f"ε {spent[0]:.3g} by {spent[1]} (the largest in the clients' ledgers)")
     if record.absent:
-        parts.append(f"absent {list(record.absent)}")
+        parts.append(f"absent {listed(record.absent)}")
     if record.rejected:
-        parts.append(f"rejected {[list(one) for one in record.rejected]}")
+        who = (f"{'somebody' if client is None else client} ({why})" for client, why in record.rejected)
+        parts.append(f"rejected {', '.join(who)}")
     if record.expelled:
-        parts.append(f"expelled {[int(one['client']) for one in record.expelled]}")
+        parts.append(f"expelled {listed([int(one['client']) for one in record.expelled])}")
     return ", ".join(parts)
 
 
 @federation_app.command("down", rich_help_panel=RUNNING)
 def down_command(folder: Folder) -> None:
     """Stop every process that `up` started."""
-    from trilemma.flower import deployment
+    from trilemma.federation import deployment
 
-    say(f"{deployment.down(folder)} processes stopped")
+    say(f"{_processes(deployment.down(folder))} stopped")
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 for _group, _commands in (

@@ -229,14 +229,12 @@ def _report(change: Change, what: str) -> None:
 
 
 def _into_force(here: list[Party]) -> None:
-    """Let processes that run here know: the guard and the SuperLink at once, a client by a new start."""
-    try:
-        from trilemma.flower import deployment
-    except ImportError:
-        return  # nothing runs without Flower
+    """Let processes that run here know: the server's at once, a client's by a new start."""
+    from trilemma.federation import deployment
+
     for party in here:
         if party.client is None:
-            deployment.refresh(party, say)
+            deployment.refresh(party)
         elif deployment.restart(party):
             say(f"{party.name} was started anew")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -16,19 +16,14 @@ from rich.text import Text
 
 from trilemma.cli.output import say
 from trilemma.errors import printable
-from trilemma.federation.peers import clock_agrees
 
 if TYPE_CHECKING:
-    from trilemma.federation.peers import Door
     from trilemma.report.client_events import Doings
     from trilemma.report.federations import Account, Member, PartyStanding, RunStanding
 
 console = Console()
 
 Folder = Annotated[Path, typer.Argument(help="a federation's folder, or one party's folder in it")]
-
-SILENT = 60.0
-"""Seconds without a request after which a client counts as away: as long as its own program waits."""
 
 SCORES = 5
 """Scores of a run that are shown: the newest; `--json` has more."""
@@ -69,7 +64,7 @@ def doctor_command(
 ) -> None:
     """Look for what is wrong with the parties in the folder, and say the cure; exit code 1 if anything is.
 
-    Certificates, keys, ports, the clock against the server's, disk, versions, configuration, ledgers, and
+    Certificates, keys, ports, the server's door, disk, versions, configuration, ledgers, and
     whether parties have the same roster and configuration. Nothing is changed.
     """
     from trilemma.federation.doctor import examine
@@ -122,8 +117,7 @@ def _shown(found: list[PartyStanding]) -> RenderableType:
         if party.problem:
             parts.append(Text(f"{party.party}: {printable(party.problem)}", style="red"))
         if party.door is not None:
-            guards = [one for one in party.processes if one.name == "guard"]
-            parts.append(_door(party.door, serving=any(one.alive for one in guards)))
+            parts.append(_door(party.door))
         for run in party.runs:
             parts += [Text(_head(run)), _members(run.members)]
             parts += [Text(line) for line in _remarks(run)]
@@ -139,11 +133,11 @@ def _shown(found: list[PartyStanding]) -> RenderableType:
 
 
 def _processes(found: list[PartyStanding]) -> Table:
-    table = Table("party", "process", "pid", "state")
+    table = Table("party", "pid", "state")
     for party in found:
         for one in party.processes:
             state = Text("running") if one.alive else Text("dead", style="red")
-            table.add_row(party.party, printable(one.name), str(one.pid), state)
+            table.add_row(party.party, str(one.pid), state)
     return table
 
 
@@ -153,21 +147,15 @@ def _head(run: RunStanding) -> str:
     return f"run {run.name}: {run.state}, {run.round} rounds committed of {run.rounds}{epoch}{since}"
 
 
-def _door(door: Door, serving: bool) -> Table:
-    """Lay out what the guard sees; a clock that is off by more than the server allows is red."""
-    table = Table("client", "connection", "last pull", "last request", "clock", "refused")
+def _door(door: Mapping[str, Any]) -> Table:
+    """Lay out who is connected to the server, and who was not let in."""
+    table = Table("client", "came", "last heard", "from")
     now = time.time()
-    for client, peer in door.peers.items():
-        there = serving and peer.asked is not None and now - peer.asked < SILENT
-        clock = "" if peer.clock is None else f"{peer.clock:+.1f} s"
-        table.add_row(
-            str(client),
-            Text("connected") if there else Text("away", style="red"),
-            "never" if peer.pulled is None else ago(now - peer.pulled),
-            "never" if peer.asked is None else ago(now - peer.asked),
-            Text(clock, style="red" if peer.clock is not None and not clock_agrees(peer.clock) else ""),
-            ", ".join(f"{count} × {status}" for status, count in peer.refused.items()),
-        )
+    for client, one in door["there"].items():
+        address = printable(one["address"].partition(":")[2])
+        table.add_row(client, ago(now - one["since"]), ago(now - one["heard"]), address)
+    for client, why in door["turned_away"].items():
+        table.add_row(client, Text("not let in", style="red"), "", printable(why))
     return table
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
+import socket
 
 from trilemma.errors import UserError
 
@@ -22,6 +24,27 @@ def address_of(host: str, port: int) -> str:
     ('fl.example.org:9190', '[::1]:9190')
     """
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def free_port(host: str, first: int = 9190) -> int:
+    """Return the first port from `first` on that is free at `host`; `first` where that is another machine.
+
+    >>> import socket
+    >>> with socket.create_server(("127.0.0.1", 0)) as taken:
+    ...     port = taken.getsockname()[1]
+    ...     free_port("127.0.0.1", port) > port
+    True
+    """
+    for port in range(first, min(first + 1000, 65536)):
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            socket.create_server((host, port), family=family).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+            return first
+        return port
+    return first
 
 
 def check_host(fact: str, host: str) -> None:

@@ -1,4 +1,4 @@
-"""What a party can find out about its own folder and machine: certificates, keys, ports, disk, versions.
+"""What a party can find out about its own folder and machine: certificates, keys, ports, disk.
 
 Each check yields what is wrong, and the cure; it changes nothing but the disk's check, which writes a small
 file and takes it away again.
@@ -25,7 +25,6 @@ from trilemma.errors import UserError
 from trilemma.federation import processes, tls_keys
 from trilemma.federation.addresses import address_of
 from trilemma.federation.certificates import belongs
-from trilemma.federation.facts import installed
 from trilemma.federation.layout import METRICS, Party, metrics_port
 from trilemma.privacy.secrets import Identity
 
@@ -40,9 +39,6 @@ LEAST_DISK = 64 << 20
 
 PORT_PATIENCE = 5.0
 """Seconds for which a port may stay taken by a process that is no longer there."""
-
-FLOWER = "1.41."
-"""How the version of Flower begins that the carrier is written for."""
 
 
 @dataclass(frozen=True)
@@ -163,32 +159,25 @@ def keys(party: Party) -> Iterator[Finding]:
 
 
 def ports(party: Party) -> Iterator[Finding]:
-    """Check that the ports of those processes are free that do not run."""
-    alive = {one.name for one in processes.recorded(party.running) if processes.leads(one)}
+    """Check that the ports are free of a process that does not run."""
+    if any(processes.leads(one) for one in processes.recorded(party.running)):
+        return
     federation = party.federation
     if party.client is None:
-        needed = {
-            "guard": (federation.listen or federation.host, federation.port),
-            "superlink": ("127.0.0.1", federation.superlink_port),
-        }
-    else:
-        needed = {"supernode": ("127.0.0.1", federation.runtime_port(party.client))}
-    for process, (host, port) in needed.items():
-        if process not in alive:
-            yield from _free(process, host, port)
-    yield from _metrics(party, alive)
+        yield from _free("server", federation.listen or federation.host, federation.port)
+    yield from _metrics(party)
 
 
-def _metrics(party: Party, alive: set[str]) -> Iterator[Finding]:
-    """Check the port of the metrics that its worker would serve; without them everything else works."""
+def _metrics(party: Party) -> Iterator[Finding]:
+    """Check the port of the metrics that its process would serve; without them everything else works."""
     said = os.environ.get(METRICS)
     try:
         port = metrics_port(party, said)
     except UserError as error:
         yield Finding("ports", str(error), f"set {METRICS}, or `up --metrics`, to a free port", False)
         return
-    if port is not None and "worker" not in alive:
-        for one in _free("worker", "127.0.0.1", port):
+    if port is not None:
+        for one in _free("party", "127.0.0.1", port):
             said, cure = f"{one.what}: there will be no metrics", "stop that process, or choose another port"
             yield replace(one, what=said, cure=f"{cure} with `up --metrics` ({METRICS})", stops=False)
 
@@ -265,16 +254,6 @@ def disk(party: Party) -> Iterator[Finding]:
         probe.unlink(missing_ok=True)
 
 
-def versions(party: Party) -> Iterator[Finding]:
-    """Check that the Flower is there that the carrier is written for."""
-    found = installed("flwr")
-    if not found.startswith(FLOWER):
-        said = "Flower is not installed" if found == "none" else f"Flower {found} is installed"
-        yield Finding(
-            "versions", f"{said}; this version needs {FLOWER}x", "pip install 'trilemma[flower]'", True
-        )
-
-
 # --- thoroughly -------------------------------------------------------------------------------------------
 
 
@@ -314,7 +293,7 @@ def memory(party: Party) -> Iterator[Finding]:
         )
 
 
-LOCAL = (certificates, keys, ports, disk, versions)
+LOCAL = (certificates, keys, ports, disk)
 """Checks of a moment."""
 
 THOROUGH = (configuration, memory)

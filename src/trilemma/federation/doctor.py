@@ -1,28 +1,25 @@
 """What is wrong with a party, and what cures it: `trilemma federation doctor`, and the first look of `up`.
 
 Each check is a function from a party to findings, and touches nothing. What a party can see by itself in a
-moment (`at_start`) is asked before its processes are started, so that a wrong clock, a taken port, a
-certificate that has run out or a full disk is named at once, by the party that has it, and not a minute later
-by a process that ended. The rest takes the configuration to pieces, and compares what the parties have.
+moment (`at_start`) is asked before its process is started, so that a taken port, a certificate that has run
+out, another version or a full disk is named at once, by the party that has it, and not by a log. The rest
+takes the configuration to pieces, and compares what the parties have.
 """
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trilemma import files
 from trilemma.errors import UserError
-from trilemma.federation import bundles, checks, processes, reaching
+from trilemma.federation import bundles, checks, reaching
 from trilemma.federation.checks import Finding
+from trilemma.federation.door import ask
 from trilemma.federation.facts import Facts
 from trilemma.federation.layout import FACTS_BACK, NO_FACTS, Party, parties, without_facts
-from trilemma.federation.peers import Door, clock_agrees, door_file
-
-SILENT = 60.0
-"""Seconds without a request after which a client is away: as long as its own program waits at most."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def examine(folder: Path) -> list[Diagnosis]:
     for party in everyone:
         own = _all(party, (installing, *checks.LOCAL, *checks.THOROUGH))
         if party.client is None:
-            own += _guarded(seen_by_guard, party)
+            own += _guarded(seen_by_server, party)
         else:
             own += reaching.findings(party)
         if party is not first:
@@ -105,32 +102,27 @@ def beside(party: Party, other: Party) -> Iterator[Finding]:
     yield from reaching.compared(Facts.of(party), Facts.of(other), other.name)
 
 
-def seen_by_guard(server: Party) -> Iterator[Finding]:
-    """Tell what the server's guard saw of clients: who is away, whose clock or files are not the server's."""
-    door = Door.load(door_file(server.running))
-    guards = [one for one in processes.recorded(server.running) if one.name == "guard"]
-    if door is None or not any(processes.leads(one) for one in guards):
+def seen_by_server(server: Party) -> Iterator[Finding]:
+    """Tell what the server's process sees of clients: who is away, and why; whose files are not its own."""
+    try:
+        (told,) = ask(server, ask="status")
+    except UserError:
         return
-    own, now = Facts.of(server), time.time()
-    for client, peer in sorted(door.peers.items()):
-        if client not in server.signed_roster.nodes:
-            continue
-        if peer.asked is None or now - peer.asked > SILENT:
-            since = (
-                "has never asked for work"
-                if peer.asked is None
-                else f"was last heard {now - peer.asked:.0f} s ago"
-            )
+    own, there, turned_away = Facts.of(server), told["there"], told["turned_away"]
+    for client in map(str, sorted(server.signed_roster.tls.values())):
+        if client in there:
+            yield from _compared(own, there[client]["facts"], f"client {client}")
+        else:
+            why = f": {turned_away[client]}" if client in turned_away else ""
             yield Finding(
                 "connection",
-                f"client {client} {since}",
+                f"client {client} is not connected{why}",
                 f"its owner runs `trilemma federation doctor` on client-{client}'s folder",
             )
-        if peer.clock is not None and not clock_agrees(peer.clock):
-            yield Finding(
-                "clock",
-                f"client {client}'s clock is {peer.clock:+.0f} s off this server's: its requests are refused",
-                "the one of the two machines whose clock is wrong sets it (NTP)",
-            )
-        if peer.facts is not None:
-            yield from reaching.compared(own, peer.facts, f"client {client}")
+
+
+def _compared(own: Facts, told: str, who: str) -> Iterator[Finding]:
+    try:
+        yield from reaching.compared(own, Facts.read(json.loads(told)), who)
+    except (UserError, ValueError, RecursionError) as error:
+        yield Finding("versions", f"what {who} says it has cannot be read: {error}", "see its version")

@@ -1,4 +1,4 @@
-"""Where a party's events are written down: lines of JSON in its own `run/events/`, one file per process."""
+"""Where a party's events are written down: lines of JSON in its own `run/events.jsonl`."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ LARGEST_LOG = 4 << 20
 """Bytes after which a log is put aside and a new one begun; the one before that is forgotten."""
 
 
-def events_file(running: Path, process: str) -> Path:
-    """Return where a process writes down what happens, in a party's folder of processes (`Party.running`)."""
-    return running / "events" / f"{process}.jsonl"
+def events_file(running: Path) -> Path:
+    """Return where a party's process writes down what happens, in its folder `Party.running`."""
+    return running / "events.jsonl"
 
 
 @dataclass(frozen=True)
 class EventLog:
-    """Writes events as lines of JSON, each with time, level, party and process, and its text.
+    """Writes events as lines of JSON, each with time, level, party and text.
 
     A log that cannot be written, on a disk that is full, stops nobody's work.
 
     >>> import tempfile
     >>> from trilemma.federation.events import ROUND_REPEATED
-    >>> path = Path(tempfile.mkdtemp()) / "events" / "worker.jsonl"
-    >>> EventLog(path, "server", "worker")(ROUND_REPEATED(round=3))
+    >>> path = Path(tempfile.mkdtemp()) / "run" / "events.jsonl"
+    >>> EventLog(path, "server")(ROUND_REPEATED(round=3))
     >>> [(line["event"], line["party"], line["round"]) for line in read_events(path)]
     [('round-repeated', 'server', 3)]
     """
 
     path: Path
     party: str
-    process: str
     run: str | None = None
 
     def __call__(self, event: Event) -> None:
         """Write an event down."""
         about = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "level": event.kind.level}
-        about |= {"event": event.code, "party": self.party, "process": self.process}
+        about |= {"event": event.code, "party": self.party}
         if self.run is not None:
             about["run"] = self.run
         line = json.dumps({**about, **event.facts, "text": event.text}, ensure_ascii=False)

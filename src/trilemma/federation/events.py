@@ -1,9 +1,9 @@
 """What happens in a federation, as one catalogue: every event has a code, a level and the fields it may have.
 
-The server's app, a client's worker and the server's guard say what happens with these events and no others.
-Each is a sentence on the console and a line of JSON in the party's own `run/events/`. An event that is not in
-the catalogue, a field that its entry does not name, and a value of another sort are refused where they are
-made: what may be written down is decided here, once, and by nobody who is in a hurry.
+The parties' processes say what happens with these events and no others. Each is a sentence in the party's log
+and a line of JSON in its own `run/events.jsonl`. An event that is not in the catalogue, a field that its
+entry does not name, and a value of another sort are refused where they are made: what may be written down is
+decided here, once, and by nobody who is in a hurry.
 
 So nothing private can slip in. There is no field for a loss, an example, or the text of an exception; of what
 another party wrote only the sentences of `reasons` are kept; ε is in a client's own log and nobody else's.
@@ -137,7 +137,7 @@ def listed(numbers: Sequence[int]) -> str:
     return ", ".join(said) or "none"
 
 
-# --- the server's app -------------------------------------------------------------------------------------
+# --- the server -------------------------------------------------------------------------------------------
 
 ROSTER_ADOPTED = _kind(
     "roster-adopted",
@@ -274,7 +274,7 @@ RUN_FINISHED = _kind(
     rounds=Sort.NUMBER,
 )
 
-# --- a client's worker ------------------------------------------------------------------------------------
+# --- a client ---------------------------------------------------------------------------------------------
 
 EPOCH_JOINED = _kind(
     "epoch-joined",
@@ -362,71 +362,35 @@ RESULT_RECEIVED = _kind(
     run=Sort.WORD,
 )
 
-# --- any worker -------------------------------------------------------------------------------------------
+# --- any process ------------------------------------------------------------------------------------------
 
-WORKER_STARTED = _kind(
-    "worker-started",
+PARTY_STARTED = _kind(
+    "party-started",
     "info",
-    "working for {party}, trilemma {version}",
-    "a party's worker has begun to take tasks",
+    "{party} begins, trilemma {version}",
+    "a party's process is there",
     party=Sort.WORD,
     version=Sort.WORD,
 )
-TASK_FAILED = _kind(
-    "task-failed",
-    "error",
-    "a task failed: {error}; worker.log says more",
-    "an app ended with an exception, of which only the kind is told",
-    error=Sort.WORD,
-)
-TASK_BROKEN_OFF = _kind(
-    "task-broken-off",
+LISTENS = _kind(
+    "listens",
     "info",
-    "a task broke off: {error}",
-    "a run was stopped, or the Flower process is away",
-    error=Sort.WORD,
-)
-
-# --- the guard --------------------------------------------------------------------------------------------
-
-GUARD_STARTED = _kind(
-    "guard-started",
-    "info",
-    "guarding {address} for {clients} clients",
+    "listening at {address} for {clients} clients",
     "the server's door is open to clients",
     address=Sort.WORD,
     clients=Sort.NUMBER,
 )
-SETTINGS_REFUSED = _kind(
-    "settings-refused",
+LINE = _kind(
+    "line",
+    "info",
+    "{what}",
+    "a client's line to the server is there, or broke, and why",
+    what=Sort.SENTENCE,
+)
+RUN_FAILED = _kind(
+    "run-failed",
     "error",
-    "the new settings cannot be used: {error}",
-    "the guard's settings changed, and it goes on with those it had",
-    error=Sort.WORD,
-)
-STRANGER_REFUSED = _kind(
-    "stranger-refused",
-    "warning",
-    "a stranger from {address} was not let in: {error}",
-    "somebody without a certificate of this federation, or too many of them",
-    address=Sort.WORD,
-    error=Sort.SENTENCE,
-)
-REQUEST_REFUSED = _kind(
-    "request-refused",
-    "warning",
-    "{peer}: {path} refused with {status}: {reason}",
-    "a client asked for what it may not have, too much, too often or too slowly; or the SuperLink is away",
-    peer=Sort.WORD,
-    path=Sort.WORD,
-    status=Sort.NUMBER,
-    reason=Sort.SENTENCE,
-)
-CONNECTION_CLOSED = _kind(
-    "connection-closed",
-    "warning",
-    "{address}: connection closed: {error}",
-    "a connection ended in the middle of something",
-    address=Sort.WORD,
+    "the run failed: {error}; process.log says more",
+    "a run ended with an exception, of which only the kind is told",
     error=Sort.WORD,
 )

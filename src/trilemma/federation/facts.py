@@ -1,6 +1,6 @@
 """What parties must have in common, as fingerprints that can be compared: configuration, roster, versions.
 
-Parties tell each other these at the server's door (`trilemma federation doctor`). They are believed for
+Parties tell each other these when they connect (`trilemma federation doctor`). They are believed for
 finding mistakes only: what protects a client is what it finds in its own folder (`Party.terms`).
 """
 
@@ -21,10 +21,7 @@ from trilemma.federation.canonical import canonical
 from trilemma.federation.plain_files import ends
 
 if TYPE_CHECKING:
-    from trilemma.federation.layout import Party  # not for the guard, which is small
-
-FACTS = "/v1/trilemma/facts"
-"""What the server's guard answers itself."""
+    from trilemma.federation.layout import Party
 
 SHOWN = 12
 """Characters of a fingerprint that are kept: enough to tell two apart, and to be read aloud."""
@@ -34,7 +31,7 @@ SHOWN = 12
 class Facts:
     """Fingerprints of the files that must be the same everywhere, and the versions that are used.
 
-    >>> ours = Facts("ab12", "cd34", "80", "0.1.0", "1.41.0", "3.11")
+    >>> ours = Facts("ab12", "cd34", "80", "0.1.0", "3.11")
     >>> Facts.read(ours.plain()) == ours, ours.differences(Facts.read({**ours.plain(), "roster": "ef56"}))
     (True, {'roster': ('cd34', 'ef56')})
     """
@@ -43,7 +40,6 @@ class Facts:
     roster: str
     examples: str
     trilemma: str
-    flower: str
     python: str
 
     @classmethod
@@ -63,13 +59,17 @@ class Facts:
             roster=_roster(folder / "roster.json"),
             examples=str(examples)[:40],
             trilemma=installed("trilemma"),
-            flower=installed("flwr"),
             python=".".join(platform.python_version_tuple()[:2]),
         )
 
     def plain(self) -> dict[str, str]:
         """Return JSON values."""
         return asdict(self)
+
+    @property
+    def text(self) -> str:
+        """The facts as one line of ASCII."""
+        return json.dumps(self.plain())
 
     @classmethod
     def read(cls, plain: object) -> Facts:

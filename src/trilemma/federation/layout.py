@@ -30,12 +30,14 @@ from trilemma.task.file import task_digest
 CONFIG = "config.toml"
 TASK = "task.py"
 RUNNING = "run"
+PROCESS = "process"
+"""What a party's process is called: its state is in run/process.json, its log in run/process.log."""
 UNFINISHED = "unfinished"
 """There while a new client's folder is being made: its task, its plugins and its budget may be missing."""
 REPRODUCIBLE = "TRILEMMA_REPRODUCIBLE"
 """Environment variable without which a client whose noise is no secret refuses to work."""
 METRICS = "TRILEMMA_METRICS"
-"""Environment variable of a party's worker: the port of the server's metrics on loopback.
+"""Environment variable of a party's process: the port of the server's metrics on loopback.
 
 Client i's is the one i + 1 after it, so that all parties of a pilot have one of their own. Off without it.
 """
@@ -222,16 +224,11 @@ class Party:
         noise, batches = bytes.fromhex(path.read_text()), self.folder / "secrets" / "reproducible-batches"
         return Reproducible(noise, int(batches.read_text() if batches.is_file() else noise.hex(), 16))
 
-    @property
-    def executor_secret(self) -> Path:
-        """What this party's Flower process and its worker share, so that no other process takes its tasks."""
-        return self._file("secrets", "executor")
-
     def check(self) -> None:
         """Refuse to work in a folder that is not complete, or whose secrets others here can read."""
         if (self.folder / UNFINISHED).is_file():
             raise UserError(f"{self.folder} is not complete: install the bundle once more, as it was begun")
-        own = (self.executor_secret,) if self.client is None else (self.identity, self.node_key)
+        own = () if self.client is None else (self.identity, self.node_key)
         tls = (self.authority, self.certificate, self.certificate_key)
         for path in (self.config, self.roster, *tls, *own):
             if not path.is_file():
@@ -302,9 +299,14 @@ class Party:
         return self.running / "node.log"
 
     @property
-    def flower_home(self) -> Path:
-        """Flower's own configuration folder (FLWR_HOME)."""
-        return self.folder / "flwr"
+    def ready(self) -> Path:
+        """There while this party's process is, from when it has all it needs."""
+        return self.running / "ready"
+
+    @property
+    def process_log(self) -> Path:
+        """What this party's process says."""
+        return self.running / f"{PROCESS}.log"
 
 
 def metrics_port(party: Party, base: str | None) -> int | None:

@@ -162,7 +162,7 @@ class LongBlocks:
     folder: Path
     limit: Callable[[], int]
 
-    def answer(self, kind: str, block: bytes, handle: Callable[[wire.Block], Whole]) -> bytes:
+    def answer(self, kind: str, block: wire.Block, handle: Callable[[wire.Block], Whole]) -> bytes:
         """Answer a block by `handle`, or a part of the carrying of one."""
         if kind == kinds.Long.kind:
             long, _ = wire.loads(block, kinds.Long, limit=wire.LARGEST_HEADER)

@@ -101,7 +101,7 @@ class Node:
         """What a task is loaded from: terms, and the code its owner allows or not."""
         return f"{self.party.terms} {self.party.plan}"
 
-    def answer(self, block: bytes) -> bytes:
+    def answer(self, block: wire.Block) -> bytes:
         """Answer a block from the server, or raise `Refused`, whose text may travel back.
 
         Whatever goes wrong, that text is from a fixed catalogue; the rest is in this client's own log.

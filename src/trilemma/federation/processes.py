@@ -110,7 +110,7 @@ def start(command: Command, folder: Path) -> Running:
     >>> stop([sleeper], folder); leads(sleeper), recorded(folder)
     (False, [])
     """
-    with log_of(command, folder).open("ab") as output:
+    with log_of(command.name, folder).open("ab") as output:
         process = subprocess.Popen(
             command.argv,
             stdin=subprocess.DEVNULL,
@@ -120,20 +120,25 @@ def start(command: Command, folder: Path) -> Running:
             start_new_session=True,
         )
     process.returncode = 0  # its end is observed through the process table, not through this object
-    return remember(command, process.pid, folder)
+    return remember(command.name, process.pid, folder)
 
 
-def log_of(command: Command, folder: Path) -> Path:
+def log_of(name: str, folder: Path) -> Path:
     """Return where a process writes; `folder` is there then."""
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{command.name}.log"
+    return folder / f"{name}.log"
 
 
-def remember(command: Command, pid: int, folder: Path) -> Running:
-    """Write down a process that was started for `command`."""
-    running = Running(command.name, pid, _started(pid), str(log_of(command, folder)))
-    files.write_atomically(folder / f"{command.name}.json", json.dumps(asdict(running)).encode())
+def remember(name: str, pid: int, folder: Path) -> Running:
+    """Write down a process that was started."""
+    running = Running(name, pid, _started(pid), str(log_of(name, folder)))
+    files.write_atomically(folder / f"{name}.json", json.dumps(asdict(running)).encode())
     return running
+
+
+def forget(running: Running, folder: Path) -> None:
+    """Take away what was written down about a process that ends."""
+    (folder / f"{running.name}.json").unlink(missing_ok=True)
 
 
 def recorded(folder: Path) -> list[Running]:
@@ -164,7 +169,7 @@ def stop(running: Iterable[Running], folder: Path, grace: float = 5.0) -> None:
             time.sleep(0.05)
     for one in recorded(folder):
         if not members(one):
-            (folder / f"{one.name}.json").unlink(missing_ok=True)
+            forget(one, folder)
     if left := [one.name for one in pending if members(one)]:
         raise ProcessFailed(f"could not stop {', '.join(left)}: processes survived SIGKILL")
 

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -126,8 +125,6 @@ def complete_folder(party: Party, authority: bytes, roster: SignedRoster) -> Non
     first = not party.roster.is_file() or (party.folder / UNFINISHED).is_file()
     party.authority.parent.mkdir(exist_ok=True)
     party.authority.write_bytes(authority)
-    if not party.executor_secret.is_file():
-        files.write_atomically(party.executor_secret, secrets.token_hex(32).encode(), secret=True)
     if party.client is not None and first:
         write_known(party, {member.identity for member in roster.clients})
     roster.save(party.roster)

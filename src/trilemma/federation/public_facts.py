@@ -60,8 +60,7 @@ class Federation:
     server binds to `listen` where that is another address (0.0.0.0).
     `examples` is how many training examples the poorest client holds, where clients bring their own data;
     `records` is what one record may be there (`data.Declaration`, as plain values).
-    `transcript` makes the server keep every vector it admitted. `durable` keeps the SuperLink's own state in
-    a database: clients reconnect by themselves when it was restarted, and rounds take longer.
+    `transcript` makes the server keep every vector it admitted.
 
     >>> Federation("pilot", clients=3).toml().splitlines()[0]
     'name = "pilot"'
@@ -77,7 +76,6 @@ class Federation:
     examples: int | None = None
     records: Mapping[str, Any] | None = None
     transcript: bool = False
-    durable: bool = True
     timing: Timing = Timing()
 
     def __post_init__(self) -> None:
@@ -92,15 +90,12 @@ class Federation:
             raise UserError(f"a federation needs at least one client, not {self.clients}")
         if self.examples is not None and self.examples < 1:
             raise UserError(f"examples = {self.examples}: the poorest client holds at least 1")
-        if not 1 <= self.port <= 65534 - self.clients:
-            raise UserError(
-                f"port = {self.port}: clients use the {self.clients} ports after it, the server one more; "
-                f"allowed: 1 to {65534 - self.clients}"
-            )
+        if not 1 <= self.port <= 65535:
+            raise UserError(f"port = {self.port}: allowed is 1 to 65535")
 
     @property
     def address(self) -> str:
-        """Where the server's guard listens, and clients connect."""
+        """Where the server listens, and clients connect."""
         return address_of(self.host, self.port)
 
     @property
@@ -108,27 +103,6 @@ class Federation:
         """Whether nobody outside this machine can be part of it: a pilot."""
         here = ("127.0.0.1", "localhost", "::1")
         return self.host in here and self.listen in (None, *here)
-
-    @property
-    def superlink_port(self) -> int:
-        """Port of the SuperLink behind the guard, on the server's machine only."""
-        return self.port + 1 + self.clients
-
-    @property
-    def superlink(self) -> str:
-        """Where the server's own processes and its operator find the SuperLink."""
-        return f"127.0.0.1:{self.superlink_port}"
-
-    def runtime_port(self, client: int) -> int:
-        """Port on which client `client`'s node talks to its own worker, on its own machine only.
-
-        Those who came later find the SuperLink's port taken, and use the ones after it.
-
-        >>> pilot = Federation("pilot", clients=3)
-        >>> pilot.runtime_port(2), pilot.superlink_port, pilot.runtime_port(3)
-        (9193, 9194, 9195)
-        """
-        return self.port + 1 + client + (client >= self.clients)
 
     def toml(self) -> str:
         """Return the facts as TOML."""

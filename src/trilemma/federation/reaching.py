@@ -1,117 +1,23 @@
-"""A client at the server's door, once: is it there, is it the right one, what time is it, what does it have?
+"""A client at the server's door, once: is it there, does it let this client in, what does it have?
 
-The guard answers one question itself (`facts`): each side says what configuration, roster and versions it
-has, and the server says its time. So a client can name what is wrong in the time of one handshake.
+The server tells whoever it would let in what configuration, roster and versions it has. So a client can name
+what is wrong in the time of one handshake, beside the line that it may have already.
 """
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
+import socket
 import ssl
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trilemma.errors import UserError
 from trilemma.federation.checks import Finding
-from trilemma.federation.facts import FACTS, Facts
+from trilemma.federation.facts import Facts
 from trilemma.federation.layout import Party
-from trilemma.federation.peers import clock_agrees
 
 PATIENCE = 3.0
 """Seconds for a connection, and for the answer."""
-
-LARGEST = 1 << 16
-"""Bytes of an answer that are read."""
-
-NO_CHECK_TIME = 0x200000
-"""OpenSSL's flag for taking a certificate whatever the clock says; Python has no name for it."""
-
-TRIES = 3
-"""How often a server is asked what it has against a client, where its answer is cut off."""
-
-
-class NobodyThereError(OSError):
-    """Something takes connections, and closes them before any certificate was shown."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the server said: how many seconds this machine's clock is ahead of its, and what it has."""
-
-    ahead: float
-    facts: Facts
-
-
-def ask(client: Party, any_time: bool = False) -> Answer:
-    """Exchange facts with the server; `any_time`: certificates that have run out are taken too.
-
-    Raises:
-        OSError: nobody is there, or TLS failed on either side.
-        UserError: what answers is no guard of this package.
-    """
-    context = _context(client)
-    if any_time:
-        context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | NO_CHECK_TIME)
-    body = json.dumps(Facts.of(client).plain())
-    with contextlib.closing(_connection(client, context)) as connection:
-        try:
-            connection.connect()
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            # The server has not said who it is, so it cannot mean us: a proxy, say, that did not reach it.
-            raise NobodyThereError("the connection was closed before the server showed itself") from None
-        asked = time.time()
-        connection.request("POST", FACTS, body, {"content-type": "application/json"})
-        response = connection.getresponse()
-        content = response.read(LARGEST)
-        # The server looked at its clock some time between the question and the answer.
-        middle = (asked + time.time()) / 2
-    try:
-        if response.status != 200:
-            raise UserError(f"status {response.status}")
-        told = json.loads(content)
-        return Answer(middle - float(told["time"]), Facts.read(told["facts"]))
-    except (ValueError, LookupError, TypeError, RecursionError, OverflowError) as error:
-        raise UserError(f"what answers is no guard of this version ({error})") from None
-
-
-def _context(client: Party) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(client.authority)
-    context.load_cert_chain(client.certificate, client.certificate_key)
-    return context
-
-
-def _connection(client: Party, context: ssl.SSLContext) -> http.client.HTTPSConnection:
-    federation = client.federation
-    return http.client.HTTPSConnection(federation.host, federation.port, timeout=PATIENCE, context=context)
-
-
-def _alert(client: Party) -> ssl.SSLError | None:
-    """Return what the server's TLS says against this client, where it says something.
-
-    In TLS 1.3 a client is done before the server has looked at its certificate, and may then find a closed
-    connection where an alert was meant; in TLS 1.2 it waits for the server's word. That word too is lost
-    where the connection is reset behind it before it is read, so there is more than one try.
-    """
-    for _ in range(TRIES):
-        context = _context(client)
-        context.maximum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            with contextlib.closing(_connection(client, context)) as connection:
-                connection.connect()
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            return None  # closed without a word, as by a proxy that reaches nobody
-        except ssl.SSLError as error:
-            return error
-        except ConnectionResetError:
-            continue
-        except OSError:
-            return None
-        return None
-    return None
 
 
 def findings(client: Party) -> list[Finding]:
@@ -121,48 +27,52 @@ def findings(client: Party) -> list[Finding]:
 
 def _findings(client: Party) -> Iterator[Finding]:
     """Knock at the server's door; tell what keeps a client out, or what differs between the two."""
+    from trilemma.federation.carriers.grpc.client import TurnedAwayError, look
+    from trilemma.federation.carriers.grpc.credentials import Tls
+
     address = client.federation.address
+    tls = Tls(client.certificate, client.certificate_key, client.authority)
     try:
-        answer = ask(client)
-    except ssl.SSLError as error:
-        yield from _handshake(client, address, error)
-        return
-    except (OSError, http.client.HTTPException) as error:
-        alert = _alert(client) if isinstance(error, ConnectionError) else None
-        if alert is not None:
-            yield from _handshake(client, address, alert)
-            return
-        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        told = Facts.read(json.loads(look(address, tls, PATIENCE)))
+    except TurnedAwayError as error:
+        yield Finding("connection", f"the server at {address} says: {error}", _cure(str(error)), True)
+    except OSError:
+        yield from _handshake(client, address)
+    except (UserError, ValueError, RecursionError) as error:
         yield Finding(
-            "connection",
-            f"the server does not answer at {address} ({why})",
-            "see that it is up (`trilemma federation doctor` there), that `host` in federation.toml is its "
-            "name, and that no firewall is between",
+            "connection", f"{address}: {error}", "use the same version of trilemma everywhere", True
         )
-        return
-    except UserError as error:
-        yield Finding("connection", f"{address}: {error}", "use the same version of trilemma everywhere")
-        return
-    yield from _clock(answer.ahead)
-    yield from compared(Facts.of(client), answer.facts, "the server")
+    else:
+        yield from compared(Facts.of(client), told, "the server")
 
 
-def _clock(ahead: float) -> Iterator[Finding]:
-    if clock_agrees(ahead):
-        return
-    how = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
-    said = f"this machine's clock is {how} the server's, which refuses such requests"
-    yield Finding("clock", said, "set the clock that is wrong (NTP)", True)
+def _cure(said: str) -> str:
+    if "version" in said:
+        return "install the same version of trilemma everywhere"
+    if "roster" in said:
+        return "compare roster.json with the server's; the authority has the newest"
+    return "as it says; the server's operator sees the same with `trilemma federation status`"
 
 
-def _handshake(client: Party, address: str, error: ssl.SSLError) -> Iterator[Finding]:
-    """Name what TLS did not like: the server's certificate, this client's, or the clock."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        with contextlib.suppress(OSError, UserError, http.client.HTTPException):
-            clock = list(_clock(ask(client, any_time=True).ahead))
-            if clock:  # a certificate that seems to have run out, and a clock that is wrong
-                yield from clock
+def _handshake(client: Party, address: str) -> Iterator[Finding]:
+    """Name what TLS did not like, the server's certificate or this client's; or that nobody is there."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    host, port = client.federation.host, client.federation.port
+    try:
+        context.load_verify_locations(client.authority)
+        context.load_cert_chain(client.certificate, client.certificate_key)
+        with (
+            socket.create_connection((host, port), timeout=PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname=host) as line,
+        ):
+            why = "it says nothing"
+            if not line.recv(1):  # it has shown itself, has then seen our certificate, and hung up
+                said = f"the server at {address} does not take this client's certificate"
+                cure = "have it renewed; if it is valid by this machine's date, the server's clock is wrong"
+                yield Finding("certificate", said, cure, True)
                 return
+    except ssl.SSLCertVerificationError as error:
         said = f"the server at {address} shows a certificate that is not accepted: {error.verify_message}"
         foreign = "unable to get" in error.verify_message or "self-signed" in error.verify_message
         cure = (
@@ -172,12 +82,13 @@ def _handshake(client: Party, address: str, error: ssl.SSLError) -> Iterator[Fin
         )
         yield Finding("certificate", said, cure, True)
         return
-    reason = (error.reason or "").lower().replace("_", " ")
+    except OSError as error:
+        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
     yield Finding(
-        "certificate",
-        f"the server at {address} does not take this client's certificate ({reason or type(error).__name__})",
-        "have it renewed; if it is valid by this machine's date, the server's clock or authority is another",
-        True,
+        "connection",
+        f"the server does not answer at {address} ({why})",
+        "see that it is up (`trilemma federation doctor` there), that `host` in federation.toml is its "
+        "name, and that no firewall is between",
     )
 
 

@@ -1,8 +1,8 @@
 """Where a federation stands, read from one party's own folder and from nobody else's.
 
 The server's folder has who answered, who did not, whose answer was turned away and why; a client's has its
-ledger and its budget. Folders of secrets are not opened, nothing is written, and no process is asked, so it
-works after a crash too. `trilemma federation status` and the page show it.
+ledger and its budget. Folders of secrets are not opened, nothing is written, and what no process answers is
+left out, so it works after a crash too. `trilemma federation status` and the page show it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from trilemma.errors import UserError
 from trilemma.federation import processes
+from trilemma.federation.door import ask
 from trilemma.federation.event_log import events_file, read_events
 from trilemma.federation.layout import RUNNING, WITHOUT_FACTS, Party, parties, without_facts
-from trilemma.federation.peers import Door, door_file
 from trilemma.federation.public_facts import Timing
 from trilemma.federation.spending import own_statement, read_budget
 from trilemma.federation.waiting import Waiting
@@ -34,6 +34,9 @@ from trilemma.report.trust import places, trusted
 Now = Literal["heard", "absent", "unreached", "rejected", "late", "not asked", "nothing yet"]
 """What became of a client in the newest round: it was silent, the carrier did not reach it, its answer was
 turned away, or it was neither waited for nor there."""
+
+PATIENCE = 5.0
+"""Seconds for the server's process to say who is connected."""
 
 LATEST = 300
 """Scores of a run that are told: the newest."""
@@ -140,7 +143,7 @@ class ProcessStanding:
 
 @dataclass(frozen=True)
 class PartyStanding:
-    """A party: its processes; the server's runs and what its guard sees; a client's account and doings.
+    """A party: its process; the server's runs and who is connected to it; a client's account and doings.
 
     `problem`: what cannot be read.
     """
@@ -148,7 +151,7 @@ class PartyStanding:
     party: str
     processes: tuple[ProcessStanding, ...] = ()
     runs: tuple[RunStanding, ...] = ()
-    door: Door | None = None
+    door: Mapping[str, Any] | None = None
     account: Account | None = None
     doings: Doings = field(default_factory=Doings)
     problem: str = ""
@@ -162,7 +165,7 @@ class PartyStanding:
         }
         if self.account is None:
             plain["runs"] = [asdict(one) for one in self.runs]
-            plain["door"] = None if self.door is None else asdict(self.door)
+            plain["door"] = self.door
         else:
             plain["account"] = self.account.plain()
             plain["doings"] = asdict(self.doings)
@@ -196,7 +199,7 @@ def _party(party: Party) -> PartyStanding:
         with readable(party.folder):
             known = _known(party.running)
             if party.client is not None:
-                told = doings(read_events(events_file(party.running, "worker")))
+                told = doings(read_events(events_file(party.running)))
                 return PartyStanding(party.name, known, account=account(party), doings=told)
             return _server(party, known)
     except UserError as error:
@@ -213,8 +216,16 @@ def _server(party: Party, known: tuple[ProcessStanding, ...]) -> PartyStanding:
                 runs.append(run_standing(party, run))
         except UserError as error:
             problems.append(str(error))
-    door = Door.load(door_file(party.running))
-    return PartyStanding(party.name, known, tuple(runs), door, problem="; ".join(problems))
+    return PartyStanding(party.name, known, tuple(runs), _door(party, known), problem="; ".join(problems))
+
+
+def _door(server: Party, known: tuple[ProcessStanding, ...]) -> Mapping[str, Any] | None:
+    """Return what the server's process says of who is connected; None where there is none."""
+    try:
+        told = list(ask(server, seconds=PATIENCE, ask="status")) if any(one.alive for one in known) else []
+    except (UserError, TimeoutError):
+        return None
+    return told[0] if told else None
 
 
 def _runs(server: Party) -> list[Path]:
@@ -240,7 +251,7 @@ def run_standing(server: Party, run: Path) -> RunStanding:
 
 def members_of(server: Party, run: str, clients: int, records: Sequence[Record]) -> list[Member]:
     """Return the clients as the server's records of a run and its events have them."""
-    told = [one for one in read_events(events_file(server.running, "worker")) if one.get("run") == run]
+    told = [one for one in read_events(events_file(server.running)) if one.get("run") == run]
     return with_events(members(clients, records, server.federation.timing), told)
 
 

@@ -6,3 +6,7 @@
 * `credentials`: who each side is, and how hard the door is.
 * `server`, `client`: the two ends.
 """
+
+import os
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it writes a line for every stranger whom it turns away

@@ -77,12 +77,14 @@ def serve(
     spool: Path | None = None,
     longest: Callable[[], int] = lambda: 1 << 34,
     silence: float = SILENCE,
+    facts: Callable[[], str] = lambda: "",
 ) -> None:
     """Answer what the server at `address` asks until `stop` is set; `say` is told when it is there, or not.
 
-    Questions of more than 16 MiB lie in the folder `spool`; without one in memory.
+    `facts` is what the server is told on every line. Questions of more than 16 MiB lie in the folder `spool`;
+    without one in memory.
     """
-    client = _Client(answer, spool, longest, stop)
+    client = _Client(answer, spool, longest, stop, facts)
     line = threading.Thread(target=client.hold, args=(address, tls, say, silence), daemon=True)
     line.start()
     threading.Thread(target=client.watch, daemon=True).start()
@@ -93,11 +95,46 @@ def serve(
         line.join(2.0)
 
 
+class TurnedAwayError(UserError):
+    """The server is there, and does not let this client in."""
+
+
+def look(address: str, tls: Tls, seconds: float = SILENCE) -> str:
+    """Return the facts that the server tells, and leave the client's line, if it has one, alone.
+
+    Raises:
+        TurnedAwayError: it says why this client is not let in.
+        OSError: nobody is there, or they did not come as far as that.
+    """
+    options = credentials.client_options(address, seconds)
+    said = ((credentials.VERSION, VERSION), (credentials.LOOK, "1"))
+    with grpc.secure_channel(address, credentials.client_credentials(tls), options) as channel:
+        call = _carry(channel)(iter(()), metadata=said, timeout=seconds)
+        try:
+            for _ in call:
+                pass
+            return str(dict(call.initial_metadata()).get(credentials.FACTS, ""))
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise OSError(_reason(error)) from None
+            raise TurnedAwayError(_reason(error)) from None
+
+
+def _carry(channel: grpc.Channel) -> grpc.StreamStreamMultiCallable:
+    return channel.stream_stream(f"/{credentials.SERVICE}/{credentials.CALL}")
+
+
 class _Client:
     def __init__(
-        self, answer: Answer, spool: Path | None, longest: Callable[[], int], stop: threading.Event
+        self,
+        answer: Answer,
+        spool: Path | None,
+        longest: Callable[[], int],
+        stop: threading.Event,
+        facts: Callable[[], str],
     ) -> None:
         self._answer, self._spool, self._longest, self._stop = answer, spool, longest, stop
+        self._facts = facts
         self._changed = threading.Condition()
         self._questions: dict[bytes, _Asked] = {}
         self._outbox: Outbox | None = None
@@ -170,9 +207,8 @@ class _Client:
         options = credentials.client_options(address, silence)
         with grpc.secure_channel(address, credentials.client_credentials(tls), options) as channel:
             outbox = Outbox()
-            call = channel.stream_stream(f"/{credentials.SERVICE}/{credentials.CALL}")(
-                iter(outbox), metadata=((credentials.VERSION, VERSION),)
-            )
+            said = ((credentials.VERSION, VERSION), (credentials.FACTS, self._facts()))
+            call = _carry(channel)(iter(outbox), metadata=said)
             self._call = call
             if self._stop.is_set():
                 call.cancel()

@@ -22,6 +22,8 @@ SERVICE, CALL = "trilemma.Federation", "Carry"
 """The one method there is."""
 VERSION = "trilemma-version"
 """Name under which both ends say their version before anything else."""
+FACTS, LOOK = "trilemma-facts", "trilemma-look"
+"""What each end has, in words that the carrier does not read; and that a client only wants to hear those."""
 
 _MESSAGE = frames.PIECE_BYTES + frames.ROOM
 _WINDOW = 1 << 21

@@ -61,11 +61,12 @@ IN_MEMORY = 1 << 24
 
 @dataclass(frozen=True)
 class Presence:
-    """A client that is there: when it came, when it was last heard, and from where (seconds since 1970)."""
+    """A client that is there: since when and when it was last heard (seconds since 1970), from where."""
 
     since: float
     heard: float
     address: str
+    facts: str = ""
 
 
 @dataclass(eq=False)
@@ -75,6 +76,7 @@ class _Line:
     client: int
     peer: Peer
     context: grpc.ServicerContext
+    facts: str = ""
     outbox: Outbox = field(default_factory=Outbox)
     since: float = field(default_factory=time.time)
     heard: float = field(default_factory=time.time)
@@ -116,8 +118,8 @@ class _Question:
 class GrpcServer:
     """The server of a federation, as gRPC carries its questions."""
 
-    def __init__(self, roster: ROSTER, spool: Path, limits: Limits) -> None:
-        self._roster, self._spool, self._limits = roster, spool, limits
+    def __init__(self, roster: ROSTER, spool: Path, limits: Limits, facts: Callable[[], str]) -> None:
+        self._roster, self._spool, self._limits, self._facts = roster, spool, limits, facts
         self.longest = limits.longest
         self.port = 0
         self._lock = threading.RLock()
@@ -128,6 +130,7 @@ class GrpcServer:
         self._questions: dict[str, _Question] = {}
         self._replies: dict[str, Reply] = {}
         self._arrivals: dict[int, tuple[float, float]] = {}
+        self._turned_away: dict[int, str] = {}
         self._prefix, self._count = secrets.token_bytes(8), 0
         self._server: grpc.Server | None = None
 
@@ -139,9 +142,10 @@ class GrpcServer:
         roster: ROSTER,
         spool: Path,
         limits: Limits | None = None,
+        facts: Callable[[], str] = lambda: "",
     ) -> GrpcServer:
-        """Listen; with port 0 on a free one, which `port` tells."""
-        server = cls(roster, spool, limits or Limits())
+        """Listen; with port 0 on a free one, which `port` tells. Whoever is let in is told `facts`."""
+        server = cls(roster, spool, limits or Limits(), facts)
         server._listen(listen, tls)
         return server
 
@@ -241,9 +245,14 @@ class GrpcServer:
         """Return the clients that are there."""
         with self._lock:
             return {
-                client: Presence(line.since, line.heard, line.context.peer())
+                client: Presence(line.since, line.heard, line.context.peer(), line.facts)
                 for client, line in sorted(self._lines.items())
             }
+
+    def turned_away(self) -> Mapping[int, str]:
+        """Return why clients on the roster were not let in, who have not come since."""
+        with self._lock:
+            return dict(self._turned_away)
 
     def drop(self, client: int, why: str = "the server's operator closed the stream") -> None:
         """Close a client's stream; one that is on the roster may come again."""
@@ -273,8 +282,13 @@ class GrpcServer:
     # --- streams ---------------------------------------------------------------------------------------
 
     def _stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        line = self._arrive(context)
-        context.send_initial_metadata(((credentials.VERSION, VERSION),))
+        said = {name: str(value) for name, value in context.invocation_metadata() or ()}
+        client, peer = self._admit(said, context)
+        looks = credentials.LOOK in said
+        line = None if looks else self._arrive(client, peer, said.get(credentials.FACTS, ""), context)
+        context.send_initial_metadata(((credentials.VERSION, VERSION), (credentials.FACTS, self._facts())))
+        if line is None:
+            return
         if not context.add_callback(line.outbox.close):
             line.outbox.close()
         threading.Thread(target=self._read, args=(line, requests), daemon=True).start()
@@ -283,22 +297,30 @@ class GrpcServer:
         finally:
             self._left(line)
 
-    def _arrive(self, context: grpc.ServicerContext) -> _Line:
-        """Let a client in whose key is on the roster, or end its call with the reason."""
+    def _admit(self, said: Mapping[str, str], context: grpc.ServicerContext) -> tuple[int, Peer]:
+        """Return who it is whose key is on the roster; end anybody else's call with the reason."""
         peer = credentials.peer_of(context)
         client = None if peer is None else self._roster().get(peer.key)
         if peer is None or client is None:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "this key is not on the federation's roster")
             raise AssertionError  # abort raises
-        said = dict(context.invocation_metadata() or ()).get(credentials.VERSION, "none")
-        if said != VERSION:
-            why = f"the server has version {VERSION} of trilemma, this client {str(said)[:40]}"
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{why}: both must have the same")
-        if peer.until < dt.datetime.now(dt.UTC):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate's time is over")
-        if not self._may_come(client):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this client comes too often")
-        line = _Line(client, peer, context)
+        version, code, why = said.get(credentials.VERSION, "none")[:40], grpc.StatusCode.OK, ""
+        if version != VERSION:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            why = f"the server has version {VERSION} of trilemma, this client {version}: both need the same"
+        elif peer.until < dt.datetime.now(dt.UTC):
+            code, why = grpc.StatusCode.UNAUTHENTICATED, "the certificate's time is over"
+        elif not self._may_come(client):
+            code, why = grpc.StatusCode.RESOURCE_EXHAUSTED, "this client comes too often"
+        if why:
+            with self._lock:
+                self._turned_away[client] = why
+            context.abort(code, why)
+        return client, peer
+
+    def _arrive(self, client: int, peer: Peer, facts: str, context: grpc.ServicerContext) -> _Line:
+        """Give a client its line, in place of the one it had, and ask what is open."""
+        line = _Line(client, peer, context, facts)
         with self._lock:
             if self._stopped.is_set():
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the server stops")
@@ -307,6 +329,7 @@ class GrpcServer:
                     former, grpc.StatusCode.ALREADY_EXISTS, "another program came with this certificate"
                 )
             self._lines[client] = line
+            self._turned_away.pop(client, None)
             now = time.monotonic()
             for question in self._questions.values():
                 if question.client == client and question.expires > now:
