@@ -54,8 +54,8 @@ from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import Clients, ClientStep, State
 from trilemma.models import Clip, Model, gradients, unflatten
 from trilemma.models.clipping import MARGIN
-from trilemma.models.modules.checks import Projecting
 from trilemma.models.modules.engine import ModuleEngine
+from trilemma.models.modules.reference import Projecting
 from trilemma.models.tape import Tape
 from trilemma.models.taped import TAPE
 from trilemma.privacy import NoiseLaw, Noiseless
