@@ -189,5 +189,7 @@ def clip_rows(vectors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     norms = lengths_of_rows(vectors)
     if math.isinf(threshold):
         return vectors, norms
-    factor = (threshold / norms).clamp(max=1.0)  # a zero row divides to infinity and is clamped to 1
-    return vectors * factor[:, None].to(vectors.dtype), norms
+    exact = (threshold / norms).clamp(max=1.0)  # a zero row divides to infinity and is clamped to 1
+    factor = exact.to(vectors.dtype)  # rounded down: one below 1e-38 has few bits
+    factor = torch.where(factor.double() > exact, factor.nextafter(torch.zeros_like(factor)), factor)
+    return vectors * factor[:, None], norms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -31,3 +31,8 @@ def exactly() -> Iterator[None]:
     """Compute in full float32 what is to be compared: rounding to TF32 would pass for a difference."""
     with products(tf32=False), reproducible():
         yield
+
+
+def in_full(device: torch.device) -> AbstractContextManager[None]:
+    """Switch off autocast that a user's code left on: no bound on a length counts with half precision."""
+    return torch.autocast(device.type, enabled=False)

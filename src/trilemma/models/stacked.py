@@ -33,6 +33,7 @@ from trilemma.models.convolution import reproducible
 from trilemma.models.engine import Engine, Pass, Request
 from trilemma.models.flat import unflatten
 from trilemma.models.groups import allowed
+from trilemma.models.precision import in_full
 from trilemma.models.taped import TAPE
 from trilemma.models.types import Buffers, Examples, Model, each_column
 from trilemma.recordings import nobody_asks
@@ -146,7 +147,8 @@ def sums_of(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: 
         # Engines overwrite; where a client's examples come in several groups, the later ones are added.
         later = columns.start > 0
         target = torch.empty_like(value[rows]) if later else value[rows]
-        group.done.write(unflatten(model, target), group.factor)
+        with in_full(theta.device):
+            group.done.write(unflatten(model, target), group.factor)
         if group.nobody is not None:
             target[group.nobody] = 0.0
         if later:
@@ -208,7 +210,8 @@ def _pass(
     loss += done.loss
     if work.clip.unit != "example":
         return _Group(done)
-    lengths, nobody = done.lengths(), None
+    with in_full(request.y.device):
+        lengths, nobody = done.lengths(), None
     if not work.clip.finite:
         return _Group(done, _norms(lengths, request.share))
     broken = ~torch.isfinite(lengths.squares) & (request.share > 0)
@@ -218,7 +221,8 @@ def _pass(
         request, nobody = _without(request, broken)
         with reproducible():
             done = engine.run(model, request)
-        lengths = done.lengths()
+        with in_full(request.y.device):
+            lengths = done.lengths()
     factor = work.clip.factor(lengths, request.share, company.least, company.size)
     return _Group(done, _norms(lengths, request.share), factor, nobody)
 
