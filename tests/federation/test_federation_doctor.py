@@ -88,7 +88,7 @@ def ends_soon(folder: Path) -> None:
 
 
 def readable_key(folder: Path) -> None:
-    (folder / "client-1" / "secrets" / "node.key").chmod(0o644)
+    (folder / "client-1" / "secrets" / "client.key").chmod(0o644)
 
 
 def no_identity(folder: Path) -> None:
@@ -96,7 +96,7 @@ def no_identity(folder: Path) -> None:
 
 
 def another_identity(folder: Path) -> None:
-    for name in ("identity.key", "node.key"):
+    for name in ("identity.key",):
         shutil.copy(folder / "client-2" / "secrets" / name, folder / "client-1" / "secrets" / name)
 
 

@@ -11,13 +11,12 @@ import stat
 import threading
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner
 
 from federation_harness import PRIVATE, make, small_config
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
-from trilemma.federation import certificates, checks, events, node_keys, provisioning, public_facts
+from trilemma.federation import certificates, checks, events, provisioning, public_facts, tls_keys
 from trilemma.federation.authority import Authority
 from trilemma.federation.layout import Party, parties, party_folders
 from trilemma.federation.public_facts import Federation, Timing
@@ -91,7 +90,7 @@ def test_no_secret_is_in_two_folders(made):
     """Not as a file, and not inside another file."""
     secrets = {path: path.read_bytes() for path in made.rglob("secrets/*")}
     secrets[made / "authority" / "ca.key"] = (made / "authority" / "ca.key").read_bytes()
-    assert len(secrets) == 1 + 4 * 3 + 1
+    assert len(secrets) == 1 + 4 * 2 + 1
     assert len(set(secrets.values())) == len(secrets)
     everything = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
     for owner, secret in secrets.items():
@@ -100,13 +99,11 @@ def test_no_secret_is_in_two_folders(made):
             assert path == owner or core not in content.replace(b"\n", b"")
 
 
-def test_node_keys_are_on_the_roster(made):
+def test_tls_keys_are_on_the_roster(made):
     """Numbers are places on the roster, which is signed: no file can be left out, and renumber anybody."""
-    nodes = parties(made)[0].signed_roster.nodes
-    assert sorted(nodes) == [0, 1, 2, 3]
-    for client in parties(made)[1:]:
-        private = serialization.load_ssh_private_key(client.node_key.read_bytes(), password=None)
-        assert private.public_key() == node_keys.check_node_key(nodes[client.client])
+    found = {tls_keys.digest_in(one.certificate_key.read_bytes()): one.client for one in parties(made)[1:]}
+    assert parties(made)[0].signed_roster.tls == found
+    assert sorted(found.values()) == [0, 1, 2, 3]
 
 
 def test_secrets_are_for_their_owner_only(made):
@@ -127,7 +124,7 @@ def test_secrets_that_others_can_read_are_refused(tmp_path):
         client.check()
 
 
-@pytest.mark.parametrize("name", ["secrets/identity.key", "secrets/node.key", "roster.json", "tls/ca.crt"])
+@pytest.mark.parametrize("name", ["secrets/identity.key", "secrets/client.key", "roster.json", "tls/ca.crt"])
 def test_a_folder_that_is_not_complete_is_named(tmp_path, name):
     client = provisioning.init(tmp_path / "federation", Federation("pilot", 1), "# config\n")[1]
     (client.folder / name).unlink()

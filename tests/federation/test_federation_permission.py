@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from federation_harness import INSTANT, PRIVATE, Direct, coordinator, make, small_config
 from trilemma.cli.federation import federation_app
 from trilemma.errors import PrivacyError, UserError
-from trilemma.federation import joined, kinds, node_keys, provisioning, wire
+from trilemma.federation import joined, kinds, provisioning, wire
 from trilemma.federation.adoption import adopt, vouch
 from trilemma.federation.authority import Authority
 from trilemma.federation.epochs import Stopped
@@ -155,7 +155,6 @@ def test_what_is_allowed_in_advance_does_not_count_on_invented_clients(parties):
         Member(
             name=f"invented-{number}",
             identity=Identity.generate().public.hex(),
-            node=node_keys.new_node_key()[1].decode(),
             tls=f"{number:064x}",
         )
         for number in range(20)

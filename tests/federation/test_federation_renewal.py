@@ -215,12 +215,11 @@ def changed(path: Path, change) -> Path:
     [
         (lambda file, other: file["request"].update(name="mallory"), "not signed by the keys it names"),
         (lambda file, other: file["request"].update(identity=other["request"]["identity"]), "not signed by"),
-        (lambda file, other: file["request"].update(node=other["request"]["node"]), "not signed by"),
         (
             lambda file, other: file["request"].update(certificate=other["request"]["certificate"]),
             "not signed",
         ),
-        (lambda file, other: file.update(node=other["node"]), "not signed by the keys it names"),
+        (lambda file, other: file.update(tls=other["tls"]), "not signed by the keys it names"),
         (lambda file, other: file["request"].update(name="../../authority"), "request.name: String should"),
         (lambda file, other: file["request"].update(name="x\n\x1b[31m"), "request.name: String should"),
         (lambda file, other: file["request"].update(name="a" * 65), "request.name: String should"),
@@ -228,7 +227,6 @@ def changed(path: Path, change) -> Path:
             lambda file, other: file["request"].update(certificate="-----BEGIN"),
             "no request for a certificate",
         ),
-        (lambda file, other: file["request"].update(node="ssh-ed25519 AAAA"), "P-384"),
         (lambda file, other: file["request"].update(extra=1), "extra: Extra inputs"),
         (lambda file, other: file.pop("identity"), "identity: Field required"),
         (lambda file, other: file["request"].update(name="a", version=2), "version"),

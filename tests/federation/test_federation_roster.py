@@ -12,7 +12,7 @@ import pytest
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
 from trilemma import files
-from trilemma.federation import certificates, kinds, node_keys, wire
+from trilemma.federation import certificates, kinds, wire
 from trilemma.federation.adoption import adopt, counted_on, know, known_to, strangers, vouch
 from trilemma.federation.authority import Authority
 from trilemma.federation.confirmation import Position, Witness
@@ -37,8 +37,7 @@ def authority_of(parties):
 
 
 def stranger(name="newcomer"):
-    node = node_keys.new_node_key()[1].decode()
-    return Member(name=name, identity=Identity.generate().public.hex(), node=node, tls=secrets.token_hex(32))
+    return Member(name=name, identity=Identity.generate().public.hex(), tls=secrets.token_hex(32))
 
 
 def without(roster, place):
@@ -74,12 +73,9 @@ def signed():
         (lambda file: file["roster"].update(colour="red"), "colour: Extra inputs"),
         (lambda file: file["roster"]["clients"][0].update(name="../../server"), r"clients\.0\.name"),
         (lambda file: file["roster"]["clients"][0].update(name="a\nb"), r"clients\.0\.name"),
-        (lambda file: file["roster"]["clients"][0].update(node="ssh-rsa AAAA"), "P-384"),
         (
-            lambda file: file["roster"]["clients"][0].update(
-                node=file["roster"]["clients"][0]["node"] + " me"
-            ),
-            "one way",
+            lambda file: file["roster"]["clients"][0].update(tls=file["roster"]["clients"][1]["tls"]),
+            "the same TLS key",
         ),
         (
             lambda file: file["roster"]["clients"][0].update(

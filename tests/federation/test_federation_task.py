@@ -350,7 +350,7 @@ def test_the_command_line_makes_a_federation(tmp_path):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--port", "70000"], "allowed: 1 to 65531"),
+        (["--port", "70000"], "allowed is 1 to 65535"),
         (["--budget", "3"], "this configuration adds no noise"),
         (["--round-limit", "0"], "round_limit"),
         (["--host", ""], "host = ''"),

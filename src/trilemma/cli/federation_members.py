@@ -109,7 +109,7 @@ def rotate_command(
         bool, typer.Option("--lost", help="its present identity is lost, and has not signed the new one")
     ] = False,
 ) -> None:
-    """Give a client a new identity, node key and TLS key; the old identity signs the new one."""
+    """Give a client a new identity and TLS key; the old identity signs the new one."""
     from trilemma.federation import membership, public_facts
     from trilemma.federation.layout import Party
     from trilemma.federation.requests import Request

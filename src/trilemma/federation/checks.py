@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 import psutil
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 
 from trilemma.errors import UserError
@@ -135,9 +134,7 @@ def keys(party: Party) -> Iterator[Finding]:
         party.check()
     except UserError as error:
         yield Finding("keys", str(error), "as it says", True)
-    if party.client is None or not (
-        party.identity.is_file() and party.certificate_key.is_file() and party.node_key.is_file()
-    ):
+    if party.client is None or not (party.identity.is_file() and party.certificate_key.is_file()):
         return
     members = party.signed_roster.clients
     again = "bring this client's own secrets/ and the newest roster.json back, or ask the authority to rotate"
@@ -147,10 +144,6 @@ def keys(party: Party) -> Iterator[Finding]:
     own = members[party.client]
     if Identity.load(party.identity).public.hex() != own.identity:
         yield Finding("keys", f"identity.key is not that of {party.name} on the roster", again, True)
-    node = serialization.load_ssh_private_key(party.node_key.read_bytes(), password=None).public_key()
-    public = node.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    if public.split()[:2] != own.node.encode().split()[:2]:
-        yield Finding("keys", f"node.key is not that of {party.name} on the roster", again, True)
     if tls_keys.digest_in(party.certificate_key.read_bytes()) != own.tls:
         yield Finding("keys", f"client.key is not that of {party.name} on the roster", again, True)
 

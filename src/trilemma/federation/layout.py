@@ -3,7 +3,7 @@
     federation/
       authority/      the CA's private key and what it signed: off-line but when somebody comes or goes
       server/         TLS certificate and key, roster, the run configuration
-      client-0/ …     TLS certificate and key, node key, identity key, roster, budget, the run configuration
+      client-0/ …     TLS certificate and key, identity key, roster, budget, the run configuration
 
 A party's folder holds its own secrets only, so handing `client-3/` to party 3 hands over exactly what that
 party needs. `federation.toml` is the same everywhere and public. Every party reads its own copy of
@@ -206,11 +206,6 @@ class Party:
         return self._file("secrets", "identity.key")
 
     @property
-    def node_key(self) -> Path:
-        """A client's node key for Flower's authentication."""
-        return self._file("secrets", "node.key")
-
-    @property
     def reproducible(self) -> Reproducible | None:
         """Seeds in place of the system's generator: to compare a run with a simulation, and only there."""
         path = self.folder / "secrets" / "reproducible-noise"
@@ -228,7 +223,7 @@ class Party:
         """Refuse to work in a folder that is not complete, or whose secrets others here can read."""
         if (self.folder / UNFINISHED).is_file():
             raise UserError(f"{self.folder} is not complete: install the bundle once more, as it was begun")
-        own = () if self.client is None else (self.identity, self.node_key)
+        own = () if self.client is None else (self.identity,)
         tls = (self.authority, self.certificate, self.certificate_key)
         for path in (self.config, self.roster, *tls, *own):
             if not path.is_file():

@@ -85,7 +85,6 @@ def replace_keys(
     after = Member(
         name=member.name,
         identity=request.identity,
-        node=request.node,
         tls=request.tls,
         former=(*member.former, signed),
     )
@@ -231,7 +230,7 @@ def _granted(authority: Authority, place: int, request: Request) -> bool:
     member = authority.roster.clients[place]
     certificate = authority.given(f"client-{place}")
     return (
-        (request.name, request.identity, request.node) == (member.name, member.identity, member.node)
+        (request.name, request.identity) == (member.name, member.identity)
         and certificate is not None
         and certificates.is_for(certificate, request.certificate)
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from trilemma import files
 from trilemma.errors import UserError
 from trilemma.federation import authority as authorities
-from trilemma.federation import certificates, node_keys
+from trilemma.federation import certificates
 from trilemma.federation.authority import Authority
 from trilemma.federation.layout import CONFIG, TASK, UNFINISHED, Party, parties
 from trilemma.federation.permission import Permission
@@ -109,12 +109,10 @@ def begin_folder(
 
 def new_member(client: Party) -> Member:
     """Make a client's identity in its folder, which has a certificate; return what a roster says about it."""
-    private, public = node_keys.new_node_key()
-    files.write_atomically(client.node_key, private, secret=True)
     identity = Identity.generate()
     identity.save(client.identity)
     tls = certificates.key_digest(client.certificate.read_bytes())
-    return Member(name=client.name, identity=identity.public.hex(), node=public.decode(), tls=tls)
+    return Member(name=client.name, identity=identity.public.hex(), tls=tls)
 
 
 def complete_folder(party: Party, authority: bytes, roster: SignedRoster) -> None:

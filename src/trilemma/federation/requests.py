@@ -1,11 +1,10 @@
 """A client asks to be let in: it makes its keys on its own machine, and sends their public halves alone.
 
-    {"request": {version, name, identity, node, certificate, former}, "identity": …, "node": …}
+    {"request": {version, name, identity, certificate, former}, "identity": …, "tls": …}
 
-Three keys are asked for: the identity (Ed25519), the node key (P-384) and the TLS key (P-256, as a signing
-request, PKCS#10). Each is shown to be the sender's own: identity and node key sign the whole request, the
-signing request is signed by its key. So a request with somebody else's key in it is none. A request is
-public; what is secret stays in the client's `secrets/`.
+Two keys are asked for: the identity (Ed25519) and the TLS key (P-256, as a signing request, PKCS#10). Each is
+shown to be the sender's own, since both sign the whole request. So a request with somebody else's key in it
+is none. A request is public; what is secret stays in the client's `secrets/`.
 
 A client that wants other keys sends a request too, in which its present identity signs the next (`former`);
 the new keys wait in `secrets/next/` until the authority has answered.
@@ -16,16 +15,16 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field
 
 from trilemma import files
 from trilemma.errors import PrivacyError, UserError
-from trilemma.federation import node_keys, signed_files, tls_keys
+from trilemma.federation import signed_files, tls_keys
 from trilemma.federation.layout import Party
 from trilemma.federation.rosters import (
     NAME,
@@ -50,7 +49,6 @@ class _Content(Content):
     version: Literal[1] = 1
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     identity: Key
-    node: Annotated[str, Field(max_length=300)]
     certificate: Annotated[str, Field(max_length=4096)]
     former: Former | None = None
 
@@ -58,7 +56,7 @@ class _Content(Content):
 class _File(Strict):
     request: _Content
     identity: Signature
-    node: Ecdsa
+    tls: Ecdsa
 
 
 @dataclass(frozen=True)
@@ -71,11 +69,6 @@ class Keys:
     def identity(self) -> Path:
         """Its identity."""
         return self.folder / "identity.key"
-
-    @property
-    def node(self) -> Path:
-        """Its node key."""
-        return self.folder / "node.key"
 
     @property
     def tls(self) -> Path:
@@ -94,7 +87,7 @@ class Keys:
         """
         if not self.folder.is_dir():
             return
-        for path in (self.tls, self.node, self.identity):
+        for path in (self.tls, self.identity):
             if path.is_file():
                 path.replace(secrets / path.name)
         self.folder.rmdir()
@@ -103,17 +96,16 @@ class Keys:
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks for, checked: all three keys are its sender's own."""
+    """What a client asks for, checked: both keys are its sender's own."""
 
     name: str
     identity: str
-    node: str
     certificate: bytes
     former: Former | None = None
 
     def member(self) -> Member:
         """Return the line of the roster that is asked for."""
-        return Member(name=self.name, identity=self.identity, node=self.node, tls=self.tls)
+        return Member(name=self.name, identity=self.identity, tls=self.tls)
 
     @property
     def tls(self) -> str:
@@ -133,16 +125,15 @@ class Request:
         """Read a request; refuse one whose sender does not have the keys it names."""
         found = signed_files.read(text, _File)
         content = found.request
-        tls_keys.requested_key(content.certificate.encode())
-        node = node_keys.check_node_key(content.node.encode())
+        tls = tls_keys.requested_key(content.certificate.encode())
         try:
             check_signature(bytes.fromhex(content.identity), content.message, bytes.fromhex(found.identity))
-            node.verify(bytes.fromhex(found.node), content.message, ec.ECDSA(hashes.SHA256()))
+            tls.verify(bytes.fromhex(found.tls), content.message, ec.ECDSA(hashes.SHA256()))
         except (PrivacyError, InvalidSignature):
             raise UserError(
                 "it is not signed by the keys it names: whoever sent it does not have them"
             ) from None
-        return cls(content.name, content.identity, content.node, content.certificate.encode(), content.former)
+        return cls(content.name, content.identity, content.certificate.encode(), content.former)
 
 
 def make_request(folder: Path, name: str) -> Path:
@@ -181,13 +172,12 @@ def next_keys(client: Party) -> Keys:
 
 
 def new_keys(folder: Path) -> Keys:
-    """Make a client's three keys in a folder of their own: all of them are there, or none."""
+    """Make a client's two keys in a folder of their own: all of them are there, or none."""
     begun = Keys(folder.with_name(folder.name + ".tmp"))
     if begun.folder.exists():
         shutil.rmtree(begun.folder)
     begun.folder.mkdir(mode=0o700)
     Identity.generate().save(begun.identity)
-    files.write_atomically(begun.node, node_keys.new_node_key()[0], secret=True)
     files.write_atomically(begun.tls, tls_keys.new_request("client")[0], secret=True)
     begun.folder.rename(folder)
     files.sync_folder(folder.parent)
@@ -201,27 +191,20 @@ def _write(path: Path, keys: Keys, name: str, former: Former | None = None) -> P
 
 def request_for(keys: Keys, name: str, former: Former | None = None) -> str:
     """Return a request for these keys, as text."""
-    identity, node = Identity.load(keys.identity), _private(keys.node.read_bytes())
+    identity, tls = Identity.load(keys.identity), keys.tls.read_bytes()
     content = _Content(
         name=name,
         identity=identity.public.hex(),
-        node=node.public_key()
-        .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        .decode(),
-        certificate=tls_keys.request_for(keys.tls.read_bytes(), "client").decode(),
+        certificate=tls_keys.request_for(tls, "client").decode(),
         former=former,
     )
     return signed_files.text_of(
         _File(
             request=content,
             identity=identity.sign(content.message).hex(),
-            node=node.sign(content.message, ec.ECDSA(hashes.SHA256())).hex(),
+            tls=tls_keys.private_key(tls).sign(content.message, ec.ECDSA(hashes.SHA256())).hex(),
         )
     )
-
-
-def _private(text: bytes) -> Any:
-    return serialization.load_ssh_private_key(text, password=None)
 
 
 def check_new(request: Request, roster: SignedRoster) -> None:
@@ -237,5 +220,5 @@ def check_fresh(request: Request, roster: SignedRoster) -> None:
     """Refuse keys that are on the roster, or were."""
     for place, one in enumerate(roster.clients):
         used = (one.identity, *(old.identity for old in one.former))
-        if request.identity in used or request.node == one.node or request.tls == one.tls:
+        if request.identity in used or request.tls == one.tls:
             raise UserError(f"a key of the request is, or was, client {place}'s: every client has its own")

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from trilemma import files
 from trilemma.errors import PrivacyError, UserError
-from trilemma.federation import certificates, node_keys, signed_files
+from trilemma.federation import certificates, signed_files
 from trilemma.federation.signed_files import Content, Ecdsa, Strict
 from trilemma.privacy.secrets import Identity, Roster, check_signature
 from trilemma.typed import complaint
@@ -58,23 +58,16 @@ class Member(Strict):
 
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     identity: Key
-    node: Annotated[str, Field(max_length=300)]
     tls: Key
     removed: bool = False
     former: Annotated[tuple[Former, ...], Field(max_length=64)] = ()
-
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        node_keys.check_node_key(self.node.encode())
-        return self
 
     def successors(self, known: Iterable[str]) -> set[str]:
         """Return those of this client's identities that follow, signature by signature, from known ones.
 
         >>> old, new = Identity(bytes(32)), Identity(bytes([1] * 32))
-        >>> node = node_keys.new_node_key()[1].decode()
         >>> signed = Former(identity=old.public.hex(), signature=succession(old, new.public))
-        >>> moved = Member(name="a", identity=new.public.hex(), node=node, tls="0" * 64, former=(signed,))
+        >>> moved = Member(name="a", identity=new.public.hex(), tls="0" * 64, former=(signed,))
         >>> moved.successors({old.public.hex()}) == {new.public.hex()}
         True
         >>> moved.successors(set())
@@ -116,7 +109,6 @@ class _Content(Content):
     def _everybody_differs(self) -> Self:
         for what, found in {
             "name": [one.name for one in self.clients],
-            "node key": [one.node for one in self.clients],
             "TLS key": [one.tls for one in self.clients],
             "identity": [
                 key for one in self.clients for key in (one.identity, *(old.identity for old in one.former))
@@ -139,8 +131,7 @@ class SignedRoster:
     """A roster and the authority's signature. Two that say the same are equal, whatever their signatures.
 
     >>> authority = certificates.new_authority("demo")
-    >>> node = node_keys.new_node_key()[1].decode()
-    >>> alice = Member(name="alice", identity=Identity.generate().public.hex(), node=node, tls="0" * 64)
+    >>> alice = Member(name="alice", identity=Identity.generate().public.hex(), tls="0" * 64)
     >>> roster = SignedRoster.sign(authority, "demo", 1, (alice,))
     >>> SignedRoster.read(roster.text, authority.certificate) == roster
     True
@@ -204,11 +195,6 @@ class SignedRoster:
         """Everybody's identities, as secrets are bound to them."""
         gone = frozenset(place for place, one in enumerate(self.clients) if one.removed)
         return Roster(tuple(bytes.fromhex(one.identity) for one in self.clients), gone)
-
-    @property
-    def nodes(self) -> dict[int, bytes]:
-        """The node keys of those who are clients now, by place."""
-        return {place: self.clients[place].node.encode() for place in self.keys.members}
 
     @property
     def tls(self) -> dict[str, int]:

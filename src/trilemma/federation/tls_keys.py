@@ -40,10 +40,15 @@ def new_request(name: str) -> tuple[bytes, bytes]:
 
 def request_for(private: bytes, name: str) -> bytes:
     """Return a request to certify the key whose private half is given."""
-    key: Any = serialization.load_pem_private_key(private, password=None)
+    key = private_key(private)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)
+
+
+def private_key(private: bytes) -> Any:
+    """Return a private key that is written as PEM."""
+    return serialization.load_pem_private_key(private, password=None)
 
 
 def digest_of(key: Any) -> str:
@@ -58,7 +63,7 @@ def digest_of(key: Any) -> str:
 
 def digest_in(private: bytes) -> str:
     """Return the digest of the public half of a private key (PEM)."""
-    return digest_of(serialization.load_pem_private_key(private, password=None).public_key())
+    return digest_of(private_key(private).public_key())
 
 
 def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
