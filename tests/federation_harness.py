@@ -16,6 +16,7 @@ from trilemma.federation.carriers.inprocess import InProcess
 from trilemma.federation.coordinator import Coordinator
 from trilemma.federation.exchange import Clock
 from trilemma.federation.layout import Party
+from trilemma.federation.permission import amend
 from trilemma.federation.public_facts import Federation, Timing
 from trilemma.federation.server import open_run
 from trilemma.federation.sessions import Session, apart
@@ -64,11 +65,14 @@ def make(
     *,
     timing: Timing = INSTANT,
     budget: float | None = None,
+    partly: bool = False,
     **facts: object,
 ) -> list[Party]:
-    """Make a federation's folders."""
+    """Make a federation's folders; `partly`: owners ask for "run" though the budget may not reach its end."""
     parties = provisioning.init(folder, Federation("test", clients, timing=timing, **facts), config)
     write_budgets(parties[1:], load_task(parties[0]), budget)
+    for party in parties[1:] if partly else ():
+        amend(party.allowed, lambda allowed: allowed.with_part("run"))
     return parties
 
 

@@ -57,9 +57,11 @@ from trilemma.federation.transport import Reply
 from trilemma.learning.evidence import Expulsion
 from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part
 from trilemma.learning.protocol import Algorithm, ClientStep, ServerStep, Start
+from trilemma.privacy import ledger as ledgers
 from trilemma.privacy.ledger import Ledger
 from trilemma.privacy.ledger_lines import read_entries
 from trilemma.privacy.secrets import agreement, check_signature
+from trilemma.records import Record
 
 RUN = "run"
 HONEST_FINISH = files.NamedByContent.finish
@@ -528,7 +530,7 @@ class World:
             with disk.writing(ledger.path, torn):
                 honest_append(ledger, record)
 
-        def price(ledger, past):
+        def price(past, delta, accountants=()):
             return {"exact": 1e-3 * sum(past.values())}
 
         with ExitStack() as patches:
@@ -539,7 +541,7 @@ class World:
                 (shelf, "IN_MEMORY", shelf.IN_MEMORY if self.shape is SHAPES[0] else 0),
                 (files, "sync_folder", lambda folder: None),
                 (Ledger, "_append", append),
-                (Ledger, "_cost", price),
+                (ledgers, "cost", price),
                 (node, "load_task", lambda party: task),
                 (server, "load_task", lambda party: task),
                 # For speed: one process needs no locks, and what nobody changes is read once.
@@ -703,7 +705,7 @@ class World:
         lied = [
             record
             for record in records[1:]
-            if str(liar) in record["weights"] and liar not in record["absent"]
+            if str(liar) in record["weights"] and liar not in Record.read(record).unheard
         ]
         assert [client for client, _ in expelled] == [liar] * bool(lied), f"expelled: {expelled}"
         if not lied:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from federation_harness import INSTANT, PRIVATE, Direct, coordinator, make, small_config
 from trilemma.cli.federation import federation_app
 from trilemma.errors import PrivacyError, UserError
-from trilemma.federation import joined, kinds, provisioning, wire
+from trilemma.federation import joined, kinds, layout, provisioning, wire
 from trilemma.federation.adoption import adopt, vouch
 from trilemma.federation.authority import Authority
 from trilemma.federation.epochs import Stopped
@@ -24,6 +24,8 @@ from trilemma.federation.proposals import KEPT, allow, proposed
 from trilemma.federation.public_facts import Federation
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.rosters import Member
+from trilemma.federation.spending import own_statement, planned_epsilon, reach, read_budget
+from trilemma.federation.task import load_task
 from trilemma.privacy.secrets import Identity, RunLog
 
 CLIENTS = 5
@@ -136,10 +138,64 @@ def test_code_that_was_not_asked_about_does_not_run_in_an_epoch_joined_before(tm
     assert float(node.task.data.dataset.x_train[0, 0]) == 2.0, "what runs is what was allowed"
 
 
+def test_a_run_that_cannot_end_is_refused_unless_it_is_asked_for(tmp_path):
+    """ε of two of three rounds: each client works it out before anything is paid."""
+    config = small_config(CLIENTS, *PRIVATE)
+    parties = make(tmp_path / "federation", CLIENTS, config, budget=6.6, host="fl.example.org")
+    said = command("allow", parties[1].folder, "run")
+    assert "the budget reaches 2 of 3 rounds: of ε = 6.6, nothing is spent; it is refused unless" in said
+    with pytest.raises(Refused) as caught:
+        say_hello(parties)
+    assert caught.value.reason is Reason.REACH
+    assert "reaches 2 of 3 rounds" in parties[1].log.read_text()
+    assert not parties[1].ledger.exists()
+    assert "refused unless" not in command("allow", parties[1].folder, "run", "--partly")
+    say_hello(parties)
+    command("budget", parties[2].folder, "--epsilon", 9.0)
+    assert "the budget reaches the run's end" in command("allow", parties[2].folder, "run")
+    say_hello(parties, client=1)
+
+
+def test_a_second_run_knows_what_the_first_has_spent(tmp_path):
+    """The budget is that of one run, a tenth of it repeated: the next is refused before its first round."""
+    config = small_config(CLIENTS, *PRIVATE, rounds=20)
+    parties = make(tmp_path / "federation", CLIENTS, config)
+    coordinator(parties, Direct(parties), "first")[0].go()
+    before = parties[1].ledger.read_bytes()
+    runner, said = coordinator(parties, Direct(parties), "second")
+    with pytest.raises(Stopped, match="0 of 5 clients joined"):
+        runner.go()
+    assert any("reach: the client's budget does not reach to the run's end" in line for line in said)
+    assert parties[1].ledger.read_bytes() == before
+    far = reach(parties[1], load_task(parties[1]), "second")
+    assert 0 < far.rounds < 5
+    assert far.spent == own_statement(parties[1]).spent[1]
+    assert reach(parties[1], load_task(parties[1]), "first") is None, (
+        "it has begun: it goes on as far as it can"
+    )
+
+
+@pytest.mark.parametrize("evaluated", [(), ("evaluation.clients=true", "evaluation.every=2")])
+def test_what_init_announces_is_what_was_asked(tmp_path, evaluated):
+    """The price of repeated rounds, of noise drawn on a grid, and of evaluations is inside ε = 8."""
+    asked = ("privacy.threat=secldp", "privacy.clip=0.1", "privacy.epsilon=8", "data.holders=all", *evaluated)
+    (tmp_path / "asked.toml").write_text(small_config(CLIENTS, *PRIVATE[:2], *asked, rounds=10))
+    text = (tmp_path / "asked.toml").read_text().replace("repeated = 0.0\n", "")
+    (tmp_path / "asked.toml").write_text(text)
+    said = command("init", tmp_path / "federation", "--config", tmp_path / "asked.toml")
+    assert "Every client will spend at most ε = 8 (budget.toml)" in said
+    party = layout.parties(tmp_path / "federation")[1]
+    task = load_task(party)
+    assert read_budget(party).epsilon == 8.0
+    assert 7.9 < planned_epsilon(task, party) <= 8.0
+    assert bool(task.resolved.beside(10)) == bool(evaluated)
+
+
 def test_in_advance_by_its_cost(parties):
     assert refused(parties)
     cost = next(proposed(parties[1])).epsilon
-    command("allow", parties[1].folder, "--epsilon", cost / 2)
+    said = command("allow", parties[1].folder, "--epsilon", cost / 2)
+    assert f"client-0 still refuses run 'run': ε = {cost:.3g}" in said
     assert refused(parties)
     command("allow", parties[1].folder, "--epsilon", cost * 1.001)
     say_hello(parties)

@@ -215,7 +215,7 @@ def test_a_server_that_forgot_cannot_start_over(parties):
 @pytest.mark.slow
 def test_a_client_refuses_to_overspend(tmp_path):
     """Budgets for two rounds; the third is refused by everybody, whatever the server asks."""
-    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=6.6)
+    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=6.6, partly=True)
     runner, said = coordinator(parties, Direct(parties))
     with pytest.raises(Stopped):
         runner.go()

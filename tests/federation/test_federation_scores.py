@@ -9,7 +9,9 @@ from federation_harness import Direct, coordinator, make, share_seeds, simulatio
 from trilemma.errors import UserError
 from trilemma.federation import kinds, provisioning, wire
 from trilemma.federation.commits import CommitLog
+from trilemma.federation.epochs import Stopped
 from trilemma.federation.node import Node
+from trilemma.federation.permission import amend
 from trilemma.federation.public_facts import Federation
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.spending import change_budget, planned_epsilon
@@ -88,6 +90,10 @@ def test_who_cannot_pay_is_left_out_and_the_round_goes_on(tmp_path):
     for party in parties[1:]:  # enough for two more rounds, and for no evaluation
         limit = accountants["exact"].epsilon(((messages, 4), (evaluation, 1)), 1e-5)
         change_budget(party, 1.001 * limit)
+    with pytest.raises(Stopped, match="0 of 4"):
+        coordinator(parties, Direct(parties), "second")[0].go()
+    for party in parties[1:]:
+        amend(party.allowed, lambda allowed: allowed.with_part("second"))
     runner, said = coordinator(parties, Direct(parties), "second")
     assert runner.go().rounds == 2
     assert "own_accuracy" not in scores(runner)[2]

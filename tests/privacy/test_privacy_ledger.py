@@ -32,8 +32,9 @@ from trilemma.privacy import (
 )
 from trilemma.privacy import ledger as module
 from trilemma.privacy.drawing import Drawing
-from trilemma.privacy.ledger import BudgetExceeded, Ledger
+from trilemma.privacy.ledger import BudgetExceeded, Ledger, reach
 from trilemma.privacy.ledger_lines import Budget, LedgerError, read_entries
+from trilemma.privacy.statement import read_statement
 
 BUDGET = Budget(epsilon=20.0, delta=1e-5)
 THREAT = Threat("secldp", clients=20, byzantine=3)
@@ -78,16 +79,34 @@ def test_a_release_is_on_disk_before_it_is_authorised(path, monkeypatch):
 
 def test_over_budget_is_refused_and_leaves_no_trace(path):
     with Ledger(path, BUDGET) as ledger:
-        allowed = ledger.remaining(user(2.0), THREAT)
-        assert allowed > 0
+        one = mechanism(user(2.0), THREAT)
+        allowed = reach({}, BUDGET, lambda rounds: ((one, rounds),), most=1000)
+        assert 0 < allowed < 1000
         for t in range(allowed):
             ledger.authorise(user(2.0), THREAT, "run", t)
         before = path.read_bytes()
         with pytest.raises(BudgetExceeded, match="nothing was released"):
             ledger.authorise(user(2.0), THREAT, "run", allowed)
         assert path.read_bytes() == before
-        assert ledger.remaining(user(2.0), THREAT) == 0
+        assert reach({one: allowed}, BUDGET, lambda rounds: ((one, rounds),), most=9) == 0
         assert min(ledger.epsilon.values()) <= BUDGET.epsilon
+
+
+def test_what_is_spent_never_falls_and_is_the_same_wherever_it_is_read(path):
+    """Sampled rounds close to the budget: the tightest accountant is asked from the first of them on."""
+    law, sampling = NoiseLaw(sigma_ind=0.02), Sampling("poisson", 0.02)
+    release = Release(1.0, law, "example", batch=50, sampling=sampling)
+    threat, budget, spent = Threat("ldp", 7), Budget(1.25, 1e-5, "example"), []
+    with contextlib.suppress(BudgetExceeded):
+        for t in range(60):
+            with Ledger(path, budget) as ledger:
+                entry = ledger.authorise(release, threat, "run", t)
+                assert min(ledger.epsilon.values()) == min(entry.epsilon.values())
+                spent.append(min(entry.epsilon.items(), key=lambda one: one[1]))
+    assert 9 < len(spent) < 60
+    assert {name for name, _ in spent} == {"pld"}
+    assert [figure for _, figure in spent] == sorted(figure for _, figure in spent)
+    assert read_statement(path).spent == spent[-1]
 
 
 def test_no_noise_is_always_over_budget(path):

@@ -14,6 +14,7 @@ from trilemma.errors import UserError
 
 if TYPE_CHECKING:
     from trilemma.federation.layout import Party
+    from trilemma.federation.proposals import Manifest
 
 
 def proposals_command(folder: Folder) -> None:
@@ -22,11 +23,11 @@ def proposals_command(folder: Folder) -> None:
 
     found = [(party, one) for party in _clients(folder) for one in proposed(party)]
     for party, one in found:
-        cost = "no guarantee" if one.epsilon is None else f"ε = {one.epsilon:.3g}"
         who = f"{one.members} members, of whom {one.threshold} suffice"
+        reach = () if one.reach is None else (one.reach.said,)
         digests = {"configuration": one.configuration, "task": one.task, "keys": one.keys}
         say(f"{party.name}: {one.run}")
-        say(f"    {cost}, {one.rounds} rounds, {who}")
+        say("    " + "; ".join([f"{_cost(one)}, {one.rounds} rounds, {who}", *reach]))
         said = ", ".join(f"{name} {digest[:12]}" for name, digest in digests.items() if digest)
         say(f"    {said}")
     if not found:
@@ -42,24 +43,38 @@ def allow_command(
             help="in advance: any run whose rounds cost at most this ε (inf: without a guarantee too)"
         ),
     ] = None,
+    partly: Annotated[
+        bool, typer.Option("--partly", help="also where the budget does not reach to the run's end")
+    ] = False,
 ) -> None:
     """Let a client take part in a run; its owner's decision, on its owner's machine."""
     from trilemma.federation.permission import allow_up_to, amend
-    from trilemma.federation.proposals import allow
+    from trilemma.federation.proposals import allow, still_refused
 
     if (run is None) == (epsilon is None):
         raise UserError("allow either a run, by its name, or in advance any run up to --epsilon")
+    if partly and run is None:
+        raise UserError("--partly goes with a run's name")
     for party in _clients(folder):
         if run is not None:
-            found = allow(party, run)
-            cost = "no guarantee" if found.epsilon is None else f"ε = {found.epsilon:.3g}"
-            said = f"run {run!r} of configuration {found.configuration[:12]}, {cost}"
+            found = allow(party, run, partly)
+            said = f"run {run!r} of configuration {found.configuration[:12]}, {_cost(found)}"
+            say(f"{party.name} allows {said}")
+            if found.reach is not None:
+                short = not found.reach.ends and not partly
+                cure = "; it is refused unless you say --partly, or raise the budget" if short else ""
+                say(f"{party.name}: {found.reach.said}{cure}")
             for line in found.left_out:
                 note(f"{party.name}: {line.partition(': ')[2]}")
         elif epsilon is not None:
             amend(party.allowed, allow_up_to(epsilon))
-            said = f"any run up to ε = {epsilon:g}"
-        say(f"{party.name} allows {said}")
+            say(f"{party.name} allows any run up to ε = {epsilon:g}")
+            for one in still_refused(party):
+                say(f"{party.name} still refuses run {one.run!r}: {_cost(one)}")
+
+
+def _cost(found: Manifest) -> str:
+    return "no guarantee" if found.epsilon is None else f"ε = {found.epsilon:.3g}"
 
 
 def _clients(folder: Path) -> list[Party]:

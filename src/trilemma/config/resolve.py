@@ -108,7 +108,8 @@ def resolve(
     rule = rule or aggregation.parse(config.aggregation.rule, f=federation.f)
     kept = config.evaluation.held_out(examples) if held_out is None else held_out
     own_scores = _own_scores(config, examples, kept, chosen)
-    beside = () if own_scores is None else own_scores.history(config.run.rounds)
+    again = config.privacy.repeated
+    beside = () if own_scores is None else own_scores.history(config.run.rounds, again)
     reckoned = EXACT
     for _ in range(_TRIES):
         release, threat, notes, doubts = _release(config, examples, reckoned, beside)
@@ -268,7 +269,7 @@ def _law(
         return privacy.calibrate(
             wanted.epsilon,
             wanted.delta,
-            config.run.rounds,
+            wanted.planned(config.run.rounds),
             clip,
             threat,
             unit=shape.unit,

@@ -188,6 +188,13 @@ class PrivacyTable(Table):
         default=None, gt=0, allow_inf_nan=True, description="target ε for the whole run"
     )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="target δ for the whole run")
+    repeated: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of the rounds that may happen twice within the target ε; a federation's `init` "
+        "sets a tenth",
+    )
     sigma_ind: float | None = Field(default=None, ge=0, description="std of independent noise")
     sigma_cor: float | None = Field(default=None, ge=0, description="std of pairwise cancelling noise")
     noise_multiplier: float | None = Field(
@@ -227,6 +234,14 @@ class PrivacyTable(Table):
         default=None,
         description="accountant used to calibrate; default: the tightest, exact without sampling, else pld",
     )
+
+    def planned(self, rounds: int) -> int:
+        """Return how many releases a target ε is for.
+
+        >>> PrivacyTable(repeated=0.1).planned(15)
+        17
+        """
+        return math.ceil((1 + self.repeated) * rounds)
 
     @property
     def aims(self) -> bool:

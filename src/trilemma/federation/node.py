@@ -46,7 +46,7 @@ from trilemma.federation.journal import (
 from trilemma.federation.layout import Party
 from trilemma.federation.long_blocks import LongBlocks, Whole
 from trilemma.federation.paid import tell_owner, uninterrupted
-from trilemma.federation.proposals import check_allowed
+from trilemma.federation.proposals import check_allowed, check_reach
 from trilemma.federation.reasons import Reason, Refused, note_down, reason_for, write_down
 from trilemma.federation.scoring import SHARE
 from trilemma.federation.sessions import Session, WentBack
@@ -190,6 +190,7 @@ class Node:
                 self.__dict__.pop(name, None)
         check_allowed(self.party, self.task, hello.run)
         ledger_position(self.party, self.task)  # a ledger that was set back: better now than among others
+        check_reach(self.party, self.task, hello.run)
         session = self._session(hello.run)
         announced = self._check_expulsions(session, hello.expelled)
         key = session.open(hello.epoch, hello.expelled)

@@ -2,6 +2,7 @@
 
     epsilon = 4.0                 any run whose rounds cost at most this much, in advance
     plans = ["…"]                 any run of these plans: configuration, examples and task
+    partly = ["default"]          these runs, also where the budget does not reach to their end
     [runs]
     default = "…"                 this run, of this plan
 
@@ -48,6 +49,7 @@ class Permission:
     epsilon: float | None = None
     plans: tuple[str, ...] = ()
     runs: Mapping[str, str] = field(default_factory=dict)
+    partly: tuple[str, ...] = ()
 
     def allows(self, run: str, plan: str, cost: Callable[[], float | None]) -> bool:
         """Tell whether a run may be joined; `cost` is asked for its ε (None: no guarantee) where it matters.
@@ -65,6 +67,10 @@ class Permission:
         """Allow one run too."""
         return replace(self, runs={**self.runs, run: plan})
 
+    def with_part(self, run: str) -> Permission:
+        """Allow a run to be begun that the budget does not reach to the end of."""
+        return replace(self, partly=tuple(dict.fromkeys((*self.partly, run))))
+
     def with_plan(self, plan: str) -> Permission:
         """Allow all runs of a plan too."""
         return replace(self, plans=tuple(dict.fromkeys((*self.plans, plan))))
@@ -72,7 +78,8 @@ class Permission:
     def save(self, path: Path) -> None:
         """Write it down; on disk when this returns."""
         epsilon = {} if self.epsilon is None else {"epsilon": self.epsilon}
-        facts = {**epsilon, "plans": list(self.plans), "runs": dict(self.runs)}
+        partly = {"partly": list(self.partly)} if self.partly else {}
+        facts = {**epsilon, "plans": list(self.plans), **partly, "runs": dict(self.runs)}
         files.write_atomically(path, (HEADING + tomli_w.dumps(facts)).encode())
 
     @classmethod
@@ -86,6 +93,7 @@ class Permission:
                 epsilon=None if "epsilon" not in facts else float(facts["epsilon"]),
                 plans=tuple(facts.get("plans", ())),
                 runs=dict(facts.get("runs", {})),
+                partly=tuple(facts.get("partly", ())),
             )
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"{path} does not say what is allowed: {error}") from None
@@ -98,7 +106,7 @@ def amend(path: Path, change: Callable[[Permission], Permission]) -> None:
     >>> path = Path(tempfile.mkdtemp()) / "allowed.toml"
     >>> amend(path, lambda allowed: allowed.with_plan("plan")); amend(path, allow_up_to(4.0))
     >>> Permission.load(path)
-    Permission(epsilon=4.0, plans=('plan',), runs={})
+    Permission(epsilon=4.0, plans=('plan',), runs={}, partly=())
     """
     with files.locked(path.with_name(f"{path.name}.lock")):
         change(Permission.load(path)).save(path)

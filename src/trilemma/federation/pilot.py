@@ -13,6 +13,7 @@ from pathlib import Path
 from trilemma.config import Config
 from trilemma.errors import UserError
 from trilemma.federation.layout import TASK, Party
+from trilemma.federation.spending import RESERVE, run_of
 from trilemma.federation.task import load_task
 from trilemma.privacy.ledger_lines import read_entries
 from trilemma.task import Task
@@ -30,7 +31,14 @@ def deployed(config: Config) -> Config:
     >>> real = deployed(parse({}, ["federation.byzantine=2", "attack.name=sf"]))
     >>> real.attack.name, real.federation.byzantine, real.federation.f
     ('none', 0, 2)
+
+    An ε that is asked for has room for rounds that happen twice, unless the configuration says otherwise.
+
+    >>> deployed(parse({}, ["privacy.threat=ldp", "privacy.clip=1", "privacy.epsilon=8"])).privacy.repeated
+    0.1
     """
+    if config.privacy.aims and "repeated" not in config.source.get("privacy", {}):
+        config = config.with_(f"privacy.repeated={RESERVE}")
     if config.attack.name == "none" and not config.federation.byzantine:
         return config
     return config.with_(
@@ -90,11 +98,8 @@ def spent(parties: list[Party], run: str, rounds: int) -> tuple[float, str] | No
     for party in parties:
         if party.client is None:
             continue
-        entries = [
-            entry
-            for entry in read_entries(party.ledger)
-            if entry.run.removesuffix("/evaluation").rpartition("/")[0] == run and entry.round < rounds
-        ]
+        found_here = read_entries(party.ledger)
+        entries = [entry for entry in found_here if run_of(entry) == run and entry.round < rounds]
         if entries:
             costs = entries[-1].epsilon
             found.append(min((figure, name) for name, figure in costs.items()))

@@ -19,7 +19,7 @@ from trilemma import files
 from trilemma.federation.layout import Party
 from trilemma.federation.permission import Permission, amend
 from trilemma.federation.reasons import Reason, Refused
-from trilemma.federation.spending import least_members, planned_epsilon
+from trilemma.federation.spending import Reach, least_members, planned_epsilon, reach
 from trilemma.federation.task import PartyTask, load_task
 from trilemma.task.inspection import left_out
 
@@ -38,7 +38,8 @@ class Manifest:
     `plan` is the digest of all that is agreed on, with the code of the task; `configuration` and `task` are
     digests of those alone ("" without a task.py); `keys` is the digest of everybody's identities. An epoch
     has at least `threshold` of the `members`. `epsilon` is what its rounds cost this client, a tenth of them
-    repeated; None where nothing is guaranteed. `left_out` says of which of its records nothing is learned.
+    repeated; None where nothing is guaranteed. `left_out` says of which of its records nothing is learned,
+    `reach` how far its budget allows it to be run.
     """
 
     run: str
@@ -51,6 +52,7 @@ class Manifest:
     rounds: int
     keys: str
     left_out: tuple[str, ...] = ()
+    reach: Reach | None = None
 
     @classmethod
     def of(cls, party: Party, task: PartyTask, run: str) -> Manifest:
@@ -66,6 +68,7 @@ class Manifest:
             rounds=task.config.run.rounds,
             keys=party.keys.digest.hex(),
             left_out=() if task.data is None else tuple(left_out(task.data.dataset)),
+            reach=reach(party, task, run),
         )
 
 
@@ -80,6 +83,16 @@ def check_allowed(party: Party, task: PartyTask, run: str) -> None:
     raise Refused(Reason.ALLOWED, f"run {run!r}: `trilemma federation allow {party.folder} {run}`")
 
 
+def check_reach(party: Party, task: PartyTask, run: str) -> None:
+    """Refuse to begin a run that the budget does not reach the end of, unless its owner asked for a part."""
+    if run in Permission.load(party.allowed).partly:
+        return
+    far = reach(party, task, run)
+    if far is not None and not far.ends:
+        owner = f"`trilemma federation allow {party.folder} {run} --partly`, or `budget`"
+        raise Refused(Reason.REACH, f"run {run!r}: {far.said}; its owner: {owner}")
+
+
 def proposed(party: Party) -> Iterator[Manifest]:
     """Return what was proposed to a client and refused, the newest first, as it is now."""
     manifest = None
@@ -89,11 +102,29 @@ def proposed(party: Party) -> Iterator[Manifest]:
         yield replace(manifest, run=path.stem)
 
 
-def allow(party: Party, run: str) -> Manifest:
-    """Allow a run of the plan that this client's folder holds now; return what that means."""
+def still_refused(party: Party) -> list[Manifest]:
+    """Return what was proposed and is not allowed even now."""
+    allowed = Permission.load(party.allowed)
+
+    def refused(one: Manifest) -> bool:
+        return not allowed.allows(one.run, one.plan, lambda: one.epsilon)
+
+    return [one for one in proposed(party) if refused(one)]
+
+
+def allow(party: Party, run: str, partly: bool = False) -> Manifest:
+    """Allow a run of the plan that this client's folder holds now; return what that means.
+
+    `partly`: also where the budget does not reach to its end.
+    """
     party.run_folder(run)
     manifest = Manifest.of(party, load_task(party), run)
-    amend(party.allowed, lambda allowed: allowed.with_run(run, manifest.plan))
+
+    def allowed(before: Permission) -> Permission:
+        after = before.with_run(run, manifest.plan)
+        return after.with_part(run) if partly else after
+
+    amend(party.allowed, allowed)
     _kept(party, run).unlink(missing_ok=True)
     return manifest
 

@@ -16,9 +16,10 @@ import json
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import tomli_w
@@ -31,27 +32,31 @@ from trilemma.federation.layout import Party
 from trilemma.federation.reasons import Reason, Refused
 from trilemma.federation.sessions import Secrets, epoch_name, score_name
 from trilemma.federation.task import PartyTask
+from trilemma.privacy import ledger as ledgers
 from trilemma.privacy.ledger import BudgetExceeded, Ledger
-from trilemma.privacy.ledger_lines import Budget, LedgerError, read_lines
+from trilemma.privacy.ledger_lines import Budget, Entry, LedgerError, read_lines
+from trilemma.privacy.mechanism import mechanism
 from trilemma.privacy.statement import Statement, read_statement
 from trilemma.privacy.threats import Threat
 from trilemma.typed import typed
 
 RESERVE = 0.1
-"""Share of rounds a default budget allows to be repeated."""
+"""Share of rounds that may be repeated: a default budget has room for it, and noise for an ε asked for."""
 
 
 def planned_epsilon(task: PartyTask, party: Party | None = None) -> float | None:
     """Return ε of the configured run, a tenth of its rounds repeated; None where nothing is promised.
 
-    It is the tightest accountant's: before a ledger refuses a round, it asks that one too. A client (`party`)
-    counts only on those of the roster whom it knows, and where clients are expelled on n − f members.
+    Where an ε was asked for, `[privacy] repeated` says what it has room for. It is the tightest accountant's,
+    as a ledger's. A client (`party`) counts only on those of the roster whom it knows, and where clients are
+    expelled on n − f members.
     """
-    release, threat = task.resolved.release, task.resolved.threat
+    release, threat, wanted = task.resolved.release, task.resolved.threat, task.config.privacy
     if release is None or threat is None or not task.resolved.certified:
         return None
-    rounds = math.ceil((1 + RESERVE) * task.config.run.rounds)
-    beside = task.resolved.beside(task.config.run.rounds, RESERVE)
+    again = wanted.repeated if wanted.aims else RESERVE
+    rounds = math.ceil((1 + again) * task.config.run.rounds)
+    beside = task.resolved.beside(task.config.run.rounds, again)
     try:
         faced = threat if party is None else _faced(party, task, party.keys.members, task.may_be_expelled)
         return privacy.certified(release, faced, rounds, task.config.privacy.delta, beside).figure
@@ -62,13 +67,14 @@ def planned_epsilon(task: PartyTask, party: Party | None = None) -> float | None
 
 
 def write_budgets(clients: list[Party], task: PartyTask, epsilon: float | None = None) -> float | None:
-    """Give every client a budget: `epsilon`, or what the configured run costs. Return it."""
+    """Give every client a budget: `epsilon`, or what was asked for or the run costs. Return it."""
     planned = planned_epsilon(task)
     if planned is None:
         if epsilon is not None:
             raise PrivacyError("a budget limits guarantees; this configuration adds no noise, or gives none")
         return None
-    limit = planned if epsilon is None else epsilon
+    asked = task.config.privacy.epsilon if task.config.privacy.aims else None
+    limit = epsilon or max(planned, asked or 0.0)
     if not math.isfinite(limit):
         raise PrivacyError("this configuration's noise gives no finite ε: no budget can hold it")
     release = task.resolved.release
@@ -120,6 +126,57 @@ def replace_epsilon(text: str, epsilon: float) -> str:
     if not 0 < epsilon < math.inf:
         raise UserError(f"a budget is positive and finite, got epsilon = {epsilon}")
     return re.sub(r"(?m)^[ \t]*epsilon[ \t]*=.*$", f"epsilon = {float(epsilon)!r}", text, count=1)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How many `rounds` of a run, of all `wanted`, a client's budget still allows; ε after them is at most.
+
+    >>> Reach(4, 40, 8.0, 7.3).said
+    'the budget reaches 4 of 40 rounds: of ε = 8, 7.3 is spent'
+    """
+
+    rounds: int
+    wanted: int
+    epsilon: float
+    spent: float
+
+    @property
+    def ends(self) -> bool:
+        """Whether the run can end."""
+        return self.rounds >= self.wanted
+
+    @property
+    def said(self) -> str:
+        """What is said about it."""
+        how_far = "the run's end" if self.ends else f"{self.rounds} of {self.wanted} rounds"
+        spent = f"{self.spent:.3g} is spent" if self.spent else "nothing is spent"
+        return f"the budget reaches {how_far}: of ε = {self.epsilon:g}, {spent}"
+
+
+def reach(party: Party, task: PartyTask, run: str) -> Reach | None:
+    """Return how far a client's budget reaches in a run that it has not begun.
+
+    None where nothing is paid for, or it has begun: rounds may have been repeated since.
+    """
+    if not _is_paid_for(task) or not party.budget.is_file():
+        return None
+    statement, budget, release = own_statement(party), read_budget(party), task.resolved.release
+    if release is None or any(run_of(entry) == run for entry in statement.entries):
+        return None
+    rounds = task.config.run.rounds
+    try:
+        one = mechanism(release, _faced(party, task, party.keys.members, task.may_be_expelled))
+    except UserError:  # among so many strangers there is no guarantee
+        return Reach(0, rounds, budget.epsilon, statement.spent[1])
+    past = Counter(entry.mechanism for entry in statement.entries)
+    allowed = ledgers.reach(past, budget, lambda many: ((one, many), *task.resolved.beside(many)), rounds)
+    return Reach(allowed, rounds, budget.epsilon, statement.spent[1])
+
+
+def run_of(entry: Entry) -> str:
+    """Return the run that an entry's epoch is of."""
+    return entry.run.removesuffix("/evaluation").rpartition("/")[0]
 
 
 def least_members(party: Party, task: PartyTask) -> int:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         composed_delta,
         composed_epsilon,
         epsilon_curve,
-        everyday_names,
         spent,
         spent_delta,
     )
@@ -106,7 +105,6 @@ __all__ = [
     "covariance",
     "default_accountant",
     "epsilon_curve",
-    "everyday_names",
     "history",
     "honest_mean",
     "judge",

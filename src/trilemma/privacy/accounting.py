@@ -94,16 +94,6 @@ def spent(
     return Spending(delta, {name: answer.figure for name, answer in answers.items()}, tuple(notes))
 
 
-def everyday_names(release: Release, threat: Threat) -> tuple[str, ...]:
-    """Return the accountants that a ledger of such releases asks: the quick ones that apply.
-
-    >>> from trilemma.privacy.types import NoiseLaw
-    >>> everyday_names(Release(clip=1.0, law=NoiseLaw(1.0)), Threat("ldp", 10))
-    ('exact', 'rdp')
-    """
-    return tuple(able.name for able in everyday(((mechanism(release, threat), 1),)))
-
-
 def _release_notes(release: Release) -> tuple[str, ...]:
     if release.law.silent:
         return ("no noise: no guarantee",)

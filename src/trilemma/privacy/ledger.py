@@ -9,8 +9,8 @@ was changed, and is refused like any other.
 
 Costs compose over rounds with different noise: precisions 1/z² add up for the exact accountant, divergences
 for the Rényi one, loss distributions convolve. Every accountant's ε is an upper bound, so the smallest one
-is held against the budget. The quick accountants are asked in every round; before a round is refused, the
-tightest is asked too.
+is held against the budget. The same are asked in every round, the quick ones and the tightest, so that what
+is spent never falls.
 
 A budget is its owner's, who may change its ε: a line of its own says so, and the newest counts. What lines
 say is in `ledger_lines`.
@@ -18,11 +18,12 @@ say is in `ledger_lines`.
 
 from __future__ import annotations
 
+import bisect
 import io
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,8 +32,8 @@ from typing import Any
 
 from trilemma import files
 from trilemma.errors import PrivacyError
-from trilemma.privacy.accountants import Accountant, applicable, ask, default, everyday
 from trilemma.privacy.accountants import accountants as registry
+from trilemma.privacy.accountants import applicable, ask, default, everyday
 from trilemma.privacy.ledger_lines import (
     START,
     Amendment,
@@ -48,7 +49,7 @@ from trilemma.privacy.ledger_lines import (
     torn,
     unsealed,
 )
-from trilemma.privacy.mechanism import Mechanism, leans_on_liars, mechanism
+from trilemma.privacy.mechanism import History, Mechanism, leans_on_liars, mechanism
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Release
 from trilemma.privacy.verdict import Guarantee
@@ -63,8 +64,7 @@ class BudgetExceeded(PrivacyError):
 class Ledger:
     """A client's account of its releases. One process at a time may hold it open.
 
-    `accountants` names those held against the budget; without it, the quick ones that apply are, and the
-    tightest where theirs is over it.
+    `accountants` names those held against the budget; without it, the quick ones and the tightest are.
 
     >>> import tempfile
     >>> from trilemma.privacy.types import NoiseLaw
@@ -72,8 +72,8 @@ class Ledger:
     >>> release, threat = Release(clip=1.0, law=NoiseLaw(4.0)), Threat("ldp", clients=10)
     >>> with Ledger(path, Budget(epsilon=3.0, delta=1e-5)) as ledger:
     ...     allowed = [ledger.authorise(release, threat, "demo", t).epsilon["exact"] for t in range(2)]
-    ...     [round(epsilon, 2) for epsilon in allowed], ledger.remaining(release, threat)
-    ([1.99, 2.94], 0)
+    ...     [round(epsilon, 2) for epsilon in allowed]
+    [1.99, 2.94]
     >>> with Ledger(path, Budget(epsilon=3.0, delta=1e-5)) as ledger:
     ...     ledger.authorise(release, threat, "demo", 2)
     Traceback (most recent call last):
@@ -117,7 +117,7 @@ class Ledger:
         if (run, round_) in self._released:
             raise PrivacyError(f"round {round_} of run {run!r} was released before; a round is released once")
         one = mechanism(release, threat)
-        epsilon = self._least_cost(self._past + Counter([one]))
+        epsilon = cost(self._past + Counter([one]), self.budget.delta, self.accountants)
         least = min(epsilon.values())
         if not least <= self.budget.epsilon:
             raise BudgetExceeded(
@@ -144,7 +144,7 @@ class Ledger:
         if self._fd < 0:
             raise LedgerError(f"the ledger {self.path} is closed: open it again, which also checks it")
         before, self.budget = self.budget, replace(self.budget, epsilon=float(epsilon))
-        spent = min(self._least_cost(self._past).values())
+        spent = min(self.epsilon.values())
         if spent > epsilon:
             self.budget = before
             raise BudgetExceeded(
@@ -157,7 +157,7 @@ class Ledger:
     @property
     def epsilon(self) -> dict[str, float]:
         """The cost so far by each accountant, recomputed from the entries."""
-        return self._cost(self._past)
+        return cost(self._past, self.budget.delta, self.accountants)
 
     @property
     def verdict(self) -> Guarantee:
@@ -171,22 +171,6 @@ class Ledger:
             accountant=best,
             assumptions=(f"{len(self.entries)} releases, each with the clients that took part in it",),
         )
-
-    def remaining(self, release: Release, threat: Threat) -> int:
-        """Return how many more rounds of `release` the budget allows."""
-        one = mechanism(release, threat)
-
-        def allowed(rounds: int) -> bool:
-            past = self._past + Counter({one: rounds})
-            return min(self._least_cost(past).values()) <= self.budget.epsilon
-
-        low, high = 0, 1
-        while allowed(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if allowed(middle) else (low, middle)
-        return low
 
     def close(self) -> None:
         """Let others open the ledger."""
@@ -202,26 +186,6 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _cost(self, past: Counter[Mechanism]) -> dict[str, float]:
-        rounds = tuple(past.items())
-        if not rounds:
-            return dict.fromkeys(self.accountants or _names(everyday(rounds)), 0.0)
-        named = [name for name in _names(applicable(rounds)) if name in self.accountants]
-        answers = [
-            ask(name, lambda asked: asked.epsilon(rounds, self.budget.delta))
-            for name in named or _names(everyday(rounds))
-        ]
-        return {answer.by: answer.figure for answer in answers}
-
-    def _least_cost(self, past: Counter[Mechanism]) -> dict[str, float]:
-        """Return the cost; where the quick accountants' is over the budget, with the tightest's."""
-        epsilon = self._cost(past)
-        if self.accountants or min(epsilon.values()) <= self.budget.epsilon:
-            return epsilon
-        rounds = tuple(past.items())
-        answer = ask(default(rounds).name, lambda asked: asked.epsilon(rounds, self.budget.delta))
-        return {**epsilon, answer.by: answer.figure}
 
     def _enter(self, entry: Entry) -> None:
         self.entries.append(entry)
@@ -312,5 +276,26 @@ class Ledger:
                 )
 
 
-def _names(chosen: Sequence[Accountant]) -> tuple[str, ...]:
-    return tuple(accountant.name for accountant in chosen)
+def cost(past: Mapping[Mechanism, int], delta: float, accountants: Sequence[str] = ()) -> dict[str, float]:
+    """Return what releases cost by each accountant that a ledger asks."""
+    rounds = tuple(past.items())
+    named = [able.name for able in applicable(rounds) if able.name in accountants]
+    asked = named or dict.fromkeys([*(able.name for able in everyday(rounds)), default(rounds).name])
+    answers = [ask(name, lambda able: able.epsilon(rounds, delta)) for name in asked]
+    return {answer.by: answer.figure for answer in answers}
+
+
+def reach(past: Mapping[Mechanism, int], budget: Budget, plan: Callable[[int], History], most: int) -> int:
+    """Return how many rounds of a plan, of `most`, a budget allows after `past`.
+
+    `plan` says what is released in so many rounds.
+
+    >>> one, budget = Mechanism(4.0), Budget(epsilon=3.0, delta=1e-5)
+    >>> [reach({one: past}, budget, lambda rounds: ((one, rounds),), most=20) for past in (0, 5, 100)]
+    [7, 2, 0]
+    """
+
+    def beyond(rounds: int) -> bool:
+        return min(cost(Counter(past) + Counter(dict(plan(rounds))), budget.delta).values()) > budget.epsilon
+
+    return most if not beyond(most) else bisect.bisect_left(range(1, most), True, key=beyond)

@@ -34,7 +34,6 @@ _POINTS = 300_000
 _FAR = 600.0  # a loss of one round whose exponential, over a rate, is near the end of floats
 
 
-@functools.lru_cache(maxsize=64)
 def pld_epsilon(rounds: History, delta: float, coarser: float = 1.0) -> float:
     """Return ε of the mechanisms `rounds`, each as often as its count says.
 
@@ -94,6 +93,7 @@ def _figure(question: Callable[[], float]) -> float:
     return value
 
 
+@functools.lru_cache(maxsize=8)  # a ledger asks for the same again when it is opened the next time
 def _composed(rounds: History, coarser: float) -> Any:
     interval = coarser * min(_interval(m, count) for m, count in rounds)
     parts = [_distribution(mechanism, count, interval) for mechanism, count in rounds]
