@@ -15,8 +15,8 @@ products of unit roundoff u,
 where the outer sum is in double precision and the τ cover underflow and flushing to zero. Every term says by
 these what its gradient's length is at most (`Lengths`). A gradient that is kept formed, and summed as it is,
 has its own length. All tensors have the axes (k clients, b examples, …), and everything is for the losses
-w_i ℓ_i. Where products round their factors (TF32), the factors are rounded before, so that what is measured
-is what is summed.
+w_i ℓ_i. Where products in single precision round their factors (TF32), a norm they find is another one's than
+that of what a careful sum multiplies: by at most 2⁻⁹ S.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ WORKSPACE = {"cpu": 16 << 20, "cuda": 512 << 20}
 TINY = 2.0**-126
 """What a single-precision product may lose by underflow, or a number by being flushed to zero."""
 
-SHORT = 2.0**-10
-"""What rounding s l once more to TF32 adds to a contribution, as a share of S."""
+SHORT = 2.0**-9
+"""What rounding both factors to TF32 may take from a product, or add to it."""
 
 
 def unit_of(like: Tensor) -> float:
     """Return the unit roundoff of sums of products of tensors like this one.
 
-    On tensor cores (TF32) products are exact, sums are cut instead of rounded and terms are brought to the
-    largest one's exponent first: 2⁻²³ each, taken twice.
+    On tensor cores products are exact. Eight of them and the sum so far are brought to the exponent of the
+    largest and are cut instead of rounded: 9/8 · 2⁻²³ a term, taken as 5/4 · 2⁻²³.
     """
     if like.dtype == torch.float64:
         return DOUBLE
-    return 2.0**-22 if shortens() else 2.0**-24
+    return 1.25 * 2.0**-23 if shortens() else 2.0**-24
 
 
 def shortens() -> bool:
@@ -62,19 +62,6 @@ def shortens() -> bool:
             'length of an example\'s gradient counts with: use "highest" or "high"'
         )
     return precision == "high"
-
-
-def to_tf32(x: Tensor) -> Tensor:
-    """Round to 10 bits of mantissa, ties to even; what is not finite stays.
-
-    >>> to_tf32(torch.tensor([1 + 2**-10, 1 + 2**-11, 1 + 3 * 2**-11, torch.inf])).tolist()
-    [1.0009765625, 1.0, 1.001953125, inf]
-    """
-    if x.dtype != torch.float32:
-        return x
-    bits = x.contiguous().view(torch.int32)
-    rounded = (bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF
-    return torch.where(torch.isfinite(x), rounded.view(torch.float32), x)
 
 
 class Term(Protocol):
@@ -162,32 +149,28 @@ class Product:
     right: Tensor
     cache: list[Tensor] = field(default_factory=list, repr=False)
 
-    @property
-    def factors(self) -> tuple[Tensor, Tensor]:
-        """Left and right as products take them."""
-        return (to_tf32(self.left), to_tf32(self.right)) if shortens() else (self.left, self.right)
-
     def lengths(self) -> Lengths:
         """Take the cheaper of Gram matrices over positions and gradients formed."""
         if self.small:
             return Lengths.formed(self.formed())
-        factors, unit = self.factors, unit_of(self.left)
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        left, right = (lengths_of_rows(part, loosely=positions > 1) for part in factors)
+        left, right = (lengths_of_rows(part, loosely=positions > 1) for part in (self.left, self.right))
         if positions == 1:
-            return Lengths.exactly((left * right)[..., 0] * (1 + SHORT * shortens()))
-        mass = (left * right).sum(2)
+            return Lengths.exactly((left * right)[..., 0])
+        mass, unit = (left * right).sum(2), unit_of(self.left)
         if self.ghost:
             share = gamma(m + n + 3, unit) + gamma(positions**2, DOUBLE)
             lost = 8 / TINY * self._lost(left, right).square()
-            squares = self._squares(factors) + share * mass.square() + lost
+            squares = self._squares() + share * mass.square() + lost
         else:
-            errors = gamma(positions, unit) * mass + self._lost(left, right)
-            squares = (self._squares(factors).sqrt() + errors).square()
-        if shortens():  # s l is rounded once more by a sum in single precision
-            squares = (torch.fmin(squares.sqrt(), mass) + SHORT * mass).square()
-            mass = mass * (1 + SHORT)
+            squares = (self._squares().sqrt() + self._added(left, right, mass)).square()
+        if shortens():
+            squares = (squares.sqrt() + SHORT * mass).square()
         return Lengths.bounded(squares, mass, positions)
+
+    def _added(self, left: Tensor, right: Tensor, mass: Tensor) -> Tensor:
+        """Return what forming may add to a gradient or take from it, by the norms (k, b, P) and S (k, b)."""
+        return gamma(self.left.shape[2], unit_of(self.left)) * mass + self._lost(left, right)
 
     def _lost(self, left: Tensor, right: Tensor) -> Tensor:
         """Return what underflow and flushing to zero may take from what is formed, by the norms (k, b, P).
@@ -198,10 +181,10 @@ class Product:
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
         return TINY * positions * (m + n + positions) * (1 + left.sum(2)) * (1 + right.sum(2))
 
-    def _squares(self, factors: tuple[Tensor, Tensor]) -> Tensor:
+    def _squares(self) -> Tensor:
         """Return N̂² or ‖Ĝ‖², (k, b)."""
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        left, right = (part.flatten(0, 1) for part in factors)
+        left, right = self.left.flatten(0, 1), self.right.flatten(0, 1)
         each = 4 * (2 * positions**2 if self.ghost else m * n)
         step = max(1, WORKSPACE["cuda" if left.is_cuda else "cpu"] // each)
         parts = []
@@ -215,9 +198,9 @@ class Product:
 
     @property
     def ghost(self) -> bool:
-        """Whether Gram matrices are cheaper than gradients."""
+        """Whether Gram matrices are cheaper than gradients: by far, where their bound is a loose one."""
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        return positions * (m + n) < m * n
+        return (1 + shortens()) * positions * (m + n) < m * n
 
     @property
     def small(self) -> bool:
@@ -229,8 +212,7 @@ class Product:
         """See `Term`; kept where it is small."""
         if self.cache:
             return self.cache[0]
-        left, right = self.factors
-        value = torch.bmm(left.flatten(0, 1).mT, right.flatten(0, 1))
+        value = torch.bmm(self.left.flatten(0, 1).mT, self.right.flatten(0, 1))
         value = value.view(*self.left.shape[:2], *value.shape[1:])
         if self.small:
             self.cache.append(value)
@@ -240,14 +222,15 @@ class Product:
         """See `Term`."""
         if self.small:
             return 0.0
-        left, right = (lengths_of_rows(part, loosely=True) for part in self.factors)
-        return gamma(self.left.shape[2], unit_of(self.left)) * (left * right).sum(2) + self._lost(left, right)
+        left, right = (lengths_of_rows(part, loosely=True) for part in (self.left, self.right))
+        mass = (left * right).sum(2)
+        return self._added(left, right, mass) + SHORT * shortens() * mass
 
     def summed(self, factor: Tensor | None) -> Tensor:
         """One product per client over all its examples' positions."""
         if self.cache:
             return total(self.cache[0], factor)
-        left, right = self.factors
+        left, right = self.left, self.right
         if factor is not None:
             left, right = left.to(factor.dtype), right.to(factor.dtype)
             scale = factor[..., None, None]
@@ -275,7 +258,7 @@ class Lookup:
     @cached_property
     def mass(self) -> Tensor:
         """S (k, b)."""
-        return lengths_of_rows(self.right).sum(2)
+        return lengths_of_rows(self.right, loosely=self.right.shape[2] > 1).sum(2)
 
     def _squares(self) -> Tensor:
         n = self.right.shape[3]
@@ -326,19 +309,15 @@ def pair(one: Product | Lookup, other: Product | Lookup) -> Tensor:
     """Return ⟨G_i, H_i⟩ (k, b) of two uses of the same matrix, in double precision."""
     if isinstance(one, Lookup) and isinstance(other, Product):
         return pair(other, one)
-    rights = torch.matmul(_right(one), _right(other).mT)
+    rights = torch.matmul(one.right.double(), other.right.double().mT)
     if isinstance(one, Lookup):
         assert isinstance(other, Lookup)
         return torch.where(one.ids[..., :, None] == other.ids[..., None, :], rights, 0.0).sum((2, 3))
     if isinstance(other, Lookup):
-        lefts = torch.gather(one.factors[0], 3, other.ids[..., None, :].expand(*one.left.shape[:3], -1))
+        lefts = torch.gather(one.left, 3, other.ids[..., None, :].expand(*one.left.shape[:3], -1))
     else:
-        lefts = torch.matmul(one.factors[0].double(), other.factors[0].double().mT)
+        lefts = torch.matmul(one.left.double(), other.left.double().mT)
     return (lefts * rights).sum((2, 3))
-
-
-def _right(term: Product | Lookup) -> Tensor:
-    return (term.factors[1] if isinstance(term, Product) else term.right).double()
 
 
 def together(terms: Sequence[Term]) -> list[Term]:
