@@ -64,7 +64,7 @@ def norms_of_rows(rows: Tensor) -> Tensor:
     if end <= BLOCK or rows.dtype != torch.float32:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
         return norms
-    blocks = torch.linalg.vector_norm(rows[..., :end].unflatten(-1, (-1, BLOCK)), dim=-1)
+    blocks = torch.linalg.vector_norm(rows[..., :end].view(*rows.shape[:-1], -1, BLOCK), dim=-1)
     norms = torch.linalg.vector_norm(blocks, dim=-1, dtype=torch.float64)
     if end < rows.shape[-1]:
         norms = torch.hypot(norms, torch.linalg.vector_norm(rows[..., end:], dim=-1).double())
