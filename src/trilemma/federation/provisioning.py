@@ -24,7 +24,6 @@ from trilemma.federation.public_facts import PUBLIC, Federation
 from trilemma.federation.rosters import Member, SignedRoster
 from trilemma.plugins import Plugin
 from trilemma.privacy.secrets import Identity
-from trilemma.task import Task
 from trilemma.task.file import copy_task
 
 
@@ -90,6 +89,8 @@ def init(
 
 def declared(federation: Federation, task: Path | None) -> Federation:
     """Return the public facts with what a record may be, as the task says it."""
+    from trilemma.task import Task  # and torch, which starting and stopping do without
+
     expects = None if task is None else Task.from_file(task).expects
     return federation if expects is None else replace(federation, records=expects.plain())
 
