@@ -34,7 +34,8 @@ def pytest_configure() -> None:
     """
     os.fsync = lambda descriptor: None
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for one in (signal.SIGTERM, signal.SIGINT):  # `nohup make test` would ignore the second
+            signal.signal(one, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -23,7 +23,7 @@ def rule(name):
 def test_a_searched_attack_is_never_weaker_than_its_grid_against_any_rule(name, target, seed):
     honest = gaussian_rows(13, 80, seed, mean=0.2)
     view = view_of(honest, F, target=rule(target), positions=(2, 3, 11))
-    search = Search(points=9, refinements=6, passes=12)
+    search = Search(points=9, refinements=6, passes=12, sides="positive")
     found = send(name, view, strength="search", search=search)
     span = measure(honest, DIRECTIONS[name])
     anchors = (1.5,) if name == "alie" else (1.1, 2.0, 11.0)

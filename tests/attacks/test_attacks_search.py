@@ -38,7 +38,7 @@ TARGETS = {
 def grid_of(name, view, search):
     """The strengths on the grid of this round, rebuilt from the documentation of `Search`."""
     span = measure(view.honest, DIRECTIONS[name])
-    count = search.points if isinstance(view.target, GramRule) else 4
+    count = search.points if isinstance(view.target, GramRule) else 2
     anchors = (1.5, zmax(view.clients, view.byzantine)) if name == "alie" else (1.1, 2.0, 11.0)
     return search.grid(span.radius / span.reach, count, anchors)
 
@@ -75,6 +75,27 @@ def test_search_beats_sign_flip_and_zmax_on_random_rounds(seed, f, d, offset, ru
     hidden = harm(view, send("alie", view, strength="zmax").messages)
     assert harm(view, send("foe", view, strength="search").messages) >= flip * slack
     assert harm(view, send("alie", view, strength="search").messages) >= hidden * slack
+
+
+@pytest.mark.parametrize("name", ["alie", "foe"])
+@pytest.mark.parametrize("rule", ["nnm+cwtm", "cwmed", "nnm+caf", "caf", "krum"])
+def test_what_is_found_harms_as_much_as_the_best_of_a_fine_grid_of_both_signs(rule, name):
+    """It found from .41 to .95 of that in some rounds: on one side, or beside one of several peaks."""
+    shares = []
+    for seed in range(8):
+        honest = gaussian_rows(12, 50, seed, mean=0.3 * (seed % 3))
+        view = view_of(honest, 3, target=aggregation.parse(rule, f=3))
+        span = measure(honest, DIRECTIONS[name])
+        radii = torch.logspace(-2, 2, 161).tolist()
+        found = harm(view, send(name, view, strength="search").messages)
+        best = max(
+            harm(view, span.line.at(sign * radius * span.radius / span.reach).expand(3, -1))
+            for radius in radii
+            for sign in (1, -1)
+        )
+        shares.append(found / best)
+    assert min(shares) > 0.95
+    assert sum(shares) / len(shares) > 0.985
 
 
 def test_ipm_searches_the_same_line_in_its_own_scale():
@@ -128,7 +149,8 @@ def test_search_in_gram_space_never_aggregates_messages():
     target = GramRule(gram_caf(3))
     send("alie", view_of(gaussian_rows(9, 60), 3, target=target), strength="search")
     assert target.aggregations == 0
-    assert target.candidates <= 25 + 2 + 12 + 2 * 12
+    search = Search()
+    assert target.candidates <= 2 * (search.points + 2) + 3 * search.refinements
 
 
 def test_search_on_messages_stays_within_its_passes():
@@ -138,8 +160,8 @@ def test_search_on_messages_stays_within_its_passes():
         calls.append(1)
         return median(vectors)
 
-    send("foe", view_of(gaussian_rows(9, 60), 3, target=counted), search=Search(passes=12))
-    assert len(calls) <= 12
+    send("foe", view_of(gaussian_rows(9, 60), 3, target=counted), search=Search(passes=20))
+    assert len(calls) <= 20
 
 
 def test_gram_space_and_messages_agree_on_the_strength():
@@ -164,20 +186,20 @@ def test_with_privacy_noise_caf_drops_alie_at_one_and_a_half_but_not_at_the_sear
     view = view_of(honest, 5, target=GramRule(gram_caf(5)))
     strong = send("alie", view, strength=1.5)
     found = send("alie", view, strength="search")
-    assert 0.1 < found.strength < 0.7
+    assert 0.1 < abs(found.strength) < 0.7
     assert harm(view, found.messages) > 20.0 * harm(view, strong.messages)
 
 
 def test_against_the_mean_the_search_takes_the_end_of_its_reach():
     view = view_of(gaussian_rows(9, 60), 3, target=TARGETS["mean"])
-    assert send("alie", view, search=Search(reach=50.0)).strength == pytest.approx(50.0, rel=1e-5)
+    assert abs(send("alie", view, search=Search(reach=50.0)).strength) == pytest.approx(50.0, rel=1e-5)
 
 
 def test_both_sides_are_searched_when_asked():
     # The deviation is a positive vector; against descent along a positive mean the other side hurts.
     view = view_of(gaussian_rows(9, 60, mean=2.0), 3, target=TARGETS["caf"])
-    both = send("alie", view, search=Search(objective="descent", sides="both"))
-    one = send("alie", view, search=Search(objective="descent"))
+    both = send("alie", view, search=Search(objective="descent"))
+    one = send("alie", view, search=Search(objective="descent", sides="positive"))
     assert both.strength < 0 < one.strength
     assert harm(view, both.messages, "descent") > harm(view, one.messages, "descent")
 

@@ -1,4 +1,4 @@
-"""Maximise a function of one strength: on a grid, then by golden section around the best grid point.
+"""Maximise a function of one strength: on a grid, then by golden section around its highest points.
 
 Golden section narrows a bracket by the factor (√5 − 1)/2 with every new value, and finds the maximum of a
 unimodal function (Kiefer, "Sequential minimax search for a maximum", 1953). Harm is not always unimodal,
@@ -16,6 +16,9 @@ Objective = Callable[[float], float]
 """τ -> the attackers' objective; larger is worse for the server."""
 
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+
+PEAKS = 3
+"""Grid points, higher than their neighbours, around which is searched: rules that drop messages make many."""
 
 AHEAD = 5
 """Steps of golden section that are evaluated together if the objective can: 2 + 4 + … + 32 points."""
@@ -47,7 +50,7 @@ class Together:
 
 
 def maximise(objective: Objective, grid: list[float], refinements: int, margin: float = 0.0) -> float:
-    """Return the best point of `grid`, or a better point between its neighbours.
+    """Return the best point of `grid`, or a better point beside its best ones; they share the `refinements`.
 
     A point off the grid must still be better than the grid's best after a relative change by ±`margin`.
 
@@ -57,9 +60,20 @@ def maximise(objective: Objective, grid: list[float], refinements: int, margin: 
     if isinstance(objective, Together):
         objective.expect(grid)
     values = [_number(objective(tau)) for tau in grid]
-    best = max(range(len(grid)), key=values.__getitem__)
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    refined = _golden_section(objective, low, high, refinements)
+    peaks = [
+        place
+        for place, value in enumerate(values)
+        if value == max(values[max(place - 1, 0) : place + 2])  # of equal neighbours, both
+    ]
+    peaks = sorted(peaks, key=lambda place: -values[place])[:PEAKS]
+    best = peaks[0]
+    refined = [
+        found
+        for place in peaks
+        for found in _golden_section(
+            objective, grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)], refinements // len(peaks)
+        )
+    ]
     changes = (margin, -margin) if margin else ()
     for value, tau in sorted(refined, reverse=True):
         if value <= values[best]:

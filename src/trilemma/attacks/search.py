@@ -5,8 +5,8 @@ An attack on a line sends b(τ) = m + τ u (see `trilemma.attacks.span`). The se
     distance   ‖F(honest, b(τ), …, b(τ)) − m‖       how far the aggregate F is pulled from the honest mean
     descent    −⟨F(honest, b(τ), …, b(τ)), m⟩       how little of the honest descent is left
 
-on a grid, then by golden section between the neighbours of the best grid point. The result is never worse
-than the best grid point.
+on a grid of both signs, then by golden section beside its highest points. The result is never worse than the
+best grid point. One side alone, a third as fine, found down to .41 of a fine grid's harm.
 
 **Gram targets.** If F is a geometric rule, F = Σ w_i x_i with weights w that depend only on the Gram matrix
 of the messages. All n messages are B(τ) [z_1 … z_h, u, m] for a small matrix B. So with the Gram matrix K of
@@ -61,7 +61,8 @@ class Search(Options):
     The grid runs from 1/reach to reach honest radii, in `points` points, then `refinements` steps of golden
     section follow.
 
-    >>> [round(tau, 3) for tau in Search(reach=10.0, points=3).grid(unit=1.0, count=3, anchors=(2.0,))]
+    >>> one_side = Search(reach=10.0, points=3, sides="positive")
+    >>> [round(tau, 3) for tau in one_side.grid(unit=1.0, count=3, anchors=(2.0,))]
     [0.1, 1.0, 2.0, 10.0]
     """
 
@@ -69,15 +70,15 @@ class Search(Options):
 
     objective: Literal["distance", "descent"] = "distance"
     """What the search makes large: how far the aggregate is moved, or how far against the descent."""
-    sides: Literal["positive", "both"] = "positive"
-    """Positive strengths, as in the papers, or as many negative ones too."""
+    sides: Literal["positive", "both"] = "both"
+    """Positive strengths only, as in the papers, or as many negative ones too."""
     reach: float = Field(default=100.0, gt=1.0)
     """The largest strength on the grid, in honest radii; the smallest is 1/reach."""
-    points: int = Field(default=25, ge=2)
-    """Strengths on the grid."""
-    refinements: int = Field(default=12, ge=0)
-    """Steps of golden section around the best of the grid."""
-    passes: int = Field(default=12, ge=3)
+    points: int = Field(default=41, ge=2)
+    """Strengths on the grid, on each side."""
+    refinements: int = Field(default=24, ge=0)
+    """Steps of golden section around the highest points of the grid."""
+    passes: int = Field(default=48, ge=3)
     """About how many aggregations both may take where every candidate is one of the full messages."""
 
     def grid(self, unit: float, count: int, anchors: tuple[float, ...] = ()) -> list[float]:
