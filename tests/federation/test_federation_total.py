@@ -6,6 +6,7 @@ example is then the one that goes wrong. Whatever leaves must look the same with
 
 from __future__ import annotations
 
+import errno
 import signal
 
 import pytest
@@ -16,6 +17,7 @@ from federation_harness import INSTANT
 from trilemma import config as configurations
 from trilemma.errors import UserError
 from trilemma.federation import kinds, paid, provisioning, wire
+from trilemma.federation.journal import Journal
 from trilemma.federation.layout import Party
 from trilemma.federation.public_facts import Federation
 from trilemma.federation.reasons import Refused
@@ -288,3 +290,22 @@ def test_a_model_that_fails_at_allowed_records_is_refused_before_anything_is_pai
         server.open(0, (0, 1))
     assert not entries(made[1])
     assert "division by zero" in made[1].log.read_text()
+
+
+def test_a_round_that_was_paid_for_and_not_answered_is_never_drawn_again(tmp_path, monkeypatch):
+    """As after a kill, without power, or on a full disk."""
+    made = federation(tmp_path / "two", "huge", settings("safe-dshb", "user"))
+    server = Observer(made)
+    server.open(0, (0, 1))
+
+    def full(*written):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "write", full)
+        assert server.asked(0, 0, 0) is None
+    drawn = []
+    monkeypatch.setattr(total, "step", lambda *given, **named: drawn.append(given))
+    assert [server.asked(0, 0, 0), Observer(made).asked(0, 0, 0)] == [None, None], "after a restart too"
+    assert not drawn
+    assert len(entries(made[1])) == 1, "paid for"

@@ -16,6 +16,7 @@ from trilemma.privacy import (
     judge,
     read_verdict,
 )
+from trilemma.privacy.verdict import OUTSIDE
 
 SECLDP = Threat("secldp", 100, 10)
 PUBLISHED = Threat("secldp", 100, 10, assume="published")
@@ -28,6 +29,7 @@ def test_noise_for_every_number_of_liars_is_a_guarantee():
     assert isinstance(held, Guarantee)
     assert (held.unit, held.adjacency, held.threat, held.accountant) == ("user", "replace", "secldp", "exact")
     assert any("0 to f = 10 clients may lie" in text for text in held.assumptions)
+    assert set(OUTSIDE) < set(held.assumptions)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ from trilemma.privacy.ledger_lines import (
 from trilemma.privacy.mechanism import History, Mechanism, leans_on_liars, mechanism
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Release
-from trilemma.privacy.verdict import Guarantee
+from trilemma.privacy.verdict import OUTSIDE, Guarantee
 
 _VERSION = 1
 
@@ -169,7 +169,10 @@ class Ledger:
             *(costs[best], budget.delta, budget.unit, budget.adjacency),
             threat=", ".join(threats),
             accountant=best,
-            assumptions=(f"{len(self.entries)} releases, each with the clients that took part in it",),
+            assumptions=(
+                f"{len(self.entries)} releases, each with the clients that took part in it",
+                *OUTSIDE,
+            ),
         )
 
     def close(self) -> None:

@@ -18,6 +18,12 @@ from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Adjacency, Release, Unit
 from trilemma.typed import typed
 
+OUTSIDE = (
+    "outside of the figure: how long a client takes to answer",
+    "outside of the figure: a process that dies after it has paid, and does not answer",
+)
+"""What a record could show in, and no ε counts (SECURITY.md, what stays outside)."""
+
 
 @dataclass(frozen=True)
 class Guarantee:
@@ -131,5 +137,6 @@ def judge(
     if not math.isfinite(epsilon):
         return NoGuarantee("no finite ε is certified")
     return Guarantee(
-        epsilon, delta, release.unit, release.adjacency, threat.name, accountant, tuple(cost.notes)
+        *(epsilon, delta, release.unit, release.adjacency, threat.name, accountant),
+        assumptions=(*cost.notes, *OUTSIDE),
     )
