@@ -2,8 +2,8 @@
 
     TRILEMMA_CHAOS=120 pytest tests/federation/test_deployed_chaos.py      seconds of it; without: 20
 
-Every 3 to 8 seconds kill -9 meets some process of a federation, among them the one that starts the others
-again, for which the test does what systemd would. Victims and pauses follow from a seed
+Every 1 to 4 seconds kill -9 meets some process of a federation in the middle of its rounds; now and then the
+one that starts the others again, for which the test does what systemd would. Victims and pauses follow from a seed
 (TRILEMMA_CHAOS_SEED), and the list of kills is printed. The model is what follows from the messages that were
 heard, and where nobody dropped out that of an undisturbed run, to the bit. Whoever is killed in the middle of
 a round drops out of it; in a long chaos there is a second run in which only the server's processes are.
@@ -81,14 +81,13 @@ class Chaos:
             for one in processes.recorded(party.running)
             if whose(party.name) and processes.leads(one)
         ]
-        victim = self.random.randrange(len(found) + 1)
         moment = f"{time.monotonic() - self.began:5.1f} s"
-        if victim == len(found):
+        if not found or self.random.random() < 0.1:
             self.attendant.kill()
             self.attendant.wait(60)
             self.kills.append(f"{moment} attendant")
             return
-        name, one = found[victim]
+        name, one = self.random.choice(found)
         with suppress(ProcessLookupError):
             os.killpg(one.pid, signal.SIGKILL)
         self.kills.append(f"{moment} {name}")
@@ -106,7 +105,7 @@ class Chaos:
                 next_kill = self.began = now  # it begins when the run has
             if now >= next_kill and now - self.began < SECONDS:
                 self.kill(whose)
-                next_kill = now + self.random.uniform(3.0, 8.0)
+                next_kill = now + self.random.uniform(1.0, 4.0)
             if run_under_way(self.real.server) is None and not log.result.is_file():
                 with suppress(UserError, TimeoutError):
                     self.real.start(name)  # the first time, or it gave up
@@ -126,7 +125,7 @@ class Chaos:
     ],
 )
 def test_any_process_is_killed_and_the_run_ends_as_it_should(tmp_path: Path, whose):
-    rounds = 4 + int(SECONDS / 5)
+    rounds = int(8 * SECONDS)
     config = small_config(CLIENTS, *LDP, rounds=rounds)
     folder = tmp_path / "federation"
     everybody = make(folder, CLIENTS, config, budget=1e9, transcript=True, timing=TIMING, port=free_ports(1))
@@ -145,7 +144,7 @@ def test_any_process_is_killed_and_the_run_ends_as_it_should(tmp_path: Path, who
     assert not any(processes.recorded(party.running) for party in everybody)
     records = chaos.real.log("chaos").records()
     assert [record["round"] for record in records] == list(range(1, rounds + 1))
-    assert chaos.kills
+    assert any(kill.split()[-1] != "attendant" for kill in chaos.kills)
     params = result_of(everybody, "chaos")["params"]
     assert torch.equal(params, replay(everybody[0], "chaos").broadcast["params"])
     dropped_out = [record["round"] for record in records if record["absent"]]

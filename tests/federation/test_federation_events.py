@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation_harness import PRIVATE, Direct, make, small_config
-from trilemma.federation import events, kinds, wire
+from trilemma.federation import events, kinds, telling, wire
 from trilemma.federation.event_fields import Sort, without_quotes
 from trilemma.federation.event_log import LARGEST_LOG, EventLog, events_file, read_events
 from trilemma.federation.events import CATALOGUE, Event, UnknownEvent
@@ -130,3 +130,21 @@ def test_the_catalogue_stands_in_the_documentation():
     for kind in CATALOGUE.values():
         row = f"| `{kind.code}` | {kind.level} | {', '.join(kind.fields)} | {kind.meaning} |"
         assert row in page, row
+
+
+def test_no_log_of_a_process_grows_for_ever(tmp_path, monkeypatch):
+    """Much of it is about what others do: they could fill a disk."""
+    monkeypatch.setattr(telling, "LARGEST", 2000)
+    party = make(tmp_path / "federation", 1, small_config(1, tolerate=0))[1]
+    party.running.mkdir()
+    telling.keep_log(party)
+    try:
+        for number in range(500):
+            telling.telling(party)(events.LINE(what=f"line {number}"))
+    finally:
+        for handler in list(telling.log.handlers):
+            telling.log.removeHandler(handler)
+            handler.close()
+    logs = list(party.running.glob("process.log*"))
+    assert "line 499" in party.process_log.read_text()
+    assert sum(one.stat().st_size for one in logs) < 2 * 2000

@@ -113,7 +113,7 @@ class Door:
                     _say(line, {"end": True})
                 except UserError as error:
                     _say(line, {"refused": str(error)})
-                except (ValueError, LookupError, TypeError, AttributeError):
+                except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                     _say(line, {"refused": "this is no question of this version of trilemma"})
         finally:
             self._seats.release()

@@ -1,0 +1,185 @@
+"""The server's door, with real sockets: strangers get no further than the handshake, clients no further."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import socket
+import ssl
+import threading
+import time
+
+import grpc
+import psutil
+import pytest
+from carrier_harness import SOON, Keys, ask, client, open_server, there, until, write
+
+from trilemma.federation import certificates
+from trilemma.federation.carriers.grpc import client as clients
+from trilemma.federation.carriers.grpc import credentials
+from trilemma.federation.carriers.grpc.credentials import Limits, Tls
+from trilemma.federation.carriers.grpc.server import GrpcServer
+
+SETTINGS, PING, HEADERS, RESET = 4, 6, 1, 3
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return Keys(tmp_path / "keys", clients=3)
+
+
+def frame(kind: int, stream: int, payload: bytes = b"", flags: int = 0) -> bytes:
+    """A frame of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+@contextlib.contextmanager
+def raw(tls: Tls, port: int):
+    """A TLS connection of somebody who speaks no gRPC, with a client's certificate."""
+    context = ssl.create_default_context(cafile=str(tls.authority))
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.set_alpn_protocols(["h2"])
+    plain = socket.create_connection(("127.0.0.1", port), timeout=SOON)
+    with plain, context.wrap_socket(plain, server_hostname="127.0.0.1") as line:
+        yield line
+
+
+def answers(server: GrpcServer, who: int = 0) -> bool:
+    """Whether a client that is connected is asked and answers."""
+    return ask(server, {who: b"hello"})[who].block == b"hello"
+
+
+def expired(keys: Keys) -> Tls:
+    return keys.issue(1, until=dt.datetime.now(dt.UTC) - dt.timedelta(days=1))
+
+
+def foreign(keys: Keys) -> Tls:
+    other = certificates.issue_client(certificates.new_authority("test"), "client-1")
+    return write(keys.folder, "foreign", other, keys.authority.certificate)
+
+
+@pytest.mark.parametrize("stranger", [expired, foreign])
+def test_a_stranger_gets_no_further_than_the_handshake(keys, stranger):
+    tls = stranger(keys)
+    with open_server(keys) as server, client(keys.clients[0], server.port):
+        there(server, 0)
+        with pytest.raises(OSError, match=r"."):
+            clients.look(f"127.0.0.1:{server.port}", tls, 2.0)
+        assert set(server.presence()) == {0}
+        assert answers(server)
+
+
+def test_without_a_certificate_nobody_gets_in(keys):
+    with open_server(keys) as server, client(keys.clients[0], server.port):
+        there(server, 0)
+        authority = keys.clients[0].authority.read_bytes()
+        with grpc.secure_channel(
+            f"127.0.0.1:{server.port}", grpc.ssl_channel_credentials(authority)
+        ) as channel:
+            call = channel.unary_unary(f"/{credentials.SERVICE}/{credentials.CALL}")
+            with pytest.raises(grpc.RpcError):
+                call(b"hello", timeout=2.0)
+        assert answers(server)
+
+
+def test_a_client_reaches_one_method_and_no_other(keys):
+    with open_server(keys) as server:
+        with grpc.secure_channel(
+            f"127.0.0.1:{server.port}", credentials.client_credentials(keys.clients[0])
+        ) as channel:
+            with pytest.raises(grpc.RpcError) as refused:
+                channel.unary_unary("/trilemma.Federation/Unregister")(b"", timeout=SOON)
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert not server.presence()
+
+
+def test_a_client_that_comes_too_often_waits(keys):
+    with open_server(keys, limits=Limits(arrivals=3)) as server, client(keys.clients[1], server.port):
+        there(server, 1)
+        address = f"127.0.0.1:{server.port}"
+        for _ in range(3):
+            clients.look(address, keys.clients[0])
+        with pytest.raises(clients.TurnedAwayError, match="comes too often"):
+            clients.look(address, keys.clients[0])
+        assert server.turned_away() == {0: "this client comes too often"}
+        assert answers(server, 1), "each identity has a rate of its own"
+
+
+def test_silent_connections_keep_nobody_out_for_long(keys):
+    """All seats are taken by sockets that say nothing; each has the handshake's limit, and no more."""
+    limits = Limits(connections=20, handshake=1.0)
+    with open_server(keys, limits=limits) as server, client(keys.clients[0], server.port):
+        there(server, 0)
+        with contextlib.ExitStack() as mob:
+            for _ in range(60):
+                with contextlib.suppress(OSError):
+                    mob.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=SOON))
+            assert answers(server)
+            with client(keys.clients[1], server.port):
+                there(server, 0, 1)
+                assert answers(server, 1)
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 4000, b"\0" * 9])
+def test_bytes_of_any_kind_do_no_harm(keys, garbage):
+    with open_server(keys) as server, client(keys.clients[0], server.port):
+        there(server, 0)
+        for _ in range(50):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=SOON) as line:
+                line.sendall(garbage)
+        with raw(keys.clients[1], server.port) as line, contextlib.suppress(OSError):
+            line.sendall(garbage * 10)
+            while line.recv(4096):
+                pass
+        assert answers(server)
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        lambda number: frame(PING, 0, os.urandom(8)),
+        lambda number: frame(SETTINGS, 0),
+        lambda number: frame(HEADERS, 2 * number + 1, b"\x82", 4) + frame(RESET, 2 * number + 1, bytes(4)),
+        lambda number: frame(HEADERS, 1, b"\x82") if not number else frame(9, 1, b"\0" * 4000),
+    ],
+    ids=["ping", "settings", "rapid reset", "continuation"],
+)
+def test_floods_of_http2_cost_their_sender_its_connection(keys, flood):
+    """By a client of the federation itself: nobody else gets that far. The others are answered meanwhile."""
+    with open_server(keys) as server, client(keys.clients[0], server.port):
+        there(server, 0)
+        assert answers(server)
+        before, stop = psutil.Process().memory_info().rss, threading.Event()
+
+        def pour() -> None:
+            with raw(keys.clients[1], server.port) as line, contextlib.suppress(OSError):
+                line.sendall(PREFACE + frame(SETTINGS, 0))
+                line.settimeout(1.0)
+                for number in range(20_000):
+                    if stop.is_set():
+                        return
+                    line.sendall(flood(number))
+
+        pouring = threading.Thread(target=pour)
+        pouring.start()
+        try:
+            deadline = time.monotonic() + 3.0
+            while pouring.is_alive() and time.monotonic() < deadline:
+                assert answers(server)
+        finally:
+            stop.set()
+            pouring.join(SOON)
+        assert not pouring.is_alive()
+        assert psutil.Process().memory_info().rss - before < 60e6
+        assert answers(server)
+
+
+def test_an_answer_that_is_too_long_is_refused_when_it_is_announced(keys):
+    with open_server(keys) as server, client(keys.clients[0], server.port, lambda _: bytes(3 << 20)):
+        server.longest = 1 << 20
+        there(server, 0)
+        reply = ask(server, {0: b"much"})[0]
+        assert (reply.refused, "at most 1048576 are allowed" in reply.error) == (True, True)
+        until(server, lambda: 0 in server.presence())
