@@ -3,7 +3,8 @@
     TRILEMMA_CHAOS=120 pytest tests/federation/test_deployed_chaos.py      seconds of it; without: 20
 
 Every 1 to 4 seconds kill -9 meets some process of a federation in the middle of its rounds; now and then the
-one that starts the others again, for which the test does what systemd would. Victims and pauses follow from a seed
+one that starts the others again, for which the test does what systemd would. Victims and pauses follow from a
+seed
 (TRILEMMA_CHAOS_SEED), and the list of kills is printed. The model is what follows from the messages that were
 heard, and where nobody dropped out that of an undisturbed run, to the bit. Whoever is killed in the middle of
 a round drops out of it; in a long chaos there is a second run in which only the server's processes are.
