@@ -23,8 +23,6 @@ from trilemma.models import Clip
 from trilemma.models.clipping import clip_rows
 from trilemma.testing.examples import Stack
 
-CHOKEPOINT = pytest.mark.xfail(strict=True, reason="issue: chokepoint")
-
 Record = tuple[Tensor, Tensor]
 
 
@@ -228,7 +226,6 @@ def sentence(length: int, generator: torch.Generator) -> Record:
     return ids, torch.randint(3, (), generator=generator)
 
 
-@CHOKEPOINT
 def test_padding_that_is_left_out():
     """The first two examples ever seen are equally long; later ones are not."""
     model = models.from_module(Dropping(), nn.CrossEntropyLoss())
@@ -246,9 +243,7 @@ def test_padding_that_is_left_out():
     assert worst(model, trials, 0.1) <= 1
 
 
-@pytest.mark.parametrize(
-    "kind", [*(pytest.param(kind, marks=CHOKEPOINT) for kind in (Dropping, Branching)), Experts, Packed]
-)
+@pytest.mark.parametrize("kind", [Dropping, Experts, Branching, Packed])
 def test_routing_by_data_is_right_or_refused(kind):
     torch.manual_seed(1)
     module, generator = kind(), Key(4).torch()

@@ -239,7 +239,7 @@ class Interleaved(nn.Module):
 
 def test_examples_in_an_unusual_place_are_told_apart_all_the_same():
     model, theta, batch = problem(Interleaved(), 5, 6)
-    assert models.paths(model, batch).way == "mapped"
+    assert models.paths(model, batch).way == "flat"
     assert models.verify(model, theta, batch) < 1e-5
 
 

@@ -100,7 +100,9 @@ class Lengths:
     @staticmethod
     def formed(value: Tensor) -> Lengths:
         """Of gradients (k, b, …) that are summed as they are."""
-        return Lengths.exactly(lengths_of_rows(value.flatten(2) if value.dim() > 3 else value))
+        return Lengths.exactly(
+            lengths_of_rows(value.flatten(2) if value.dim() > 3 else value.view(*value.shape[:2], -1))
+        )
 
     @staticmethod
     def exactly(norms: Tensor) -> Lengths:

@@ -19,8 +19,9 @@ from trilemma.models.flat import unflatten
 from trilemma.models.groups import cut
 from trilemma.models.modules.flat import Layout
 from trilemma.models.modules.normalisations import MixesExamples
+from trilemma.models.modules.owners import NotFlat
 from trilemma.models.modules.passed import ModulePass
-from trilemma.models.modules.passes import Plan, Source, Way, take
+from trilemma.models.modules.passes import Plan, Source, Way, mixed, take
 from trilemma.models.modules.recorder import Log
 from trilemma.models.precision import exactly
 from trilemma.models.types import Examples, Inputs, Model, each_column
@@ -45,6 +46,8 @@ class Structure:
     formed: frozenset[str]
     bytes: int
     inplace: bool
+    apart: bool = False
+    """Whether a batch of examples gives each what it gives it alone."""
     note: str = ""
 
 
@@ -151,11 +154,23 @@ class ModuleEngine:
         way = structure.way
         if self.source.coupled and request.padded:
             way = "looped"
-        plan = Plan(way, self.whole(model), structure.layouts)
-        done = self._take(model, request, plan, Log(guarded=structure.inplace))
+        whole, log = self.whole(model), Log(guarded=structure.inplace)
+        try:
+            done = self._take(model, request, Plan(way, whole, structure.layouts, structure.apart), log)
+        except NotFlat:
+            done = self._again(model, request, batch)
         return (
             replace(done, empty=empty, loss=torch.where(empty, 0.0, done.loss)) if empty is not None else done
         )
+
+    def _again(self, model: Model, request: Request, batch: Examples) -> ModulePass:
+        """Take a batch that does not do what was recorded: record it again, as it is, or leave this way."""
+        try:
+            return self._take(model, request, Plan("flat"), Log())
+        except NotFlat as error:
+            left = self._probe(model, batch, WAYS[1:])
+            self.found[_signature(batch)] = replace(left, note=f"not flat: {error}")
+            return self._take(model, request, Plan(left.way, apart=left.apart), Log())
 
     def at(self, device: torch.device) -> Source:
         """Return the source on a device."""
@@ -201,11 +216,15 @@ class ModuleEngine:
         self, model: Model, request: Request, way: Way, loop: Reference, notes: list[str]
     ) -> Structure | None:
         """Take a few examples one way, and see what it does; None, with a note, where it will not do."""
-        log, saved = Log(), _Saved()
+        log, saved, plan = Log(), _Saved(), Plan(way, self.whole(model))
+        if way == "looped" and not plan.whole:
+            x = each_column(request.x, lambda column: column[0])
+            why = mixed(self.at(request.y.device), unflatten(model, request.params[None]), x, PROBED)
+            plan = replace(plan, apart=not why)
         try:
             with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
-                self._take(model, request, Plan(way, self.whole(model)), log)
-            plan = Plan(way, self.whole(model), log.layouts)
+                self._take(model, request, plan, log)
+            plan = replace(plan, layouts=log.layouts)
             found = loop.compare(lambda asked: self._take(model, asked, plan, Log()))
         except UserError:
             raise
@@ -218,7 +237,7 @@ class ModuleEngine:
             notes.append(f"not {way}: off by {found.error:.1e} from a plain loop")
             logger.warning("%s: %s", model.name, notes[-1])
             return None
-        return _structure(model, way, log, saved, PROBED)
+        return replace(_structure(model, way, log, saved, PROBED), apart=plan.apart)
 
 
 WAYS: tuple[Way, ...] = ("flat", "mapped", "looped")

@@ -1,77 +1,126 @@
-"""Where the examples' axis lies in a tensor when all examples go through a module as one plain batch.
+"""Where the examples lie in a tensor when all examples go through a module as one plain batch.
 
-Nothing is hidden, so nothing tells an axis of examples from any other but its length. It is found out once,
-with a number of examples that hardly anything else has, and the answer is checked against single examples
-before it is used (`trilemma.models.modules.engine`).
+While a way is recorded, every number's owner is known (`trilemma.models.modules.owners`), and with it where
+the examples lie in what a layer reads and writes. Later batches of examples of the same shapes do the same
+operations, for nothing in them depends on data; one whose tensors come out in other shapes is recorded again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-Layout = Literal["first", "second", "none"]
-"""Examples lie on the first axis (in blocks of equal length, perhaps), on the second, or on none."""
+from trilemma.models.modules.owners import NotFlat, Owners, rows_of
 
 
-class NotFlat(RuntimeError):
-    """The module cannot be taken through as one batch."""
+class Layout(NamedTuple):
+    """Where n examples lie: on an axis of outer · n · inner numbers; `shape` is that of one example's part.
+
+    None for `axis`: the tensor is nobody's, it is the same for every example.
+    """
+
+    axis: int | None
+    outer: int
+    inner: int
+    shape: tuple[int, ...]
+
+    def fits(self, tensor: Tensor, examples: int) -> bool:
+        """Tell whether a tensor can lie so."""
+        return tuple(tensor.shape) == tuple(
+            size * examples if axis == self.axis else size for axis, size in enumerate(self.shape)
+        )
+
+    def apart(self, tensor: Tensor, examples: int) -> Tensor:
+        """Return (n, …): every example's part, with what it has of the axis."""
+        if self.axis is None:
+            return tensor.expand(examples, *tensor.shape)
+        split = *tensor.shape[: self.axis], self.outer, examples, self.inner, *tensor.shape[self.axis + 1 :]
+        return tensor.reshape(split).movedim(self.axis + 1, 0).reshape(examples, *self.shape)
+
+    def together(self, parts: Tensor) -> Tensor:
+        """Return what `apart` took apart; an axis of length one is broadcast."""
+        if self.axis is None:
+            raise NotFlat("what is dropped is the same for every example")
+        if parts.shape[self.axis + 1] != self.shape[self.axis]:
+            raise NotFlat("examples lie on an axis that is broadcast")
+        split = *parts.shape[: self.axis + 1], self.outer, self.inner, *parts.shape[self.axis + 2 :]
+        return parts.reshape(split).movedim(0, self.axis + 1).flatten(self.axis, self.axis + 2)
 
 
 @dataclass
 class FlatFrame:
-    """See `trilemma.models.modules.frame.Frame`; `layouts` are found, `known` expected."""
+    """See `trilemma.models.modules.frame.Frame`; `layouts` are what was found, `known` what is expected."""
 
     anchor: Tensor
     shape: tuple[int, int]
     known: tuple[Layout, ...] | None = None
+    owners: Owners | None = None
     layouts: list[Layout] = field(default_factory=list)
+
+    @property
+    def examples(self) -> int:
+        """How many examples there are."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def numbers(self) -> Tensor:
+        """What marks the examples, (n,)."""
+        return Owners.numbers(self.examples, self.anchor.device)
 
     def plain(self, tensor: Tensor) -> Tensor:
         """Return the values as (k, b, …)."""
-        tensor = tensor.detach()
-        layout = self._layout(tensor)
-        if layout == "none":
-            return tensor.expand(*self.shape, *tensor.shape)
-        return self._apart(tensor, layout)
+        return self._split(tensor.detach(), self.layout(tensor))
 
     def watch(self, output: Tensor, receive: Callable[[Tensor], None], copy: bool) -> Tensor:
         """Return `output`, such that the backward pass gives its gradient (k, b, …) to `receive`."""
-        layout = self._layout(output)
-        if layout == "none":
-            if not output.dim() or output.shape[0] != 1:
-                output = output.unsqueeze(0)  # as broadcasting does
-            output = output + self.anchor.view(-1, *[1] * (output.dim() - 1)).to(output.dtype)
-            layout = "first"
+        with torch._C._DisableTorchDispatch():  # what happens here mixes nothing
+            return self._watch(output, self.layout(output), receive, copy)
+
+    def _watch(self, output: Tensor, layout: Layout, receive: Callable[[Tensor], None], copy: bool) -> Tensor:
+        if layout.axis is None:
+            # As broadcasting does: every example has its own from here on.
+            each = output if output.dim() and output.shape[0] == 1 else output.unsqueeze(0)
+            output = each + self.anchor.view(-1, *[1] * (each.dim() - 1)).to(output.dtype)
+            layout = Layout(0, 1, 1, tuple(each.shape))
         elif copy or not output.requires_grad:
             output = output + self.anchor.sum().to(output.dtype)
+        if self.owners is not None:
+            # What was nobody's is an example's now: whoever else used it would be seen.
+            one = self.numbers.view(-1, *[1] * len(layout.shape)).expand(-1, *layout.shape)
+            self.owners.mark(output, layout.together(one))
 
         def hook(grad: Tensor) -> None:
-            receive(self._apart(grad, layout))
+            receive(self._split(grad, layout))
 
         output.register_hook(hook)  # type: ignore[no-untyped-call]
         return output
 
-    def _layout(self, tensor: Tensor) -> Layout:
-        examples = self.shape[0] * self.shape[1]
+    def layout(self, tensor: Tensor) -> Layout:
+        """Return where the examples lie in a tensor that is read or written next."""
         if self.known is None:
-            first = tensor.dim() > 0 and tensor.shape[0] % examples == 0
-            second = tensor.dim() > 1 and tensor.shape[1] == examples
-            found: Layout = "first" if first else "second" if second else "none"
+            self.layouts.append(self._found(tensor))
+        elif len(self.layouts) < len(self.known) and self.known[len(self.layouts)].fits(
+            tensor, self.examples
+        ):
+            self.layouts.append(self.known[len(self.layouts)])
         else:
-            if len(self.layouts) >= len(self.known):
-                raise NotFlat("the module does not do the same for every batch")
-            found = self.known[len(self.layouts)]
-        self.layouts.append(found)
-        return found
+            raise NotFlat("the module does not do what it did when it was recorded")
+        return self.layouts[-1]
 
-    def _apart(self, tensor: Tensor, layout: Layout) -> Tensor:
-        """Return (k, b, …) of a tensor with the examples on its first or second axis."""
-        clients, size = self.shape
-        if layout == "second":
-            return tensor.movedim(1, 0).reshape(clients, size, tensor.shape[0], *tensor.shape[2:])
-        each = tensor.shape[0] // (clients * size)
-        return tensor.reshape(clients, size, each, *tensor.shape[1:])
+    def _found(self, tensor: Tensor) -> Layout:
+        assert self.owners is not None
+        found, shape = rows_of(self.owners.of(tensor), self.examples), tuple(tensor.shape)
+        if found is None and shape and shape[0] == self.examples:
+            found = 0, 1, 1  # nobody's, as the first state of a recurrent layer: one row for everyone
+        if found is None:
+            return Layout(None, 1, 1, shape)
+        axis, outer, inner = found
+        return Layout(axis, outer, inner, (*shape[:axis], outer * inner, *shape[axis + 1 :]))
+
+    def _split(self, tensor: Tensor, layout: Layout) -> Tensor:
+        parts = layout.apart(tensor, self.examples)
+        return parts.reshape(*self.shape, *parts.shape[1:])

@@ -172,7 +172,7 @@ def dropout(
     """Drop single values."""
     if not training or p == 0.0:
         return recorder.value(input)
-    return recorder.own(input, "dropout") * recorder.draws.kept(input.shape, p, input)
+    return recorder.own(input, "dropout") * recorder.dropped(input.shape, p, input)
 
 
 def feature_dropout(
@@ -182,7 +182,7 @@ def feature_dropout(
     if not training or p == 0.0:
         return input
     shape = (*input.shape[:2], *[1] * (input.dim() - 2))
-    return input * recorder.draws.kept(shape, p, input)
+    return input * recorder.dropped(shape, p, input)
 
 
 def attention(
@@ -210,7 +210,7 @@ def attention(
     weights = scores.softmax(-1)
     if dropout_p == 0.0:
         return weights @ value
-    return (weights * recorder.draws.kept(weights.shape, dropout_p, weights)) @ value
+    return (weights * recorder.dropped(weights.shape, dropout_p, weights)) @ value
 
 
 def random(recorder: Recorder, func: Any, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,9 +12,11 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import vmap
 
+from trilemma.errors import UserError
 from trilemma.models.engine import Request
 from trilemma.models.modules.flat import FlatFrame, Layout
 from trilemma.models.modules.frame import Frame
+from trilemma.models.modules.owners import Owners
 from trilemma.models.modules.passed import ModulePass, Rows, collect
 from trilemma.models.modules.randomness import Draws, seeds_of
 from trilemma.models.modules.recorder import Log, Part, Recorder, Slot, functions_seen
@@ -63,12 +65,14 @@ class Plan:
 
     `whole` shows the module a client's batch at a time, else it sees one example; the other axes are hidden
     under vmap ("mapped"), or gone through one by one ("looped"). "flat" shows it all examples as one batch;
-    `layouts` then says where they lie.
+    `layouts` then says where they lie. A loop takes a client's batch at a time if the module keeps its
+    examples `apart`, or sees whole clients.
     """
 
     way: Way
     whole: bool = False
     layouts: tuple[Layout, ...] | None = None
+    apart: bool = False
 
 
 Way = Literal["flat", "mapped", "looped"]
@@ -161,20 +165,33 @@ def _flat(
     seeds: Tensor | None,
     log: Log,
 ) -> ModulePass:
-    """Show the module all examples as one batch; the parameters are shared."""
+    """Show the module all examples as one batch; the parameters are shared.
+
+    Without layouts that are known, the pass finds out whose every number is.
+    """
     shape = (request.share.shape[0], request.share.shape[1])
     anchor = torch.zeros(shape, device=request.share.device, requires_grad=True)
-    frame = FlatFrame(anchor, shape, plan.layouts)
+    owners = Owners() if plan.layouts is None else None
+    frame = FlatFrame(anchor, shape, plan.layouts, owners)
     values = {name: value[0] for name, value in params.items()}
-    draws = Draws(None if seeds is None else seeds.flatten(), not request.dropout)
+    seeds = None if seeds is None else seeds.flatten()
+    x = each_column(request.x, lambda column: column.flatten(0, 1))
     # A parameter with a first axis of length one is broadcast along the examples: each can have its own.
     own = {
         name: value.expand(anchor.numel(), *value.shape[1:]).detach().requires_grad_()
         for name, value in values.items()
         if value.dim() > 1 and len(value) == 1
     }
-    with Recorder(source.slots(values, {**values, **own}), frame, log, draws):
-        outputs = source.call(each_column(request.x, lambda column: column.flatten(0, 1)))
+    if owners is not None:
+        x, own = each_column(x, torch.clone), {name: value.detach().clone() for name, value in own.items()}
+        own = {name: value.requires_grad_() for name, value in own.items()}
+        owners.begin(frame.numbers, values.values(), _columns(x), own.values(), [anchor.view(-1)])
+        owners.begin(frame.numbers, (), [] if seeds is None else [seeds])
+    draws = Draws(seeds, not request.dropout)
+    with owners or nullcontext(), Recorder(source.slots(values, {**values, **own}), frame, log, draws):
+        outputs = source.call(x)
+    if owners is not None:
+        owners.rows(outputs, len(frame.numbers))
     found = losses(source, outputs, request.y.flatten(0, 1), request.share.flatten()).view(shape)
     _, *grads = torch.autograd.grad(found.sum(), [anchor, *own.values()], allow_unused=True)
     log.layouts = tuple(frame.layouts)
@@ -184,6 +201,29 @@ def _flat(
             parts.append(((name, None), Whole(grad.view(*shape, 1, *grad.shape[1:]))))
     shapes = {name: value.shape[1:] for name, value in params.items()}
     return ModulePass(found.detach().sum(1), collect(parts, shapes), params, shape)
+
+
+def mixed(source: Source, params: Mapping[str, Tensor], x: Inputs, count: int) -> str:
+    """Say how a module mixes the examples of a batch (n, …), or may for all that is known; else nothing."""
+    owners, x = Owners(), each_column(x, torch.clone)
+    numbers = owners.numbers(count, next(iter(params.values())).device)
+    values = {name: value[0] for name, value in params.items()}
+    owners.begin(numbers, values.values(), _columns(x))
+    draws, statistics = Draws(None, off=True), Statistics({}, {})
+    try:
+        recorder = Recorder(source.slots(values, values), None, Log(), draws, statistics)
+        with torch.enable_grad(), plainly(), functions_seen(), owners, recorder:
+            outputs = source.call(x)
+        owners.rows(outputs, count)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a module does that is not known
+        return str(error).splitlines()[0]
+    return ""
+
+
+def _columns(x: Inputs) -> list[Tensor]:
+    return [x] if isinstance(x, Tensor) else [*x.values()]
 
 
 def _copies(value: Tensor, lead: tuple[int, ...], personal: bool) -> Tensor:
@@ -205,7 +245,7 @@ def _looped(
     Every unit has parameters of its own that autograd follows, which keeps the units apart on the way back.
     """
     clients, size = request.share.shape
-    width = 1 if request.by_example else size
+    width = size if (plan.whole or plan.apart) and not request.by_example else 1
     x = {"": request.x} if isinstance(request.x, Tensor) else request.x
     units: list[Unit] = []
     updated: dict[str, list[Tensor]] = {}
@@ -233,10 +273,10 @@ def _looped(
             units.append(Unit(own, outputs, targets, share))
             for name, fresh in statistics.updated.items():
                 updated.setdefault(name, []).append(fresh.detach())
-    found = _losses_of(source, units, request.by_example)
+    found = _losses_of(source, units, width == 1)
     leaves = [value for unit in units for value in unit.own.values()]
     grads = torch.autograd.grad(found.sum(), leaves, allow_unused=True)
-    lead = (clients, size) if request.by_example else (clients, 1)
+    lead = (clients, len(units) // clients)
     terms: dict[str, dict[Rows, list[Term]]] = {}
     for number, name in enumerate(params):
         grown = [
@@ -296,7 +336,11 @@ def losses(source: Source, outputs: Any, y: Tensor, share: Tensor) -> Tensor:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Switch activation checkpointing off: what it would compute twice is kept anyway."""
+    """Switch activation checkpointing off: what it would compute twice is kept anyway.
+
+    And say, as a compiler does, that one pass stands for many: code that asks, as transformers' do, whether a
+    batch needs its mask, then takes the way that is right for every batch.
+    """
     module = torch.utils.checkpoint
     names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
     before = {name: getattr(module, name) for name in names}
@@ -311,8 +355,11 @@ def plainly() -> Iterator[None]:
 
     setattr(module, names[0], Straight)
     setattr(module, names[1], straight)
+    compiling = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
     try:
         yield
     finally:
+        torch.compiler._is_compiling_flag = compiling
         for name, function in before.items():
             setattr(module, name, function)

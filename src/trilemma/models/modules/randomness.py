@@ -31,7 +31,26 @@ class Draws:
     count: int = field(default=0)
 
     def kept(self, shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
-        """Return a mask of `shape`: 0 with probability `rate`, else 1/(1 − rate)."""
+        """Return a mask of `shape`: 0 with probability `rate`, else 1/(1 − rate).
+
+        Of a client's batch it is one after the other on the first axis, or on the second.
+        """
+        examples = len(self.seeds) if self.seeds is not None and self.seeds.dim() else 1
+        shape = tuple(shape)
+        if examples > 1 and shape[0] != examples and len(shape) > 1 and shape[1] == examples:
+            # Time first: as if every example came alone, (time, 1, …), each beside the other.
+            mask = self.each((shape[0], 1, *shape[2:]), rate, like)
+            return mask.movedim(0, 1).reshape(shape) if mask.dim() else mask
+        if shape[0] % examples:
+            raise UserError(
+                f"dropout on a tensor {shape}: neither of its first axes holds the {examples} examples of "
+                "the batch, so it is unknown which of them each value belongs to"
+            )
+        mask = self.each((shape[0] // examples, *shape[1:]), rate, like)
+        return mask.reshape(shape) if mask.dim() else mask
+
+    def each(self, shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
+        """Return the masks (n, *shape) of examples whose values have this shape; one of them: (*shape)."""
         if self.off:
             return like.new_ones(())
         if self.seeds is None:
@@ -39,21 +58,10 @@ class Draws:
                 "this module draws random numbers (dropout): give models.gradients keys, one per client"
             )
         self.count += 1
-        shape = tuple(shape)
         if rate >= 1.0:
-            return like.new_zeros(shape)
+            return like.new_zeros(())
         seeds = _mix64(self.seeds + _wrapped(self.count * _GOLDEN)).to(torch.int32)
-        examples = len(seeds) if seeds.dim() else 1
-        if seeds.dim() and shape[0] != examples and len(shape) > 1 and shape[1] == examples:
-            # Time first: as if every example came alone, (time, 1, …), each beside the other.
-            own = (shape[0], 1, *shape[2:])
-            return self._mask(seeds, own, rate, like).movedim(0, 1).reshape(shape)
-        if shape[0] % examples:
-            raise UserError(
-                f"dropout on a tensor {shape}: neither of its first axes holds the {examples} examples of "
-                "the batch, so it is unknown which of them each value belongs to"
-            )
-        return self._mask(seeds, (shape[0] // examples, *shape[1:]), rate, like).reshape(shape)
+        return self._mask(seeds, tuple(shape), rate, like)
 
     def _mask(self, seeds: Tensor, own: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
         """Return the masks (n, *own) of examples whose values have the shape `own`; of one: (*own)."""

@@ -12,7 +12,7 @@ Whichever it is, every use of every parameter is accounted for: layers used twic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from trilemma.models.modules.flat import FlatFrame, Layout, NotFlat
+from trilemma.models.modules.flat import FlatFrame, Layout
 from trilemma.models.modules.frame import Frame
+from trilemma.models.modules.owners import NotFlat
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.statistics import Statistics
 from trilemma.models.terms import Term
@@ -126,6 +127,8 @@ class Recorder(TorchFunctionMode):
         from trilemma.models.modules.operations import OPERATIONS
 
         kwargs = kwargs or {}
+        if func in _READS and isinstance(self.frame, FlatFrame):
+            raise NotFlat(f"{func.__name__} is out of sight")
         self.log.inplace |= _in_place(func, args, kwargs)
         operation = OPERATIONS.get(func)
         if operation is not None:
@@ -175,6 +178,15 @@ class Recorder(TorchFunctionMode):
         if type(tree) is dict:
             return {key: self.own(part, operation) for key, part in tree.items()}
         return tree
+
+    def dropped(self, shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
+        """Return what dropout leaves of `like`, a mask of `shape`: every example's is its own."""
+        if not isinstance(self.frame, FlatFrame):
+            return self.draws.kept(shape, rate, like)
+        layout = self.frame.layout(like)
+        own = [1 if one == 1 else size for one, size in zip(shape, layout.shape, strict=True)]
+        mask = self.draws.each(own, rate, like)
+        return mask if mask.dim() == 0 else layout.together(mask)
 
     def recording(self, *slots: Slot | None) -> bool:
         """Tell whether an operation on these is to be written down."""
@@ -227,6 +239,8 @@ def functions_seen() -> Iterator[None]:
     before = Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if _STANDING and isinstance(_STANDING[-1].frame, FlatFrame) and torch.is_grad_enabled():
+            raise NotFlat(f"{cls.__name__} has a way back of its own")
         if _STANDING:
             own, name = _STANDING[-1].own, cls.__name__
             args, kwargs = own(args, name), own(kwargs, name)
@@ -242,6 +256,12 @@ def functions_seen() -> Iterator[None]:
 _SWAPS = {torch.Tensor.transpose, torch.transpose}
 _TURNS = {getattr(torch.Tensor, name).__get__ for name in ("T", "mT")} | {torch.Tensor.t, torch.t} | _SWAPS
 _CUTS = {torch.Tensor.chunk, torch.chunk, torch.Tensor.split, torch.split}
+
+_READS = {
+    getattr(torch.Tensor, name)
+    for name in ("tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "register_hook", "__dlpack__")
+}
+"""What lets numbers out of torch, where nobody sees whose they are, or changes what comes back."""
 
 _SHAPES = {
     getattr(torch.Tensor, name)

@@ -1,0 +1,138 @@
+"""Whose every number is: what mixes examples or asks what they are is seen; what keeps them apart passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trilemma import models
+from trilemma.keys import Key
+from trilemma.models import Clip
+from trilemma.models.modules.owners import NotFlat, Owners, rows_of
+from trilemma.testing.examples import Stack
+
+APART = {
+    "turned": lambda x: x.permute(2, 0, 1).reshape(-1, 5).view(4, -1, 5).permute(1, 2, 0),
+    "written": lambda x: _written(torch.zeros_like(x), x),
+    "gathered": lambda x: x.gather(1, x.argsort(1)),
+    "picked": lambda x: x[torch.arange(len(x)), x[..., 0].argmax(1)],
+    "shuffled there and back": lambda x: x.flip(0).tanh().flip(0),
+    "attention": lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0],
+    "patches": lambda x: F.unfold(x[:, None], 2).mT,
+    "spectrum": lambda x: torch.fft.rfft(x, dim=1).abs(),
+    "masked by itself": lambda x: x.masked_fill(x > 0, 0.0) + torch.where(x < 0, x, -x),
+    "sums": lambda x: x.softmax(-1).cumsum(1) + x.var(1, keepdim=True) - x.logsumexp((1, 2))[:, None, None],
+    "joined": lambda x: torch.cat([x, torch.ones(len(x), 1, 4)], 1).roll(1, 1),
+    "einsum": lambda x: torch.einsum("bij,bkj->bik", x, x),
+}
+
+MIXED = {
+    "mean over the batch": lambda x: x - x.mean(0),
+    "neighbours": lambda x: x + x.roll(1, 0),
+    "order": lambda x: x.sort(0).values,
+    "softmax over the batch": lambda x: x.softmax(0),
+    "products": lambda x: (x.flatten(1) @ x.flatten(1).T) @ x.flatten(1),
+    "mask": lambda x: x.masked_fill((x > 0).any(), 0.0),
+    "dropped": lambda x: x[x > 0],
+    "chosen": lambda x: x.index_add(0, (x[:, 0, 0] > 0).nonzero()[:, 0], x[(x[:, 0, 0] > 0)]),
+    "asked": lambda x: x if float(x.sum()) > 0 else -x,
+    "read": lambda x: x * (1 if sum(x.flatten().tolist()) > 0 else -1),
+    "read as an array": lambda x: x * float(x.detach().numpy().sum() > 0),
+    "written over another": lambda x: _written(x.clone(), x.flip(0), keep=True),
+    "routed": lambda x: x[x[:, 0, 0].argsort()],
+    "statistics": lambda x: F.batch_norm(x, None, None, training=True),
+}
+
+
+def _written(out: Tensor, x: Tensor, keep: bool = False) -> Tensor:
+    for step in range(x.shape[1]):
+        out[:, step] = (out[:, step] + x[:, step]) if keep else x[:, step]
+    return out
+
+
+class Changed(nn.Module):
+    def __init__(self, change) -> None:
+        super().__init__()
+        self.change, self.inner, self.head = change, nn.Linear(4, 4), nn.LazyLinear(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.change(self.inner(x)).flatten(1))
+
+
+def way_of(change) -> str:
+    torch.manual_seed(1)
+    net, x = Changed(change), torch.randn(2, 3, 5, 4, generator=Key(1).torch())
+    with torch.no_grad():
+        net.head = nn.Linear(change(torch.rand(2, 5, 4)).flatten(1).shape[1], 3)
+    model = models.from_module(net, nn.CrossEntropyLoss())
+    return models.paths(model, Stack(x, torch.tensor([[0, 1, 2], [1, 1, 0]]))).way
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_keeps_examples_apart_goes_through_as_one_batch(name):
+    assert way_of(APART[name]) == "flat"
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_mixes_examples_or_asks_what_they_are_does_not(name):
+    owners, x = Owners(), torch.randn(7, 5, 4, generator=Key(2).torch())
+    owners.begin(Owners.numbers(7, x.device), (), [x])
+
+    def through() -> None:
+        from trilemma.models.modules.flat import FlatFrame
+        from trilemma.models.modules.randomness import Draws
+        from trilemma.models.modules.recorder import Log, Recorder
+
+        frame = FlatFrame(torch.zeros(1, 7, requires_grad=True), (1, 7), None, owners)
+        with owners, Recorder({}, frame, Log(), Draws(None, off=True)):
+            out = MIXED[name](x)
+        owners.rows(out, 7)
+
+    with pytest.raises((NotFlat, models.modules.normalisations.MixesExamples)):
+        through()
+
+
+def test_a_row_that_is_nobodys_may_not_serve_two_examples():
+    """A first row for all, of which the linear layer writes down that it is the first example's."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            every = self.inner(torch.cat([torch.ones(len(x), 4), x]))
+            return self.head(every[len(x) :].tanh() + every[: len(x)].mean(0))
+
+    torch.manual_seed(1)
+    model = models.from_module(Shared(), nn.CrossEntropyLoss())
+    x, y = torch.randn(2, 3, 4, generator=Key(1).torch()), torch.tensor([[0, 1, 2], [1, 1, 0]])
+    assert models.paths(model, Stack(x, y)).way == "mapped"
+    assert models.verify(model, model.init(Key(1)), Stack(x, y)) < 1e-4
+
+
+def test_a_batch_that_comes_out_in_other_shapes_is_recorded_again():
+    """Settings of a module may change between batches: rows are not cut as they were."""
+    net = nn.Sequential(nn.Unflatten(1, (2, 6)), nn.Linear(6, 4), nn.Flatten(), nn.LazyLinear(3))
+    net[3] = nn.Linear(8, 3)
+    model = models.from_module(net, nn.CrossEntropyLoss())
+    x, y = torch.randn(2, 3, 12, generator=Key(1).torch()), torch.tensor([[0, 1, 2], [1, 1, 0]])
+    theta = model.init(Key(1))
+    clip = Clip.example(0.1)
+    before = models.gradients(model, theta, Stack(x, y), clip=clip).value
+    layout = model.engine.found[next(iter(model.engine.found))].layouts[0]
+    found = model.engine.structure(model, Stack(x, y))
+    moved = layout._replace(shape=(3, *layout.shape[1:]))
+    object.__setattr__(found, "layouts", (moved, *found.layouts[1:]))
+    assert torch.equal(models.gradients(model, theta, Stack(x, y), clip=clip).value, before)
+
+
+def test_where_examples_lie():
+    one = torch.tensor([[2.0, 3.0], [0.0, 3.0], [2.0, 1.0]])
+    assert rows_of(one, 2) == (1, 1, 1)
+    assert rows_of(torch.ones(3, 2), 2) is None
+    assert rows_of(torch.tensor([2.0, 2.0, 3.0, 3.0]), 2) == (0, 1, 2)
+    with pytest.raises(NotFlat):
+        rows_of(torch.tensor([[2.0, 3.0], [3.0, 2.0]]), 2)
