@@ -153,7 +153,7 @@ def broadcasts(model: Model, bound: float, key: Key) -> Iterator[tuple[str, Tens
     tensors = unflatten(model, start)
     matrices = [name for name, part in tensors.items() if part.dim() > 1 and part[0].numel() % 2 == 0]
     for name in matrices[:-4:-1]:
-        for scale, rest in ((1e3, 1e-4), (1e5, 1e-4), (1e6, 3e-4)):
+        for scale, rest in ((1e3, 1e-4), (1e5, 1e-4), (1e5, 1e-2), (1e6, 3e-4)):
             for others in (torch.zeros(model.dim), start):
                 theta = others.clone()
                 part = unflatten(model, theta)[name].flatten(1)
