@@ -19,6 +19,8 @@ from trilemma.federation.reasons import Reason, Refused
 from trilemma.learning import total
 from trilemma.models import Clip, terms
 from trilemma.models.clipping import Lengths
+from trilemma.models.modules import reference
+from trilemma.models.modules.reference import Comparison, Reference
 from trilemma.models.terms import Lookup, Product
 
 
@@ -111,6 +113,16 @@ def everything_is_zero(patch) -> None:
         )
 
     patch.setattr(total, "gradients", gradients)
+
+
+def unverified(patch) -> None:
+    """The quickest way is taken, whatever a plain loop over examples says."""
+    patch.setattr(Reference, "compare", lambda self, run: Comparison(0.0, 1.0))
+
+
+def hidden_parameters(patch) -> None:
+    """What a loss depends on beside the module's forward pass is left out silently."""
+    patch.setattr(reference, "_refuse_strangers", lambda model, loss, own: None)
 
 
 def refusal_at_hello(patch) -> None:

@@ -10,7 +10,7 @@ import torch
 from module_zoo import ZOO
 from others import OTHERS, REFUSED
 from test_models_coordinates import CASES
-from test_models_declared import Positions, Tied
+from test_models_declared import Attention, Branching, Dropping, Experts, Packed, Positions, Tied
 from test_modules_others import BROKEN
 from torch import nn
 
@@ -30,6 +30,8 @@ from trilemma.keys import Key
 from trilemma.learning.settings import algorithms, private_algorithms
 from trilemma.task import Task
 from trilemma.testing.test_models import build
+
+STRUCTURE = pytest.mark.xfail(strict=True, reason="issue: structure by construction")
 
 TOKENS, CLASSES = Values("whole", (2,), low=0, high=9), Values("whole", high=1)
 PAIRS = Declaration(Values("numbers", (2, 16)), CLASSES)
@@ -135,6 +137,57 @@ def test_an_old_formula_is_found_and_todays_is_not(name, monkeypatch):
     assert found(make(), declaration, **options) == []
     mutate(monkeypatch)
     assert found(make(), declaration, **options) == [measure]
+
+
+class Ridge:
+    """A loss that closes over its net's own parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, outputs, y):
+        penalty = sum(part.square().sum() for part in self.module.parameters())
+        return nn.functional.cross_entropy(outputs, y) + penalty
+
+
+def penalised() -> models.Model:
+    module = nn.Linear(4, 2)
+    return made(module, Ridge(module))
+
+
+WRONG = {
+    "compared with nothing": (
+        mutants.unverified,
+        lambda: made(Experts()),
+        Declaration(Values("numbers", (1, 4)), Values("whole", high=2)),
+    ),
+    "hidden parameters": (
+        mutants.hidden_parameters,
+        penalised,
+        Declaration(Values("numbers", (4,)), CLASSES),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_gradients_are_found(name, monkeypatch):
+    mutate, make, declaration = WRONG[name]
+    assert not faithful(make(), declaration, Key(1)).exceeds
+    mutate(monkeypatch)
+    assert faithful(make(), declaration, Key(1)).exceeds
+
+
+@pytest.mark.parametrize(
+    ("kind", "x"),
+    [
+        pytest.param(Dropping, Values("whole", (6,), low=0, high=9), marks=STRUCTURE),
+        pytest.param(Branching, Values("numbers", (1, 4)), marks=STRUCTURE),
+        (Packed, Values("whole", (6,), low=0, high=9)),
+        (Attention, Values("numbers", (3, 8, 8))),
+    ],
+)
+def test_structure_that_depends_on_data_is_right(kind, x):
+    nothing_is_found(made(kind()), Declaration(x, Values("whole", high=2)))
 
 
 # --- a client's answers, and its records ------------------------------------------------------------------

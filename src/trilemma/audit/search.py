@@ -269,22 +269,26 @@ def _places(target: Target, pool: Pool, key: Key, ascents: int) -> Iterator[tupl
 
 
 def outputs_of(model: Model, theta: Tensor, x: Features) -> list[Any]:
-    """Return examples' outputs, each alone, through the model's own code in the type of `theta`."""
+    """Return examples' outputs, each alone, through the model's own code in the type of `theta`.
+
+    Beside a twin of its own: torch gets batch normalisation of a batch of one wrong.
+    """
     x, rows = each(x, lambda part: _wide(part, theta.dtype)), len(next(iter(columns_of(x).values())))
-    singles = [each(x, itemgetter(slice(number, number + 1))) for number in range(rows)]
+    twins = [each(x, itemgetter([number, number])) for number in range(rows)]
     if not isinstance(model.engine, ModuleEngine):
         named = unflatten(model, theta)
-        return [model.forward(named, each(one, lambda part: part[None]), Tape(train=True)) for one in singles]
+        passed = (model.forward(named, each(two, lambda part: part[None]), Tape(train=True)) for two in twins)
+        return [outputs[:, :1] for outputs in passed]
     net, found = copy.deepcopy(model.engine.source.module).to(theta.dtype), []
     for part in net.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.eval()
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.sparse = False  # the same gradient, as one can add it up
-    for one in singles:
-        arguments = ((one,), None) if isinstance(one, Tensor) else ((), one)
+    for two in twins:
+        arguments = ((two,), None) if isinstance(two, Tensor) else ((), two)
         outputs = functional_call(net, unflatten(model, theta), *arguments)
-        found.append(getattr(outputs, "logits", outputs))
+        found.append(getattr(outputs, "logits", outputs)[:1])
     return found
 
 
