@@ -271,6 +271,23 @@ def pay(
     return entry.epsilon
 
 
+CAVEAT = "it is trusted, no guarantee against a malicious server"
+"""What a remark says where ε holds against others than the server alone."""
+
+
+def remark_once(party: Party, text: str) -> None:
+    """Say something about the newest run in a client's ledger, where it claims to hold against the server."""
+    with files.locked(party.lock):
+        statement = own_statement(party)
+        if not statement.entries or statement.entries[-1].threat == "cdp":
+            return
+        run = run_of(statement.entries[-1])
+        if not any((one.run, one.text) == (run, text) for one in statement.remarks):
+            with _opened(party) as ledger:
+                ledger.remark(run, 0, text)
+                _remember(party)
+
+
 def pay_score(party: Party, task: PartyTask, run: str, epoch: int, round_: int) -> dict[str, float]:
     """Enter the evaluation after a round into the ledger, or refuse; return ε so far, as `pay` does."""
     own = task.resolved.own_scores

@@ -21,7 +21,7 @@ from trilemma.federation.door import ask
 from trilemma.federation.event_log import events_file, read_events
 from trilemma.federation.layout import RUNNING, WITHOUT_FACTS, Party, parties, without_facts
 from trilemma.federation.public_facts import Timing
-from trilemma.federation.spending import own_statement, read_budget
+from trilemma.federation.spending import CAVEAT, own_statement, read_budget
 from trilemma.federation.waiting import Waiting
 from trilemma.files import readable
 from trilemma.privacy.ledger_lines import Budget
@@ -114,6 +114,11 @@ class Account:
         return None if self.budget is None else self.budget.epsilon - self.spent
 
     @property
+    def caveats(self) -> tuple[str, ...]:
+        """What must be said beside ε."""
+        return tuple(dict.fromkeys(one.text for one in self.statement.remarks if CAVEAT in one.text))
+
+    @property
     def rounds(self) -> dict[str, int]:
         """Releases by run and epoch."""
         return dict(Counter(one.run for one in self.statement.entries))
@@ -128,6 +133,7 @@ class Account:
             "left": self.left,
             "accountant": self.accountant or None,
             "rounds": self.rounds,
+            "caveats": list(self.caveats),
             "problem": self.problem,
         }
 
