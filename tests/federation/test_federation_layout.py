@@ -18,7 +18,7 @@ from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
 from trilemma.federation import certificates, checks, events, provisioning, public_facts, tls_keys
 from trilemma.federation.authority import Authority
-from trilemma.federation.layout import Party, parties, party_folders
+from trilemma.federation.layout import Party, parties, party_folders, without_facts
 from trilemma.federation.public_facts import Federation, Timing
 
 
@@ -305,3 +305,17 @@ def test_tls_refuses_everything_else(tmp_path, fault):
     issued = certificates.issue_server(signer, ("127.0.0.1",), until)
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(authority.certificate, issued, tmp_path, host)
+
+
+def test_a_link_is_the_party_it_is_called_and_one_that_leads_nowhere_is_named(tmp_path):
+    """Its disk may not be there. It was passed over without a word."""
+    made = tmp_path / "federation"
+    provisioning.init(made, Federation("pilot", 4), "# config\n")
+    for name in ("server", "client-2"):
+        elsewhere = tmp_path / f"disk of {name}"
+        (made / name).rename(elsewhere)
+        (made / name).symlink_to(elsewhere)
+    assert [party.name for party in parties(made)] == ["server", *(f"client-{i}" for i in range(4))]
+    (tmp_path / "disk of client-2").rename(tmp_path / "away")
+    assert [party.client for party in parties(made)] == [None, 0, 1, 3]
+    assert set(without_facts(made)) == {"client-2"}

@@ -43,7 +43,7 @@ Client i's is the one i + 1 after it, so that all parties of a pilot have one of
 """
 PARTY_NAME = re.compile(r"server|client-[0-9]+")
 """What a party's folder is called, where its owner calls it nothing else."""
-NO_FACTS = f"there is no {PUBLIC} in the folder"
+NO_FACTS = f"there is no {PUBLIC} in the folder (if that is a link: is its disk there?)"
 FACTS_BACK = (
     "copy it from another party's folder: it is the same everywhere (a new client gets it by `trilemma "
     "federation install`)"
@@ -71,15 +71,17 @@ class Party:
     @classmethod
     def open(cls, folder: Path) -> Party:
         """Open a party's folder, or say what is missing."""
+        called = folder.absolute().name  # a link is called what it is called here, wherever it leads
         folder = folder.resolve()
         _ = cls(folder, None).config  # others than we read it, too
         if not (folder / PUBLIC).is_file():
             if is_partys(folder):
                 raise UserError(f"{folder.name}: {WITHOUT_FACTS}")
             raise UserError(f"{folder} is not a party's folder: it has no {PUBLIC}")
-        if folder.name == "server":
+        called = called if PARTY_NAME.fullmatch(called) else folder.name
+        if called == "server":
             return cls(folder, None)
-        prefix, _, number = folder.name.rpartition("-")
+        prefix, _, number = called.rpartition("-")
         if prefix == "client" and number.isdigit():
             return cls(folder, int(number))
         unnamed = cls(folder, None)
@@ -347,6 +349,7 @@ def party_folders(folder: Path) -> list[Path]:
     if (folder / PUBLIC).is_file():
         return [folder]
     inside = [path for path in sorted(folder.glob("*")) if path.is_dir() and _may_be_looked_into(path)]
+    inside += [path for path in folder.glob("*") if path.is_symlink() and not path.exists()]
     if any(map(is_partys, inside)):
         return [path for path in inside if is_partys(path) or PARTY_NAME.fullmatch(path.name)]
     if is_partys(folder):
@@ -371,8 +374,8 @@ def is_partys(folder: Path) -> bool:
 
 
 def without_facts(folder: Path) -> dict[str, Path]:
-    """Return the parties' folders in `folder` that lack the public facts, by name."""
-    return {path.resolve().name: path for path in party_folders(folder) if not (path / PUBLIC).is_file()}
+    """Return the parties' folders in `folder` that lack the public facts, by name, links that lead nowhere too."""
+    return {path.absolute().name: path for path in party_folders(folder) if not (path / PUBLIC).is_file()}
 
 
 def server_in(folder: Path) -> Party:
