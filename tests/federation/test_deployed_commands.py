@@ -113,9 +113,12 @@ def test_a_process_whose_starter_was_killed_is_known_and_stopped(tmp_path):
     (server, _) = make(folder, 1, small_config(1, tolerate=0), port=free_ports(1))
     own = deployment.command(server)
     with subprocess.Popen(own.argv, stdout=subprocess.DEVNULL) as orphan:
-        wait_for(server.ready.exists, 60.0)
-        assert [one.pid for one in processes.recorded(server.running)] == [orphan.pid]
-        deployment.down(folder)
+        try:
+            wait_for(server.ready.exists, 60.0)
+            assert [one.pid for one in processes.recorded(server.running)] == [orphan.pid]
+            assert deployment.down(folder) == 1
+        finally:
+            orphan.terminate()
         assert orphan.wait(60) == 0
 
 
