@@ -374,7 +374,7 @@ def is_partys(folder: Path) -> bool:
 
 
 def without_facts(folder: Path) -> dict[str, Path]:
-    """Return the parties' folders in `folder` that lack the public facts, by name; also links that lead nowhere."""
+    """Return the folders in `folder` that lack the public facts, by name, links that lead nowhere too."""
     return {path.absolute().name: path for path in party_folders(folder) if not (path / PUBLIC).is_file()}
 
 
