@@ -59,12 +59,20 @@ class Encoder(nn.Module):
 
 @lru_cache(maxsize=2)
 def table(name: str) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the queries of `train` or `test` and the number of each one's intent, in alphabetical order."""
+    """Return the queries of `train` or `test` and the number of each one's intent, -1 where it is unknown."""
     folder = Path(os.environ.get("BANKING77", "."))
     with (folder / f"{name}.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    intents = sorted({row["category"] for row in rows})
-    return tuple(row["text"] for row in rows), np.array([intents.index(row["category"]) for row in rows])
+    known = intents()
+    return tuple(row["text"] for row in rows), np.array([known.get(row["category"], -1) for row in rows])
+
+
+@lru_cache(maxsize=1)
+def intents() -> dict[str, int]:
+    """Return the number of every intent of the public queries, in alphabetical order."""
+    with (Path(os.environ.get("BANKING77", ".")) / "test.csv").open(newline="") as file:
+        names = sorted({row["category"] for row in csv.DictReader(file)})
+    return {name: number for number, name in enumerate(names)}
 
 
 @lru_cache(maxsize=1)

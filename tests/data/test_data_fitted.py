@@ -65,6 +65,27 @@ def test_one_record_costs_its_own_place_only(bad, label, told):
     assert not found.x_train[2].any()
 
 
+def test_a_record_that_cannot_be_made_an_example_of_costs_no_other():
+    def load(records):
+        if any(record is None for record in records):
+            raise ValueError
+        return [[record, record] for record in records if record > 0.15], [0 for one in records if one > 0.15]
+
+    records, told = [0.1, 0.2, None, 0.3], []
+
+    def read(given):
+        return data.from_clients([given], classes=2)
+
+    def alone():
+        return [lambda record=record: load([record]) for record in records]
+
+    found = data.fitted(UNIT, lambda: load(records), read, told.append, least=4, one_by_one=alone)
+    kept = found.x_train[~found.left_out]
+    assert torch.equal(kept, torch.tensor([[0.2, 0.2], [0.3, 0.3]]))
+    assert len(found.y_train) == 4
+    assert found.natural.train[0].tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("load", [raises, lambda: None, lambda: ([], []), lambda: 1 / 0])
 def test_what_cannot_be_loaded_leaves_empty_places(load):
     found = fitted(UNIT, load, "")

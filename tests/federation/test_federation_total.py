@@ -197,7 +197,9 @@ def test_no_record_decides_whether_a_client_answers(tmp_path, way, name, unit):
 
 
 def test_what_fails_is_told_to_its_owner_and_nobody_else(tmp_path):
-    made = federation(tmp_path / "two", "nan", settings("safe-dshb", "example"))
+    made = federation(
+        tmp_path / "two", "nan", settings("safe-dshb", "example", f"algorithm.batch_size={ROWS}")
+    )
     (made[1].folder / "record").touch()
     outside(made)
     assert "Assertion" in made[1].log.read_text() or "between 0 and 1" in made[1].log.read_text()
@@ -208,7 +210,7 @@ def test_a_log_that_cannot_be_written_stops_no_answer(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(paid, "note_down", broken)
-    made = federation(tmp_path / "two", "nan", settings("safe-dshb", "user"))
+    made = federation(tmp_path / "two", "nan", settings("safe-dshb", "user", f"algorithm.batch_size={ROWS}"))
     (made[1].folder / "record").touch()
     seen, spent = outside(made)
     assert (len(seen), spent) == (4 + 3 * 2, 3)

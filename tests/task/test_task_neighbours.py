@@ -93,7 +93,7 @@ def test_a_record_that_is_refused_is_told(tmp_path: Path) -> None:
     path = task(tmp_path, GOOD.replace("    return x.astype", strict))
     code, said = checked(path, "--neighbours")
     assert code != 0
-    assert "whether a client takes part would tell about a record" in said
+    assert "record ends a simulation" in said
     assert "{'age'" not in said  # no record is in a message
 
 

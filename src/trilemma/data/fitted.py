@@ -7,7 +7,7 @@ it is left out of training (`Dataset.left_out`), and its place stays its own. At
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,32 +97,76 @@ def fitted(
     read: Callable[[Any], Dataset],
     tell: Callable[[str], None],
     least: int = 1,
+    one_by_one: Callable[[], Sequence[Callable[[], Any]]] = tuple,
 ) -> Dataset:
     """Return a client's data whatever they are; what is wrong with them is told to their owner alone.
 
     `load` returns them as they are given, `read` reads them. Where they cannot be read as a whole, they are
-    read one by one. Where nothing is there to be read, there are `least` empty places.
+    read one by one; where they cannot be loaded as a whole, `one_by_one` says how to load those of each
+    record. There are `least` places at least, if need be empty ones.
     """
+    found = [*_fitted(declaration, load, read, tell, one_by_one)]
+    held = sum(len(one.y_train) for one in found)
+    lacking = max(least, 1) - held
+    return _joined([*found, *([_places(declaration, lacking)] if lacking > 0 else [])])
+
+
+def _fitted(
+    declaration: Declaration,
+    load: Callable[[], Any],
+    read: Callable[[Any], Dataset],
+    tell: Callable[[str], None],
+    one_by_one: Callable[[], Sequence[Callable[[], Any]]],
+) -> Iterator[Dataset]:
     try:
         given = load()
         try:
             dataset = read(given)
             if _alike(declaration, dataset):
-                return within(declaration, dataset)
+                yield within(declaration, dataset)
+                return
             why = "not all have the columns, types and shapes that are declared"
         except BaseException as error:
             why = f"{type(error).__name__}: {error}"
         tell(f"records are read one by one: {why}")
-        return _one_by_one(declaration, given, read, least)
+        yield _one_by_one(declaration, given, read)
     except BaseException as error:
-        tell(f"no record can be read: {type(error).__name__}: {error}")
-        return _places(declaration, least)
+        tell(f"records cannot be loaded together: {type(error).__name__}: {error}")
+        try:
+            alone = [*one_by_one()]
+        except BaseException as again:
+            tell(f"no record can be loaded: {type(again).__name__}: {again}")
+            return
+        for one in alone:
+            yield from _fitted(declaration, one, read, _unsaid, tuple)
 
 
-def _one_by_one(declaration: Declaration, given: Any, read: Callable[[Any], Dataset], least: int) -> Dataset:
+def _unsaid(said: str) -> None:
+    """Say nothing: it was said of all together."""
+
+
+def _joined(parts: Sequence[Dataset]) -> Dataset:
+    """Return the data sets of one client as one."""
+    columns = [columns_of(part.x_train) for part in parts]
+    x = {name: torch.cat([one[name] for one in columns]) for name in columns[0]}
+    left_out = [
+        torch.zeros(len(part.y_train), dtype=torch.bool) if part.left_out is None else part.left_out
+        for part in parts
+    ]
+    y = torch.cat([part.y_train for part in parts])
+    return replace(
+        parts[0],
+        x_train=x if isinstance(parts[0].x_train, Mapping) else x[""],
+        y_train=y,
+        left_out=torch.cat(left_out),
+        natural=Holdings([np.arange(len(y))], [], []),
+    )
+
+
+def _one_by_one(declaration: Declaration, given: Any, read: Callable[[Any], Dataset]) -> Dataset:
     """Read each record as if it were the only one; what cannot be read, or is outside, leaves its place."""
     record, count = _records(given)
-    places = _places(declaration, count or least)
+    places = _places(declaration, count)
     assert places.left_out is not None
     x, y = columns_of(places.x_train), places.y_train
     for row in range(count):

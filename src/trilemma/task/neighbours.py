@@ -173,8 +173,8 @@ def told(found: Sequence[Change], examples: int | None) -> tuple[list[str], list
     if refused:
         one = refused[0]
         problems.append(
-            f"client {one.client}, {one.what}: {one.refused}. So whether a client takes part would tell "
-            f"about a record ({len(refused)} of {len(found)} pairs): fill in what cannot be read, or leave "
-            "such records out"
+            f"client {one.client}, {one.what}: {one.refused} ({len(refused)} of {len(found)} pairs). Such a "
+            "record ends a simulation, and at a node all are read again one by one: fill in what cannot be "
+            "read, or leave such records out"
         )
     return seen, problems

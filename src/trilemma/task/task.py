@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +197,14 @@ class Task:
             lambda given: self._as_read({client: given}, None),
             tell,
             least,
+            lambda: self._alone(client),
         )
+
+    def _alone(self, client: int) -> list[Callable[[], Any]]:
+        """Return how each record of a client is made examples of, as if it were the only one."""
+        if self.records is None or not callable(self.clients):
+            return []
+        return [partial(self.clients, client, [record]) for record in self.records(client)]
 
     def _given(self, client: int) -> Any:
         assert callable(self.clients)
