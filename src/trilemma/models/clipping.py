@@ -39,7 +39,7 @@ DOUBLE = 2.0**-53
 MARGIN = 2.0**-8
 """The share of C that rounding may move a careful sum by, beside what clipping allows."""
 
-BLOCK = 64
+BLOCK = 256
 """How many numbers of a long row are added up in single precision."""
 
 _ABOVE = 1 + 2.0**-40  # what a few roundings in double precision, or a long sum of squares, may take away
@@ -57,8 +57,8 @@ def gamma(count: float, unit: float) -> float:
 def norms_of_rows(rows: Tensor) -> Tensor:
     """Return the norms along the last axis in double precision, where no float32 over- or underflows at once.
 
-    Of long rows, blocks of 64 numbers are added up in the precision they have, which is up to five times as
-    fast and errs by γ_68 at most.
+    Of long rows, blocks of 256 numbers are added up in the precision they have: several times as fast, and off
+    by 8e-6 at most.
     """
     end = rows.shape[-1] // BLOCK * BLOCK
     if end <= BLOCK or rows.dtype != torch.float32:
@@ -74,8 +74,8 @@ def norms_of_rows(rows: Tensor) -> Tensor:
 def lengths_of_rows(rows: Tensor, loosely: bool = False) -> Tensor:
     """Return upper bounds of the norms along the last axis, in double precision.
 
-    `loosely`: all in single precision. A sum of n squares errs by γ_{n+2} of itself, and by what underflow
-    takes from squares and sums, 2n 2⁻¹²⁶.
+    `loosely`: all in single precision. A sum of n squares errs by γ_{n+2} of itself, its root by half of that
+    and of what underflow takes from squares and sums, 2n 2⁻¹²⁶.
 
     >>> one = torch.full((1, 300), 0.1)
     >>> 3**0.5 < float(lengths_of_rows(one)) <= float(lengths_of_rows(one, loosely=True)) < 1.0001 * 3**0.5
@@ -86,7 +86,7 @@ def lengths_of_rows(rows: Tensor, loosely: bool = False) -> Tensor:
         return norms_of_rows(rows) * _ABOVE
     norms = torch.linalg.vector_norm(rows, dim=-1).double() if loosely else norms_of_rows(rows)
     added = length if loosely else BLOCK
-    return norms.mul_(1 + gamma(added + 4, 2.0**-24)).add_(math.sqrt(2 * length) * 2.0**-63)
+    return norms.mul_(1 + gamma(added + 8, 2.0**-24) / 2).add_(math.sqrt(2 * length) * 2.0**-63)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ products of unit roundoff u,
 
     |N̂² − ‖G‖²| ≤ γ_{m+n+3} S² + τ,     ‖Ĝ − G‖ ≤ γ_P S + τ
 
-where the outer sum is in double precision and the τ cover underflow and flushing to zero. Every term says by
-these what its gradient's length is at most (`Lengths`). A gradient that is kept formed, and summed as it is,
+where the outer sum is in double precision and the τ cover underflow and flushing to zero; m and n count no
+further than 1024, since inner products of longer rows are added up from parts in double precision. Every term
+says by these what its gradient's length is at most (`Lengths`). A gradient that is kept formed, and summed as it is,
 has its own length. All tensors have the axes (k clients, b examples, …), and everything is for the losses
 w_i ℓ_i. Where products in single precision round their factors (TF32), a norm they find is another one's than
 that of what a careful sum multiplies: by at most 2⁻⁹ S.
@@ -21,7 +22,7 @@ that of what a careful sum multiplies: by at most 2⁻⁹ S.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -30,10 +31,13 @@ import torch
 from torch import Tensor
 
 from trilemma.errors import UserError
-from trilemma.models.clipping import DOUBLE, Lengths, gamma, lengths_of_rows
+from trilemma.models.clipping import DOUBLE, Lengths, gamma, lengths_of_rows, norms_of_rows
 
 WORKSPACE = {"cpu": 16 << 20, "cuda": 512 << 20}
 """Bytes that norms may take for what they form, by kind of device."""
+
+WIDTH = 1024
+"""How many numbers of an inner product are added up in single precision."""
 
 TINY = 2.0**-126
 """What a single-precision product may lose by underflow, or a number by being flushed to zero."""
@@ -62,6 +66,17 @@ def shortens() -> bool:
             'length of an example\'s gradient counts with: use "highest" or "high"'
         )
     return precision == "high"
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Return ⟨x_p, x_q⟩ (u, P, P) of (u, P, m); long rows in parts that are added up in double precision."""
+    parts = torch.split(rows, WIDTH, dim=2)
+    if len(parts) == 1:
+        return torch.bmm(rows, rows.mT)
+    total = rows.new_zeros(*rows.shape[:2], rows.shape[1], dtype=torch.float64)
+    for part in parts:
+        total += torch.bmm(part, part.mT)
+    return total
 
 
 class Term(Protocol):
@@ -154,16 +169,18 @@ class Product:
         if self.small:
             return Lengths.formed(self.formed())
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        left, right = (lengths_of_rows(part, loosely=positions > 1) for part in (self.left, self.right))
-        if positions == 1:
-            return Lengths.exactly((left * right)[..., 0])
-        mass, unit = (left * right).sum(2), unit_of(self.left)
-        if self.ghost:
-            share = gamma(m + n + 3, unit) + gamma(positions**2, DOUBLE)
-            lost = 8 / TINY * self._lost(left, right).square()
-            squares = self._squares() + share * mass.square() + lost
+        if positions > 1 and self.ghost:
+            squares, left, right = self._grams()
+            mass = (left * right).sum(2)
+            added = gamma(min(m, WIDTH) + min(n, WIDTH) + 3, unit_of(self.left))
+            share = added + gamma(positions**2 + m + n, DOUBLE)
+            squares = squares + share * mass.square() + 8 / TINY * self._lost(left, right).square()
         else:
-            squares = (self._squares().sqrt() + self._added(left, right, mass)).square()
+            left, right = (lengths_of_rows(part, loosely=positions > 1) for part in (self.left, self.right))
+            if positions == 1:
+                return Lengths.exactly((left * right)[..., 0])
+            mass = (left * right).sum(2)
+            squares = (self._norms() + self._added(left, right, mass)).square()
         if shortens():
             squares = (squares.sqrt() + SHORT * mass).square()
         return Lengths.bounded(squares, mass, positions)
@@ -181,26 +198,39 @@ class Product:
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
         return TINY * positions * (m + n + positions) * (1 + left.sum(2)) * (1 + right.sum(2))
 
-    def _squares(self) -> Tensor:
-        """Return N̂² or ‖Ĝ‖², (k, b)."""
-        positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        left, right = self.left.flatten(0, 1), self.right.flatten(0, 1)
-        each = 4 * (2 * positions**2 if self.ghost else m * n)
-        step = max(1, WORKSPACE["cuda" if left.is_cuda else "cpu"] // each)
+    def _grams(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return N̂² (k, b), and bounds of the norms ‖l_p‖ and ‖r_p‖ (k, b, P) from the diagonals."""
         parts = []
-        for one, other in zip(torch.split(left, step), torch.split(right, step), strict=True):
-            if self.ghost:
-                grams = torch.bmm(one, one.mT).mul_(torch.bmm(other, other.mT))
-                parts.append(grams.sum((1, 2), dtype=torch.float64))
-            else:
-                parts.append(lengths_of_rows(torch.bmm(one.mT, other).flatten(1)).square())
+        for left, right in self._split(8 * self.left.shape[2] ** 2):
+            one, other = gram(left), gram(right)
+            diagonals = [part.diagonal(dim1=1, dim2=2).double() for part in (one, other)]
+            parts.append(((one * other).sum((1, 2), dtype=torch.float64), *diagonals))
+        squares, *diagonals = (torch.cat(each) for each in zip(*parts, strict=True))
+        lead = self.left.shape[:2]
+        bounds = []
+        for part, diagonal in zip((self.left, self.right), diagonals, strict=True):
+            above = 1 + gamma(part.shape[3] + 4, unit_of(part))
+            norms = (diagonal * above + 2 * part.shape[3] * TINY).sqrt()
+            bounds.append((norms * (1 + SHORT * shortens())).view(*lead, -1))
+        return squares.view(lead), bounds[0], bounds[1]
+
+    def _norms(self) -> Tensor:
+        """Return ‖Ĝ‖ (k, b)."""
+        each = 4 * self.left.shape[3] * self.right.shape[3]
+        parts = [norms_of_rows(torch.bmm(a.mT, b).flatten(1)) for a, b in self._split(each)]
         return torch.cat(parts).view(self.left.shape[:2])
+
+    def _split(self, each: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield some examples' left and right at a time, where one of them takes `each` bytes."""
+        step = max(1, WORKSPACE["cuda" if self.left.is_cuda else "cpu"] // each)
+        left, right = self.left.flatten(0, 1), self.right.flatten(0, 1)
+        return zip(torch.split(left, step), torch.split(right, step), strict=True)
 
     @property
     def ghost(self) -> bool:
         """Whether Gram matrices are cheaper than gradients: by far, where their bound is a loose one."""
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        return (1 + shortens()) * positions * (m + n) < m * n
+        return (1 + 0.4 * shortens()) * positions * (m + n) < m * n
 
     @property
     def small(self) -> bool:
