@@ -318,7 +318,7 @@ def test_nobody_ever_sees_all_secrets_and_the_federation_runs(tmp_path, asking):
     assert "No client's secret was here" in said
     assert [party.name for party in parties(folder)] == ["server"]
     secrets = [path.read_bytes() for one in asking for path in (one.parent / "secrets").iterdir()]
-    assert len(secrets) == 9
+    assert len(secrets) == 6
     for content in contents(folder).values():
         assert not any(secret.strip() in content for secret in secrets)
     clients = []

@@ -57,8 +57,8 @@ def gamma(count: float, unit: float) -> float:
 def norms_of_rows(rows: Tensor) -> Tensor:
     """Return the norms along the last axis in double precision, where no float32 over- or underflows at once.
 
-    Of long rows, blocks of 256 numbers are added up in the precision they have: several times as fast, and off
-    by 8e-6 at most.
+    Of long rows, blocks of 256 numbers are added up in the precision they have: several times as fast, and
+    off by 8e-6 at most.
     """
     end = rows.shape[-1] // BLOCK * BLOCK
     if end <= BLOCK or rows.dtype != torch.float32:

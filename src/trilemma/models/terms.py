@@ -14,10 +14,11 @@ products of unit roundoff u,
 
 where the outer sum is in double precision and the τ cover underflow and flushing to zero; m and n count no
 further than 1024, since inner products of longer rows are added up from parts in double precision. Every term
-says by these what its gradient's length is at most (`Lengths`). A gradient that is kept formed, and summed as it is,
-has its own length. All tensors have the axes (k clients, b examples, …), and everything is for the losses
-w_i ℓ_i. Where products in single precision round their factors (TF32), a norm they find is another one's than
-that of what a careful sum multiplies: by at most 2⁻⁹ S.
+says by these what its gradient's length is at most (`Lengths`). A gradient that is kept formed, and summed as
+it is, has its own length. Where products in single precision round their factors (TF32), a norm they find is
+another one's than that of what a careful sum multiplies: by at most 2⁻⁹ S.
+
+All tensors have the axes (k clients, b examples, …), and everything is for the losses w_i ℓ_i.
 """
 
 from __future__ import annotations
