@@ -86,7 +86,7 @@ class Dropped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h, _ = self.lstm(self.channels(self.layer(self.inner(x))))
-        return self.head(h.mean(1) if self.gain is None else h.mean(1) * self.gain)
+        return self.head(h.mean(1) if self.gain is None else h.mean(1) * self.gain.log().exp())
 
 
 def test_dropout_depends_on_keys_alone():

@@ -30,9 +30,10 @@ class Layout(NamedTuple):
 
     def fits(self, tensor: Tensor, examples: int) -> bool:
         """Tell whether a tensor can lie so."""
-        return tuple(tensor.shape) == tuple(
-            size * examples if axis == self.axis else size for axis, size in enumerate(self.shape)
-        )
+        axis, own = self.axis, self.shape
+        if axis is None:
+            return tensor.shape == own
+        return tensor.shape == (*own[:axis], own[axis] * examples, *own[axis + 1 :])
 
     def apart(self, tensor: Tensor, examples: int) -> Tensor:
         """Return (n, …): every example's part, with what it has of the axis."""
@@ -122,5 +123,7 @@ class FlatFrame:
         return Layout(axis, outer, inner, (*shape[:axis], outer * inner, *shape[axis + 1 :]))
 
     def _split(self, tensor: Tensor, layout: Layout) -> Tensor:
+        if layout[:2] == (0, 1):
+            return tensor.reshape(*self.shape, *layout.shape)
         parts = layout.apart(tensor, self.examples)
         return parts.reshape(*self.shape, *parts.shape[1:])

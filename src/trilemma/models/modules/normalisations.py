@@ -11,6 +11,8 @@ from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.models.clipping import PER_CLIENT
+from trilemma.models.modules.affine import spread
+from trilemma.models.modules.flat import FlatFrame
 from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
 from trilemma.models.modules.statistics import frozen
 from trilemma.models.terms import Scale, Shift
@@ -133,8 +135,22 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Any:
     """Within a client's batch in training, by running statistics else."""
-    affine: tuple[Tensor | None, Tensor | None] = recorder.own((weight, bias), "batch_norm")
     statistics = recorder.statistics
+    mean, variance = running_mean, running_var
+    if statistics is not None and not training:
+        mean, variance = statistics.running(mean), statistics.running(variance)
+    gain, shift = recorder.slot(weight), recorder.slot(bias)
+    if not training and isinstance(recorder.frame, FlatFrame) and recorder.recording(gain, shift):
+        output = _by(input, mean, variance, recorder.value(weight), recorder.value(bias), eps)
+        shape = (1, input.shape[1], *[1] * (input.dim() - 2))
+
+        def normalise(inputs: Tensor) -> Tensor:
+            assert mean is not None
+            assert variance is not None
+            return frozen(inputs.flatten(0, 2), mean, variance, epsilon=eps).view(inputs.shape)
+
+        return spread(recorder, "batch_norm", input, output, shape, gain, shift, normalise)
+    affine: tuple[Tensor | None, Tensor | None] = recorder.own((weight, bias), "batch_norm")
     if training and statistics is not None:
         return statistics.normalise(input, (running_mean, running_var), affine, momentum, eps)
     if training:
@@ -142,14 +158,21 @@ def batch_norm(
             "batch normalisation mixes the examples of a batch, so no example has a gradient of its own: "
             f"{PER_CLIENT}, or use nn.GroupNorm"
         )
-    mean, variance = running_mean, running_var
-    if statistics is not None:
-        mean, variance = statistics.running(mean), statistics.running(variance)
-    assert mean is not None
-    assert variance is not None
-    if torch.is_grad_enabled() and len(input) == 1:
-        return frozen(input, mean, variance, *affine, eps)
-    return F.batch_norm(input, mean, variance, *affine, eps=eps)
+    return _by(input, mean, variance, *affine, eps)
+
+
+def _by(
+    x: Tensor,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    epsilon: float,
+) -> Tensor:
+    """Normalise by given statistics: by torch, but for a batch of one, which it gets wrong."""
+    if torch.is_grad_enabled() and len(x) == 1 and mean is not None and variance is not None:
+        return frozen(x, mean, variance, weight, bias, epsilon)
+    return F.batch_norm(x, mean, variance, weight, bias, eps=epsilon)
 
 
 class MixesExamples(UserError):

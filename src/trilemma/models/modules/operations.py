@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trilemma.errors import UserError
+from trilemma.models.modules.affine import PRODUCTS, SUMS, scaled, shifted
 from trilemma.models.modules.convolutions import Convolved, Window
 from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.normalisations import batch_norm, group_norm, layer_norm, rms_norm
@@ -260,6 +261,8 @@ RANDOM = (
 
 OPERATIONS: dict[Any, Operation] = {
     **dict.fromkeys(RANDOM, random),
+    **dict.fromkeys(PRODUCTS, scaled),
+    **dict.fromkeys(SUMS, shifted),
     F.linear: linear,
     torch.addmm: addmm,
     torch.matmul: matmul,

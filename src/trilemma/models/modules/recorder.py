@@ -207,10 +207,20 @@ class Recorder(TorchFunctionMode):
         self.slots[id(tensor)] = slot
         return tensor
 
+    def same(self, slot: Slot, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """Let what has a parameter's own gradient stand for it: the parameter in another type, or moved."""
+        value = change(slot.value)
+        own = value if slot.own is slot.value else change(slot.own)
+        return self.track(value, replace(slot, value=value, own=own))
+
     def _view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Turned or cut along its rows, a matrix is still known: return its tracked views, else None."""
         slot = self.slot(args[0]) if args else None
-        if slot is None or slot.transposed or kwargs or self.frame is None:
+        if slot is None or slot.transposed or self.frame is None:
+            return None
+        if func in _CASTS:
+            return self.same(slot, lambda part: func(part, *args[1:], **kwargs))
+        if kwargs:
             return None
         if func in _TURNS and slot.value.dim() == 2 and slot.rows is None:
             if func in _SWAPS and {axis % 2 for axis in args[1:]} != {0, 1}:
@@ -255,6 +265,7 @@ def functions_seen() -> Iterator[None]:
 
 _SWAPS = {torch.Tensor.transpose, torch.transpose}
 _TURNS = {getattr(torch.Tensor, name).__get__ for name in ("T", "mT")} | {torch.Tensor.t, torch.t} | _SWAPS
+_CASTS = {torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.Tensor.type_as}
 _CUTS = {torch.Tensor.chunk, torch.chunk, torch.Tensor.split, torch.split}
 
 _READS = {
