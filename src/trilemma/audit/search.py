@@ -99,9 +99,12 @@ class Target:
     step: Callable[[Tensor, Clients], tuple[Tensor, Tensor]]
     light: float = 0.0
     slack: float = SINGLE
+    device: str = "cpu"
 
 
-def of_model(model: Model, unit: Unit, size: int = 5, clip: float = 1.0, light: float = 0.0) -> Target:
+def of_model(
+    model: Model, unit: Unit, size: int = 5, clip: float = 1.0, light: float = 0.0, device: str = "cpu"
+) -> Target:
     """Return a model whose gradients are released, clipped per example or per client."""
     limit = Clip.client(clip) if unit == "user" else Clip.example(clip, careful=True)
 
@@ -121,7 +124,7 @@ def of_model(model: Model, unit: Unit, size: int = 5, clip: float = 1.0, light: 
     declared = 2 * clip * (1.0 if unit == "user" else light or 1 / size)
     kind = f"{model.name}, {unit}" + (", a million" if light else "")
     slack = SINGLE if unit == "user" else MARGIN
-    return Target(kind, model, unit, 2 if light else size, clip, declared, 1e6, step, light, slack)
+    return Target(kind, model, unit, 2 if light else size, clip, declared, 1e6, step, light, slack, device)
 
 
 def of_subject(subject: Subject, model: Model, size: int, key: Key) -> Target:
@@ -212,12 +215,13 @@ class Search:
         weight = (
             torch.tensor([target.light, 1 - target.light]).expand(len(held), -1) if target.light else None
         )
-        x = each(pool.x, lambda part: part[index])
-        clients = Whole(tuple(range(len(held))), target.model, Noiseless(), x, pool.y[index], weight)
+        x, y = each(pool.x, lambda part: part[index].to(target.device)), pool.y[index].to(target.device)
+        weight = None if weight is None else weight.to(target.device)
+        clients = Whole(tuple(range(len(held))), target.model, Noiseless(), x, y, weight)
         self.tried += len(held)
-        releases, counts = target.step(theta, clients)
+        releases, counts = target.step(theta.to(target.device), clients)
         self.failed.update(one[0] for one, count in zip(held, counts.tolist(), strict=True) if count)
-        return releases
+        return releases.cpu()
 
 
 def search(target: Target, declaration: Declaration, key: Key, ascents: int = STARTS) -> list[Outcome]:
