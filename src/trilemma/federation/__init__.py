@@ -1,12 +1,11 @@
 """A real federation: the algorithms of `trilemma.learning` between parties, with keys, crashes and liars.
 
-This room holds no mathematics, and it does not know what carries its messages: `trilemma.flower` is one
-carrier, `carriers.inprocess` another. A client runs `algorithm.client` on its own data, the server runs
-`algorithm.server` on what it admitted, and everything else here is about getting the numbers from one to the
-other without losing, repeating, leaking or believing anything:
+This room holds no mathematics, and it does not know what carries its messages: `carriers.grpc` is what ships,
+`carriers.inprocess` has all parties in one process. A client runs `algorithm.client` on its own data, the
+server runs `algorithm.server` on what it admitted, and everything else here is about getting the numbers from
+one to the other without losing, repeating, leaking or believing anything:
 
-* `tls_keys`, `node_keys`, `certificates`, `public_facts`, `layout`: who holds which secret; one folder per
-  party.
+* `tls_keys`, `certificates`, `public_facts`, `layout`: who holds which secret; one folder per party.
 * `kinds`, `wire`, `admission`, `broadcasts`: typed blocks; a reply is admitted or rejected with a reason, and
   so is what a server sends.
 * `epochs`, `commits`, `exchange`, `coordinator`: who takes part, what is committed, the server's side;
@@ -14,8 +13,9 @@ other without losing, repeating, leaking or believing anything:
 * `sessions`, `spending`, `journal`, `node`: a client's keys, budget and memory, and its side of a run.
 * `task`: the model and this party's data, perhaps by its own code; `at_home`: what a client takes home.
 * `transport`, `carriers`, `server`: what a carrier has to do, two that do it, and a server on top of one.
-* `processes`: real processes, started and stopped by process group.
-* `events`, `event_fields`, `event_log`: what may be said about all this, once and for all, and where it is
-  written.
-* `doctor`, `checks`, `reaching`, `facts`, `peers`: what is wrong with a party, and what it sees of others.
+* `party_process`, `server_process`, `client_process`: a party is one process; `door`, `following`: how its
+  operator talks to the server's; `deployment`, `fork_server`, `processes`: who starts and stops them.
+* `events`, `event_fields`, `event_log`, `telling`, `metrics`: what may be said about all this, once and for
+  all, and where it is written.
+* `doctor`, `checks`, `reaching`, `facts`: what is wrong with a party, and what it sees of others.
 """
