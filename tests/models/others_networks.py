@@ -428,3 +428,4 @@ if importlib.util.find_spec("transformers") is not None:
         ),
         {"input_ids": tokens()},
     )
+    REFUSED["rwkv"] = "changes its own parameters"

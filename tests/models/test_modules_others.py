@@ -18,12 +18,6 @@ from trilemma.models import Clip
 from trilemma.models.types import each_column
 from trilemma.testing.examples import Stack, clip
 
-BROKEN: dict[str, str] = {
-    "weight-standardised": "refused: F.batch_norm of a weight is taken for batch normalisation",
-    "rwkv": "crashes: writes in place into what has no copy",
-}
-"""What does not work yet, and how it fails: strict, so that a cure is seen."""
-
 FLAT = [
     *("batch-norm1d-eval", "batch-norm2d-eval", "layer-scale", "layer-scale-in-place", "rms-norm-by-hand"),
     *("xcit", "convnext", "bert", "gpt2", "vit", "llama", "qwen2", "mistral", "gemma"),
@@ -64,17 +58,7 @@ def looped(name: str, module: nn.Module) -> list[list[Tensor]]:
         torch.set_default_dtype(torch.float32)
 
 
-def marked(names, broken: dict[str, str]):
-    """Return names as cases, those that are broken marked."""
-    return [
-        pytest.param(
-            name, marks=[pytest.mark.xfail(strict=True, reason=broken[name])] if name in broken else []
-        )
-        for name in names
-    ]
-
-
-@pytest.mark.parametrize("name", marked([name for name in OTHERS if name not in REFUSED], BROKEN))
+@pytest.mark.parametrize("name", [name for name in OTHERS if name not in REFUSED])
 def test_gradients_are_those_of_the_loop(name):
     """Shown in one order, and then to the same model in the other: nothing may be remembered of lengths."""
     other, module = OTHERS[name], made(name)
@@ -95,7 +79,7 @@ def test_gradients_are_those_of_the_loop(name):
                 assert away <= SINGLE.get(name, 1e-4) * float(expected.norm()), limit.unit
 
 
-@pytest.mark.parametrize("name", marked(REFUSED, BROKEN))
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_gradient_per_example_is_refused_in_words(name):
     other = OTHERS[name]
 

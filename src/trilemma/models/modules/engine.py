@@ -217,7 +217,7 @@ class ModuleEngine:
     ) -> Structure | None:
         """Take a few examples one way, and see what it does; None, with a note, where it will not do."""
         log, saved, plan = Log(), _Saved(), Plan(way, self.whole(model))
-        if way == "looped" and not plan.whole:
+        if way != "flat" and not plan.whole:
             x = each_column(request.x, lambda column: column[0])
             why = mixed(self.at(request.y.device), unflatten(model, request.params[None]), x, PROBED)
             plan = replace(plan, apart=not why)

@@ -14,7 +14,7 @@ from trilemma.models.clipping import PER_CLIENT
 from trilemma.models.modules.affine import spread
 from trilemma.models.modules.flat import FlatFrame
 from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
-from trilemma.models.modules.statistics import frozen
+from trilemma.models.modules.statistics import Statistics, frozen
 from trilemma.models.terms import Scale, Shift
 
 
@@ -151,6 +151,10 @@ def batch_norm(
 
         return spread(recorder, "batch_norm", input, output, shape, gain, shift, normalise)
     affine: tuple[Tensor | None, Tensor | None] = recorder.own((weight, bias), "batch_norm")
+    input = recorder.own(input, "batch_norm")
+    if training and running_mean is None and (statistics is None or not statistics.masks(input)):
+        # A weight, standardised; that it is no batch is seen by whose the numbers are.
+        statistics = Statistics({}, {})
     if training and statistics is not None:
         return statistics.normalise(input, (running_mean, running_var), affine, momentum, eps)
     if training:

@@ -32,6 +32,10 @@ class NotFlat(RuntimeError):
     """The module cannot be taken through as one batch."""
 
 
+class NormalisedTogether(NotFlat):
+    """Statistics are taken over the examples of a batch."""
+
+
 class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Carries the shadows along with every operation that runs under it."""
 
@@ -241,13 +245,16 @@ def _groups(call: _Call) -> Shadow:
     return lambda out, number: found.view(-1, *[1] * (out.dim() - 1))
 
 
-def _frozen(call: _Call) -> Shadow:
-    """Batch normalisation by given statistics."""
-    if call.given.get("training"):
-        raise NotFlat("batch normalisation mixes the examples of a batch")
+def _channels(call: _Call) -> Shadow:
+    """Batch normalisation: by given statistics, or by those of each channel."""
     call.free("weight", "bias", "running_mean", "running_var")
     own = call.owner("input")
-    return lambda out, number: own if out.shape == own.shape else own.new_zeros(())
+    axes = [axis for axis in range(own.dim()) if axis != 1]
+    try:
+        found = along(own, axes).expand(own.shape) if call.given.get("training") else own
+    except NotFlat:
+        raise NormalisedTogether from None
+    return lambda out, number: found if out.shape == own.shape else own.new_zeros(())
 
 
 def _product(call: _Call) -> Shadow:
@@ -403,7 +410,7 @@ _RULES: dict[Any, Rule] = {
     **_named(_last, "native_layer_norm _fused_rms_norm"),
     **_named(_groups, "native_group_norm"),
     **_named(
-        _frozen,
+        _channels,
         "native_batch_norm cudnn_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
         "_batch_norm_no_update",
     ),

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from trilemma.errors import UserError
+from trilemma.models.clipping import PER_CLIENT
 from trilemma.models.engine import Request
 from trilemma.models.modules.flat import FlatFrame, Layout
 from trilemma.models.modules.frame import Frame
-from trilemma.models.modules.owners import Owners
+from trilemma.models.modules.normalisations import MixesExamples
+from trilemma.models.modules.owners import NormalisedTogether, Owners
 from trilemma.models.modules.passed import ModulePass, Rows, collect
 from trilemma.models.modules.randomness import Draws, seeds_of
 from trilemma.models.modules.recorder import Log, Part, Recorder, Slot, functions_seen
@@ -215,6 +217,11 @@ def mixed(source: Source, params: Mapping[str, Tensor], x: Inputs, count: int) -
         with torch.enable_grad(), plainly(), functions_seen(), owners, recorder:
             outputs = source.call(x)
         owners.rows(outputs, count)
+    except NormalisedTogether:
+        raise MixesExamples(
+            "batch normalisation mixes the examples of a batch, so no example has a gradient of its own: "
+            f"{PER_CLIENT}, or use nn.GroupNorm"
+        ) from None
     except UserError:
         raise
     except Exception as error:  # whatever a module does that is not known

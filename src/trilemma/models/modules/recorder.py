@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
+from trilemma.errors import UserError
 from trilemma.models.modules.flat import FlatFrame, Layout
 from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.owners import NotFlat
@@ -129,7 +130,13 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _READS and isinstance(self.frame, FlatFrame):
             raise NotFlat(f"{func.__name__} is out of sight")
-        self.log.inplace |= _in_place(func, args, kwargs)
+        if _in_place(func, args, kwargs):
+            if self.slot(args[0] if args else None) is not None:
+                raise UserError(
+                    f"the module changes its own parameters in its forward pass ({func.__name__}): they are "
+                    "the clients' to change. Take that out of forward"
+                )
+            self.log.inplace = True
         operation = OPERATIONS.get(func)
         if operation is not None:
             done = operation(self, func, *args, **kwargs)

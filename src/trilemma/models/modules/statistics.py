@@ -48,6 +48,10 @@ class Statistics:
         name = self.names.get(id(buffer))
         return buffer if name is None else self.values.get(name, buffer)
 
+    def masks(self, x: Tensor) -> bool:
+        """Tell whether `x` is a batch that holds padding."""
+        return self.present is not None and len(self.present) == len(x)
+
     def normalise(
         self,
         x: Tensor,
