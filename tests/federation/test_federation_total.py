@@ -46,8 +46,7 @@ class Net(nn.Module):
         self.layer = nn.Linear(4, 1)
 
     def forward(self, x):
-        if not torch._C._functorch.is_batchedtensor(x) and bool((x == 9).any()):
-            {fails}
+        {check}
         return {forward}
 
 
@@ -82,14 +81,14 @@ ERRORS = {
     "no memory on a GPU": "torch.OutOfMemoryError('CUDA')",
 }
 WAYS = {
-    # name: (forward, loss, what the module does at features 9, the record's features)
+    # name: (forward, loss, what the module does before, the record's features)
     "nan": ("torch.sigmoid(self.layer(x))", "nn.BCELoss()(outputs, targets)", "pass", MIXED),
     "huge": (LINE, SQUARES, "pass", 1e30),
     "tiny": (LINE, SQUARES, "pass", 1e-38),
     "infinite": (LINE, SQUARES, "pass", MIXED),
     "no number": (LINE, SQUARES, "pass", "np.nan"),
     "no table": (LINE, SQUARES, "pass", "raises(SystemExit('no table'))"),
-} | {name: (LINE, SQUARES, f"raises({error})", 9) for name, error in ERRORS.items()}
+} | {name: (LINE, SQUARES, f"bool((x == 9).any()) and raises({error})", 9) for name, error in ERRORS.items()}
 
 OPTIONS = {
     "fedavg": ["algorithm.local_steps=3"],
@@ -120,8 +119,8 @@ def settings(name: str, unit: str, *more: str) -> str:
 def federation(folder, way: str, config: str) -> list[Party]:
     """Make a federation of two clients; the record is not there yet."""
     folder.mkdir(parents=True)
-    forward, loss, fails, x = WAYS[way]
-    (folder / "task.py").write_text(TASK.format(rows=ROWS, forward=forward, loss=loss, fails=fails, x=x))
+    forward, loss, check, x = WAYS[way]
+    (folder / "task.py").write_text(TASK.format(rows=ROWS, forward=forward, loss=loss, check=check, x=x))
     facts = Federation("own", 2, examples=ROWS, timing=INSTANT)
     made = provisioning.init(folder / "federation", facts, config, task=folder / "task.py")
     write_budgets(made[1:], load_task(made[0]), 1e12)
@@ -286,7 +285,7 @@ def test_a_model_that_fails_at_allowed_records_is_refused_before_anything_is_pai
     WAYS["always"] = (LINE, SQUARES, "pass", 1)
     made = federation(tmp_path / "two", "always", settings("safe-dshb", "user"))
     for party in made[1:]:
-        party.task.write_text(party.task.read_text().replace("(x == 9)", "(x < 9)").replace("pass", "1 / 0"))
+        party.task.write_text(party.task.read_text().replace("pass", "1 / 0"))
     server = Observer(made)
     with pytest.raises(Refused):
         server.open(0, (0, 1))

@@ -132,9 +132,12 @@ def told(error: BaseException) -> str:
         said = "".join(traceback.format_exception(error))
     except BaseException:  # its words are a user's code too
         said = f"{type(error).__name__}, which cannot be told"
-    while error.__traceback__ is not None:
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
+    chain: list[BaseException | None] = [error]
+    while chain:
+        if (one := chain.pop()) is not None and one.__traceback__ is not None:
+            traceback.clear_frames(one.__traceback__)
+            one.__traceback__ = None
+            chain += [one.__cause__, one.__context__]
     return said
 
 
