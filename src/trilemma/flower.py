@@ -3,6 +3,8 @@
     # app.py of a Flower app, whose pyproject.toml names app:server_app and app:client_app
     from trilemma.flower import client_app, server_app
 
+    __all__ = ["client_app", "server_app"]
+
 The server's folder is `trilemma-folder` in the run's configuration, a client's in its SuperNode's; the run's
 name is `trilemma-run` ("default" without one). Everything else is as without Flower: whom a client counts on,
 what its owner allows and what it pays stand in its own folder.

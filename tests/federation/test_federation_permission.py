@@ -58,10 +58,13 @@ def command(*arguments: object) -> str:
 
 
 def test_nothing_is_allowed_by_default_and_nothing_is_left_behind(parties):
-    runner, said = coordinator(parties, Direct(parties))
-    with pytest.raises(Stopped):
+    """The server says of each why it did not join."""
+    runner, said = coordinator(parties, Direct(parties, gone={3}))
+    with pytest.raises(Stopped, match="0 of 5 clients joined epoch 0") as stopped:
         runner.go()
-    assert sum("allowed: the client's owner has not allowed this run" in line for line in said) == CLIENTS
+    why = "clients 0 to 2, 4: allowed: the client's owner has not allowed this run (yet)"
+    assert str(stopped.value).endswith(f"{why}; client 3: not connected")
+    assert sum("allowed: the client's owner has not allowed this run" in line for line in said) == 4
     for party in parties[1:]:
         assert not party.run_folder("run").exists()
         assert not (party.state / "joined").exists()
@@ -184,6 +187,7 @@ def test_what_init_announces_is_what_was_asked(tmp_path, evaluated):
     (tmp_path / "asked.toml").write_text(text)
     said = command("init", tmp_path / "federation", "--config", tmp_path / "asked.toml")
     assert "Every client will spend at most ε = 8 (budget.toml)" in said
+    assert "`replay` needs one to check the server afterwards (init --transcript)" in said
     party = layout.parties(tmp_path / "federation")[1]
     task = load_task(party)
     assert read_budget(party).epsilon == 8.0

@@ -20,8 +20,10 @@ from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.layout import parties
 from trilemma.federation.node import Node
 from trilemma.federation.server import open_run
+from trilemma.page import runs
 from trilemma.records import Record
 from trilemma.report.federations import standing
+from trilemma.report.glance import glance_deployed
 from trilemma.report.trust import shares
 
 CLIENTS = 6
@@ -110,8 +112,21 @@ def test_nothing_that_is_shown_is_private(finished):
 def test_what_is_shown_says_the_same_in_words(finished):
     shown = " ".join(look(finished).split())
     assert "run run: finished, 3 rounds committed of 3, epoch 0, last written" in shown
-    assert "client 2 was last rejected: not a block" in shown
+    assert "client 2 was last turned away or not reached: not a block" in shown
     assert re.search(r"round 3: .*accuracy 0\.\d+", shown)
+
+
+def test_status_fits_eighty_columns(finished):
+    """No word is broken, and rounds are counted alike by the server and by a client."""
+    outcome = CliRunner().invoke(federation_app, ["status", str(finished)], env={"COLUMNS": "80"})
+    lines = outcome.output.splitlines()
+    (first,) = [line for line in lines if line.startswith("0 ") and "heard" in line]
+    (third,) = [line for line in lines if line.startswith("2 ") and "rejected" in line]
+    (spent,) = [line for line in lines if line.startswith("client-0 ")]
+    assert max(map(len, lines)) <= 80
+    assert re.search(r"^0 +heard +round 3, (just now|\d+ \w+ ago) +\S+ s \(\S+\) +0\.\d\d \(0\.\d\d\)", first)
+    assert "3 rejected" in third
+    assert re.search(r"\d \(\w+\) +\S+ +run: 3 +round 3, (just now|\d+ \w+ ago)", spent), spent
 
 
 def test_a_party_that_cannot_be_read_says_so_and_hides_no_other(finished, tmp_path):
@@ -197,3 +212,12 @@ def test_who_came_later_is_shown_and_a_broken_run_hides_no_other(tmp_path):
     assert (run.name, [one.now for one in run.members]) == ("whole", ["heard"] * 4)
     assert "'broken' cannot be read" in server.problem
     assert shares(3, {1: [Record(1, weights={0: 0.5, 3: 0.5})]}).shape == (4, 1)
+
+
+def test_a_private_federation_is_not_called_one_without_a_guarantee(finished):
+    """The server knows no ε, and says who does: no ∞, and nothing in red."""
+    found = glance_deployed(finished / "server", finished / "server" / "state" / "runs" / "run")
+    said = runs.guarantee_of(found)
+    assert (said.held, said.text) == (None, "in each client's ledger")
+    assert runs.epsilon_shown(found) == "in each client's ledger"
+    assert "ε is in each client's ledger" in found.summary.notes

@@ -133,6 +133,8 @@ def _say_next(folder: Path, facts: Federation, limit: float | None) -> None:
     """Say what every client may spend, who holds which keys, and what to do next."""
     if limit is not None:
         say(f"\nEvery client will spend at most ε = {limit:.3g} (budget.toml)")
+    if not facts.transcript:
+        say("\nNo transcript is kept: `replay` needs one to check the server afterwards (init --transcript)")
     if not facts.on_one_machine:
         say("\nClients take part in nothing yet; each owner decides: trilemma federation allow client-i RUN")
     say(
@@ -292,6 +294,10 @@ def _line(record: Record, spent: tuple[float, str] | None = None) -> str:
         parts.append(f"ε {spent[0]:.3g} by {spent[1]} (the largest in the clients' ledgers)")
     if record.absent:
         parts.append(f"absent {listed(record.absent)}")
+    if record.unreached:
+        parts.append(f"unreached {listed([client for client, _ in record.unreached])}")
+    if record.late:
+        parts.append(f"not waited for {listed(record.late)}")
     if record.rejected:
         who = (f"{'somebody' if client is None else client} ({why})" for client, why in record.rejected)
         parts.append(f"rejected {', '.join(who)}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -129,11 +130,21 @@ def _shown(found: list[PartyStanding]) -> RenderableType:
     accounts = [(one.party, one.account, one.doings) for one in found if one.account is not None]
     if accounts:
         parts.append(_accounts(accounts))
+        caveats = {(name, text) for name, account, _ in accounts for text in account.caveats}
+        parts += [Text(f"{name}: {printable(text)}") for name, text in sorted(caveats)]
     return Group(*parts)
 
 
+def _table(*headings: str) -> Table:
+    """Return a table for a terminal of 80 columns: no lines between columns, one space."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
 def _processes(found: list[PartyStanding]) -> Table:
-    table = Table("party", "pid", "state")
+    table = _table("party", "pid", "state")
     for party in found:
         for one in party.processes:
             state = Text("running") if one.alive else Text("dead", style="red")
@@ -149,7 +160,7 @@ def _head(run: RunStanding) -> str:
 
 def _door(door: Mapping[str, Any]) -> Table:
     """Lay out who is connected to the server, and who was not let in."""
-    table = Table("client", "came", "last heard", "from")
+    table = _table("client", "came", "last heard", "from")
     now = time.time()
     for client, one in door["there"].items():
         address = printable(one["address"].partition(":")[2])
@@ -159,30 +170,33 @@ def _door(door: Mapping[str, Any]) -> Table:
     return table
 
 
-def _joined(one: Member) -> Text:
-    if one.joined is None:
-        return Text("")
-    return Text("yes") if one.joined else Text(f"no: {printable(one.why).partition(':')[0]}", style="red")
-
-
 def _heard(one: Member) -> str:
     if one.heard is None:
         return "never"
     return f"round {one.heard}" + ("" if one.heard_at is None else f", {ago(time.time() - one.heard_at)}")
 
 
+def _now(one: Member) -> Text:
+    if one.joined is False:
+        return Text("not in", style="red")
+    return Text(one.now, style="" if one.now in ("heard", "not asked", "nothing yet") else "red")
+
+
 def _members(members: Iterable[Member]) -> Table:
-    table = Table("client", "joined", "now", "heard in", "absent", "rejected", "weight", "of late")
+    """Lay out the clients: the seconds of their last answer and the median, how often they were not heard."""
+    table = _table("client", "now", "heard in", "took (median)", "not heard", "weight (now)")
     for one in members:
+        counts = {"absent": one.absent, "unreached": one.unreached, "rejected": one.rejected}
+        counts["late"] = one.late
+        took = "" if one.took is None else f"{one.took:.2g} s ({one.usual or 0.0:.2g})"
+        share = "" if one.share is None else f" ({one.share:.2f})"
         table.add_row(
             str(one.client),
-            _joined(one),
-            Text(one.now, style="" if one.now in ("heard", "not asked", "nothing yet") else "red"),
+            _now(one),
             _heard(one),
-            str(one.absent),
-            str(one.rejected),
-            f"{one.weight:.3f}",
-            "" if one.share is None else f"{one.share:.3f}",
+            Text(took, style="red" if one.out else ""),
+            ", ".join(f"{count} {what}" for what, count in counts.items() if count),
+            f"{one.weight:.2f}{share}",
         )
     return table
 
@@ -194,7 +208,9 @@ def _remarks(run: RunStanding) -> list[str]:
         if one.why:
             lines.append(f"client {one.client} is not in the epoch: {printable(one.why)}")
         if one.reason:
-            lines.append(f"client {one.client} was last rejected: {printable(one.reason)}")
+            lines.append(f"client {one.client} was last turned away or not reached: {printable(one.reason)}")
+        if one.out:
+            lines.append(f"client {one.client} is slow and is not waited for")
         if one.expelled:
             lines.append(f"client {one.client} was expelled: {printable(one.expelled)}")
     for round_, scores in list(run.scores.items())[-SCORES:]:
@@ -205,17 +221,18 @@ def _remarks(run: RunStanding) -> list[str]:
 
 
 def _accounts(accounts: list[tuple[str, Account, Doings]]) -> Table:
-    table = Table("client", "ε spent", "ε left", "by", "releases", "last answer", "refused")
+    table = _table("client", "ε spent", "ε left", "releases", "last answer", "refused")
     for name, one, doings in accounts:
         if one.problem:
             continue
         left = "no budget" if one.left is None else f"{one.left:.3g}"
-        releases = ", ".join(f"{printable(run)}: {count}" for run, count in one.rounds.items())
+        spent = f"{one.spent:.3g}" + (f" ({one.accountant})" if one.accountant else "")
+        releases = ", ".join(f"{printable(run)}: {count}" for run, count in one.releases.items())
         refused = ", ".join(f"{count} × {printable(why)}" for why, count in doings.refused.items())
         since = "" if doings.answered is None else ago(time.time() - doings.answered)
-        answer = f"round {doings.round}, {since}" if since else ""
-        spent = f"{one.spent:.3g}"
-        table.add_row(name, spent, left, one.accountant or "–", releases or "none", answer, refused)
+        # Rounds are counted as finished ones, from 1, as the server's records do.
+        answer = f"round {(doings.round or 0) + 1}, {since}" if since else ""
+        table.add_row(name, spent, left, releases or "none", answer, refused)
     return table
 
 

@@ -18,7 +18,7 @@ from trilemma import files
 from trilemma.federation import events, kinds, wire
 from trilemma.federation.adoption import Agreed
 from trilemma.federation.commits import Commit, CommitLog, check_began
-from trilemma.federation.epochs import Attendance, Epoch, Policy, check_progress, open_epoch
+from trilemma.federation.epochs import Attendance, Epoch, Policy, check_progress
 from trilemma.federation.event_fields import figures
 from trilemma.federation.exchange import Clock, Correspondence
 from trilemma.federation.expulsions import Expulsion, clients_of
@@ -155,15 +155,16 @@ class Coordinator:
     def _open(self, commit: Commit, number: int) -> tuple[Commit, Epoch, dict[int, int]]:
         """Open a new epoch, `number` or a later one: without those who joined and did not sign."""
         left_out: frozenset[int] = frozenset()
+        joining = self._joining
         while True:
             commit = self._in_epoch(commit, Epoch(number))
-            joined, keys = self._joining.call(number, left_out)
-            opened = self._joining.open(number, joined, keys)
+            joined, keys = joining.call(number, left_out)
+            opened = joining.open(number, joined, keys)
             if isinstance(opened, Epoch):
                 return self._in_epoch(commit, opened), opened, joined
             left_out |= opened
             number += 1
-            open_epoch(self.policy, number, set(joined.values()) - left_out)  # stops where too few are left
+            joining.opened(number, set(joined.values()) - left_out)  # stops where too few are left
             self.say(events.EPOCH_UNSIGNED(epoch=number, clients=sorted(left_out)))
 
     @property

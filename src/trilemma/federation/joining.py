@@ -10,14 +10,15 @@ epoch that one bad key or signature would spoil. Who joined and then did not sig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from trilemma.errors import PrivacyError
 from trilemma.federation import events, kinds, wire
 from trilemma.federation.adoption import Agreed
 from trilemma.federation.confirmation import Confirmation, MemberList, Sighting, Witness
-from trilemma.federation.epochs import Epoch, Policy, open_epoch
+from trilemma.federation.epochs import Epoch, Policy, Stopped, open_epoch
 from trilemma.federation.event_fields import without_quotes
 from trilemma.federation.exchange import Clock, Correspondence, Patience
 from trilemma.federation.expulsions import Expulsion
@@ -41,6 +42,7 @@ class Joining:
     clock: Clock
     say: events.Say
     expelled: tuple[Expulsion, ...] = ()
+    reasons: dict[int, str] = field(default_factory=dict)
 
     def call(
         self, number: int, left_out: frozenset[int] = frozenset()
@@ -112,15 +114,28 @@ class Joining:
 
         They did not sign; or somebody shows that their ledgers are older than what they signed before.
         """
-        epoch = open_epoch(self.policy, number, joined.values(), self.agreed.terms)
+        epoch = self.opened(number, joined.values())
         signed = self._relay(epoch, joined, keys)
         if missing := frozenset(epoch.members) - signed.keys():
             return missing
         confirmed, older = self._confirm(epoch, joined, signed)
         if older:
             return older
-        open_epoch(self.policy, number, confirmed)  # stops the run where too many refuse
+        self.opened(number, confirmed)  # stops the run where too many refuse
         return epoch
+
+    def opened(self, number: int, joined: Iterable[int]) -> Epoch:
+        """Return epoch `number` with those who joined; where they are too few, say why each other did not."""
+        members = set(joined)
+        try:
+            return open_epoch(self.policy, number, members, self.agreed.terms)
+        except Stopped as error:
+            here, why = set(self.exchange.nodes().values()), defaultdict[str, list[int]](list)
+            for client in sorted(set(self.policy.everyone) - members):
+                silent = "did not answer" if client in here else "not connected"
+                why[self.reasons.get(client, silent)].append(client)
+            said = [f"client{'s' * (len(who) > 1)} {events.listed(who)}: {one}" for one, who in why.items()]
+            raise Stopped("; ".join([str(error), *said])) from None
 
     def _relay(
         self, epoch: Epoch, joined: Mapping[int, int], keys: Mapping[int, str]
@@ -192,4 +207,6 @@ class Joining:
 
     def _reject(self, epoch: int, client: int | None, reason: str) -> None:
         said = without_quotes(reason)
+        if client is not None:
+            self.reasons[client] = said
         self.say(events.CLIENT_REFUSED(epoch=epoch, client=client, reason=said))

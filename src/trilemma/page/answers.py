@@ -17,9 +17,12 @@ class Answer(BaseModel):
 
 
 class Guaranteed(Answer):
-    """What a run guarantees, or why nothing: `epsilon` is None where there is no guarantee."""
+    """What a run guarantees, or why nothing: `epsilon` is None where there is no guarantee.
 
-    held: bool
+    `held` is None where others know: the text says who.
+    """
+
+    held: bool | None
     text: str
     epsilon: float | None = None
     assumptions: list[str] = []

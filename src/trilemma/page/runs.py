@@ -20,9 +20,9 @@ from trilemma.page.answers import (
 )
 from trilemma.page.index import Found, shown
 from trilemma.privacy import Guarantee
-from trilemma.records import Record, Summary
+from trilemma.records import Record
 from trilemma.report import Curve, verdict_of
-from trilemma.report.glance import Glance
+from trilemma.report.glance import Glance, ledgers_have
 from trilemma.report.tables import shown as shown_score
 from trilemma.report.tables import tightest_epsilon
 
@@ -59,21 +59,26 @@ def line_of(one: Found, found: Glance | UserError) -> RunLine:
         shown=shown_score(summary.score, summary) if spread.mean is not None else "",
         mean=finite(spread.mean),
         epsilon=epsilon_shown(found),
-        guarantee=guarantee_of(summary),
+        guarantee=guarantee_of(found),
         changed=found.changed,
     )
 
 
 def epsilon_shown(found: Glance) -> str:
     """Return ε of a finished run; of one under way what its newest record says is guaranteed so far."""
+    if found.deployed and (elsewhere := ledgers_have(found.config)):
+        return elsewhere
     if found.state in ("finished", "diverged"):
         return tightest_epsilon(found.summary)[0]
     so_far = finite(found.newest.epsilon) if found.newest else None
     return "∞" if so_far is None else f"{so_far:.3g} so far"
 
 
-def guarantee_of(summary: Summary) -> Guaranteed:
+def guarantee_of(found: Glance) -> Guaranteed:
     """Return the verdict on a run in words."""
+    summary = found.summary
+    if found.deployed and (elsewhere := ledgers_have(found.config)):
+        return Guaranteed(held=None, text=elsewhere)
     if not summary.verdict:
         return Guaranteed(held=False, text="no noise is added")
     verdict = verdict_of(summary)

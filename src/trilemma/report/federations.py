@@ -21,7 +21,7 @@ from trilemma.federation.door import ask
 from trilemma.federation.event_log import events_file, read_events
 from trilemma.federation.layout import RUNNING, WITHOUT_FACTS, Party, parties, without_facts
 from trilemma.federation.public_facts import Timing
-from trilemma.federation.spending import CAVEAT, own_statement, read_budget
+from trilemma.federation.spending import CAVEAT, own_statement, read_budget, run_of
 from trilemma.federation.waiting import Waiting
 from trilemma.files import readable
 from trilemma.privacy.ledger_lines import Budget
@@ -112,6 +112,11 @@ class Account:
     def left(self) -> float | None:
         """What the budget leaves; None where there is none."""
         return None if self.budget is None else self.budget.epsilon - self.spent
+
+    @property
+    def releases(self) -> dict[str, int]:
+        """Releases by run."""
+        return dict(Counter(run_of(one) for one in self.statement.entries))
 
     @property
     def caveats(self) -> tuple[str, ...]:

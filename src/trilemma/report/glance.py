@@ -163,9 +163,10 @@ def so_far(
     liars = None if deployed else config["federation"]["byzantine"]
     done = min((records[-1].round if records else 0 for records in seeds.values()), default=0)
     notes = [f"not finished: {done} of {rounds} rounds"] if done < rounds else []
-    if deployed and threat != "none":
-        notes.append("what each client has spent is in its own ledger")
-    reason = _uncertified(seeds, done, rounds, deployed)
+    elsewhere = ledgers_have(config) if deployed else ""
+    if elsewhere:
+        notes.append(f"ε is {elsewhere}")
+    reason = _uncertified(seeds, done, rounds)
     every = [record for records in seeds.values() for record in records]
     return Summary(
         metrics={
@@ -185,7 +186,7 @@ def so_far(
         rounds=rounds,
         notes=tuple(notes),
         directory=str(folder),
-        verdict={} if threat == "none" else NoGuarantee(reason).plain(),
+        verdict={} if threat == "none" or elsewhere else NoGuarantee(reason).plain(),
     )
 
 
@@ -196,10 +197,23 @@ def _attack(config: Mapping[str, Any], liars: int | None) -> str:
     return str(config["attack"]["name"]) if liars else "none"
 
 
-def _uncertified(seeds: Mapping[int, Sequence[Record]], done: int, rounds: int, deployed: bool) -> str:
+def ledgers_have(config: Mapping[str, Any]) -> str:
+    """Say where ε of a federation's run stands, which no server sees; "" where nothing is guaranteed.
+
+    >>> noised = {"threat": "secldp", "epsilon": 8.0}
+    >>> ledgers_have({"privacy": noised}), ledgers_have({"privacy": {**noised, "uncertified": True}})
+    ("in each client's ledger; at most 8 by agreement", '')
+    """
+    table = config["privacy"]
+    doubted = table.get("uncertified") or "published" in (table.get("assume"), table.get("adjacency"))
+    if table["threat"] == "none" or doubted or table.get("noise") == "paper":
+        return ""
+    agreed = "" if table.get("epsilon") is None else f"; at most {table['epsilon']:g} by agreement"
+    return f"in each client's ledger{agreed}"
+
+
+def _uncertified(seeds: Mapping[int, Sequence[Record]], done: int, rounds: int) -> str:
     """Say why a run without a summary has no certificate of its own, and what held for the rounds it did."""
-    if deployed:
-        return f"after {done} rounds each client's guarantee is in its own ledger, which no server sees"
     last = [record for records in seeds.values() for record in records if record.round == done]
     spent = max((record.epsilon for record in last), default=math.inf)
     held = f"; for those ε = {spent:.3g} was certified ({last[0].accountant})" if math.isfinite(spent) else ""

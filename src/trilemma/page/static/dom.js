@@ -45,6 +45,8 @@ export function choose(options, value, change, properties = {}) {
 }
 
 /** How long ago something was, in words. */
+export const heldClass = ({ held }) => (held === null ? "note" : held ? "held" : "unheld");
+
 export function ago(seconds) {
   const passed = Math.max(0, Date.now() / 1000 - seconds);
   if (passed < 90) return `${Math.round(passed)} s ago`;

@@ -2,7 +2,7 @@
 
 import { ask } from "./asking.js";
 import { band, draw, line as lineOf, plain } from "./charts.js";
-import { ago, choose, el, fill, short, table } from "./dom.js";
+import { ago, choose, el, fill, heldClass, short, table } from "./dom.js";
 import { badge, liars, progress } from "./runs.js";
 import { trustMap } from "./trust.js";
 
@@ -53,10 +53,11 @@ function heading(head, views) {
     [line.score, line.shown || "–"], ["ε", line.epsilon], ["seeds", String(line.seeds)], ["changed", ago(line.changed)]];
   fill(head, el("h1", {}, line.name),
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
-    el("p", { class: line.guarantee.held ? "held" : "unheld" },
-      el("strong", {}, line.guarantee.held ? "Guaranteed: " : "No guarantee: "), line.guarantee.text),
+    el("p", { class: heldClass(line.guarantee) }, el("strong", {}, heldWord(line.guarantee)), line.guarantee.text),
     [...new Set([...line.guarantee.assumptions, ...notes])].map((note) => el("p", { class: "note" }, note)));
 }
+
+const heldWord = ({ held }) => (held === null ? "ε is " : held ? "Guaranteed: " : "No guarantee: ");
 
 function swatch(place) {
   const mark = el("span", { class: "swatch", "aria-hidden": "true" });

@@ -1,7 +1,7 @@
 // The list of runs: search, choose some to compare, open one.
 
 import { ask } from "./asking.js";
-import { ago, el, fill, table } from "./dom.js";
+import { ago, el, fill, heldClass, table } from "./dom.js";
 
 const PAGE = 50;
 const MARKS = { finished: "✓", diverged: "✗", "under way": "▶", quiet: "⏸", broken: "!" };
@@ -60,7 +60,7 @@ export async function show(body) {
       box, [name, el("small", {}, `${line.data} · ${line.algorithm}${line.deployed ? " · federation" : ""}`)],
       badge(line.state), line.rule, liars(line), progress(line),
       line.shown ? `${line.score} ${line.shown}` : "–",
-      [el("strong", {}, line.epsilon), el("small", { class: line.guarantee.held ? "held" : "unheld" },
+      [el("strong", {}, line.epsilon), el("small", { class: heldClass(line.guarantee) },
         line.guarantee.text)],
       ago(line.changed),
     ];

@@ -1,0 +1,136 @@
+"""Flower's own programs run the adapter: a SuperLink, a SuperNode for each client, and `flwr run`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from federation_harness import PRIVATE, make, result_of, small_config
+from free_ports import free_ports
+from trilemma.federation.commits import CommitLog
+from trilemma.federation.public_facts import Timing
+from trilemma.federation.spending import own_statement
+
+pytest.importorskip("flwr.serverapp", reason="Flower is not installed: pip install 'trilemma[flower]'")
+
+CLIENTS, ROUNDS, LIMIT = 2, 1, 200.0
+
+APP = {
+    "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+    "project": {"name": "a-federation", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
+    "tool": {
+        "flwr": {
+            "app": {
+                "publisher": "somebody",
+                "components": {"serverapp": "app:server_app", "clientapp": "app:client_app"},
+                "config": {"trilemma-folder": "", "trilemma-run": "default"},
+            }
+        }
+    },
+}
+NAMES = """from trilemma.flower import client_app, server_app
+
+__all__ = ["client_app", "server_app"]
+"""
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+TIMING = Timing(round_limit=120.0, join_limit=120.0, poll=0.5)
+
+
+def program(name: str) -> list[str]:
+    """One of Flower's commands, of the environment that tests run in."""
+    return [str(Path(sys.executable).with_name(name))]
+
+
+def ended(process: subprocess.Popen[bytes]) -> None:
+    """Take a program down, with what it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.nightly
+@pytest.mark.federation
+def test_flowers_own_programs_run_a_federation(tmp_path):
+    parties = make(
+        tmp_path / "federation",
+        CLIENTS,
+        small_config(CLIENTS, *PRIVATE, tolerate=0, rounds=ROUNDS),
+        budget=1e9,
+        timing=TIMING,
+    )
+    link = free_ports(CLIENTS)
+    ports = range(link + 1, link + 1 + CLIENTS)
+    app, home = tmp_path / "app", tmp_path / "home"
+    app.mkdir()
+    home.mkdir()
+    (app / "pyproject.toml").write_text(tomli_w.dumps(APP))
+    (app / "app.py").write_text(NAMES)
+    known = {"default": "here", "here": {"address": f"127.0.0.1:{link}", "insecure": True}}
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": known}))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
+    with contextlib.ExitStack() as stack:
+
+        def start(name: str, *arguments: str) -> None:
+            log = stack.enter_context((tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}.log").open("wb"))
+            process = subprocess.Popen(
+                [*program(name), *arguments],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=tmp_path,
+            )
+            stack.callback(ended, process)
+
+        own = "--disable-runtime-dependency-installation"
+        start("flower-superlink", "--insecure", "--port", str(link), own)
+        for party, port in zip(parties[1:], ports, strict=True):
+            node = f'trilemma-folder="{party.folder}"'
+            there = ("--superlink", f"127.0.0.1:{link}", "--port", str(port), "--node-config", node)
+            start("flower-supernode", "--insecure", *there)
+        folder = f'trilemma-folder="{parties[0].folder}"'
+        deadline, said = time.monotonic() + LIMIT, ""
+        for _ in range(10):
+            run = subprocess.run(
+                [*program("flwr"), "run", str(app), "here", "--run-config", folder],
+                env=environment,
+                capture_output=True,
+                text=True,
+                cwd=tmp_path,
+                timeout=60,
+                check=False,
+            )
+            if run.returncode == 0:
+                break
+            said = run.stdout + run.stderr
+            time.sleep(1.0)  # the SuperLink starts
+        else:
+            pytest.fail(said)
+        result = parties[0].run_folder("default") / "result"
+        while not result.exists() and time.monotonic() < deadline:
+            time.sleep(0.5)
+        logs = "".join(path.read_text()[-4000:] for path in sorted(tmp_path.glob("*.log")))
+        assert result.exists(), logs
+    records = CommitLog(parties[0].run_folder("default")).records()
+    assert [sorted(record["weights"]) for record in records] == [["0", "1"]] * ROUNDS
+    assert result_of(parties, "default")
+    for party in parties[1:]:
+        assert len(own_statement(party).entries) == ROUNDS
+        assert any(
+            "no guarantee against a malicious server" in one.text for one in own_statement(party).remarks
+        )
