@@ -68,6 +68,7 @@ def cancelling(shape: tuple[int, int, int], near: float, seed: int = 2) -> tuple
 FACTORS = {
     "ordinary": ordinary,
     "small": lambda shape: ordinary(shape, scale=1e-23),
+    "both small": lambda shape: tuple(part * 1e-14 for part in ordinary(shape)),
     "smallest": lambda shape: ordinary(shape, scale=1e-38),
     "small and large": lambda shape: tuple(
         part * scale for part, scale in zip(ordinary(shape), (1e-24, 1e16), strict=True)

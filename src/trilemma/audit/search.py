@@ -309,7 +309,7 @@ def loss_of(model: Model, outputs: list[Any], y: Tensor) -> Tensor:
 
 
 def own_gradient(model: Model, theta: Tensor, x: Features, y: Tensor) -> tuple[Tensor, int]:
-    """Return ∇ Σ ℓ_i by autograd alone, and how many tensors beside θ the loss pulls at."""
+    """Return ∇ Σ ℓ_i by autograd alone, and how many parameters beside θ the loss pulls at."""
     engine: object = model.engine
     if isinstance(engine, Projecting):
         found, beside = own_gradient(engine.whole, engine.expand(theta.float()), x, y)
@@ -317,7 +317,7 @@ def own_gradient(model: Model, theta: Tensor, x: Features, y: Tensor) -> tuple[T
     flat = theta.clone().requires_grad_()
     with torch.enable_grad(), _default(theta.dtype):
         loss = loss_of(model, outputs_of(model, flat, x), y)
-        beside = sum(leaf is not flat for leaf in _leaves(loss))
+        beside = sum(isinstance(leaf, nn.Parameter) for leaf in _leaves(loss))
         return torch.autograd.grad(loss, flat)[0].detach(), beside
 
 

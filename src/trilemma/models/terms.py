@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from trilemma.errors import UserError
-from trilemma.models.clipping import DOUBLE, Lengths, gamma, lengths_of_rows, norms_of_rows
+from trilemma.models.clipping import DOUBLE, Lengths, gamma, lengths_of_rows
 
 WORKSPACE = {"cpu": 16 << 20, "cuda": 512 << 20}
 """Bytes that norms may take for what they form, by kind of device."""
@@ -216,9 +216,9 @@ class Product:
         return squares.view(lead), bounds[0], bounds[1]
 
     def _norms(self) -> Tensor:
-        """Return ‖Ĝ‖ (k, b)."""
+        """Return ‖Ĝ‖ (k, b), from above."""
         each = 4 * self.left.shape[3] * self.right.shape[3]
-        parts = [norms_of_rows(torch.bmm(a.mT, b).flatten(1)) for a, b in self._split(each)]
+        parts = [lengths_of_rows(torch.bmm(a.mT, b).flatten(1)) for a, b in self._split(each)]
         return torch.cat(parts).view(self.left.shape[:2])
 
     def _split(self, each: int) -> Iterator[tuple[Tensor, Tensor]]:
