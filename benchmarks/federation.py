@@ -37,7 +37,9 @@ FEATURES = 64
 HIDDEN = {431_972: (610, 640), 10_009_022: (3120, 3140)}
 TASK = """
 import numpy as np
-from trilemma import models
+from trilemma import Declaration, Values, models
+
+expects = Declaration(Values("numbers", ({features},), low=-10, high=10), Values("whole", low=0, high=1))
 
 def model():
     return models.build("mlp", ({features},), 2, hidden={hidden})

@@ -94,7 +94,7 @@ class Real:
         processes.stop(processes.recorded(party.running), party.running, grace=2.0)
         party.ready.unlink(missing_ok=True)
         own = deployment.command(party)
-        started = processes.start(own if program is None else replace(own, argv=program), party.running)
+        started = processes.spawn(own if program is None else replace(own, argv=program), party.running)
         wait_for(lambda: party.ready.exists() or not processes.leads(started), 60.0)
 
     def set_timing(self, **changes: float) -> None:

@@ -65,7 +65,7 @@ def test_a_pilot_from_its_making_to_its_end(tmp_path, monkeypatch):
         assert 'trilemma_rounds_total{run="default"} 3.0' in asked(metrics)
         assert "trilemma_client_epsilon{" in asked(metrics + 3)
         assert command("doctor", folder).count("all is well") == 4
-        with pytest.raises(UserError, match="budget: the client's own budget does not allow it"):
+        with pytest.raises(UserError, match="run 'again' failed"):
             command("run", folder, "--name", "again")
         assert "4 processes stopped" in command("down", folder)
     finally:

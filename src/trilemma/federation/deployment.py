@@ -115,8 +115,8 @@ def _start(party: Party, forking: ForkServer | None, say: Say) -> Running:
     check_start(party, say)
     processes.stop(processes.recorded(party.running), party.running)  # what a dead leader left behind
     party.ready.unlink(missing_ok=True)
-    start = processes.start if forking is None else forking.start
-    one = start(command(party), party.running)
+    spawn = processes.spawn if forking is None else forking.spawn
+    one = spawn(command(party), party.running)
     say(f"{party.name}: started, pid {one.pid}, log {one.log}")
     return one
 

@@ -44,12 +44,12 @@ PROGRAM = "trilemma.federation.party_process"
 
 
 class ForkServer:
-    """It as `up` sees it: it starts processes as `processes.start` does."""
+    """It as `up` sees it: it starts processes as `processes.spawn` does."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def start(self, command: Command, folder: Path) -> Running:
+    def spawn(self, command: Command, folder: Path) -> Running:
         """Start a party's process; alone if need be."""
         log = processes.log_of(command.name, folder).resolve()
         order = {"folder": command.argv[-1], "environment": dict(command.environment), "log": str(log)}
@@ -57,9 +57,9 @@ class ForkServer:
         assert self._process.stdout is not None
         try:
             print(json.dumps(order), file=self._process.stdin, flush=True)
-            return processes.remember(command.name, int(self._process.stdout.readline()), folder)
+            return processes.seen(command.name, int(self._process.stdout.readline()), folder)
         except (OSError, ValueError):  # it ended: it may not fork here, or somebody killed it
-            return processes.start(command, folder)
+            return processes.spawn(command, folder)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,8 @@ def work(folder: Path) -> None:
         os.setsid()  # who stops a party stops its group
     taken = UserError(f"{party.name}: another process works in {party.folder}")
     with files.locked(party.running / f"{PROCESS}.lock", taken):
-        own = processes.remember(PROCESS, os.getpid(), party.running)
+        own = processes.seen(PROCESS, os.getpid(), party.running)
+        processes.remember(own, party.running)
         try:
             keep_log(party)
             telling(party)(events.PARTY_STARTED(party=party.name, version=VERSION))

@@ -110,6 +110,13 @@ def start(command: Command, folder: Path) -> Running:
     >>> stop([sleeper], folder); leads(sleeper), recorded(folder)
     (False, [])
     """
+    one = spawn(command, folder)
+    remember(one, folder)
+    return one
+
+
+def spawn(command: Command, folder: Path) -> Running:
+    """Start `command` in its own process group, with a log in `folder`; it writes down itself that it is."""
     with log_of(command.name, folder).open("ab") as output:
         process = subprocess.Popen(
             command.argv,
@@ -120,7 +127,7 @@ def start(command: Command, folder: Path) -> Running:
             start_new_session=True,
         )
     process.returncode = 0  # its end is observed through the process table, not through this object
-    return remember(command.name, process.pid, folder)
+    return seen(command.name, process.pid, folder)
 
 
 def log_of(name: str, folder: Path) -> Path:
@@ -129,11 +136,14 @@ def log_of(name: str, folder: Path) -> Path:
     return folder / f"{name}.log"
 
 
-def remember(name: str, pid: int, folder: Path) -> Running:
+def seen(name: str, pid: int, folder: Path) -> Running:
+    """Return a process as it is now."""
+    return Running(name, pid, _started(pid), str(log_of(name, folder)))
+
+
+def remember(running: Running, folder: Path) -> None:
     """Write down a process that was started."""
-    running = Running(name, pid, _started(pid), str(log_of(name, folder)))
-    files.write_atomically(folder / f"{name}.json", json.dumps(asdict(running)).encode())
-    return running
+    files.write_atomically(folder / f"{running.name}.json", json.dumps(asdict(running)).encode())
 
 
 def forget(running: Running, folder: Path) -> None:
