@@ -13,6 +13,7 @@ from trilemma.models.coordinates import Lora, Subspace, Train, choose
 from trilemma.models.flat import flatten, unflatten
 from trilemma.models.modules import (
     Paths,
+    compared,
     couples,
     from_module,
     paths,
@@ -42,6 +43,7 @@ __all__ = [
     "Train",
     "build",
     "choose",
+    "compared",
     "couples",
     "evaluate",
     "flatten",

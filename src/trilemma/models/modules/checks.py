@@ -14,7 +14,7 @@ from trilemma.errors import UserError
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.passes import Source
-from trilemma.models.modules.reference import COMPARED, Precision, Reference
+from trilemma.models.modules.reference import COMPARED, Comparison, Precision, Reference
 from trilemma.models.precision import exactly
 from trilemma.models.taped import TAPE
 from trilemma.models.types import Examples, Inputs, Model, each_column
@@ -58,14 +58,8 @@ def paths(model: Model, batch: Examples) -> Paths:
     return Paths(found.way, used, found.formed, found.bytes, found.note)
 
 
-@exactly()
 def verify(model: Model, params: Tensor, batch: Examples) -> float:
     """Compare the chosen way with a plain loop by autograd alone; return the largest relative error.
-
-    A way whose gradients differ is not taken from then on; if none is left, the model is refused, as clipping
-    would not bound what it is meant to bound. What is
-    not finite, in an example or in its gradient, is not compared: whether a model is refused must not tell
-    whether somebody's data are broken.
 
     >>> from torch import nn
     >>> from types import SimpleNamespace
@@ -74,6 +68,17 @@ def verify(model: Model, params: Tensor, batch: Examples) -> float:
     >>> batch = SimpleNamespace(x=torch.randn(4, 5, 3), y=torch.zeros(4, 5).long(), weight=None)
     >>> verify(model, torch.zeros(8), batch) < 1e-5
     True
+    """
+    return compared(model, params, batch).error
+
+
+@exactly()
+def compared(model: Model, params: Tensor, batch: Examples) -> Comparison:
+    """Compare the chosen way with a plain loop by autograd alone.
+
+    A way whose gradients differ is not taken from then on; if none is left, the model is refused, as clipping
+    would not bound what it is meant to bound. What is not finite, in an example or in its gradient, is not
+    compared: whether a model is refused must not tell whether somebody's data are broken.
     """
     theta = params.detach() if params.dim() == 1 else params.detach()[0]
     engine = model.engine or TAPE
@@ -88,7 +93,7 @@ def verify(model: Model, params: Tensor, batch: Examples) -> float:
             f"{found.error:.1e} (allowed: {found.allowed:.0e}): its forward pass does not give an example "
             "what it gives it alone, or torch's own rules for it are wrong"
         )
-    return found.error
+    return found
 
 
 def couples(model: Model, params: Tensor, batch: Examples) -> str:

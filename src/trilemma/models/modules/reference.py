@@ -34,10 +34,14 @@ COMPARED = 3
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far gradients are from the plain loop's, relative to its own, and how far they may be."""
+    """How far gradients are from the plain loop's, relative to its own, and how far they may be.
+
+    `excess` is by what share the lengths that clipping counts with are above those of examples' gradients.
+    """
 
     error: float
     allowed: float
+    excess: float = 0.0
 
     @property
     def right(self) -> bool:
@@ -87,7 +91,7 @@ class Reference:
             buffers=self.model.initial_buffers(2, self.y.device),
             dropout=False,
         )
-        worst = 0.0
+        worst = excess = 0.0
         for params in (self.theta, self.theta.expand(2, -1)):
             done = run(replace(request, params=params))
             worst = max(worst, _away(self.model, done, None, self.expected))
@@ -100,9 +104,10 @@ class Reference:
                 chosen[:, number] = 1.0
                 worst = max(worst, _away(self.model, done, chosen, own.expand(2, -1)))
                 # A length may be a bound: it must not fall short.
-                length = float(own.norm())
-                worst = max(worst, 1.0 - float(norms[:, number].min()) / length if length else 0.0)
-        return Comparison(worst, self.allowed)
+                if length := float(own.norm()):
+                    worst = max(worst, 1.0 - float(norms[:, number].min()) / length)
+                    excess = max(excess, float(norms[:, number].max()) / length - 1.0)
+        return Comparison(worst, self.allowed, excess)
 
 
 def _away(model: Model, done: Pass, factor: Tensor | None, expected: Tensor) -> float:
