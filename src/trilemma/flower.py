@@ -6,8 +6,13 @@
     __all__ = ["client_app", "server_app"]
 
 The server's folder is `trilemma-folder` in the run's configuration, a client's in its SuperNode's; the run's
-name is `trilemma-run` ("default" without one). Everything else is as without Flower: whom a client counts on,
-what its owner allows and what it pays stand in its own folder.
+name is `trilemma-run` ("default" without one). Flower starts a client's app anew for every message. So what a
+client is lives in a process of its owner's, which stays, and to which the app passes what comes:
+
+    python -m trilemma.flower FOLDER
+
+Everything else is as without Flower: whom a client counts on, what its owner allows and what it pays stand in
+its own folder.
 
 **Who sits at a node** is not believed to Flower. The server sends a nonce; the client signs it, with the node
 and the run that it is in, by the identity that the roster has. Who relays a nonce gets a signature over its
@@ -21,23 +26,28 @@ It needs the extra: `pip install 'trilemma[flower]'`. The carrier that needs no 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from trilemma import files
 from trilemma.errors import PrivacyError, UserError
 from trilemma.federation.canonical import canonical
-from trilemma.federation.layout import Party
-from trilemma.federation.node import Node
-from trilemma.federation.reasons import Refused
-from trilemma.federation.server import open_run
-from trilemma.federation.spending import CAVEAT, remark_once
-from trilemma.federation.telling import telling
+from trilemma.federation.door import short
+from trilemma.federation.layout import PROCESS, Party
+from trilemma.federation.reasons import Refused, what_travels
+from trilemma.federation.telling import keep_log, telling
 from trilemma.federation.transport import FIRST_NODE, Reply
 from trilemma.privacy.secrets import Identity, Roster, check_signature
+
+if TYPE_CHECKING:
+    from trilemma.federation.node import Node
 
 try:
     from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
@@ -53,8 +63,8 @@ RECORD = "trilemma"
 """The record that a message has: a `nonce` or a `block`; its reply: `client` and `signature`, a `block`, or
 `refused`."""
 
-DELIVERED = f"carried by Flower, whose server delivers code to its clients: {CAVEAT}"
-"""What a client's ledger says about every run that Flower carried."""
+DELIVERED = "Flower's server delivers code to its clients"
+"""Why a client's ledger says of every run that Flower carried that its server is trusted."""
 
 HELLO_SECONDS = 30.0
 """After so long a node that has not said who it is is asked again."""
@@ -68,6 +78,8 @@ server_app, client_app = ServerApp(), ClientApp()
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation's configuration, from where it stands."""
+    from trilemma.federation.server import open_run  # and torch, which a client's app can do without
+
     party, run = Party.open(_folder(context.run_config)), str(context.run_config.get(RUN, "default"))
     carrier = OverGrid(grid, context.run_id, lambda: party.keys)
     open_run(party, run, carrier, telling(party, run)).go()
@@ -191,31 +203,72 @@ def _reply(number: int, name: str, message: Message) -> Reply:
 
 @client_app.query()
 def answer(message: Message, context: Context) -> Message:
-    """Say who sits at this node, or answer a block."""
+    """Say who sits at this node, or pass a block to the client's own process."""
     party, asked = Party.open(_folder(context.node_config)), message.content.config_records[RECORD]
     said: dict[str, bytes | str | int]
-    if isinstance(nonce := asked.get("nonce"), bytes):
+    if isinstance(nonce := asked.get("nonce"), bytes) and party.client is not None:
         signature = Identity.load(party.identity).sign(statement(context.node_id, context.run_id, nonce))
-        said = {"client": _node(party.folder).client, "signature": signature}
+        said = {"client": party.client, "signature": signature}
     else:
-        said = _answered(party, asked.get("block"))
+        block = asked.get("block")
+        told = passed(party, block if isinstance(block, bytes) else b"")
+        said = {"block": told[1:]} if told[:1] == ANSWERED else {"refused": told[1:].decode(errors="replace")}
     return Message(RecordDict({RECORD: ConfigRecord(dict(said))}), reply_to=message)
 
 
-def _answered(party: Party, block: object) -> dict[str, bytes | str | int]:
+ANSWERED, REFUSED = b"a", b"r"
+"""What a client's process says first: then comes a block, or a reason."""
+
+
+def passed(party: Party, block: bytes) -> bytes:
+    """Return what the client's own process says to a block."""
     try:
-        found = _node(party.folder).answer(block if isinstance(block, bytes) else b"")
-        remark_once(party, DELIVERED)
-    except Refused as refusal:
-        return {"refused": str(refusal)}
-    return {"block": found}
+        with _socket(party) as path, Client(path, "AF_UNIX") as line:
+            line.send_bytes(block)
+            return line.recv_bytes()
+    except (OSError, EOFError) as error:
+        start = f"python -m trilemma.flower {party.folder}"
+        raise UserError(f"{party.name}: its own process does not answer ({error}): {start}") from None
 
 
-@cache
-def _node(folder: Path) -> Node:
-    """Return a client, which is kept as long as Flower keeps the process."""
+def serve(folder: Path) -> None:
+    """Be a client, until the process ends: one at a time works in a folder, whatever carries its messages."""
+    from trilemma.federation.node import Node
+
     party = Party.open(folder)
-    return Node(party, say=telling(party))
+    party.check()
+    party.running.mkdir(exist_ok=True)
+    taken = UserError(f"{party.name}: another process works in {party.folder}")
+    with files.locked(party.running / f"{PROCESS}.lock", taken), _socket(party) as path:
+        keep_log(party)
+        node = Node(party, say=telling(party))
+        Path(path).unlink(missing_ok=True)  # whoever had it is gone
+        with Listener(path, "AF_UNIX") as door:
+            while True:
+                with door.accept() as line, contextlib.suppress(OSError, EOFError):  # it went away
+                    line.send_bytes(answered(node, line.recv_bytes()))
+
+
+def answered(node: Node, block: bytes) -> bytes:
+    """Return what a client says to a block."""
+    from trilemma.federation.spending import trusts_server
+
+    try:
+        found = node.answer(block)
+        trusts_server(node.party, DELIVERED)
+    except (Refused, UserError, OSError) as error:
+        return REFUSED + what_travels(error).encode()
+    return ANSWERED + found
+
+
+@contextlib.contextmanager
+def _socket(party: Party) -> Iterator[str]:
+    """Give the path of a client's socket, in a folder that is its owner's alone."""
+    folder = party.running / "flower"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    with short(folder) as path:
+        yield str(path / "node")
 
 
 # --- both -------------------------------------------------------------------------------------------------
@@ -232,3 +285,10 @@ def _folder(configuration: Mapping[str, object]) -> Path:
     if not isinstance(folder, str):
         raise UserError(f"Flower was not told where this party's folder is: give {FOLDER}")
     return Path(folder).resolve()
+
+
+if __name__ == "__main__":
+    try:
+        serve(Path(sys.argv[1]))
+    except UserError as error:
+        sys.exit(str(error))

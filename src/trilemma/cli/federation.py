@@ -280,6 +280,8 @@ def run_command(
         raise UserError(f"after {limit:g} s {goes_on}")
     if ended["state"] != "completed":
         reason = ended["reason"] or "no reason given"
+        if "reach:" in reason:
+            federation_owner.say_reach(everyone, name)
         raise UserError(f"run {name!r} {ended['state']}: {reason} (more in {server.process_log})")
     say(f"finished; the model is in {server.run_folder(name) / 'result'}")
 

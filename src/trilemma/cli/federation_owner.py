@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,6 +71,17 @@ def allow_command(
             say(f"{party.name} allows any run up to ε = {epsilon:g}")
             for one in still_refused(party):
                 say(f"{party.name} still refuses run {one.run!r}: {_cost(one)}")
+
+
+def say_reach(parties: Iterable[Party], run: str) -> None:
+    """Say how far the budgets of the clients that are here reach in a run that was refused for that."""
+    from trilemma.federation.spending import reach
+    from trilemma.federation.task import load_task
+
+    for party in parties:
+        far = None if party.client is None else reach(party, load_task(party), run)
+        if far is not None:
+            say(f"{party.name}: {far.said}")
 
 
 def _cost(found: Manifest) -> str:

@@ -48,7 +48,7 @@ def ask(server: Party, seconds: float | None = None, **question: Any) -> Iterato
     try:
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(PATIENCE)
-            with _short(_folder(server)) as folder:
+            with short(_folder(server)) as folder:
                 line.connect(str(folder / "door"))
             line.sendall(json.dumps(question).encode() + b"\n")
             line.settimeout(seconds)
@@ -80,8 +80,8 @@ class Door:
         self._path = folder / "door"
         self._path.unlink(missing_ok=True)  # whoever had it is gone: one process has the folder's lock
         self._socket = socket.socket(socket.AF_UNIX)
-        with _short(folder) as short:
-            self._socket.bind(str(short / "door"))
+        with short(folder) as brief:
+            self._socket.bind(str(brief / "door"))
         self._path.chmod(0o600)
         self._socket.listen(MOST)
         threading.Thread(target=self._serve, daemon=True).start()
@@ -137,7 +137,7 @@ def _folder(server: Party) -> Path:
 
 
 @contextlib.contextmanager
-def _short(folder: Path) -> Iterator[Path]:
+def short(folder: Path) -> Iterator[Path]:
     """Give a short path to a folder: that of a socket has a hundred characters at most."""
     with tempfile.TemporaryDirectory(prefix="trilemma-", ignore_cleanup_errors=True) as temporary:
         link = Path(temporary) / "d"

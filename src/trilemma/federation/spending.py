@@ -271,14 +271,14 @@ def pay(
     return entry.epsilon
 
 
-CAVEAT = "it is trusted, no guarantee against a malicious server"
+CAVEAT = "no guarantee against a malicious server"
 """What a remark says where ε holds against others than the server alone."""
 
 
-def remark_once(party: Party, text: str) -> None:
-    """Say something about the newest run in a client's ledger, where it claims to hold against the server."""
+def trusts_server(party: Party, why: str) -> None:
+    """Say once in the ledger that a run's server is trusted, where ε would else hold against it too."""
     with files.locked(party.lock):
-        statement = own_statement(party)
+        statement, text = own_statement(party), f"{CAVEAT}: {why}"
         if not statement.entries or statement.entries[-1].threat == "cdp":
             return
         run = run_of(statement.entries[-1])

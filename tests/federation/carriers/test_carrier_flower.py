@@ -5,13 +5,19 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from federation_harness import PRIVATE, check_against_simulation, make, share_seeds, small_config
+from trilemma.errors import UserError
+from trilemma.federation import kinds, wire
 from trilemma.federation.commits import CommitLog
+from trilemma.federation.node import Node
 from trilemma.federation.spending import CAVEAT, own_statement
 from trilemma.federation.transport import FIRST_NODE
 from trilemma.privacy.secrets import Identity, Roster
@@ -95,11 +101,13 @@ def in_a_run_of_flower(monkeypatch):
 
 
 @pytest.fixture
-def parties(tmp_path):
+def parties(tmp_path, monkeypatch):
+    """Clients whose own processes are this one."""
     config = small_config(CLIENTS, *PRIVATE, "data.holders=all")
     made = make(tmp_path / "federation", CLIENTS, config, budget=1e9, transcript=True)
     share_seeds(made, config)
-    flower._node.cache_clear()
+    nodes = {party.folder: Node(party) for party in made[1:]}
+    monkeypatch.setattr(flower, "passed", lambda party, block: flower.answered(nodes[party.folder], block))
     return made
 
 
@@ -127,10 +135,9 @@ def test_the_verdict_says_that_flowers_server_is_trusted(parties):
     flower.main(LocalGrid(parties), server)
     for party in parties[1:]:
         said = [(one.run, one.text) for one in own_statement(party).remarks if CAVEAT in one.text]
-        assert said == [("default", flower.DELIVERED)]
-    assert "no guarantee against a malicious server" in flower.DELIVERED
+        assert said == [("default", f"no guarantee against a malicious server: {flower.DELIVERED}")]
     found = standing(parties[1].folder)[0]
-    assert found.account.caveats == (flower.DELIVERED,)
+    assert found.account.caveats == (said[0][1],)
 
 
 def test_nodes_are_those_who_proved_whose_they_are(parties):
@@ -209,6 +216,33 @@ def test_refusals_failures_and_silence_are_told_apart(parties):
     assert replies[2].unreached
     assert "the app crashed" in replies[2].why
     assert over.fetch(list(asked)) == []
+
+
+def test_a_clients_own_process_stays_and_answers_one_message_after_the_other(parties, monkeypatch):
+    """Flower starts an app for every message: what a client keeps in memory is in a process of its own."""
+    monkeypatch.undo()
+    client = parties[1]
+    for path in (client.folder / "secrets").glob("reproducible-*"):
+        path.unlink()
+    with pytest.raises(UserError, match="its own process does not answer"):
+        flower.passed(client, b"no block")
+    own = subprocess.Popen([sys.executable, "-m", "trilemma.flower", str(client.folder)])
+    try:
+        said, deadline = b"", time.monotonic() + 60
+        while not said and time.monotonic() < deadline:
+            with contextlib.suppress(UserError):
+                said = flower.passed(client, b"no block")
+            time.sleep(0.1)
+        assert said[:1] == flower.REFUSED
+        assert said[1:].startswith(b"block: ")
+        hello = kinds.Hello(run="run", epoch=0, terms=parties[0].terms)
+        assert flower.passed(client, wire.dumps(hello))[:1] == flower.ANSWERED
+        assert (client.running / "flower").stat().st_mode & 0o777 == 0o700
+        with pytest.raises(UserError, match="another process works in"):
+            flower.serve(client.folder)
+    finally:
+        own.kill()
+        own.wait()
 
 
 DOCUMENTED = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}

@@ -44,9 +44,9 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 TIMING = Timing(round_limit=120.0, join_limit=120.0, poll=0.5)
 
 
-def program(name: str) -> list[str]:
+def program(name: str) -> str:
     """One of Flower's commands, of the environment that tests run in."""
-    return [str(Path(sys.executable).with_name(name))]
+    return str(Path(sys.executable).with_name(name))
 
 
 def ended(process: subprocess.Popen[bytes]) -> None:
@@ -85,10 +85,10 @@ def test_flowers_own_programs_run_a_federation(tmp_path):
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
     with contextlib.ExitStack() as stack:
 
-        def start(name: str, *arguments: str) -> None:
-            log = stack.enter_context((tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}.log").open("wb"))
+        def start(*command: str) -> None:
+            log = stack.enter_context((tmp_path / f"{len(list(tmp_path.iterdir()))}.log").open("wb"))
             process = subprocess.Popen(
-                [*program(name), *arguments],
+                command,
                 env=environment,
                 stdout=log,
                 stderr=log,
@@ -98,16 +98,17 @@ def test_flowers_own_programs_run_a_federation(tmp_path):
             stack.callback(ended, process)
 
         own = "--disable-runtime-dependency-installation"
-        start("flower-superlink", "--insecure", "--port", str(link), own)
+        start(program("flower-superlink"), "--insecure", "--port", str(link), own)
         for party, port in zip(parties[1:], ports, strict=True):
             node = f'trilemma-folder="{party.folder}"'
             there = ("--superlink", f"127.0.0.1:{link}", "--port", str(port), "--node-config", node)
-            start("flower-supernode", "--insecure", *there)
+            start(program("flower-supernode"), "--insecure", *there)
+            start(sys.executable, "-m", "trilemma.flower", str(party.folder))
         folder = f'trilemma-folder="{parties[0].folder}"'
         deadline, said = time.monotonic() + LIMIT, ""
         for _ in range(10):
             run = subprocess.run(
-                [*program("flwr"), "run", str(app), "here", "--run-config", folder],
+                [program("flwr"), "run", str(app), "here", "--run-config", folder],
                 env=environment,
                 capture_output=True,
                 text=True,
