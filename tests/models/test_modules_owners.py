@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,6 +41,8 @@ MIXED = {
     "chosen": lambda x: x.index_add(0, (x[:, 0, 0] > 0).nonzero()[:, 0], x[(x[:, 0, 0] > 0)]),
     "asked": lambda x: x if float(x.sum()) > 0 else -x,
     "read": lambda x: x * (1 if sum(x.flatten().tolist()) > 0 else -1),
+    "made of numbers": lambda x: x - torch.tensor([x[0].mean(), x[1].mean()]).mean(),
+    "copied": lambda x: x - copy.deepcopy(x).mean(),
     "read as an array": lambda x: x * float(x.detach().numpy().sum() > 0),
     "written over another": lambda x: _written(x.clone(), x.flip(0), keep=True),
     "routed": lambda x: x[x[:, 0, 0].argsort()],
@@ -127,6 +131,45 @@ def test_a_batch_that_comes_out_in_other_shapes_is_recorded_again():
     moved = layout._replace(shape=(3, *layout.shape[1:]))
     object.__setattr__(found, "layouts", (moved, *found.layouts[1:]))
     assert torch.equal(models.gradients(model, theta, Stack(x, y), clip=clip).value, before)
+
+
+def test_what_a_module_does_for_many_examples_only_is_seen():
+    class Centred(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            z = super().forward(x)
+            return z - z.mean(0) if len(x) > 10 else z
+
+    torch.manual_seed(1)
+    net = Centred(4, 3)
+    model, theta = models.from_module(net, nn.CrossEntropyLoss()), torch.randn(15, generator=Key(3).torch())
+    for size in (3, 12):
+        x = torch.randn(1, size, 4, generator=Key(size).torch())
+        y = torch.arange(size)[None] % 3
+        found = models.gradients(model, theta, Stack(x, y), clip=Clip.example(0.1)).value[0]
+        alone = [
+            models.gradients(model, theta, Stack(x[:, [i]], y[:, [i]]), clip=Clip.example(0.1)).value[0]
+            for i in range(size)
+        ]
+        torch.testing.assert_close(found, torch.stack(alone).mean(0))
+        assert models.paths(model, Stack(x, y)).way == ("flat" if size == 3 else "mapped")
+
+
+@pytest.mark.parametrize("length", [6, 7, 11])
+def test_lengths_that_are_as_many_as_examples_are_not_taken_for_them(length):
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.place, self.head = nn.Embedding(20, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head((x + self.place(torch.arange(x.shape[1]))).tanh().mean(1))
+
+    torch.manual_seed(1)
+    model = models.from_module(Placed(), nn.CrossEntropyLoss())
+    for examples in (length, 3, 2 * length):
+        x, y = torch.randn(1, examples, length, 4), torch.zeros(1, examples).long()
+        models.gradients(model, model.init(Key(1)), Stack(x, y), clip=Clip.example(0.1))
+        assert models.paths(model, Stack(x, y)).way == "flat"
 
 
 def test_where_examples_lie():

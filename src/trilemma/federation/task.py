@@ -228,8 +228,7 @@ def _try_out(task: PartyTask) -> None:
     params, by_example = model.init(task.key), release.unit == "example"
     clip = models.Clip.example(release.clip) if by_example else models.Clip.client(release.clip)
     try:
-        if by_example:
-            models.verify(model, params, batch)
+        models.verify(model, params, batch)
         models.gradients(model, params, batch, clip=clip, keys=[task.key])
     except UserError:
         raise

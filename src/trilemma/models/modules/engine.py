@@ -21,7 +21,7 @@ from trilemma.models.modules.flat import Layout
 from trilemma.models.modules.normalisations import MixesExamples
 from trilemma.models.modules.owners import NotFlat
 from trilemma.models.modules.passed import ModulePass
-from trilemma.models.modules.passes import Plan, Source, Way, mixed, take
+from trilemma.models.modules.passes import Plan, Source, Way, mixed, record, take
 from trilemma.models.modules.recorder import Log
 from trilemma.models.precision import exactly
 from trilemma.models.types import Examples, Inputs, Model, each_column
@@ -46,6 +46,8 @@ class Structure:
     formed: frozenset[str]
     bytes: int
     inplace: bool
+    most: int = 0
+    """Of how many examples the largest batch was that has been recorded."""
     apart: bool = False
     """Whether a batch of examples gives each what it gives it alone."""
     note: str = ""
@@ -156,12 +158,20 @@ class ModuleEngine:
             way = "looped"
         whole, log = self.whole(model), Log(guarded=structure.inplace)
         try:
+            if way == "flat" and request.share.numel() > structure.most:
+                self._record(model, request, batch)
             done = self._take(model, request, Plan(way, whole, structure.layouts, structure.apart), log)
         except NotFlat:
             done = self._again(model, request, batch)
         return (
             replace(done, empty=empty, loss=torch.where(empty, 0.0, done.loss)) if empty is not None else done
         )
+
+    def _record(self, model: Model, request: Request, batch: Examples) -> None:
+        """Record a larger batch than any before: a module may do something else for many examples."""
+        structure = self.structure(model, batch)
+        record(self.at(request.y.device), _named(model, request), request, structure.layouts)
+        self.found[_signature(batch)] = replace(structure, most=request.share.numel())
 
     def _again(self, model: Model, request: Request, batch: Examples) -> ModulePass:
         """Take a batch that does not do what was recorded: record it again, as it is, or leave this way."""
@@ -180,8 +190,7 @@ class ModuleEngine:
         return self.sources[device]
 
     def _take(self, model: Model, request: Request, plan: Plan, log: Log) -> ModulePass:
-        named = unflatten(model, request.params if request.params.dim() == 2 else request.params[None])
-        return take(self.at(request.params.device), named, request, plan, log)
+        return take(self.at(request.params.device), _named(model, request), request, plan, log)
 
     def _probe(self, model: Model, batch: Examples, ways: Sequence[Way]) -> Structure:
         """Take the first way whose gradients are the plain loop's: at parameters without accidental zeros."""
@@ -189,12 +198,15 @@ class ModuleEngine:
         from trilemma.models.modules.reference import COMPARED, Reference
 
         theta, (x, y) = self._probed(model, batch.y.device), few(batch, COMPARED)
-        index = torch.arange(PROBED, device=y.device) % len(y)
+        columns = [x] if isinstance(x, Tensor) else [*x.values()]
+        sizes = {size for column in (*columns, y) for size in column.shape}
+        probed = next(number for number in PROBED if number not in sizes)
+        index = torch.arange(probed, device=y.device) % len(y)
         request = Request(
             params=theta,
             x=each_column(x, lambda column: column[index][None]),
             y=y[index][None],
-            share=torch.full((1, PROBED), 1.0 / PROBED, device=y.device),
+            share=torch.full((1, probed), 1.0 / probed, device=y.device),
             padded=False,
             by_example=not self.whole(model),
             buffers=model.initial_buffers(1, y.device),
@@ -219,7 +231,9 @@ class ModuleEngine:
         log, saved, plan = Log(), _Saved(), Plan(way, self.whole(model))
         if way != "flat" and not plan.whole:
             x = each_column(request.x, lambda column: column[0])
-            why = mixed(self.at(request.y.device), unflatten(model, request.params[None]), x, PROBED)
+            why = mixed(
+                self.at(request.y.device), unflatten(model, request.params[None]), x, request.y.shape[1]
+            )
             plan = replace(plan, apart=not why)
         try:
             with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
@@ -237,14 +251,22 @@ class ModuleEngine:
             notes.append(f"not {way}: off by {found.error:.1e} from a plain loop")
             logger.warning("%s: %s", model.name, notes[-1])
             return None
-        return replace(_structure(model, way, log, saved, PROBED), apart=plan.apart)
+        return replace(_structure(model, way, log, saved, request.y.shape[1]), apart=plan.apart)
 
 
 WAYS: tuple[Way, ...] = ("flat", "mapped", "looped")
 """The ways, the quickest first."""
 
-PROBED = 7
-"""Examples in the batch that finds out where they lie: a length that few other axes have."""
+PROBED = (7, *range(11, 1000, 2))
+"""How many examples are recorded first: the first number that no axis of theirs has.
+
+What is nobody's has a row for each example, if it has as many: nothing would be wrong, but nothing fit.
+"""
+
+
+def _named(model: Model, request: Request) -> dict[str, Tensor]:
+    """Return the parameters, with an axis for clients first."""
+    return unflatten(model, request.params if request.params.dim() == 2 else request.params[None])
 
 
 def _signature(batch: Examples) -> Any:
@@ -256,13 +278,13 @@ def _signature(batch: Examples) -> Any:
 
 def _structure(model: Model, way: Way, log: Log, saved: _Saved, size: int) -> Structure:
     operations: dict[str, list[str]] = {}
-    for record in log.records:
-        for name, _ in record.blocks:
-            operations.setdefault(name, []).append(record.operation)
+    for use in log.records:
+        for name, _ in use.blocks:
+            operations.setdefault(name, []).append(use.operation)
     for name, operation in log.formed.items():
         operations.setdefault(name, []).append(operation)
     formed = sum(4 * segment.size for segment in model.tensors if segment.name in log.formed)
-    written = sum(4 * record.grad.numel() for record in log.records if record.grad is not None)
+    written = sum(4 * use.grad.numel() for use in log.records if use.grad is not None)
     used = {name: tuple(dict.fromkeys(found)) for name, found in operations.items()}
     each = (saved.bytes + written) // size + formed + 1
     return Structure(way, log.layouts, used, frozenset(log.formed), each, log.inplace)

@@ -54,7 +54,10 @@ class Layout(NamedTuple):
 
 @dataclass
 class FlatFrame:
-    """See `trilemma.models.modules.frame.Frame`; `layouts` are what was found, `known` what is expected."""
+    """See `trilemma.models.modules.frame.Frame`; `layouts` are what was found, `known` what is expected.
+
+    With `owners`, what is found is whose the numbers are; without, what is expected is relied on.
+    """
 
     anchor: Tensor
     shape: tuple[int, int]
@@ -102,19 +105,22 @@ class FlatFrame:
 
     def layout(self, tensor: Tensor) -> Layout:
         """Return where the examples lie in a tensor that is read or written next."""
-        if self.known is None:
-            self.layouts.append(self._found(tensor))
-        elif len(self.layouts) < len(self.known) and self.known[len(self.layouts)].fits(
-            tensor, self.examples
-        ):
-            self.layouts.append(self.known[len(self.layouts)])
-        else:
-            raise NotFlat("the module does not do what it did when it was recorded")
-        return self.layouts[-1]
+        place, expected = len(self.layouts), None
+        if self.known is not None:
+            expected = self.known[place] if place < len(self.known) else None
+            if expected is None or not expected.fits(tensor, self.examples):
+                raise NotFlat("the module does not do what it did when it was recorded")
+        found = expected if self.owners is None else self._found(tensor, expected)
+        if found is None or (expected is not None and found != expected):
+            raise NotFlat("examples do not lie where they did when the module was recorded")
+        self.layouts.append(found)
+        return found
 
-    def _found(self, tensor: Tensor) -> Layout:
+    def _found(self, tensor: Tensor, expected: Layout | None) -> Layout:
         assert self.owners is not None
         found, shape = rows_of(self.owners.of(tensor), self.examples), tuple(tensor.shape)
+        if found is None and expected is not None:
+            return expected
         if found is None and shape and shape[0] == self.examples:
             found = 0, 1, 1  # nobody's, as the first state of a recurrent layer: one row for everyone
         if found is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -167,42 +167,67 @@ def _flat(
     seeds: Tensor | None,
     log: Log,
 ) -> ModulePass:
-    """Show the module all examples as one batch; the parameters are shared.
-
-    Without layouts that are known, the pass finds out whose every number is.
-    """
-    shape = (request.share.shape[0], request.share.shape[1])
-    anchor = torch.zeros(shape, device=request.share.device, requires_grad=True)
-    owners = Owners() if plan.layouts is None else None
-    frame = FlatFrame(anchor, shape, plan.layouts, owners)
-    values = {name: value[0] for name, value in params.items()}
-    seeds = None if seeds is None else seeds.flatten()
-    x = each_column(request.x, lambda column: column.flatten(0, 1))
-    # A parameter with a first axis of length one is broadcast along the examples: each can have its own.
-    own = {
-        name: value.expand(anchor.numel(), *value.shape[1:]).detach().requires_grad_()
-        for name, value in values.items()
-        if value.dim() > 1 and len(value) == 1
-    }
-    if owners is not None:
-        x, own = each_column(x, torch.clone), {name: value.detach().clone() for name, value in own.items()}
-        own = {name: value.requires_grad_() for name, value in own.items()}
-        owners.begin(frame.numbers, values.values(), _columns(x), own.values(), [anchor.view(-1)])
-        owners.begin(frame.numbers, (), [] if seeds is None else [seeds])
-    draws = Draws(seeds, not request.dropout)
-    with owners or nullcontext(), Recorder(source.slots(values, {**values, **own}), frame, log, draws):
-        outputs = source.call(x)
-    if owners is not None:
-        owners.rows(outputs, len(frame.numbers))
-    found = losses(source, outputs, request.y.flatten(0, 1), request.share.flatten()).view(shape)
-    _, *grads = torch.autograd.grad(found.sum(), [anchor, *own.values()], allow_unused=True)
+    """Show the module all examples as one batch; the parameters are shared."""
+    layouts = record(source, params, request) if plan.layouts is None else plan.layouts
+    batch = _Flat(source, params, request)
+    frame = FlatFrame(batch.anchor, batch.shape, layouts)
+    draws = Draws(None if seeds is None else seeds.flatten(), not request.dropout)
+    with Recorder(batch.slots, frame, log, draws):
+        outputs = source.call(batch.x)
+    shares = request.share.flatten()
+    found = losses(source, outputs, request.y.flatten(0, 1), shares).view(batch.shape)
+    _, *grads = torch.autograd.grad(found.sum(), [batch.anchor, *batch.own.values()], allow_unused=True)
     log.layouts = tuple(frame.layouts)
     parts: list[Part] = [part for record in log.records for part in record.parts()]
-    for name, grad in zip(own, grads, strict=True):
+    for name, grad in zip(batch.own, grads, strict=True):
         if grad is not None:
-            parts.append(((name, None), Whole(grad.view(*shape, 1, *grad.shape[1:]))))
+            parts.append(((name, None), Whole(grad.view(*batch.shape, 1, *grad.shape[1:]))))
     shapes = {name: value.shape[1:] for name, value in params.items()}
-    return ModulePass(found.detach().sum(1), collect(parts, shapes), params, shape)
+    return ModulePass(found.detach().sum(1), collect(parts, shapes), params, batch.shape)
+
+
+class _Flat:
+    """What a module gets to see when all examples are one batch."""
+
+    def __init__(self, source: Source, params: Mapping[str, Tensor], request: Request) -> None:
+        clients, size = request.share.shape
+        self.shape = clients, size
+        self.anchor = torch.zeros(clients, size, device=request.share.device, requires_grad=True)
+        self.values = {name: value[0] for name, value in params.items()}
+        self.x = each_column(request.x, lambda column: column.flatten(0, 1))
+        # A parameter with a first axis of length one is broadcast along the examples: each can have its own.
+        self.own = {
+            name: value.expand(clients * size, *value.shape[1:]).detach().requires_grad_()
+            for name, value in self.values.items()
+            if value.dim() > 1 and len(value) == 1
+        }
+        self.slots = source.slots(self.values, {**self.values, **self.own})
+
+
+def record(
+    source: Source,
+    params: Mapping[str, Tensor],
+    request: Request,
+    known: tuple[Layout, ...] | None = None,
+) -> tuple[Layout, ...]:
+    """Find out whose every number is on the way forward, and so where examples lie: where it is `known`.
+
+    Nothing is kept for the way back.
+    """
+    batch, owners = _Flat(source, params, request), Owners()
+    frame = FlatFrame(batch.anchor, batch.shape, known, owners)
+    batch.x = each_column(batch.x, torch.clone)
+    own = {name: value.detach().clone().requires_grad_() for name, value in batch.own.items()}
+    slots = source.slots(batch.values, {**batch.values, **own})
+    owners.begin(
+        frame.numbers, batch.values.values(), _columns(batch.x), own.values(), [batch.anchor.view(-1)]
+    )
+    nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda kept: kept)
+    recorder = Recorder(slots, frame, Log(), Draws(None, off=True))
+    with torch.enable_grad(), plainly(), functions_seen(), nothing, owners, recorder:
+        outputs = source.call(batch.x)
+    owners.rows(outputs, frame.examples)
+    return tuple(frame.layouts)
 
 
 def mixed(source: Source, params: Mapping[str, Tensor], x: Inputs, count: int) -> str:

@@ -128,7 +128,7 @@ class Recorder(TorchFunctionMode):
         from trilemma.models.modules.operations import OPERATIONS
 
         kwargs = kwargs or {}
-        if func in _READS and isinstance(self.frame, FlatFrame):
+        if func in _READS and isinstance(self.frame, FlatFrame) and next(_tensors(args), None) is not None:
             raise NotFlat(f"{func.__name__} is out of sight")
         if _in_place(func, args, kwargs):
             if self.slot(args[0] if args else None) is not None:
@@ -277,8 +277,11 @@ _CUTS = {torch.Tensor.chunk, torch.chunk, torch.Tensor.split, torch.split}
 
 _READS = {
     getattr(torch.Tensor, name)
-    for name in ("tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "register_hook", "__dlpack__")
-}
+    for name in (
+        *("tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "register_hook"),
+        *("__dlpack__", "__deepcopy__", "__reduce_ex__", "new_tensor"),
+    )
+} | {torch.tensor, torch.as_tensor, torch.asarray}
 """What lets numbers out of torch, where nobody sees whose they are, or changes what comes back."""
 
 _SHAPES = {
