@@ -29,7 +29,8 @@ def command(*arguments: object) -> str:
 
 def test_a_client_comes_one_gets_new_keys_and_one_goes(tmp_path):
     """One run, never stopped: each change is a new epoch, and nobody else notices more than that."""
-    config = small_config(CLIENTS, *PRIVATE, rounds=5000)  # more than there is time for on any machine
+    noise = ("privacy.sigma_ind=20.0", "privacy.sigma_cor=20.0")  # so that budgets reach to the end
+    config = small_config(CLIENTS, *PRIVATE, *noise, rounds=5000)  # more than there is time for
     folder = tmp_path / "federation"
     with real(folder, CLIENTS, config, budget=1e9) as running:
 
