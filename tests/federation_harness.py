@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from trilemma import config as configurations
+from trilemma import files
 from trilemma.federation import kinds, layout, provisioning, wire
 from trilemma.federation.carriers.inprocess import InProcess
 from trilemma.federation.coordinator import Coordinator
@@ -145,8 +146,9 @@ def share_seeds(parties: list[Party], config: str) -> None:
     """Give every client the simulation's seed for sampling, and noise that can be drawn again."""
     seed = configurations.parse(tomllib.loads(config)).run.seeds[0]
     for party in parties[1:]:
-        (party.folder / "secrets" / "reproducible-batches").write_text(f"{seed:x}")
-        (party.folder / "secrets" / "reproducible-noise").write_text(bytes([7 + party.client] * 32).hex())
+        noise = bytes([7 + party.client] * 32).hex()
+        for name, text in (("reproducible-batches", f"{seed:x}"), ("reproducible-noise", noise)):
+            files.write_atomically(party.folder / "secrets" / name, text.encode(), secret=True)
 
 
 def secrets_of(parties: list[Party], run: str) -> list[SecretNoise]:

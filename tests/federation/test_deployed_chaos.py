@@ -131,9 +131,6 @@ def test_any_process_is_killed_and_the_run_ends_as_it_should(tmp_path: Path, who
     folder = tmp_path / "federation"
     everybody = make(folder, CLIENTS, config, budget=1e9, transcript=True, timing=TIMING, port=free_ports(1))
     share_seeds(everybody, config)
-    for party in everybody[1:]:
-        for secret in (party.folder / "secrets").iterdir():
-            secret.chmod(0o600)
     shutil.copytree(folder, tmp_path / "undisturbed")
     chaos = Chaos(Real(folder, everybody))
     try:
