@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -135,3 +137,40 @@ def test_flowers_own_programs_run_a_federation(tmp_path):
         assert any(
             "no guarantee against a malicious server" in one.text for one in own_statement(party).remarks
         )
+
+
+def newest_minors(count: int) -> list[str]:
+    """The newest release of each of Flower's newest minors, as the package index has them."""
+    asked = [sys.executable, "-m", "pip", "index", "versions", "flwr"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False)
+    _, _, listed = said.stdout.partition("Available versions:")
+    newest: dict[str, str] = {}
+    for version in listed.split("\n")[0].replace(",", " ").split():
+        newest.setdefault(version.rpartition(".")[0], version)
+    return list(newest.values())[:count]
+
+
+@pytest.mark.nightly
+def test_the_two_newest_minors_of_flower_carry_it_too(tmp_path):
+    """Each in an environment of its own that shares all else with this one: torch, and what Flower needs.
+
+    Flower pins that more narrowly than it needs it.
+    """
+    versions = newest_minors(2)
+    if not versions:
+        pytest.skip("no package index with flwr can be reached from here")
+    here, shared = Path(__file__).parent, sysconfig.get_path("purelib")
+    tests = [str(here / name) for name in ("test_carrier_flower.py", Path(__file__).name)]
+    for version in versions:
+        folder = tmp_path / version
+        venv.create(folder, with_pip=True)
+        python = folder / "bin" / "python"
+        (own,) = (folder / "lib").glob("python3*/site-packages")
+        (own / "shared.pth").write_text(f"{shared}\n")  # after what is its own
+        pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
+        subprocess.run([*pip, f"flwr=={version}"], check=True)
+        only = ["-k", "not two_newest", "-p", "no:cacheprovider", "-q"]
+        done = subprocess.run(
+            [python, "-m", "pytest", *only, *tests], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"flwr {version}:\n{done.stdout[-4000:]}"
