@@ -5,21 +5,28 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
+import queue
+import selectors
 import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 
 import grpc
 import psutil
 import pytest
-from carrier_harness import SOON, Keys, ask, client, open_server, there, until, write
+from carrier_harness import SOON, Keys, ask, client, collect, open_server, there, until, write
 
+from trilemma.errors import UserError
 from trilemma.federation import certificates
 from trilemma.federation.carriers.grpc import client as clients
-from trilemma.federation.carriers.grpc import credentials
+from trilemma.federation.carriers.grpc import credentials, frames
 from trilemma.federation.carriers.grpc.credentials import Limits, Tls
 from trilemma.federation.carriers.grpc.server import GrpcServer
+from trilemma.federation.carriers.grpc.transfers import Described, Outgoing
+from trilemma.federation.transport import FIRST_NODE
+from trilemma.version import VERSION
 
 SETTINGS, PING, HEADERS, RESET = 4, 6, 1, 3
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -49,6 +56,13 @@ def raw(tls: Tls, port: int):
 def answers(server: GrpcServer, who: int = 0) -> bool:
     """Whether a client that is connected is asked and answers."""
     return ask(server, {who: b"hello"})[who].block == b"hello"
+
+
+def growth() -> Callable[[], int]:
+    """How many bytes this process takes more than now."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    return lambda: process.memory_info().rss - before
 
 
 def expired(keys: Keys) -> Tls:
@@ -151,7 +165,7 @@ def test_floods_of_http2_cost_their_sender_its_connection(keys, flood):
     with open_server(keys) as server, client(keys.clients[0], server.port):
         there(server, 0)
         assert answers(server)
-        before, stop = psutil.Process().memory_info().rss, threading.Event()
+        grown, stop = growth(), threading.Event()
 
         def pour() -> None:
             with raw(keys.clients[1], server.port) as line, contextlib.suppress(OSError):
@@ -172,7 +186,7 @@ def test_floods_of_http2_cost_their_sender_its_connection(keys, flood):
             stop.set()
             pouring.join(SOON)
         assert not pouring.is_alive()
-        assert psutil.Process().memory_info().rss - before < 60e6
+        assert grown() < 60e6
         assert answers(server)
 
 
@@ -183,3 +197,153 @@ def test_an_answer_that_is_too_long_is_refused_when_it_is_announced(keys):
         reply = ask(server, {0: b"much"})[0]
         assert (reply.refused, "at most 1048576 are allowed" in reply.error) == (True, True)
         until(server, lambda: 0 in server.presence())
+
+
+@contextlib.contextmanager
+def by_hand(keys: Keys, port: int, who: int):
+    """A client's stream, frame by frame: what is put is sent, what is got was received."""
+    put: queue.Queue[bytes | None] = queue.Queue()
+    address = f"127.0.0.1:{port}"
+    options = credentials.client_options(address, SOON)
+    said = ((credentials.VERSION, VERSION),)
+    with grpc.secure_channel(address, credentials.client_credentials(keys.clients[who]), options) as channel:
+        call = channel.stream_stream(f"/{credentials.SERVICE}/{credentials.CALL}")
+        got = call(iter(put.get, None), metadata=said, timeout=SOON)
+        yield put.put, got
+        put.put(None)
+
+
+def question(server: GrpcServer, got, who: int = 1) -> tuple[bytes, dict[str, int]]:
+    """Ask a client by hand; return the question's name, as it came."""
+    names = server.send({FIRST_NODE + who: b"what"}, SOON)
+    return frames.decode(next(got)).question, names
+
+
+LONG = bytes(range(256)) * 10_000
+
+
+def pieces(name: bytes) -> tuple[bytes, list[bytes]]:
+    """How a long answer begins, and its pieces."""
+    block = Described.of(LONG)
+    out = Outgoing(name, block, next=0)
+    return out.begin(), [out.piece() for _ in range(block.pieces)]
+
+
+@pytest.mark.parametrize(
+    "order", [(0, 0, 1, 1, 2), (2, 0, 1, 0, 2), (1, 0, 2, 1, 2), (0, 1, 2, 2, 2)], ids=str
+)
+def test_pieces_may_come_twice_and_in_any_order(keys, order):
+    with open_server(keys) as server, by_hand(keys, server.port, 1) as (put, got):
+        there(server, 1)
+        name, names = question(server, got)
+        begin, parts = pieces(name)
+        put(begin)
+        assert frames.decode(next(got)).kind == frames.HAVE
+        for place in order:
+            put(parts[place])
+        reply = collect(server, names)[1]
+        assert bytes(reply.block) == LONG
+
+
+def test_a_piece_with_a_wrong_checksum_is_asked_for_again_a_few_times(keys):
+    with open_server(keys) as server, client(keys.clients[0], server.port):
+        with by_hand(keys, server.port, 1) as (put, got):
+            there(server, 0, 1)
+            name, names = question(server, got)
+            begin, parts = pieces(name)
+            put(begin)
+            broken = parts[0][:-1] + bytes([parts[0][-1] ^ 1])
+            for _ in range(4):
+                assert frames.decode(next(got)).kind == frames.HAVE
+                put(broken)
+            reply = collect(server, names)[1]
+            assert "not what was announced" in reply.error
+        assert answers(server)
+
+
+@pytest.mark.parametrize("kind", [frames.HAVE, frames.PIECE, frames.BEGIN, frames.REFUSED])
+def test_who_answers_what_nobody_asked_is_shown_out(keys, kind):
+    """Another round's answer, another client's, one that was never asked for, ten thousand times."""
+    with open_server(keys) as server, client(keys.clients[0], server.port):
+        with by_hand(keys, server.port, 1) as (put, got):
+            there(server, 0, 1)
+            for number in range(10_000):
+                put(frames.encode(kind, number.to_bytes(16, "big"), 0))
+            with pytest.raises(grpc.RpcError, match=r"nobody asked for|does not read"):
+                for _ in got:
+                    pass
+        assert answers(server)
+
+
+def test_who_wants_a_question_again_and_again_is_shown_out(keys):
+    with open_server(keys) as server, client(keys.clients[0], server.port):
+        with by_hand(keys, server.port, 1) as (put, got):
+            there(server, 0, 1)
+            names = server.send({FIRST_NODE + 1: LONG}, SOON)
+            name = bytes.fromhex(next(iter(names)))
+            for _ in range(10_000):
+                put(frames.encode(frames.HAVE, name, 0))
+            with pytest.raises(grpc.RpcError, match="again and again"):
+                for _ in got:
+                    pass
+        assert answers(server)
+
+
+def test_a_body_of_two_gigabytes_is_refused_by_its_length(keys):
+    literal = b"".join(
+        b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        for name, value in (
+            (b":method", b"POST"),
+            (b":scheme", b"https"),
+            (b":path", f"/{credentials.SERVICE}/{credentials.CALL}".encode()),
+            (b":authority", b"127.0.0.1"),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (credentials.VERSION.encode(), VERSION.encode()),
+        )
+    )
+    with open_server(keys) as server, client(keys.clients[0], server.port):
+        there(server, 0)
+        grown = growth()
+        with raw(keys.clients[1], server.port) as line, contextlib.suppress(OSError):
+            line.sendall(PREFACE + frame(SETTINGS, 0) + frame(HEADERS, 1, literal, 4))
+            line.sendall(frame(0, 1, b"\0" + (2**31 - 1).to_bytes(4, "big") + bytes(8000)))
+            line.settimeout(2.0)
+            for _ in range(2000):
+                line.sendall(frame(0, 1, bytes(16_000)))
+        until(server, lambda: set(server.presence()) == {0})
+        assert grown() < 60e6
+        assert answers(server)
+
+
+def test_two_servers_do_not_share_a_port(keys):
+    with open_server(keys) as server, pytest.raises(UserError, match="another program has it"):
+        open_server(keys, port=server.port).__enter__()
+
+
+def test_memory_of_a_flood_comes_back(keys):
+    """Silent connections, four times as many as there are seats; each takes a fifth of a megabyte."""
+    grown = growth()
+    with open_server(keys, limits=Limits(handshake=2.0)) as server, client(keys.clients[0], server.port):
+        there(server, 0)
+        with contextlib.ExitStack() as mob, selectors.DefaultSelector() as left:
+            for _ in range(4 * server.seats):
+                line = mob.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=SOON))
+                left.register(line, selectors.EVENT_READ)
+            while left.get_map():  # until all were sent away
+                assert answers(server)
+                assert grown() < 60e6
+                for key, _ in left.select(0.1):
+                    left.unregister(key.fileobj)
+        until(server, lambda: grown() < 20e6)
+        assert answers(server)
+
+
+def test_a_client_that_a_flood_kept_out_is_back_within_a_handshakes_limit():
+    assert Limits().handshake >= 1.5 * clients.LATEST
+
+
+def test_there_are_seats_for_a_large_federation(keys):
+    keys.roster |= {f"{client:064x}": client for client in range(10, 1000)}
+    with open_server(keys) as server:
+        assert server.seats >= 2 * len(keys.roster)

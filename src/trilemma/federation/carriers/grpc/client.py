@@ -52,8 +52,9 @@ MOST = 4
 SILENCE = 8.0
 """Seconds of silence after which the other end is gone."""
 
-SOONEST, LATEST = 0.25, 15.0
-"""Seconds before a line is made anew: the first time, and at most."""
+SOONEST, LATEST = 0.25, 3.0
+"""Seconds before a line is made anew: the first time, and at most. Once and a half that is less than a
+handshake may take, so that whoever a flood kept out is in soon after it."""
 
 
 @dataclass(eq=False)
@@ -157,7 +158,7 @@ class _Client:
             assert asked.block is not None
             try:
                 outgoing = Outgoing(question, Described.of(self._answer(asked.block)))
-            except (Exception, SystemExit) as error:
+            except BaseException as error:  # no signal comes to this thread
                 text = what_travels(error).encode()
                 outgoing = Outgoing(question, Described.of(text), kind=frames.REFUSED)
             with self._changed:

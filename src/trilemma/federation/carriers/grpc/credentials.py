@@ -58,7 +58,7 @@ class Limits:
     `arrivals` times at once, and once more every second.
     """
 
-    connections: int = 512
+    connections: int = 256
     handshake: float = 5.0
     silence: float = 8.0
     longest: int = 1 << 34

@@ -20,13 +20,14 @@ error.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime as dt
 import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -54,6 +55,9 @@ LOOK = 1.0
 
 STRAY = 256
 """Frames about questions that are not open which a stream may bring: those that were on their way."""
+
+GIVE_BACK = 5.0
+"""Seconds after which free memory goes back to the system: a flood's connections leave it in pieces."""
 
 IN_MEMORY = 1 << 24
 """Bytes up to which an answer lies in memory; longer ones are in a file."""
@@ -106,6 +110,7 @@ class _Question:
     block: Described
     expires: float
     incoming: Incoming | None = None
+    wanted: int = 0
     refused: bool = False
 
     def outgoing(self) -> Outgoing:
@@ -120,7 +125,7 @@ class GrpcServer:
 
     def __init__(self, roster: ROSTER, spool: Path, limits: Limits, facts: Callable[[], str]) -> None:
         self._roster, self._spool, self._limits, self._facts = roster, spool, limits, facts
-        self.longest = limits.longest
+        self.longest, self.seats = limits.longest, limits.connections
         self.port = 0
         self._lock = threading.RLock()
         self._news = threading.Event()
@@ -144,8 +149,12 @@ class GrpcServer:
         limits: Limits | None = None,
         facts: Callable[[], str] = lambda: "",
     ) -> GrpcServer:
-        """Listen; with port 0 on a free one, which `port` tells. Whoever is let in is told `facts`."""
-        server = cls(roster, spool, limits or Limits(), facts)
+        """Listen; with port 0 on a free one, which `port` tells. Whoever is let in is told `facts`.
+
+        Without `limits` there are the usual ones, and at least two seats for each client of the roster.
+        """
+        usual = replace(Limits(), connections=max(Limits.connections, 2 * len(roster())))
+        server = cls(roster, spool, limits or usual, facts)
         server._listen(listen, tls)
         return server
 
@@ -272,12 +281,16 @@ class GrpcServer:
 
     def _look_after(self) -> None:
         """Once a second: the roster, certificates, and streams that were told to end and did not."""
+        given_back = time.monotonic()
         while not self._stopped.wait(LOOK):
             with contextlib.suppress(Exception):  # a roster that is being written is there the next time
                 self._check()
             with self._lock:
                 for line in self._leaving:
                     line.cut_off()
+            if time.monotonic() > given_back + GIVE_BACK:
+                _give_back()
+                given_back = time.monotonic()
 
     # --- streams ---------------------------------------------------------------------------------------
 
@@ -396,6 +409,9 @@ class GrpcServer:
                     line.outbox.say(frames.FORGET, frame.question)
                 return
         if frame.kind == frames.HAVE:
+            question.wanted += 1
+            if question.wanted > STRAY:
+                raise BadFrameError("this client wants one question again and again")
             line.outbox.go_on(frame.question, min(frame.number, question.block.pieces))
             return
         try:
@@ -470,3 +486,9 @@ class GrpcServer:
                 line.outbox.say(frames.FORGET, bytes.fromhex(question.name))
             except BadFrameError as error:
                 self._end(line, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+
+
+def _give_back() -> None:
+    """Give free memory back, where the C library is one that keeps it (glibc)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
