@@ -179,3 +179,116 @@ def test_where_examples_lie():
     assert rows_of(torch.tensor([2.0, 2.0, 3.0, 3.0]), 2) == (0, 1, 2)
     with pytest.raises(NotFlat):
         rows_of(torch.tensor([[2.0, 3.0], [3.0, 2.0]]), 2)
+
+
+def _drawn(*shape: int, seed: int = 4) -> Tensor:
+    return torch.rand(shape, generator=Key(seed).torch()) + 0.1
+
+
+W, ONE = _drawn(6, 6, seed=5), torch.ones(6)
+ROWS, PLACES = torch.tensor([0, 2, 1]), torch.tensor([[0, 1], [2, 0]])
+
+# Of x (3 examples, 4, 6) and i (3, 4), whole numbers from 0 to 3 that depend on the examples too.
+OPERATIONS = {
+    "add": lambda x, i: x + ONE,
+    "where": lambda x, i: torch.where(x > 0.5, x, ONE),
+    "mm": lambda x, i: x[:, 0] @ W,
+    "bmm": lambda x, i: x @ x.mT,
+    "baddbmm": lambda x, i: torch.baddbmm(x[:, :, :4], x, x.mT),
+    "addmm": lambda x, i: torch.addmm(ONE, x.flatten(0, 1), W),
+    "mv": lambda x, i: x[0] @ ONE,
+    "dot": lambda x, i: x[1, 1] @ ONE,
+    "outer products": lambda x, i: x[:, :, :, None] * x[:, :, None],
+    "sum": lambda x, i: x.sum((1, 2)),
+    "mean": lambda x, i: x.mean(-1, keepdim=True),
+    "all of one": lambda x, i: x[1].sum(),
+    "max": lambda x, i: x.max(1).values,
+    "argmax": lambda x, i: x.argmax(-1),
+    "norm": lambda x, i: x.norm(dim=2),
+    "softmax": lambda x, i: x.softmax(1),
+    "sort": lambda x, i: x.sort(2).values,
+    "topk": lambda x, i: x.topk(2, 1).values,
+    "cumsum": lambda x, i: x.cumsum(-1),
+    "variance": lambda x, i: torch.stack(torch.var_mean(x, (1, 2))),
+    "cat": lambda x, i: torch.cat([x, x * 2, torch.ones(3, 1, 6)], 1),
+    "cat along examples": lambda x, i: torch.cat([x, torch.zeros(1, 4, 6), x.flip(0)]),
+    "stack": lambda x, i: torch.stack([x, 2 * x], 1),
+    "roll": lambda x, i: x.roll((1, 2), (0, 2)),
+    "flip": lambda x, i: x.flip(0, 2),
+    "repeat": lambda x, i: x.repeat(2, 1, 3),
+    "repeat each": lambda x, i: x.repeat_interleave(2, 0),
+    "pad": lambda x, i: F.pad(x, (1, 2, 0, 0, 1, 0), value=3.0),
+    "reflect": lambda x, i: F.pad(x, (2, 1), mode="reflect"),
+    "triangle": lambda x, i: x.tril(),
+    "unfold": lambda x, i: F.unfold(x[:, None], 2),
+    "windows": lambda x, i: x.unfold(2, 3, 2).sum(-1),
+    "pixels": lambda x, i: F.pixel_shuffle(x[:, :, None], 2),
+    "turned": lambda x, i: x.permute(2, 0, 1).reshape(6, 12) + 1,
+    "convolution": lambda x, i: F.conv1d(x, W[:2, :4, None].expand(2, 4, 3), padding=1),
+    "grouped convolution": lambda x, i: F.conv1d(x, W[:4, :2, None], groups=2),
+    "transposed convolution": lambda x, i: F.conv_transpose1d(x, W[:4, :2, None]),
+    "pool": lambda x, i: F.max_pool2d(x[:, None], 2),
+    "mean pool": lambda x, i: F.adaptive_avg_pool2d(x[:, None], 2),
+    "larger": lambda x, i: F.interpolate(x, scale_factor=2.0, mode="linear"),
+    "grid": lambda x, i: F.grid_sample(
+        x[:, None], x[:, :, :2, None].expand(-1, -1, -1, 2), align_corners=False
+    ),
+    "layer norm": lambda x, i: F.layer_norm(x, (4, 6)),
+    "rms norm": lambda x, i: F.rms_norm(x, (6,)),
+    "group norm": lambda x, i: F.group_norm(x, 2),
+    "instance norm": lambda x, i: F.instance_norm(x),
+    "batch norm": lambda x, i: F.batch_norm(x, torch.zeros(4), torch.ones(4)),
+    "attention": lambda x, i: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]),
+    "causal attention": lambda x, i: F.scaled_dot_product_attention(
+        x[:, None], x[:, None], x[:, None], is_causal=True
+    ),
+    "masked attention": lambda x, i: F.scaled_dot_product_attention(
+        x[:, None], x[:, None], x[:, None], attn_mask=(i > 1)[:, None, None]
+    ),
+    "embedding": lambda x, i: F.embedding(i, W),
+    "gather": lambda x, i: x.gather(1, i[:, :, None].expand(-1, -1, 6)),
+    "gather in place": lambda x, i: x.gather(0, PLACES[:, :, None]),
+    "select": lambda x, i: x.index_select(0, ROWS),
+    "select by data": lambda x, i: x[0].index_select(0, i[0]),
+    "table by data": lambda x, i: W[i],
+    "two by data": lambda x, i: W[i, i],
+    "rows by data": lambda x, i: x[torch.arange(3), i[:, 0]],
+    "columns by data": lambda x, i: x[torch.arange(3)[:, None], i],
+    "rows in another order": lambda x, i: x[ROWS, 1:],
+    "scatter": lambda x, i: torch.zeros(3, 4).scatter(1, i, x[:, :, 0]),
+    "scatter add": lambda x, i: x[:, :, 0].scatter_add(1, i, x[:, :, 1]),
+    "written": lambda x, i: _changed(x.clone(), lambda z: z[:, 1].copy_(x[:, 2])),
+    "written at places": lambda x, i: _changed(torch.zeros(3, 4, 6), lambda z: z.index_put_((ROWS,), x)),
+    "added in place": lambda x, i: _changed(torch.zeros(3, 4, 6), lambda z: z[1:].add_(x[:2])),
+    "filled": lambda x, i: _changed(x.clone(), lambda z: z[0].fill_(2.0)),
+    "ones like": lambda x, i: torch.ones_like(x) + torch.zeros_like(i).sum(),
+    "spectrum": lambda x, i: torch.fft.rfft(x).abs(),
+    "einsum": lambda x, i: torch.einsum("bij,bkj,jl->bil", x, x, W),
+    "distances": lambda x, i: (x[:, :, None] - x[:, None]).square().sum(-1).sqrt(),
+    "cross": lambda x, i: torch.linalg.cross(x[:, :, :3], x[:, :, 3:]),
+}
+
+
+def _changed(z: Tensor, change) -> Tensor:
+    change(z)
+    return z
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_number_changes_with_its_owner_only(name):
+    """The oracle: change one example after the other, and see which numbers move."""
+    x, i = _drawn(3, 4, 6), torch.randint(4, (3, 4), generator=Key(6).torch())
+    owners, apply = Owners(), OPERATIONS[name]
+    one, other = x.clone(), i.clone()
+    owners.begin(Owners.numbers(3, x.device), (), [one, other])
+    with owners:
+        before = apply(one, other)
+    said = owners.of(before)
+    assert torch.equal(before, apply(x, i))
+    for example in range(3):
+        for seed in range(4):
+            y, j = x.clone(), i.clone()
+            y[example] = _drawn(4, 6, seed=10 + seed)
+            j[example] = torch.randint(4, (4,), generator=Key(10 + seed).torch())
+            moved = apply(y, j) != before
+            assert bool((said[moved] == 2 + example).all())

@@ -344,10 +344,12 @@ def test_batch_normalisation_of_a_batch_of_one(training):
         assert float(found.double() @ way) == pytest.approx(slope, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("tracked", [True, False])
-def test_statistics_of_a_batch_refuse_examples_with_or_without_running_ones(tracked):
+@pytest.mark.parametrize(
+    "options", [{}, {"track_running_stats": False}, {"track_running_stats": False, "affine": False}]
+)
+def test_statistics_of_a_batch_refuse_examples_with_or_without_running_ones(options):
     """What is no batch is not refused: instance norms and standardised weights are among others' modules."""
-    net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=tracked))
+    net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, **options))
     model, theta, batch = problem(net, 6)
     with pytest.raises(UserError, match="batch normalisation"):
         models.gradients(

@@ -21,7 +21,7 @@ from trilemma.models.modules.flat import Layout
 from trilemma.models.modules.normalisations import MixesExamples
 from trilemma.models.modules.owners import NotFlat
 from trilemma.models.modules.passed import ModulePass
-from trilemma.models.modules.passes import Plan, Source, Way, mixed, record, take
+from trilemma.models.modules.passes import Plan, Source, Way, mixed, record, said, take
 from trilemma.models.modules.recorder import Log
 from trilemma.models.precision import exactly
 from trilemma.models.types import Examples, Inputs, Model, each_column
@@ -245,7 +245,7 @@ class ModuleEngine:
         except Exception as error:  # whatever a module does that this way does not know
             if way == "looped":
                 raise
-            notes.append(f"not {way}: {str(error).splitlines()[0]}")
+            notes.append(f"not {way}: {said(error)}")
             return None
         if not found.right:
             notes.append(f"not {way}: off by {found.error:.1e} from a plain loop")

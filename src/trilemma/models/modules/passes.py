@@ -250,8 +250,13 @@ def mixed(source: Source, params: Mapping[str, Tensor], x: Inputs, count: int) -
     except UserError:
         raise
     except Exception as error:  # whatever a module does that is not known
-        return str(error).splitlines()[0]
+        return said(error)
     return ""
+
+
+def said(error: Exception) -> str:
+    """Return the first line of what an error says."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _columns(x: Inputs) -> list[Tensor]:
