@@ -20,6 +20,8 @@ from trilemma.learning import total
 from trilemma.models import Clip, terms
 from trilemma.models.clipping import Lengths
 from trilemma.models.modules import reference
+from trilemma.models.modules.flat import FlatFrame, Layout
+from trilemma.models.modules.owners import Owners
 from trilemma.models.modules.reference import Comparison, Reference
 from trilemma.models.terms import Lookup, Product
 
@@ -115,8 +117,31 @@ def everything_is_zero(patch) -> None:
     patch.setattr(total, "gradients", gradients)
 
 
-def unverified(patch) -> None:
-    """The quickest way is taken, whatever a plain loop over examples says."""
+def structure_by_sizes(patch) -> None:
+    """Where examples lie in a tensor is told from its sizes."""
+
+    def layout(self, tensor):
+        shape = tuple(tensor.shape)
+        for axis, size in enumerate(shape):
+            if size % self.examples == 0:
+                each = (*shape[:axis], size // self.examples, *shape[axis + 1 :])
+                self.layouts.append(Layout(axis, 1, size // self.examples, each))
+                break
+        else:
+            self.layouts.append(Layout(None, 1, 1, shape))
+        return self.layouts[-1]
+
+    def dispatch(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+    patch.setattr(FlatFrame, "layout", layout)
+    patch.setattr(Owners, "__torch_dispatch__", dispatch)
+    patch.setattr(Owners, "rows", lambda self, outputs, examples: None)
+
+
+def uncompared(patch) -> None:
+    """And nobody compares it with a plain loop: wrong from the first batch."""
+    structure_by_sizes(patch)
     patch.setattr(Reference, "compare", lambda self, run: Comparison(0.0, 1.0))
 
 
