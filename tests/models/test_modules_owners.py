@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,6 +35,8 @@ MIXED = {
     "mean over the batch": lambda x: x - x.mean(0),
     "neighbours": lambda x: x + x.roll(1, 0),
     "order": lambda x: x.sort(0).values,
+    "cross products over the batch": lambda x: torch.linalg.cross(x[:3], x[3:6], dim=0),
+    "in an object": lambda x: SimpleNamespace(it=x),
     "softmax over the batch": lambda x: x.softmax(0),
     "products": lambda x: (x.flatten(1) @ x.flatten(1).T) @ x.flatten(1),
     "mask": lambda x: x.masked_fill((x > 0).any(), 0.0),

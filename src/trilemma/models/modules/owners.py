@@ -57,8 +57,12 @@ class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def rows(self, outputs: Any, examples: int) -> None:
         """Insist that the rows of outputs are the examples'."""
-        for tensor in tree_leaves(outputs):
-            if isinstance(tensor, Tensor) and rows_of(self.of(tensor), examples) != (0, 1, 1):
+        for leaf in tree_leaves(outputs):
+            if not isinstance(leaf, Tensor | int | float | str | None):
+                raise NotFlat(
+                    f"the module's outputs are in a {type(leaf).__name__}, which cannot be looked into"
+                )
+            if isinstance(leaf, Tensor) and rows_of(self.of(leaf), examples) != (0, 1, 1):
                 raise NotFlat("the outputs of the module are not one row for every example")
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -114,7 +118,7 @@ class _Call:
     """One operation and what it is given."""
 
     def __init__(self, owners: Owners, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.owners, self.func, self.args = owners, func, args
+        self.owners, self.func = owners, func
         names = [argument.name for argument in func._schema.arguments]
         self.given = {argument.name: argument.default_value for argument in func._schema.arguments}
         self.given |= {**dict(zip(names, args, strict=False)), **kwargs}
@@ -192,6 +196,12 @@ def _pointwise(call: _Call) -> Shadow:
     return lambda out, number: found
 
 
+def _cross(call: _Call) -> Shadow:
+    found = join(call.owner("self"), call.owner("other"))
+    each = along(found, [call.given["dim"] % found.dim()])
+    return lambda out, number: each
+
+
 def _reduction(call: _Call) -> Shadow:
     """Sums, means, extremes, softmax, sorting: along some axes."""
     own = call.owner("self") if "self" in call.given else call.owner("input")
@@ -222,9 +232,10 @@ def _rows(call: _Call) -> Shadow:
     found = join(*shadows)
 
     def shadow(out: Tensor, number: int) -> Tensor:
-        if not out.dim() or len(out) != len(found):
-            return found.new_zeros(())  # saved for the way back: a seed, or what is not there
-        return found.view(-1, *[1] * (out.dim() - 1))
+        results = out.is_floating_point() and out.numel() > 0
+        if results or (out.dim() and len(out) == len(found)):
+            return found.view(-1, *[1] * (out.dim() - 1))
+        return found.new_zeros(())  # kept for the way back: a seed, or what is not there
 
     return shadow
 
@@ -251,10 +262,16 @@ def _channels(call: _Call) -> Shadow:
     own = call.owner("input")
     axes = [axis for axis in range(own.dim()) if axis != 1]
     try:
-        found = along(own, axes).expand(own.shape) if call.given.get("training") else own
+        each = along(own, axes) if call.given.get("training") else own
     except NotFlat:
         raise NormalisedTogether from None
-    return lambda out, number: found if out.shape == own.shape else own.new_zeros(())
+
+    def shadow(out: Tensor, number: int) -> Tensor:
+        if out.dim() == own.dim():
+            return each
+        return along(each, axes).flatten() if out.numel() else own.new_zeros(())
+
+    return shadow
 
 
 def _product(call: _Call) -> Shadow:
@@ -291,13 +308,8 @@ def _move(call: _Call) -> Shadow:
         else tree_map_only(Tensor, call.owners.of, each)
         for name, each in call.given.items()
     }
-    found = _run(call.func, moved)
-    return lambda out, number: tree_leaves(found)[number]
-
-
-def _run(func: Any, given: dict[str, Any]) -> Any:
-    """Run an operation, all of its arguments by name."""
-    return func(**{("self" if name == "self" else name): each for name, each in given.items()})
+    found = tree_leaves(call.func(**moved))
+    return lambda out, number: found[number]
 
 
 def _constant(call: _Call) -> Shadow:
@@ -388,7 +400,8 @@ _RULES: dict[Any, Rule] = {
     **_named(
         _pointwise, "_to_copy masked_fill clone prelu _prelu_kernel lerp where contiguous complex polar"
     ),
-    **_named(_pointwise, "bitwise_not logical_not nan_to_num cross linalg_cross"),
+    **_named(_pointwise, "bitwise_not logical_not nan_to_num"),
+    **_named(_cross, "linalg_cross"),
     **_named(
         _reduction,
         "sum mean amax amin max min argmax argmin var var_mean std std_mean prod logsumexp any all "
