@@ -19,7 +19,8 @@ from trilemma.audit import Subject
 from trilemma.audit.examine import neighbours
 from trilemma.audit.matrix import FEW, setting
 from trilemma.audit.nodes import answers, copied
-from trilemma.audit.search import faithful, of_model, of_subject, search
+from trilemma.audit.own_gradients import faithful
+from trilemma.audit.search import of_model, of_subject, search
 from trilemma.config import parse
 from trilemma.data import Dataset
 from trilemma.data.declared import Declaration, Values, declaration_of

@@ -6,6 +6,7 @@
     observer      what a threat model leaves to the adversary
     bounds        from right and wrong guesses to a lower bound on ε
     likelihood, one_run, sensitivity, bits      the tests
+    search, catalogue, ascent, own_gradients      the directed search
     examine       all of them, on a configuration or a task
     nodes         a federation's own nodes, driven by a malicious server, on copies
     matrix        every private algorithm under every threat model

@@ -10,7 +10,8 @@ from trilemma.audit.canaries import DIMENSIONS, Examples, Pair, canary_pairs
 from trilemma.audit.likelihood import likelihood
 from trilemma.audit.one_run import from_one_run
 from trilemma.audit.outcomes import Audit, Outcome, Value
-from trilemma.audit.search import faithful, of_subject, search
+from trilemma.audit.own_gradients import faithful
+from trilemma.audit.search import of_subject, search
 from trilemma.audit.sensitivity import own_pairs, sensitivity, wild_pairs
 from trilemma.audit.subject import Subject
 from trilemma.config import Config
