@@ -136,6 +136,25 @@ def test_a_batch_that_comes_out_in_other_shapes_is_recorded_again():
     assert torch.equal(models.gradients(model, theta, Stack(x, y), clip=clip).value, before)
 
 
+def test_a_loss_that_reads_more_than_outputs_is_not_one_batch():
+    """A penalty on what the module computed, passed on behind everybody's back."""
+    passed = []
+
+    class Telling(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            passed.append(super().forward(x))
+            return passed[-1].tanh()
+
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y) + 0.1 * passed[-1].mean()
+
+    torch.manual_seed(1)
+    model = models.from_module(Telling(4, 3), loss)
+    x, y = torch.randn(2, 3, 4, generator=Key(1).torch()), torch.tensor([[0, 1, 2], [1, 1, 0]])
+    assert models.paths(model, Stack(x, y)).way == "mapped"
+    assert "besides its outputs" in models.paths(model, Stack(x, y)).note
+
+
 def test_what_a_module_does_for_many_examples_only_is_seen():
     class Centred(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -96,6 +96,7 @@ class FlatFrame:
             # What was nobody's is an example's now: whoever else used it would be seen.
             one = self.numbers.view(-1, *[1] * len(layout.shape)).expand(-1, *layout.shape)
             self.owners.mark(output, layout.together(one))
+            return output
 
         def hook(grad: Tensor) -> None:
             receive(self._split(grad, layout))

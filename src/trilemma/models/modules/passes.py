@@ -11,6 +11,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._pytree import tree_map_only
 
 from trilemma.errors import UserError
 from trilemma.models.clipping import PER_CLIENT
@@ -18,7 +19,7 @@ from trilemma.models.engine import Request
 from trilemma.models.modules.flat import FlatFrame, Layout
 from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.normalisations import MixesExamples
-from trilemma.models.modules.owners import NormalisedTogether, Owners
+from trilemma.models.modules.owners import NormalisedTogether, NotFlat, Owners
 from trilemma.models.modules.passed import ModulePass, Rows, collect
 from trilemma.models.modules.randomness import Draws, seeds_of
 from trilemma.models.modules.recorder import Log, Part, Recorder, Slot, functions_seen
@@ -227,7 +228,28 @@ def record(
     with torch.enable_grad(), plainly(), functions_seen(), nothing, owners, recorder:
         outputs = source.call(batch.x)
     owners.rows(outputs, frame.examples)
+    alone = tree_map_only(Tensor, _leaf, outputs)
+    with torch.enable_grad():
+        found = losses(source, alone, request.y.flatten(0, 1), request.share.flatten())
+    if any(leaf is batch.anchor for leaf in leaves(found)):
+        raise NotFlat("the loss reads what the module has computed besides its outputs")
     return tuple(frame.layouts)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def leaves(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors to which the way back from a tensor leads."""
+    ahead, seen = [tensor.grad_fn], set()
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead += [following for following, _ in node.next_functions]
+            if hasattr(node, "variable"):
+                yield node.variable
 
 
 def mixed(source: Source, params: Mapping[str, Tensor], x: Inputs, count: int) -> str:
@@ -367,7 +389,7 @@ def losses(source: Source, outputs: Any, y: Tensor, share: Tensor) -> Tensor:
         return source.loss(outputs, y) * share.sum()
     if source.many is not None:
         return source.many(outputs, y) * share
-    rows = torch.utils._pytree.tree_map_only(Tensor, lambda part: part.unsqueeze(1), (outputs, y))
+    rows = tree_map_only(Tensor, lambda part: part.unsqueeze(1), (outputs, y))
     return vmap(source.loss)(*rows) * share
 
 

@@ -205,7 +205,8 @@ class Recorder(TorchFunctionMode):
         """Write an operation down; return its output, watched."""
         assert self.frame is not None
         record = Record(operation, tuple(slot.block for slot in slots), terms)
-        self.log.records.append(record)
+        if not isinstance(self.frame, FlatFrame) or self.frame.owners is None:
+            self.log.records.append(record)  # else nothing goes back, and nothing is kept for it
         return self.frame.watch(output, record.receive, self.log.guarded)
 
     def track(self, tensor: Tensor, slot: Slot) -> Tensor:

@@ -18,7 +18,7 @@ from trilemma.errors import UserError
 from trilemma.models.engine import Pass, Request
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
-from trilemma.models.modules.passes import losses, plainly
+from trilemma.models.modules.passes import leaves, losses, plainly
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.recorder import Log, Recorder
 from trilemma.models.modules.statistics import Statistics
@@ -209,13 +209,7 @@ def _refuse_strangers(model: Model, loss: Tensor, own: Iterable[Tensor]) -> None
     Or it reads the module's own behind its back, as a penalty on weights does, and their gradients are lost.
     """
     known = {id(part) for part in own}
-    open_, seen = [loss.grad_fn], set()
-    while open_:
-        node = open_.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        stranger = getattr(node, "variable", None)
+    for stranger in leaves(loss):
         if isinstance(stranger, nn.Parameter) and id(stranger) not in known:
             raise UserError(
                 f"the loss of {model.name!r} depends on a parameter {tuple(stranger.shape)} that is not "
@@ -223,7 +217,6 @@ def _refuse_strangers(model: Model, loss: Tensor, own: Iterable[Tensor]) -> None
                 "on weights is weight_decay; a parameter of the loss belongs into the module, or has "
                 "requires_grad_(False)"
             )
-        open_ += [following for following, _ in node.next_functions]
 
 
 def copied(module: nn.Module) -> nn.Module:
