@@ -283,6 +283,25 @@ def test_a_regulariser_is_added_after_clipping(name, unit, personal):
     close(found.value, plain.value + 0.5 * params)
 
 
+@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize("name", ["logistic", "cnn"])
+def test_what_stands_in_an_empty_place_does_no_harm(name, careful):
+    """An example that was not drawn may stand there: it must not decide about those that were."""
+    shape, classes = ((68,), 2) if name == "logistic" else ((1, 28, 28), 10)
+    model = models.build(name, shape, classes)
+    generator = Key(5).torch()
+    x = torch.randn(1, 4, *shape, generator=generator)
+    batch = Stack(
+        x, torch.randint(classes, (1, 4), generator=generator), torch.tensor([[0.3, 0.3, 0.3, 0.0]])
+    )
+    clip = Clip.example(1.0, careful)
+    plain = models.gradients(model, model.init(Key(1)), batch, clip=clip)
+    batch.x[0, 3] = torch.nan
+    found = models.gradients(model, model.init(Key(1)), batch, clip=clip)
+    assert torch.equal(found.value, plain.value)
+    assert float(found.loss) == pytest.approx(float(plain.loss))
+
+
 @pytest.mark.parametrize("name", ["logistic", "cnn", "module"])
 def test_an_example_without_a_finite_gradient_is_left_out(name):
     """The others' clipped gradients are as without it; a client with no other example has gradient zero."""

@@ -157,10 +157,11 @@ class FederatedData:
     def poisson(self, ids: Sequence[int], rate: float, size: int, key: Key) -> Batch:
         """Draw each training example of each client independently with probability `rate`.
 
-        The batch is as wide as the largest draw, others are padded with weight 0. Weights are 1/`size`, a
-        public constant. Neither the size that was drawn nor the number m_i of examples held may be in them:
-        both are private, and an example that comes or goes would move the share of every other one. So the
-        sensitivity of the weighted sum is clip/`size`, as the Poisson accountants assume.
+        Width and weights, 1/`size`, are public constants; empty places have weight 0. Neither the size that
+        was drawn nor the number m_i of examples held may be in them: both are private, and an example that
+        comes or goes would move the share of every other one, or change the shape in which that is computed
+        and so its rounding. So the sensitivity of the weighted sum is clip/`size`, as the Poisson accountants
+        assume. Of more examples than there are `places`, with probability 1e-14, some are left out.
         """
         if not 0 < rate <= 1:
             raise UserError(f"sampling rate {rate:g}: allowed are 0 < rate ≤ 1")
@@ -169,8 +170,8 @@ class FederatedData:
         for i, rng in zip(ids, each_stream(key.fold("client", self.first + i) for i in ids), strict=True):
             # The number of successes, then which: the same law as one coin per example, in O(batch).
             draws.append(rng.choice(held.sizes[i], rng.binomial(held.sizes[i], rate), replace=False))
-        width = max(1, *(len(drawn) for drawn in draws))
-        slots, present = _pack(held.offsets[list(ids)], draws, width)
+        width = places(size)
+        slots, present = _pack(held.offsets[list(ids)], [drawn[:width] for drawn in draws], width)
         x, y = held.gather(slots)
         weight = self._tensor(held.count(slots, present) / size)
         return Batch(self._augmented(x, ids, key), y, weight)
@@ -333,6 +334,18 @@ def _shuffled(examples: int, size: int, steps: range, key: Key) -> tuple[np.ndar
     batch = np.arange(steps.start, steps.stop)
     counts = np.minimum(size, examples - size * (batch % per_epoch))
     return order.reshape(-1, size)[batch - epochs.start * per_epoch], counts
+
+
+def places(size: int) -> int:
+    """Return how many places a Poisson batch has of which `size` examples are expected.
+
+    A draw of a rate r from m examples, rm ≤ `size`, has more with a probability below 1e-14, as Chernoff's
+    bound of a Poisson law says.
+
+    >>> [places(size) for size in (1, 25, 100, 1000)]
+    [25, 81, 196, 1269]
+    """
+    return size + math.ceil(8 * math.sqrt(size)) + 16
 
 
 def _pack(first: np.ndarray, draws: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:

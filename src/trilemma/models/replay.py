@@ -57,9 +57,7 @@ def gradients(
         return parts | norms | broken | {BUFFER + name: part for name, part in found.buffers.items()}
 
     x = batch.x
-    # Poisson batches, clipped per example and padded, are of another width nearly every time.
-    changing = clip.unit == "example" and batch.weight is not None
-    if not params.is_cuda or not isinstance(x, Tensor) or model.engine is not None or changing:
+    if not params.is_cuda or not isinstance(x, Tensor) or model.engine is not None:
         return compute(params, batch, buffers=buffers, keys=keys)
     arguments = {"params": params, "x": x, "y": batch.y}
     if batch.weight is not None:

@@ -207,22 +207,25 @@ def _pass(
     """
     with reproducible():
         done = engine.run(model, request)
-    loss += done.loss
     if work.clip.unit != "example":
+        loss += done.loss
         return _Group(done)
     with in_full(request.y.device):
         lengths, nobody = done.lengths(), None
     if not work.clip.finite:
+        loss += done.loss
         return _Group(done, _norms(lengths, request.share))
-    broken = ~torch.isfinite(lengths.squares) & (request.share > 0)
+    broken = ~torch.isfinite(lengths.squares)  # at empty places, too: 0 · ∞ is no number
     if (hurried := nobody_asks()) is not None:
         hurried.needed.append(1 + broken.any(1))
     elif bool(broken.any()):
+        loss[(broken & (request.share > 0)).any(1)] = math.nan  # it says so; an empty place does not
         request, nobody = _without(request, broken)
         with reproducible():
             done = engine.run(model, request)
         with in_full(request.y.device):
             lengths = done.lengths()
+    loss += done.loss
     factor = work.clip.factor(lengths, request.share, company.least, company.size)
     return _Group(done, _norms(lengths, request.share), factor, nobody)
 
