@@ -161,7 +161,7 @@ class FederatedData:
         was drawn nor the number m_i of examples held may be in them: both are private, and an example that
         comes or goes would move the share of every other one, or change the shape in which that is computed
         and so its rounding. So the sensitivity of the weighted sum is clip/`size`, as the Poisson accountants
-        assume. Of more examples than there are `places`, with probability 1e-14, some are left out.
+        assume. A larger draw than there are `places` for doubles the width.
         """
         if not 0 < rate <= 1:
             raise UserError(f"sampling rate {rate:g}: allowed are 0 < rate ≤ 1")
@@ -171,7 +171,9 @@ class FederatedData:
             # The number of successes, then which: the same law as one coin per example, in O(batch).
             draws.append(rng.choice(held.sizes[i], rng.binomial(held.sizes[i], rate), replace=False))
         width = places(size)
-        slots, present = _pack(held.offsets[list(ids)], [drawn[:width] for drawn in draws], width)
+        while width < max(map(len, draws)):
+            width *= 2
+        slots, present = _pack(held.offsets[list(ids)], draws, width)
         x, y = held.gather(slots)
         weight = self._tensor(held.count(slots, present) / size)
         return Batch(self._augmented(x, ids, key), y, weight)
@@ -339,8 +341,8 @@ def _shuffled(examples: int, size: int, steps: range, key: Key) -> tuple[np.ndar
 def places(size: int) -> int:
     """Return how many places a Poisson batch has of which `size` examples are expected.
 
-    A draw of a rate r from m examples, rm ≤ `size`, has more with a probability below 1e-14, as Chernoff's
-    bound of a Poisson law says.
+    A draw with a rate r from m examples, rm ≤ `size`, has more with a probability below 1e-14, as Chernoff's
+    bound of a Poisson law says. Who holds more than was agreed may need more.
 
     >>> [places(size) for size in (1, 25, 100, 1000)]
     [25, 81, 196, 1269]
