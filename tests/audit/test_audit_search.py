@@ -31,6 +31,8 @@ from trilemma.learning.settings import algorithms, private_algorithms
 from trilemma.task import Task
 from trilemma.testing.test_models import build
 
+pytestmark = pytest.mark.slow
+
 TOKENS, CLASSES = Values("whole", (2,), low=0, high=9), Values("whole", high=1)
 PAIRS = Declaration(Values("numbers", (2, 16)), CLASSES)
 
