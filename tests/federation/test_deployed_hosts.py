@@ -32,8 +32,8 @@ from trilemma.federation.replay import replay
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
-CLIENTS, ROUNDS, PORT = 4, 30, 9190
-NOISE = ("privacy.sigma_ind=1.0", "privacy.sigma_cor=1.0")  # for so many rounds at a finite price
+CLIENTS, ROUNDS, PORT = 4, 600, 9190
+NOISE = ("privacy.sigma_ind=20.0", "privacy.sigma_cor=20.0")  # for so many rounds at a finite price
 TIMING = Timing(round_limit=40.0, join_limit=120.0, poll=0.2)
 BAD_LINE = Path(__file__).with_name("deployed_bad_line.py")
 DELAY, PIECES = "0.02", "100"
