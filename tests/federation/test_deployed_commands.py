@@ -19,7 +19,10 @@ from trilemma import config as configurations
 from trilemma.cli.federation import federation_app
 from trilemma.errors import UserError
 from trilemma.federation import deployment, processes
+from trilemma.federation.commits import CommitLog
+from trilemma.federation.door import ask
 from trilemma.federation.layout import METRICS, parties
+from trilemma.federation.under_way import run_under_way
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
 
@@ -133,7 +136,7 @@ def test_a_taken_port_is_a_sentence(tmp_path):
     assert alive(folder) == []
 
 
-def test_a_run_that_is_watched_no_longer_goes_on(tmp_path):
+def test_a_run_goes_on_when_nobody_watches_and_after_a_rest(tmp_path):
     folder = tmp_path / "pilot"
     make(folder, 1, small_config(1, tolerate=0, rounds=100_000), port=free_ports(1), timing=FAST)
     try:
@@ -144,6 +147,15 @@ def test_a_run_that_is_watched_no_longer_goes_on(tmp_path):
             command("run", folder, "--name", "other", "--limit", "5")
         with pytest.raises(UserError, match="run 'other' goes on"):
             command("run", folder, "--name", "other", "--limit", "5", "--replace")
+        assert command("down", folder).strip() == "2 processes stopped"
+        server = parties(folder)[0]
+        assert run_under_way(server) == "other", "it was broken off, and nobody stopped it"
+        log = CommitLog(server.run_folder("other"))
+        before = len(log.records())
+        deployment.up(folder)
+        wait_for(lambda: len(log.records()) > before, 60.0)
+        list(ask(server, ask="stop"))
+        assert run_under_way(server) is None
     finally:
         deployment.down(folder)
 
