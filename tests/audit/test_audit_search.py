@@ -186,9 +186,6 @@ class Told(nn.Module):
         return self.first(x) if sum(x.flatten().tolist()) > 0 else self.second(x)
 
 
-UNSEEN = pytest.mark.xfail(strict=True, reason="issue: per client, what is out of sight counts as apart")
-
-
 @pytest.mark.parametrize(
     ("kind", "x"),
     [
@@ -197,7 +194,7 @@ UNSEEN = pytest.mark.xfail(strict=True, reason="issue: per client, what is out o
         (Experts, VECTORS),
         (Packed, SENTENCES),
         (Attention, Values("numbers", (3, 8, 8))),
-        pytest.param(Told, VECTORS, marks=UNSEEN),
+        (Told, VECTORS),
     ],
 )
 def test_structure_that_depends_on_data_is_right(kind, x):

@@ -22,11 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from trilemma.errors import UserError
 from trilemma.models.modules.flat import FlatFrame, Layout
 from trilemma.models.modules.frame import Frame
-from trilemma.models.modules.owners import NotFlat
+from trilemma.models.modules.owners import NotFlat, Owners
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.statistics import Statistics
 from trilemma.models.terms import Term
@@ -121,6 +122,11 @@ class Recorder(TorchFunctionMode):
         _STANDING.pop()
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
+    @property
+    def _watched(self) -> bool:
+        """Whether examples go through as one batch, or it is looked at whose every number is."""
+        return isinstance(self.frame, FlatFrame) or isinstance(_get_current_dispatch_mode(), Owners)
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -128,7 +134,7 @@ class Recorder(TorchFunctionMode):
         from trilemma.models.modules.operations import OPERATIONS
 
         kwargs = kwargs or {}
-        if func in _READS and isinstance(self.frame, FlatFrame) and next(_tensors(args), None) is not None:
+        if func in _READS and self._watched and next(_tensors(args), None) is not None:
             raise NotFlat(f"{func.__name__} is out of sight")
         if _in_place(func, args, kwargs):
             if self.slot(args[0] if args else None) is not None:
