@@ -89,7 +89,7 @@ def test_events_tell_who_joined_and_nobody_answers_who_is_there(finished):
     assert members[2]["heard_at"] is None
     assert door is None
     doings = told[1]["doings"]
-    assert (doings["run"], doings["epoch"], doings["round"], doings["refused"]) == ("run", 0, 2, {})
+    assert (doings["run"], doings["epoch"], doings["round"], doings["refused"]) == ("run", 0, 3, {})
     assert told[4]["doings"]["refused"] == {"terms": 1, "run": 1}
     shown = " ".join(look(finished).split())
     assert "client 3 is not in the epoch: terms: config.toml, roster.json" in shown

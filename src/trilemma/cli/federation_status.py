@@ -230,8 +230,7 @@ def _accounts(accounts: list[tuple[str, Account, Doings]]) -> Table:
         releases = ", ".join(f"{printable(run)}: {count}" for run, count in one.releases.items())
         refused = ", ".join(f"{count} × {printable(why)}" for why, count in doings.refused.items())
         since = "" if doings.answered is None else ago(time.time() - doings.answered)
-        # Rounds are counted as finished ones, from 1, as the server's records do.
-        answer = f"round {(doings.round or 0) + 1}, {since}" if since else ""
+        answer = f"round {doings.round}, {since}" if since else ""
         table.add_row(name, spent, left, releases or "none", answer, refused)
     return table
 

@@ -22,6 +22,7 @@ from pydantic import Field
 from trilemma.errors import PrivacyError
 from trilemma.federation import kinds, sealed_files, wire
 from trilemma.federation.confirmation import Confirmation, MemberList, Position, Sighting, Witness
+from trilemma.federation.events import listed
 from trilemma.federation.expulsions import Expulsion, clients_of
 from trilemma.federation.joined import Joined
 from trilemma.federation.layout import Party
@@ -258,7 +259,7 @@ class Session:
             )
         if back := clients_of(known.expelled) & set(offers):
             raise Refused(
-                Reason.EXPULSIONS, f"clients {sorted(back)} were expelled, and are among the members"
+                Reason.EXPULSIONS, f"clients {listed(sorted(back))} were expelled, and are among the members"
             )
         if offers.get(self._client) != known.offer:
             raise Refused(Reason.KEYS, "the keys do not contain the one this client offered")
@@ -294,7 +295,10 @@ class Session:
         if known.confirmed:
             return
         if set(confirmations) != set(known.members):
-            raise Refused(Reason.UNCONFIRMED, f"of {known.members}, {sorted(confirmations)} confirmed")
+            raise Refused(
+                Reason.UNCONFIRMED,
+                f"of clients {listed(known.members)} only {listed(sorted(confirmations))} confirmed",
+            )
         roster, members = self.party.keys, self._list(known)
         shown: dict[int, Sighting] = {}
         try:

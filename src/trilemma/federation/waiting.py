@@ -13,9 +13,9 @@ one.
 
 **A slow site is not lost.** It is waited for in one round, again and again, as soon as the others' usual
 times since the last such round add up to k times its own longest: each of f makes a run longer by 1/k of its
-time at most. Once it has been prompt in 2m rounds in a row it is waited for as before; when it was slow in m
-rounds again, in 4m, in 8m. So in T rounds a liar is waited for in vain in about m log₂(T/m) rounds, and 1/k
-of the time.
+time at most. Once it has been prompt in 2m rounds in a row it is waited for as before; when it is slow once
+more, in 4m, in 8m. So in T rounds a liar is waited for in vain in about m + log₂(T/m) rounds, and 1/k of the
+time.
 
 Under central privacy everybody is waited for: there a client counts on the noise of the others who are
 heard.
@@ -146,7 +146,7 @@ class Waiting:
     def _judged(self, one: Standing, slow: bool, prompt: bool) -> Standing:
         if not one.out:
             one = replace(one, slow=one.slow + slow)
-            if one.slow < self.rounds:
+            if one.slow < (1 if one.left else self.rounds):
                 return one
             return replace(one, slow=0, out=True, left=one.left + 1, prompt=0, spent=0.0)
         in_a_row = 0 if slow else one.prompt + prompt
