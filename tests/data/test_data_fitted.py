@@ -136,6 +136,16 @@ def test_a_place_that_is_left_out_changes_no_other(left_out):
         assert torch.equal(weight * ~out, weight if found.weight is None else found.weight)
 
 
+@pytest.mark.parametrize("key", range(8))
+def test_what_is_set_aside_are_records_where_there_are_some(key):
+    """Empty places are all alike: they would all be set aside, or none."""
+    found = fitted(UNIT, lambda: (ROWS, [0, 1, 0, 1]))
+    padded = data.fitted(UNIT, lambda: (ROWS, [0, 1, 0, 1]), lambda given: found, lambda said: None, least=9)
+    apart, alone = (data.set_aside(one, one.natural, lambda count: 3, Key(key)) for one in (padded, found))
+    assert [rows.tolist() for rows in apart.valid] == [rows.tolist() for rows in alone.valid]
+    assert len(apart.train[0]) == 6
+
+
 def test_a_client_without_examples_is_still_refused_at_home():
     with pytest.raises(UserError, match="holds no examples"):
         data.from_clients([([], [])])

@@ -132,7 +132,8 @@ def set_aside(dataset: Dataset, holdings: Holdings, share: Callable[[int], int],
 
     They are those whose content hashes to the least, under the key. So where one example of a client is
     replaced by another, wherever in its list, at most one that is set aside is replaced, and at most one that
-    is not: not so if places in the list were drawn, which all move up where a record leaves.
+    is not: not so if places in the list were drawn, which all move up where a record leaves. Of what
+    counts as zero (`Dataset.left_out`) none is set aside where there are others.
 
     >>> import torch
     >>> x = torch.arange(10.0)[:, None]
@@ -154,7 +155,8 @@ def set_aside(dataset: Dataset, holdings: Holdings, share: Callable[[int], int],
             )
         columns = [*columns_of(dataset.x_train).values(), dataset.y_train]
         digests = _digests([column[rows].numpy(force=True) for column in columns], key)
-        order = np.argsort(digests, kind="stable")
+        empty = np.zeros(len(rows)) if dataset.left_out is None else dataset.left_out.numpy()[rows]
+        order = np.lexsort((digests, empty))
         valid.append(rows[np.sort(order[:count])])
         train.append(rows[np.sort(order[count:])])
     return replace(holdings, train=train, valid=valid)
