@@ -153,6 +153,14 @@ def test_a_run_goes_on_when_nobody_watches_and_after_a_rest(tmp_path):
         log = CommitLog(server.run_folder("other"))
         before = len(log.records())
         deployment.up(folder)
+        watching = (sys.executable, "-m", "trilemma", "federation", "run", str(folder), "--name", "other")
+        with subprocess.Popen(watching, stdout=subprocess.PIPE, text=True) as watched:
+            assert watched.stdout is not None
+            assert watched.stdout.readline().startswith("round ")
+            deployment.restart(server)
+            said = iter(watched.stdout.readline, "")
+            assert any("the server is back" in line for line in said)
+            watched.kill()
         wait_for(lambda: len(log.records()) > before, 60.0)
         list(ask(server, ask="stop"))
         assert run_under_way(server) is None

@@ -269,10 +269,8 @@ def run_command(
     try:
         for told in follow(server, name, replace, say, math.inf if limit is None else limit):
             if "record" in told:
-                from trilemma.federation import pilot
-
                 done = Record.read(told["record"])
-                say(_line(done, pilot.spent(everyone, name, done.round)))
+                say(_line(done, _spent(everyone, name, done.round)))
             ended = told
     except KeyboardInterrupt:
         raise UserError(goes_on) from None
@@ -284,6 +282,15 @@ def run_command(
             federation_owner.say_reach(everyone, name)
         raise UserError(f"run {name!r} {ended['state']}: {reason} (more in {server.process_log})")
     say(f"finished; the model is in {server.run_folder(name) / 'result'}")
+
+
+def _spent(everyone: list[Party], run: str, rounds: int) -> tuple[float, str] | None:
+    """Return the largest ε in the clients' ledgers; where there are none here, that takes no torch."""
+    if not any(party.client is not None and party.ledger.is_file() for party in everyone):
+        return None
+    from trilemma.federation import pilot
+
+    return pilot.spent(everyone, run, rounds)
 
 
 def _line(record: Record, spent: tuple[float, str] | None = None) -> str:

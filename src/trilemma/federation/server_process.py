@@ -37,6 +37,10 @@ PATIENCE = 60.0
 """Seconds for a run that is told to stop: it ends before its next question."""
 
 
+GRACE = 2.0
+"""Seconds for a run that breaks off because the process ends."""
+
+
 class StoppedError(Exception):
     """The operator stopped the run: it is not under way any more."""
 
@@ -62,6 +66,7 @@ class Server:
         self.party, self.carrier, self._ends = party, carrier, ends
         self._changed = threading.Condition()
         self._run: Run | None = None
+        self._work: threading.Thread | None = None
         self._commits = 0
 
     # --- the operator -----------------------------------------------------------------------------------
@@ -129,7 +134,8 @@ class Server:
                     )
                 self._stop(run)
             run = self._run = Run(name)
-        threading.Thread(target=self._go, args=(run,), daemon=True).start()
+        self._work = threading.Thread(target=self._go, args=(run,), daemon=True)
+        self._work.start()
         return run
 
     def stop(self) -> None:
@@ -144,18 +150,18 @@ class Server:
             raise UserError(f"run {run.name!r} was told to stop, and has not yet; see it with `status`")
 
     def close(self) -> None:
-        """Let the run that is under way break off; it goes on when the server starts again."""
-        with self._changed:
-            run = self._run
-            if run is not None:
-                self._changed.wait_for(lambda: run.state != RUNNING, 2.0)
+        """Let the run that is under way break off; it goes on, and is followed on, when this starts again."""
+        if self._work is not None:
+            self._work.join(GRACE)
 
     def _go(self, run: Run) -> None:
         state, reason = COMPLETED, ""
         try:
             with under_way(self.party, run.name, (EndsError,)):
                 self._coordinate(run)
-        except (StoppedError, EndsError):
+        except EndsError:
+            return
+        except StoppedError:
             state = STOPPED
         except Exception as error:
             log.error("run %r failed", run.name, exc_info=error)
