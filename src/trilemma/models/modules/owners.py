@@ -131,8 +131,10 @@ class _Call:
     def shadows(self) -> Shadow:
         """Return what the shadow of each of its results is."""
         packet = self.func.overloadpacket
-        rule = _RULES.get(packet) or _RULES.get(_pure(packet))
-        if rule is None and torch.Tag.pointwise in self.func.tags:
+        pure = _pure(packet)
+        rule = _RULES.get(packet) or _RULES.get(pure)
+        kinds = [self.func, getattr(pure, self.func._overloadname, None)]
+        if rule is None and any(torch.Tag.pointwise in kind.tags for kind in kinds if kind is not None):
             rule = _pointwise
         if rule is None:
             raise NotFlat(f"{self.func} is not known to keep examples apart")
@@ -260,18 +262,13 @@ def _channels(call: _Call) -> Shadow:
     """Batch normalisation: by given statistics, or by those of each channel."""
     call.free("weight", "bias", "running_mean", "running_var")
     own = call.owner("input")
-    axes = [axis for axis in range(own.dim()) if axis != 1]
+    if not call.given.get("training"):
+        return lambda out, number: own.new_zeros(()) if number else own
     try:
-        each = along(own, axes) if call.given.get("training") else own
+        each = along(own, [axis for axis in range(own.dim()) if axis != 1])
     except NotFlat:
         raise NormalisedTogether from None
-
-    def shadow(out: Tensor, number: int) -> Tensor:
-        if out.dim() == own.dim():
-            return each
-        return along(each, axes).flatten() if out.numel() else own.new_zeros(())
-
-    return shadow
+    return lambda out, number: each.flatten() if number else each
 
 
 def _product(call: _Call) -> Shadow:
@@ -407,7 +404,7 @@ _RULES: dict[Any, Rule] = {
         "sum mean amax amin max min argmax argmin var var_mean std std_mean prod logsumexp any all "
         "linalg_vector_norm norm nansum count_nonzero softmax _softmax log_softmax _log_softmax cumsum "
         "cumprod logcumsumexp cummax cummin sort argsort topk kthvalue median nanmedian aminmax "
-        "_fft_r2c _fft_c2c _fft_c2r",
+        "_safe_softmax _fft_r2c _fft_c2c _fft_c2r",
     ),
     **_named(
         _rows,

@@ -87,7 +87,7 @@ def take(source: Source, params: Mapping[str, Tensor], request: Request, plan: P
     if request.keys is not None:
         seeds = seeds_of(request.keys, request.first, request.y.shape[1], request.y.device)
     through = {"flat": _flat, "mapped": _mapped, "looped": _looped}[plan.way]
-    with torch.enable_grad(), plainly(), functions_seen():
+    with torch.enable_grad(), plainly(plan.way != "looped"), functions_seen():
         return through(source, params, request, plan, seeds, log)
 
 
@@ -225,7 +225,7 @@ def record(
     )
     nothing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda kept: kept)
     recorder = Recorder(slots, frame, Log(), Draws(None, off=True))
-    with torch.enable_grad(), plainly(), functions_seen(), nothing, owners, recorder:
+    with torch.enable_grad(), plainly(True), functions_seen(), nothing, owners, recorder:
         outputs = source.call(batch.x)
     owners.rows(outputs, frame.examples)
     alone = tree_map_only(Tensor, _leaf, outputs)
@@ -394,11 +394,11 @@ def losses(source: Source, outputs: Any, y: Tensor, share: Tensor) -> Tensor:
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def plainly(one_for_many: bool = False) -> Iterator[None]:
     """Switch activation checkpointing off: what it would compute twice is kept anyway.
 
-    And say, as a compiler does, that one pass stands for many: code that asks, as transformers' do, whether a
-    batch needs its mask, then takes the way that is right for every batch.
+    If `one_for_many`, say so, as a compiler does: code that asks, as transformers' do, whether a batch needs
+    its mask, then takes the way that is right for every batch.
     """
     module = torch.utils.checkpoint
     names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
@@ -415,7 +415,7 @@ def plainly() -> Iterator[None]:
     setattr(module, names[0], Straight)
     setattr(module, names[1], straight)
     compiling = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
+    torch.compiler._is_compiling_flag = one_for_many or compiling
     try:
         yield
     finally:
