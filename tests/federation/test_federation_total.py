@@ -22,7 +22,7 @@ from trilemma.federation.layout import Party
 from trilemma.federation.public_facts import Federation
 from trilemma.federation.reasons import Refused
 from trilemma.federation.spending import write_budgets
-from trilemma.federation.task import load_task
+from trilemma.federation.task import OneClient, load_task
 from trilemma.learning import total
 from trilemma.learning.settings import algorithms, private_algorithms
 
@@ -310,3 +310,14 @@ def test_a_round_that_was_paid_for_and_not_answered_is_never_drawn_again(tmp_pat
     assert [server.asked(0, 0, 0), Observer(made).asked(0, 0, 0)] == [None, None], "after a restart too"
     assert not drawn
     assert len(entries(made[1])) == 1, "paid for"
+
+
+@pytest.mark.parametrize(("name", "unit"), EVERY)
+def test_what_goes_wrong_beside_models_and_losses_counts_as_zero_too(tmp_path, monkeypatch, name, unit):
+    config = settings(name, unit)
+    without = outside(federation(tmp_path / "without", "tiny", config))
+    for draw in ("sample", "poisson", "epochs", "everything"):
+        monkeypatch.setattr(OneClient, draw, lambda *asked: 1 / 0)
+    made = federation(tmp_path / "with", "tiny", config)
+    assert outside(made) == without
+    assert "division by zero" in made[1].log.read_text()
