@@ -49,8 +49,7 @@ nightly: audit chaos  ## all that takes too long for every change
 chaos: $(VENV)/.dev  ## nightly: kill processes for two minutes, try lists of faults and broken bytes for some more
 	TRILEMMA_CHAOS=$${TRILEMMA_CHAOS:-120} $(BIN)/pytest -s tests/federation/test_deployed_chaos.py
 	$(BIN)/pytest -n 2 --hypothesis-profile nightly tests/federation/test_federation_fuzz.py \
-		tests/federation/test_federation_simulator.py \
-		tests/cli/test_cli_damaged.py --timeout 3600
+		tests/federation/test_federation_simulator.py tests/cli/test_cli_damaged.py --timeout 3600
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks examples tools docs

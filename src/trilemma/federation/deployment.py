@@ -161,7 +161,7 @@ def taken_down(party: Party) -> Path:
 def refresh(server: Party) -> None:
     """Let the server's process know of its roster at once; it looks every second."""
     if running(server) is not None:
-        list(ask(server, ask="refresh"))
+        list(ask(server, seconds=START_LIMIT, ask="refresh"))
 
 
 def restart(party: Party, say: Say = lambda _: None) -> bool:

@@ -22,6 +22,10 @@ from trilemma.federation.facts import Facts
 from trilemma.federation.layout import FACTS_BACK, NO_FACTS, Party, parties, without_facts
 
 
+PATIENCE = 5.0
+"""Seconds for the server's process to say who is connected."""
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """A party and what is wrong with it."""
@@ -105,8 +109,8 @@ def beside(party: Party, other: Party) -> Iterator[Finding]:
 def seen_by_server(server: Party) -> Iterator[Finding]:
     """Tell what the server's process sees of clients: who is away, and why; whose files are not its own."""
     try:
-        (told,) = ask(server, ask="status")
-    except UserError:
+        (told,) = ask(server, seconds=PATIENCE, ask="status")
+    except (UserError, TimeoutError):
         return
     own, there, turned_away = Facts.of(server), told["there"], told["turned_away"]
     for client in map(str, sorted(server.signed_roster.tls.values())):
