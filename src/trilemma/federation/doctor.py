@@ -21,7 +21,6 @@ from trilemma.federation.door import ask
 from trilemma.federation.facts import Facts
 from trilemma.federation.layout import FACTS_BACK, NO_FACTS, Party, parties, without_facts
 
-
 PATIENCE = 5.0
 """Seconds for the server's process to say who is connected."""
 
