@@ -20,7 +20,21 @@ from trilemma.testing.examples import Stack, clip
 
 FLAT = [
     *("batch-norm1d-eval", "batch-norm2d-eval", "layer-scale", "layer-scale-in-place", "rms-norm-by-hand"),
-    *("xcit", "convnext", "bert", "gpt2", "vit", "llama", "qwen2", "mistral", "gemma"),
+    *(
+        "rnn-0",
+        "rnn-1",
+        "rnn-2",
+        "rnn-3",
+        "xcit",
+        "convnext",
+        "bert",
+        "gpt2",
+        "vit",
+        "llama",
+        "qwen2",
+        "mistral",
+        "gemma",
+    ),
 ]
 """What is common, and goes through as one batch."""
 

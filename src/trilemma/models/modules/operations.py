@@ -19,7 +19,7 @@ from trilemma.models.modules.convolutions import Convolved, Window
 from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.normalisations import batch_norm, group_norm, layer_norm, rms_norm
 from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
-from trilemma.models.modules.sequences import gru, lstm, multi_head_attention
+from trilemma.models.modules.sequences import gru, lstm, multi_head_attention, rnn_relu, rnn_tanh
 from trilemma.models.terms import Lookup, Product, Shift
 
 Operation = Callable[..., Any]
@@ -287,4 +287,6 @@ OPERATIONS: dict[Any, Operation] = {
     F.multi_head_attention_forward: multi_head_attention,
     torch.lstm: lstm,
     torch.gru: gru,
+    torch.rnn_tanh: rnn_tanh,
+    torch.rnn_relu: rnn_relu,
 }

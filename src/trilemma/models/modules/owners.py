@@ -397,7 +397,7 @@ _RULES: dict[Any, Rule] = {
     **_named(
         _pointwise, "_to_copy masked_fill clone prelu _prelu_kernel lerp where contiguous complex polar"
     ),
-    **_named(_pointwise, "bitwise_not logical_not nan_to_num"),
+    **_named(_pointwise, "bitwise_not logical_not nan_to_num relu leaky_relu elu hardtanh"),
     **_named(_cross, "linalg_cross"),
     **_named(
         _reduction,

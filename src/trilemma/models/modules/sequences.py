@@ -1,4 +1,4 @@
-"""Multi-head attention, LSTM and GRU, taken apart into operations that are known."""
+"""Multi-head attention and recurrent layers, taken apart into operations that are known."""
 
 from __future__ import annotations
 
@@ -123,22 +123,33 @@ def lstm(recorder: Recorder, func: Any, *args: Any) -> Any:
     return output, *states
 
 
-def gru(recorder: Recorder, func: Any, *args: Any) -> Any:
-    """`nn.GRU` on padded sequences."""
-    if len(args) != 9 or not isinstance(args[2], list | tuple) or _left_alone(recorder, args):
-        return NotImplemented
+Cell = Callable[[Tensor, tuple[Tensor, ...], Callable[[Tensor], Tensor]], tuple[Tensor, ...]]
+"""(what enters, the state, what the state adds) -> the next state."""
 
-    def cell(
-        gates: Tensor, state: tuple[Tensor, ...], again: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, ...]:
-        r, z, n = gates.chunk(3, -1)
-        old_r, old_z, old_n = again(state[0]).chunk(3, -1)
-        update = torch.sigmoid(z + old_z)
-        fresh = torch.tanh(n + torch.sigmoid(r + old_r) * old_n)
-        return (fresh + update * (state[0] - fresh),)
 
-    output, states = _recurrent(recorder, cell, args[0], (args[1],), *args[2:])
-    return output, states[0]
+def _of_one_state(cell: Cell) -> Callable[..., Any]:
+    """A recurrent layer on padded sequences whose state is one tensor."""
+
+    def operation(recorder: Recorder, func: Any, *args: Any) -> Any:
+        if len(args) != 9 or not isinstance(args[2], list | tuple) or _left_alone(recorder, args):
+            return NotImplemented
+        output, states = _recurrent(recorder, cell, args[0], (args[1],), *args[2:])
+        return output, states[0]
+
+    return operation
+
+
+def _gated(gates: Tensor, state: tuple[Tensor, ...], again: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+    r, z, n = gates.chunk(3, -1)
+    old_r, old_z, old_n = again(state[0]).chunk(3, -1)
+    update = torch.sigmoid(z + old_z)
+    fresh = torch.tanh(n + torch.sigmoid(r + old_r) * old_n)
+    return (fresh + update * (state[0] - fresh),)
+
+
+gru = _of_one_state(_gated)
+rnn_tanh = _of_one_state(lambda gates, state, again: (torch.tanh(gates + again(state[0])),))
+rnn_relu = _of_one_state(lambda gates, state, again: (torch.relu(gates + again(state[0])),))
 
 
 def _left_alone(recorder: Recorder, args: tuple[Any, ...]) -> bool:
@@ -148,7 +159,7 @@ def _left_alone(recorder: Recorder, args: tuple[Any, ...]) -> bool:
 
 def _recurrent(
     recorder: Recorder,
-    cell: Callable[[Tensor, tuple[Tensor, ...], Callable[[Tensor], Tensor]], tuple[Tensor, ...]],
+    cell: Cell,
     x: Tensor,
     start: tuple[Tensor, ...],
     weights: Sequence[Tensor],
