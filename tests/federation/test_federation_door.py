@@ -60,7 +60,7 @@ def test_the_system_says_who_is_there():
 
 @pytest.mark.parametrize("said", [b"\n", b"[1]\n", b'{"ask": 1}\n', b"\xff\xfe\n", b"[" * 70_000 + b"\n"])
 def test_gibberish_is_answered_and_costs_nobody_else(opened, said):
-    with socket.socket(socket.AF_UNIX) as line, door._short(opened.running / "door") as folder:
+    with socket.socket(socket.AF_UNIX) as line, door.short(opened.running / "door") as folder:
         line.settimeout(30.0)
         line.connect(str(folder / "door"))
         line.sendall(said)
@@ -69,7 +69,7 @@ def test_gibberish_is_answered_and_costs_nobody_else(opened, said):
 
 
 def test_who_says_nothing_takes_one_seat_of_many(opened):
-    with door._short(opened.running / "door") as folder:
+    with door.short(opened.running / "door") as folder:
         silent = [socket.socket(socket.AF_UNIX) for _ in range(door.MOST - 1)]
         for line in silent:
             line.connect(str(folder / "door"))
