@@ -108,7 +108,7 @@ class OverGrid:
         self._hellos: dict[str, _Hello] = {}
         self._proven: dict[int, tuple[int, bytes]] = {}
         self._at: dict[int, int] = {}
-        self._asked: dict[str, int] = {}
+        self._asked: dict[str, tuple[int, int]] = {}
 
     def nodes(self) -> Mapping[int, int]:
         """Return the nodes that have proven whose they are, and the clients they are by the roster of now."""
@@ -126,22 +126,24 @@ class OverGrid:
 
     def send(self, blocks: Mapping[int, bytes], lifetime: float) -> Mapping[str, int]:
         """Send each node its block, to be forgotten after `lifetime` seconds."""
-        numbers = [number for number in blocks if number in self._at]
-        contents = [{"block": blocks[number]} for number in numbers]
-        names = self._push([self._at[number] for number in numbers], contents, lifetime)
-        asked = {name: number for name, number in zip(names, numbers, strict=True) if name}
-        self._asked |= asked
-        return asked
+        asked = [(number, self._at[number]) for number in blocks if number in self._at]
+        contents = [{"block": blocks[number]} for number, _ in asked]
+        names = self._push([node for _, node in asked], contents, lifetime)
+        taken = {name: one for name, one in zip(names, asked, strict=True) if name}
+        self._asked |= taken
+        return {name: number for name, (number, _) in taken.items()}
 
     def fetch(self, questions: Collection[str]) -> list[Reply]:
-        """Return the replies that are there."""
-        self._asked = {name: number for name, number in self._asked.items() if name in questions}
-        replies = self._grid.pull_messages(list(self._asked)) if self._asked else ()
-        return [
-            _reply(self._asked.pop(name), name, one)
-            for one in replies
-            if (name := one.metadata.reply_to_message_id) in self._asked
-        ]
+        """Return the replies that are there; what another node says to a question is none."""
+        self._asked = {name: one for name, one in self._asked.items() if name in questions}
+        found: list[Reply] = []
+        for one in self._grid.pull_messages(list(self._asked)) if self._asked else ():
+            name = one.metadata.reply_to_message_id
+            number, node = self._asked.get(name, (0, 0))
+            if name in self._asked and one.metadata.src_node_id == node:
+                del self._asked[name]
+                found.append(_reply(number, name, one))
+        return found
 
     def _say_hello(self, nodes: Collection[int]) -> None:
         now = self._now()

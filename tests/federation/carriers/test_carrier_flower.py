@@ -84,7 +84,8 @@ class Pulled:
     """A reply as a grid brings it: what it answers is in its metadata."""
 
     def __init__(self, name, reply):
-        self.metadata, self._reply = SimpleNamespace(reply_to_message_id=name), reply
+        node = reply.metadata.src_node_id
+        self.metadata, self._reply = SimpleNamespace(reply_to_message_id=name, src_node_id=node), reply
 
     def __getattr__(self, name):
         return getattr(self._reply, name)
@@ -216,6 +217,20 @@ def test_refusals_failures_and_silence_are_told_apart(parties):
     assert replies[2].unreached
     assert "the app crashed" in replies[2].why
     assert over.fetch(list(asked)) == []
+
+
+def test_another_node_answers_nobody_elses_question(parties):
+    grid = LocalGrid(parties)
+    over = carrier(grid, parties)
+    present(over)
+    (question,) = over.send({FIRST_NODE: b"no block"}, 5.0)
+    liar = list(NODES)[3]
+    (theirs,) = over.send({FIRST_NODE + 3: b"no block"}, 5.0)
+    honest, grid.there[question] = grid.there[question], grid.there.pop(theirs)
+    assert grid.there[question].metadata.src_node_id == liar
+    assert over.fetch([question, theirs]) == []
+    grid.there[question] = honest
+    assert [reply.node for reply in over.fetch([question])] == [FIRST_NODE]
 
 
 def test_a_clients_own_process_stays_and_answers_one_message_after_the_other(parties, monkeypatch):
