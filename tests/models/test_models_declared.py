@@ -379,6 +379,49 @@ def test_complex_parameters():
         models.from_module(Spectral(), nn.CrossEntropyLoss())
 
 
+# --- what a module remembers ------------------------------------------------------------------------------
+
+
+class Highest(nn.Module):
+    """Scales by the largest number it has ever seen above 100, which it keeps as `kind` says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind, self.most = nn.Linear(4, 3), kind, 1.0
+        self.register_buffer("largest", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        most = float(x.detach().abs().max())
+        if most > 100:
+            if self.kind == "number":
+                self.most = most
+            elif self.kind == "tensor":
+                self.most = torch.tensor(most)
+            elif self.kind == "buffer":
+                self.largest = torch.tensor(most)
+            else:
+                self.largest.fill_(most)
+        return self.layer(x) / self.most / self.largest
+
+
+@pytest.mark.parametrize("kind", ["number", "tensor", "buffer", "in place"])
+def test_a_record_is_not_remembered(kind):
+    """A record of an earlier batch, or an earlier record of the same, scaled what others contribute."""
+    torch.manual_seed(1)
+    model = models.from_module(Highest(kind), nn.CrossEntropyLoss())
+    theta, generator = model.init(Key(1)), Key(8).torch()
+    others = [(torch.randn(4, generator=generator), torch.tensor(1)) for _ in range(5)]
+    loud, quiet = ((size * torch.ones(4), torch.tensor(0)) for size in (1e4, 1.0))
+    moves = []
+    for first, second in ((quiet, loud), (quiet, quiet), (quiet, others[0])) * 2:
+        try:
+            moves.append(move(model, theta, first, second, others, 0.1))
+        except UserError:  # of a paid step this record counts as zero
+            moves.append(0.0)
+    assert moves[:3] == moves[3:]
+    assert max(moves) <= 1
+
+
 # --- a client's factor ------------------------------------------------------------------------------------
 
 

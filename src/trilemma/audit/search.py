@@ -207,12 +207,16 @@ def search(target: Target, declaration: Declaration, key: Key, ascents: int = ST
     """Look for moves and answers until one is wrong; return what was found beside what is declared."""
     found, pool = Search(target), records(declaration, key.fold("records"))
     # Twins first: whoever infers the structure of a batch from its first one sees equally long examples.
-    found.released(target.model.init(key), pool, [[0] * target.size])
+    start, twins = target.model.init(key), [[0] * target.size]
+    before = found.released(start, pool, twins)
     refused = bool(found.failed)  # as models are whose examples have no gradients of their own
     for name, theta, more in () if refused else _places(target, pool, key, ascents):
         found.under(name, theta, more)
         if found.move > 1 + target.slack or found.answers:
             break
+    after = found.released(start, pool, twins)
+    if before is not None and after is not None and not torch.equal(before, after):
+        found.answers.append("a release depends on what others were asked before")
     facts = {**found.where, "releases": found.tried, **({"refused": "everything"} if refused else {})}
     said = {"first": found.answers[0]} if found.answers else {}
     name, moved = f"search, {target.name}", found.move * target.declared

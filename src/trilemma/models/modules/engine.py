@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trilemma.errors import UserError
 from trilemma.keys import Key
@@ -213,7 +212,7 @@ class ModuleEngine:
             dropout=False,
         )
         notes: list[str] = []
-        with exactly(), unchanged(self.at(y.device).module):
+        with exactly():
             loop = Reference(model, theta, x, y)
             for way in ways:
                 found = self._try(model, request, way, loop, notes)
@@ -288,35 +287,6 @@ def _structure(model: Model, way: Way, log: Log, saved: _Saved, size: int) -> St
     used = {name: tuple(dict.fromkeys(found)) for name, found in operations.items()}
     each = (saved.bytes + written) // size + formed + 1
     return Structure(way, log.layouts, used, frozenset(log.formed), each, log.inplace)
-
-
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Refuse a module whose forward pass changes its buffers; batch normalisation's are kept per client."""
-    skip = {
-        id(buffer)
-        for part in module.modules()
-        if isinstance(part, nn.modules.batchnorm._BatchNorm)
-        for buffer in part.buffers()
-    }
-    before = {
-        name: (buffer, buffer._version) for name, buffer in module.named_buffers() if id(buffer) not in skip
-    }
-    try:
-        yield
-    finally:  # a change may be why the way back failed: it is what has to be said then
-        now = dict(module.named_buffers())
-        changed = [
-            name
-            for name, (buffer, version) in before.items()
-            if now[name] is not buffer or buffer._version != version
-        ]
-        if changed:
-            raise UserError(
-                f"the module's forward pass changes its buffers {changed}: clients that step side by side "
-                "would change them for each other. Put these parts in eval mode, or take the statistics out "
-                "of forward"
-            )
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -48,9 +49,49 @@ class Source:
     """The loss of every example of a batch, where there is a quicker way than one by one."""
 
     def call(self, x: Inputs) -> Any:
-        """Run the module on a batch: a tensor is its argument, columns are passed by name."""
-        outputs = self.module(x) if isinstance(x, Tensor) else self.module(**x)
+        """Run the module on a batch: a tensor is its argument, columns are passed by name.
+
+        What it left on itself is put back: else one record would be in what others contribute.
+        """
+        before = [(own, dict(own)) for part in self.module.modules() for own in (vars(part), part._buffers)]
+        versions = [buffer._version for _, buffer, _ in self.pristine]
+        try:
+            outputs = self.module(x) if isinstance(x, Tensor) else self.module(**x)
+        finally:  # a change may be why the way forward failed: it is what has to be said then
+            now = dict(self.module.named_buffers())
+            for own, kept in before:
+                if own.keys() != kept.keys() or any(own[name] is not value for name, value in kept.items()):
+                    own.clear()
+                    own.update(kept)
+            self._refuse_changes(now, versions)
         return getattr(outputs, "logits", outputs)
+
+    def _refuse_changes(self, now: Mapping[str, Tensor], versions: list[int]) -> None:
+        """Refuse a forward pass that changed buffers, and give them their values again."""
+        changed = []
+        for (name, buffer, value), version in zip(self.pristine, versions, strict=True):
+            if now.get(name) is not buffer or buffer._version != version:
+                changed.append(name)
+                with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                    buffer.copy_(value)
+        if changed:
+            raise UserError(
+                f"the module's forward pass changes its buffers {changed}: clients that step side by side "
+                "would change them for each other. Put these parts in eval mode, or take the statistics out "
+                "of forward"
+            )
+
+    @cached_property
+    def pristine(self) -> list[tuple[str, Tensor, Tensor]]:
+        """Every buffer and a copy of it; those of batch normalisation are kept per client."""
+        norms = [part for part in self.module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        skip = {id(buffer) for part in norms for buffer in part.buffers()}
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            return [
+                (name, buffer, buffer.detach().clone())
+                for name, buffer in self.module.named_buffers()
+                if id(buffer) not in skip
+            ]
 
     def slots(self, values: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[int, Slot]:
         """Return what stands for every trained parameter."""
