@@ -106,6 +106,20 @@ def test_items_of_a_data_set_may_raise():
     assert fitted(UNIT, Items, "").left_out.tolist() == [False, False, True, False]
 
 
+def test_one_record_among_many_is_found_in_few_attempts():
+    """One by one a million would take so long that nobody waits for the client."""
+    rows, attempts = [[0.5, 0.5]] * 1000, []
+    rows[700] = ["many", 0.5]
+
+    def read(given):
+        attempts.append(len(given[1]))
+        return data.from_clients([given], classes=2)
+
+    found = data.fitted(UNIT, lambda: (rows, [0] * 1000), read, lambda said: None)
+    assert found.left_out.nonzero().tolist() == [[700]]
+    assert len(attempts) < 30
+
+
 def test_padding_is_inside():
     given = ({"ids": [[1, 9], [3, 4, 5, 6], [10, 1, 1]]}, [[0, 2], [1, 1, -100, 1], [0, 0, 0]])
     found = fitted(TOKENS, lambda: given)

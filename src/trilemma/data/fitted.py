@@ -102,7 +102,7 @@ def fitted(
     """Return a client's data whatever they are; what is wrong with them is told to their owner alone.
 
     `load` returns them as they are given, `read` reads them. Where they cannot be read as a whole, they are
-    read one by one; where they cannot be loaded as a whole, `one_by_one` says how to load those of each
+    read in parts; where they cannot be loaded as a whole, `one_by_one` says how to load those of each
     record. There are `least` places at least, if need be empty ones.
     """
     found = [*_fitted(declaration, load, read, tell, one_by_one)]
@@ -128,8 +128,8 @@ def _fitted(
             why = "not all have the columns, types and shapes that are declared"
         except BaseException as error:
             why = f"{type(error).__name__}: {error}"
-        tell(f"records are read one by one: {why}")
-        yield _one_by_one(declaration, given, read)
+        tell(f"records are read in parts: {why}")
+        yield _in_parts(declaration, given, read)
     except BaseException as error:
         tell(f"records cannot be loaded together: {type(error).__name__}: {error}")
         try:
@@ -163,45 +163,49 @@ def _joined(parts: Sequence[Dataset]) -> Dataset:
     )
 
 
-def _one_by_one(declaration: Declaration, given: Any, read: Callable[[Any], Dataset]) -> Dataset:
-    """Read each record as if it were the only one; what cannot be read, or is outside, leaves its place."""
-    record, count = _records(given)
+def _in_parts(declaration: Declaration, given: Any, read: Callable[[Any], Dataset]) -> Dataset:
+    """Read halves, and halves of them, down to the records that cannot be read: these leave their places."""
+    part, count = _parts(given)
     places = _places(declaration, count)
     assert places.left_out is not None
     x, y = columns_of(places.x_train), places.y_train
-    for row in range(count):
+    waiting = [slice(0, count)]
+    while waiting:
+        rows = waiting.pop()
+        size, middle = rows.stop - rows.start, (rows.start + rows.stop) // 2
         try:
-            one = read(record(row))
-            found = columns_of(one.x_train)
-            like = {name: found[name].to(x[name].dtype) for name in x}
-            one = replace(one, x_train=like if isinstance(one.x_train, Mapping) else like[""])
-            if len(one.y_train) != 1 or bool(outside(declaration, one).any()):
-                continue
-            for name, column in like.items():
-                x[name][row] = column[0]
-            y[row] = one.y_train[0]
-            places.left_out[row] = False
+            one = read(part(rows))
+            found = {name: column.to(x[name].dtype) for name, column in columns_of(one.x_train).items()}
+            one = replace(one, x_train=found if isinstance(one.x_train, Mapping) else found[""])
+            if len(one.y_train) != size or not _alike(declaration, one):
+                raise ValueError
         except BaseException:
+            waiting += [slice(rows.start, middle), slice(middle, rows.stop)] if size > 1 else []
             continue
+        one = within(declaration, one)
+        for name, column in columns_of(one.x_train).items():
+            x[name][rows] = column
+        y[rows] = one.y_train
+        places.left_out[rows] = False if one.left_out is None else one.left_out
     return places
 
 
-def _records(given: Any) -> tuple[Callable[[int], Any], int]:
-    """Return a function that gives one record, in the form they all have, and their number."""
+def _parts(given: Any) -> tuple[Callable[[slice], Any], int]:
+    """Return a function that gives some records, in the form they all have, and their number."""
     if isinstance(given, tuple) and len(given) == 2:
         x, y = given
-        return lambda row: (_row(x, row), y[row : row + 1]), len(y)
+        return lambda rows: (_some(x, rows), y[rows]), len(y)
     if isinstance(given, Mapping):
-        return lambda row: _row(given, row), len(next(iter(given.values())))
+        return lambda rows: _some(given, rows), len(next(iter(given.values())))
     if hasattr(given, "column_names"):
-        return lambda row: {name: given[name][row : row + 1] for name in given.column_names}, len(given)
-    return lambda row: torch.utils.data.Subset(given, [row]), len(given)
+        return lambda rows: {name: given[name][rows] for name in given.column_names}, len(given)
+    return lambda rows: torch.utils.data.Subset(given, range(rows.start, rows.stop)), len(given)
 
 
-def _row(given: Any, row: int) -> Any:
-    if isinstance(given, Mapping):
-        return {name: column[row : row + 1] for name, column in given.items()}
-    return given[row : row + 1]
+def _some(given: Any, rows: slice) -> Any:
+    return (
+        {name: column[rows] for name, column in given.items()} if isinstance(given, Mapping) else given[rows]
+    )
 
 
 def _places(declaration: Declaration, count: int) -> Dataset:
