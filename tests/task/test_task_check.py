@@ -138,7 +138,7 @@ def test_a_private_run_is_not_begun_with_wrong_gradients(tmp_path):
     task = tl.Task(model=Mixing, clients=[(x, y)] * 3, coupled=False)
     privacy = tl.Privacy(threat="ldp", clip=1.0, noise_multiplier=4.0)
     algorithm = {"name": "dsgd", "unit": "example", "batch_size": 8}
-    with pytest.raises(UserError, match=r"couples|differ from those of single examples"):
+    with pytest.raises(UserError, match=r"couples|plain loop over examples"):
         tl.run(task, algorithm=algorithm, privacy=privacy, rounds=2, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -208,3 +208,26 @@ def test_features_are_made_before_a_task_is_looked_at(files):
     assert looked.exit_code == 0, looked.exception
     began = call("run", files / "run.toml", "--task", files / "task.py", "--out", files / "run")
     assert began.exit_code == 0, began.exception
+
+
+@pytest.mark.parametrize("unit", ["example", "user"])
+def test_gradients_are_compared_on_made_up_examples_too(files, monkeypatch, unit):
+    """At both levels: what a client's first examples do not show, the smallest and largest numbers may."""
+    from trilemma.models.modules import checks
+
+    seen: list[torch.Tensor] = []
+    plain = checks.compared
+
+    def watched(model, params, batch):
+        seen.append(batch.x)
+        return plain(model, params, batch)
+
+    monkeypatch.setattr(checks, "compared", watched)
+    task = tl.Task.from_file(files / "task.py").of(3)
+    own = torch.cat([torch.as_tensor(np.random.default_rng(c).normal(size=(20 + c, 4))) for c in range(3)])
+    inspect(task, by_example=unit == "example")
+    dsgd = {"name": "dsgd", "unit": unit, "batch_size": 8}
+    privacy = tl.Privacy(threat="ldp", clip=1.0, noise_multiplier=4.0)
+    tl.run(task, algorithm=dsgd, privacy=privacy, rounds=1, out=files / "run")
+    made = [x for x in seen if not torch.isin(x.float(), own.float()).any()]
+    assert len(made) == 4, "two batches by check, and two before the run"

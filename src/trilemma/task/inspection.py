@@ -7,22 +7,26 @@ agrees with single examples one after the other, what the loss couples, time and
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trilemma import models
-from trilemma.data import FederatedData, declaration_of
+from trilemma.data import Declaration, FederatedData, declaration_of, made_up
 from trilemma.data.types import IGNORED, Batch, Dataset, columns_of, each
 from trilemma.errors import UserError
 from trilemma.keys import Key
+from trilemma.models.modules.reference import COMPARED
 from trilemma.models.types import Model
 from trilemma.task.learner import Learner
 from trilemma.task.task import Task
+
+log = logging.getLogger("trilemma.check")
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ def inspect(
         "loss": [*_loss(task, learner, params, batch, federated.dataset)],
     }
     problems = [*left_out(dataset)]
-    facts["gradients"] = [*_gradients(learner, params, batch, bool(by_example), problems)]
+    made = [*invented(task.expects or declaration_of(dataset, seen=True), device)]
+    facts["gradients"] = [*_gradients(learner, params, batch, bool(by_example), problems, made)]
     if not problems:
         facts["a step"] = [
             *_step(learner.model, params, batch, by_example is not False and learner.coupled is None)
@@ -152,9 +157,17 @@ def _loss(task: Task, learner: Learner, params: Tensor, batch: Batch, dataset: D
 
 
 def _gradients(
-    learner: Learner, params: Tensor, batch: Batch, by_example: bool, problems: list[str]
+    learner: Learner,
+    params: Tensor,
+    batch: Batch,
+    by_example: bool,
+    problems: list[str],
+    made: Sequence[Batch],
 ) -> Iterator[str]:
-    """Tell how gradients are computed, and compare them with autograd's; what is wrong joins `problems`."""
+    """Tell how gradients are computed, and compare them with autograd's; what is wrong joins `problems`.
+
+    They are compared on the task's own examples and on `made`-up ones.
+    """
     model = learner.model
     try:
         ways = models.paths(model, batch)
@@ -177,9 +190,10 @@ def _gradients(
             yield "running statistics need an algorithm that keeps them (fedavg); nn.GroupNorm needs none"
         if by_example:
             problems += _refusal(model, batch)
-        return
+            return
     try:
         found = models.compared(model, params, batch)
+        verify_made(model, params, made)
     except UserError as refusal:
         problems.append(str(refusal))
         return
@@ -187,6 +201,25 @@ def _gradients(
     if found.excess > 1e-4:
         longer = f"{found.excess:.1%}"
         yield f"clipping counts with the rounding of sums: as if their gradients were up to {longer} longer"
+
+
+def invented(declaration: Declaration, device: torch.device | str) -> Iterator[Batch]:
+    """Yield batches of made-up examples: of different lengths, the smallest and the largest numbers."""
+    x, y = made_up(declaration, 2 * COMPARED, Key(1))
+    for rows in (slice(COMPARED), slice(COMPARED, None)):
+        part = each(x, lambda column, rows=rows: column[None, rows].to(device))  # type: ignore[misc]
+        yield Batch(part, y[None, rows].to(device))
+
+
+def verify_made(model: Model, params: Tensor, made: Iterable[Batch]) -> None:
+    """Compare gradients on made-up examples; what a module cannot take was a guess, and no record at all."""
+    for batch in made:
+        try:
+            models.verify(model, params, batch)
+        except UserError:
+            raise
+        except Exception as error:
+            log.info("made-up examples are not compared: %s", error)
 
 
 WAYS = {
