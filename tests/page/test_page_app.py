@@ -20,12 +20,15 @@ from trilemma.federation.event_log import EventLog, events_file
 from trilemma.federation.events import EPOCH_OPENED
 from trilemma.federation.layout import Party
 from trilemma.learning.evidence import Expulsion
+from trilemma.privacy import Mechanism
+from trilemma.privacy.ledger_lines import Entry
 from trilemma.records import Record
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from trilemma.page.app import make_app
+from trilemma.page.federations import _spending
 from trilemma.page.guard import POLICY, hosts_of
 from trilemma.page.index import Index, find
 from trilemma.page.serving import serve
@@ -462,3 +465,14 @@ def test_a_ledger_that_was_changed_is_not_believed(watched: Path, tmp_path: Path
 def test_every_address_is_none_to_listen_on_with_or_without_brackets(host: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="every address"):
         serve([tmp_path], host, 0, print)
+
+
+def test_what_a_ledger_spent_never_falls_whoever_counted_it() -> None:
+    """Fewer releases cost no more than more of them: a later, tighter figure holds for those before, too."""
+    costs = [{"rdp": 2.0}, {"rdp": 7.33}, {"rdp": 8.0, "pld": 6.51}, {"rdp": 9.0, "pld": 6.8}]
+    entries = [Entry("a.0", place, Mechanism(1.0), epsilon, "ldp") for place, epsilon in enumerate(costs)]
+    told = _spending(entries)
+    assert [(one.epsilon, one.accountant) for one in told] == [
+        (2.0, "rdp"), (6.51, "pld"), (6.51, "pld"), (6.8, "pld")
+    ]  # fmt: skip
+    assert [one.round for one in told] == [0, 1, 2, 3]

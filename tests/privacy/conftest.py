@@ -14,7 +14,7 @@ def nothing_remembered() -> Iterator[None]:
     """What other tests asked of slow accountants is not known, and what is found here is not to them."""
 
     def forget() -> None:
-        pld.pld_epsilon.cache_clear()
+        pld._composed.cache_clear()
         accounting._curve.cache_clear()
 
     forget()

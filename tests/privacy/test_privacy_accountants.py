@@ -7,11 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from trilemma.errors import ConfigError, PrivacyError, UserError
 from trilemma.privacy import Mechanism, NoiseLaw, Release, Sampling, Threat, epsilon_curve
-from trilemma.privacy.accountants import Accountant, accountants, applicable, ask, base, default, everyday
+from trilemma.privacy.accountants import Accountant, accountants, applicable, ask, default, everyday
 from trilemma.privacy.calculator import find_delta, find_noise, picture
 from trilemma.privacy.drawing import Drawing
 from trilemma.privacy.gaussian import gaussian_delta
@@ -58,6 +59,11 @@ def test_an_accountant_says_what_it_is(accountant: Accountant):
         accountant.rank = 0  # type: ignore[misc]
 
 
+def rounds_of(one: Mechanism, rounds: int) -> list:
+    """The history after each of so many rounds."""
+    return [((one, done),) for done in range(1, rounds + 1)]
+
+
 def test_no_two_accountants_share_a_rank():
     assert len({accountant.rank for accountant in accountants.values()}) == len(accountants)
 
@@ -69,7 +75,7 @@ def test_edges(accountant: Accountant, one: Mechanism):
     assert accountant.epsilon(((silent, 3),), 1e-5) == math.inf
     assert accountant.delta(((one, 0),), 1.0) == 0.0
     assert accountant.delta(((silent, 3),), 1.0) == 1.0
-    assert (accountant.curve(silent, 3, 1e-5) == math.inf).all()
+    assert (accountant.curve(rounds_of(silent, 3), 1e-5) == math.inf).all()
     assert accountant.multiplier(math.inf, 1e-5, 3, one) == 0.0
 
 
@@ -127,7 +133,7 @@ def test_noise_that_is_not_quite_gaussian_is_paid_for(accountant: Accountant, on
     assert accountant.epsilon(((replace(one, drawing=Drawing(missed=1e-3)), 1),), 1e-4) == math.inf
     if accountant.tells_delta:
         assert accountant.delta(((drawn, 1),), 0.4) >= (1 - tau) * true_delta(one, 0.4) + tau
-    assert accountant.curve(drawn, 3, 1e-4)[-1] == accountant.epsilon(((drawn, 3),), 1e-4)
+    assert accountant.curve(rounds_of(drawn, 3), 1e-4)[-1] == accountant.epsilon(((drawn, 3),), 1e-4)
     z = accountant.multiplier(3.0, 1e-4, 3, drawn)
     assert accountant.epsilon(((replace(drawn, z=z), 3),), 1e-4) <= 3.0 * (1 + 1e-8)
     with pytest.raises(UserError, match="too far from a Gaussian"):
@@ -135,14 +141,33 @@ def test_noise_that_is_not_quite_gaussian_is_paid_for(accountant: Accountant, on
 
 
 @pytest.mark.parametrize(("accountant", "one"), EVERY)
-def test_the_curve_is_never_below_epsilon_and_ends_in_it(accountant, one, monkeypatch):
-    monkeypatch.setattr(base, "_CURVE_POINTS", 3)
-    curve = accountant.curve(one, 9, 1e-4)
-    assert len(curve) == 9
-    assert (curve[1:] >= curve[:-1]).all()
-    for count in (1, 5):
-        assert curve[count - 1] >= accountant.epsilon(((one, count),), 1e-4) * (1 - 1e-12)
-    assert curve[-1] == pytest.approx(accountant.epsilon(((one, 9),), 1e-4), rel=1e-12)
+def test_the_curve_rises_in_every_round_and_is_epsilon_there(accountant, one):
+    curve = accountant.curve(rounds_of(one, 40), 1e-4)
+    assert len(curve) == 40
+    assert (np.diff(curve) > 0).all()
+    for count in (1, 5, 39):
+        alone = accountant.epsilon(((one, count),), 1e-4)
+        assert alone * (1 - 1e-12) <= curve[count - 1] <= alone * (1 + 1e-3)
+    assert curve[-1] == pytest.approx(accountant.epsilon(((one, 40),), 1e-4), rel=1e-12)
+
+
+def test_a_curve_counts_what_is_released_beside_the_rounds():
+    one, beside = KINDS["poisson"], Mechanism(2.0)
+    past = [((one, done), *([(beside, done // 5)] if done >= 5 else [])) for done in range(1, 41)]
+    for name in ("pld", "rdp"):
+        curve = accountants[name].curve(past, 1e-4)
+        assert (np.diff(curve) > 0).all()
+        for count in (4, 5, 40):
+            alone = accountants[name].epsilon(past[count - 1], 1e-4)
+            assert curve[count - 1] == pytest.approx(alone, rel=1e-3)
+
+
+def test_thousands_of_rounds_ask_a_slow_accountant_at_some():
+    release = Release(1.0, NoiseLaw(0.4), "example", 25, Sampling("poisson", 0.01))
+    curve = epsilon_curve(release, Threat("ldp", 7, 3), 90, 1e-5, "pld", most=10)
+    assert len(curve) == 90
+    assert (np.diff(curve) >= 0).all()
+    assert len(set(curve.tolist())) == 10
 
 
 @pytest.mark.parametrize(("accountant", "one"), EVERY)
@@ -177,7 +202,7 @@ def test_what_an_accountant_is_not_for_is_refused_by_every_question(accountant: 
         for question in (
             lambda one=one: accountant.epsilon(((one, 4),), 1e-5),
             lambda one=one: accountant.delta(((one, 4),), 1.0),
-            lambda one=one: accountant.curve(one, 4, 1e-5),
+            lambda one=one: accountant.curve(rounds_of(one, 4), 1e-5),
             lambda one=one: accountant.multiplier(1.0, 1e-5, 4, one),
         ):
             with pytest.raises(UserError, match=f"is for {accountant.assumes}"):

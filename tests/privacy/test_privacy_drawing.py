@@ -194,9 +194,11 @@ def test_a_certificate_on_a_grid_pays_for_being_drawn(name):
 
 def test_a_sampled_curve_pays_in_every_round_and_ends_in_the_figure():
     one = Mechanism(1.0, Sampling("poisson", 0.01), drawing=Drawing(spread=1e-9, worst=1e-6, missed=1e-16))
+    past = [((one, done),) for done in range(1, 41)]
+    undrawn = [((replace(one, drawing=EXACT), done),) for done in range(1, 41)]
     for name in ("pld", "rdp"):
-        curve = accountants[name].curve(one, 40, 1e-5)
-        plain = accountants[name].curve(replace(one, drawing=EXACT), 40, 1e-5)
+        curve = accountants[name].curve(past, 1e-5)
+        plain = accountants[name].curve(undrawn, 1e-5)
         assert (curve > plain).all()
         assert curve[-1] == pytest.approx(accountants[name].epsilon(((one, 40),), 1e-5), rel=1e-12)
 

@@ -7,7 +7,7 @@ ledger, its budget and its own log. Folders of secrets are not opened.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 from trilemma.errors import UserError
@@ -16,6 +16,7 @@ from trilemma.files import readable
 from trilemma.page.answers import Account, Member, PartyLine, PartyView, Role, ServerRun, Spent
 from trilemma.page.index import Found, Index, shown
 from trilemma.page.runs import flat
+from trilemma.privacy.ledger_lines import Entry
 from trilemma.report import federations
 from trilemma.report.glance import Glance, plain_config
 from trilemma.report.tables import shown as shown_score
@@ -111,24 +112,24 @@ def _account(party: Party) -> Account:
         left=found.left,
         accountant=found.accountant,
         rounds={shown(run): count for run, count in found.rounds.items()},
-        spending=[_spent(entry.run, entry.round, entry.epsilon, entry.threat) for entry in statement.entries][
-            -LATEST:
-        ],
+        spending=_spending(statement.entries)[-LATEST:],
         remarks=[shown(f"{one.run}, round {one.round}: {one.text}") for one in statement.remarks][-LATEST:],
         refusals=_tail(party.log),
         problem=shown(found.problem),
     )
 
 
-def _spent(run: str, round_: int, epsilon: Mapping[str, float], threat: str) -> Spent:
-    by = min(epsilon, key=lambda name: epsilon[name], default="")
-    return Spent(
-        run=shown(run),
-        round=round_,
-        epsilon=epsilon.get(by, math.nan),
-        accountant=shown(by),
-        threat=shown(threat),
-    )
+def _spending(entries: Sequence[Entry]) -> list[Spent]:
+    """Return ε after each release: fewer cost no more than more of them, so that a later figure holds too."""
+    told: list[Spent] = []
+    least, by = math.inf, ""
+    for entry in reversed(entries):
+        for name, epsilon in entry.epsilon.items():
+            if epsilon < least:
+                least, by = epsilon, name
+        run, threat = shown(entry.run), shown(entry.threat)
+        told.append(Spent(run=run, round=entry.round, epsilon=least, accountant=shown(by), threat=threat))
+    return told[::-1]
 
 
 def _tail(log: Path) -> list[str]:

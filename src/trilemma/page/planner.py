@@ -11,7 +11,6 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-import numpy as np
 import tomli_w
 
 from trilemma import aggregation, config
@@ -196,21 +195,13 @@ def plan_curves(question: Question) -> PlanCurves:
     name = min(drawn.curves, key=lambda one: float(drawn.curves[one][-1]))
     return PlanCurves(
         over_rounds=[
-            PlanCurve(
-                name=name, x=[float(place + 1) for place in kept], y=[finite(float(v)) for v in values[kept]]
-            )
+            PlanCurve(name=name, x=drawn.rounds.tolist(), y=[finite(float(one)) for one in values])
             for name, values in drawn.curves.items()
-            for kept in [_places(len(values))]
         ],
         over_noise=_over_noise(question, found.release.law, name),
         over_clients=_over_clients(question, drawn.spent),
         epsilon=finite(drawn.spent),
     )
-
-
-def _places(rounds: int) -> np.ndarray:
-    """Return about sixty places from the first round to the last."""
-    return np.unique(np.linspace(0, rounds - 1, min(rounds, 60)).round().astype(int))
 
 
 def _over_noise(question: Question, law: NoiseLaw, accountant: str) -> PlanCurve:

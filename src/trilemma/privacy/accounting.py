@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trilemma.errors import UserError
-from trilemma.privacy.accountants import (
-    Accountant,
-    Answer,
-    accountants,
-    applicable,
-    ask,
-    default,
-    everyday,
-)
+from trilemma.privacy.accountants import Answer, accountants, applicable, ask, default
 from trilemma.privacy.gaussian import check_delta
-from trilemma.privacy.mechanism import History, Mechanism, mechanism
+from trilemma.privacy.mechanism import History, mechanism
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Release
+
+MOST = 1000
+"""Rounds of a curve at most in which a slow accountant is asked: each takes milliseconds."""
 
 
 def composed_epsilon(rounds: History, delta: float, accountant: str) -> float:
@@ -112,10 +107,15 @@ def _release_notes(release: Release) -> tuple[str, ...]:
 
 
 def epsilon_curve(
-    release: Release, threat: Threat, rounds: int, delta: float, accountant: str | None = None
+    release: Release,
+    threat: Threat,
+    rounds: int,
+    delta: float,
+    accountant: str | None = None,
+    most: int = MOST,
 ) -> NDArray[np.float64]:
     """Return ε after each of the rounds 1 … `rounds`, by `accountant` or, without one, by the default."""
-    return certified_curve(release, threat, rounds, delta, accountant).figure
+    return certified_curve(release, threat, rounds, delta, accountant, most=most).figure
 
 
 def certified_curve(
@@ -125,11 +125,13 @@ def certified_curve(
     delta: float,
     accountant: str | None = None,
     beside: Callable[[int], History] | None = None,
+    most: int = MOST,
 ) -> Answer[NDArray[np.float64]]:
     """Return ε after each of the rounds 1 … `rounds`, and the name of the accountant it is by.
 
-    Slow accountants are evaluated at a few dozen rounds only; in between stands the next larger one's ε.
-    `beside` says what else has been released after so many rounds.
+    Each is what the accountant says of so many rounds, and it never falls. Beyond `most` rounds a slow
+    accountant is asked at so many of them; in between stands the next one's ε. `beside` says what else has
+    been released after so many rounds.
 
     >>> from trilemma.privacy.types import NoiseLaw
     >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
@@ -139,29 +141,30 @@ def certified_curve(
     ('exact', [2.9, 11.7, 24.6])
     """
     one = mechanism(release, threat)
-    name = accountant or default(((one, rounds),)).name
-    if beside is None:
-        return _curve(one, rounds, delta, name)
 
-    past: list[History] = [((one, done), *beside(done)) for done in range(1, rounds + 1)]
+    def after(done: int) -> History:
+        return ((one, done), *(() if beside is None else beside(done)))
 
-    def epsilons(asked: Accountant) -> NDArray[np.float64]:
-        if asked.quick:
-            return np.array([asked.epsilon(history, delta) for history in past])
-        # A slow one says what the whole run costs; until then the quick ones' figures hold, or that one's.
-        last = asked.epsilon(past[-1], delta)
-        quick = [min(able.epsilon(history, delta) for able in everyday(history)) for history in past[:-1]]
-        return np.minimum([*quick, last], last)
+    name = accountant or default(after(rounds)).name
+    every = np.arange(1, rounds + 1)
+    asked = every if accountants[name].quick else places(rounds, most)
+    answer = _curve(tuple(after(int(done)) for done in asked), delta, name)
+    return replace(answer, figure=answer.figure[np.searchsorted(asked, every)])
 
-    return ask(name, epsilons)
+
+def places(rounds: int, most: int) -> NDArray[np.int64]:
+    """Return at most `most` rounds from the first to the last, evenly spread.
+
+    >>> places(3, 60).tolist(), places(100, 4).tolist()
+    ([1, 2, 3], [1, 34, 67, 100])
+    """
+    return np.unique(np.linspace(1, rounds, min(rounds, most)).round().astype(int))
 
 
 @lru_cache(maxsize=16)
-def _curve(one: Mechanism, rounds: int, delta: float, name: str) -> Answer[NDArray[np.float64]]:
+def _curve(past: tuple[History, ...], delta: float, name: str) -> Answer[NDArray[np.float64]]:
     """Every seed of a run asks for the same curve."""
-    answer = ask(name, lambda asked: asked.curve(one, rounds, delta))
-    answer.figure.flags.writeable = False
-    return answer
+    return ask(name, lambda asked: asked.curve(past, delta))
 
 
 def certified(

@@ -17,12 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trilemma.privacy.accountants import applicable, ask, worthwhile
-from trilemma.privacy.accounting import epsilon_curve, spent
+from trilemma.privacy.accounting import epsilon_curve, places, spent
 from trilemma.privacy.calibration import Objective, Plan, default_accountant, honest_mean, plan
 from trilemma.privacy.mechanism import History, mechanism
 from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Release, ThreatName
 from trilemma.privacy.verdict import objections
+
+DRAWN = 60
+"""Rounds of a picture's curves at most."""
 
 
 @dataclass(frozen=True)
@@ -91,28 +94,27 @@ def find_noise(
 
 @dataclass(frozen=True)
 class Picture:
-    """ε after each round by accountant, and the noise each threat model needs for the last of them."""
+    """ε by accountant after some `rounds`, and the noise each threat model needs for the last of them."""
 
     threat: Threat
     delta: float
+    rounds: NDArray[np.int64]
     curves: Mapping[str, NDArray[np.float64]]
     spent: float
     plans: tuple[Plan, ...]
     certified: bool
 
-    @property
-    def rounds(self) -> int:
-        """Number of rounds."""
-        return max(len(curve) for curve in self.curves.values())
-
 
 def picture(release: Release, threat: Threat, rounds: int, delta: float) -> Picture:
     """Return what is worth drawing about `rounds` rounds of `release`."""
     able = worthwhile(((mechanism(release, threat), rounds),))
-    curves = {one.name: epsilon_curve(release, threat, rounds, delta, one.name) for one in able}
+    drawn = places(rounds, DRAWN)
+    curves = {
+        one.name: epsilon_curve(release, threat, rounds, delta, one.name, DRAWN)[drawn - 1] for one in able
+    }
     last = min(float(curve[-1]) for curve in curves.values())
     plans = plan(release, _models(threat), last, delta, rounds)
-    return Picture(threat, delta, curves, last, plans, not objections(release, threat))
+    return Picture(threat, delta, drawn, curves, last, plans, not objections(release, threat))
 
 
 def _collusions(threat: Threat) -> tuple[Threat, ...]:

@@ -295,7 +295,7 @@ def reach(past: Mapping[Mechanism, int], budget: Budget, plan: Callable[[int], H
 
     >>> one, budget = Mechanism(4.0), Budget(epsilon=3.0, delta=1e-5)
     >>> [reach({one: past}, budget, lambda rounds: ((one, rounds),), most=20) for past in (0, 5, 100)]
-    [7, 2, 0]
+    [8, 3, 0]
     """
 
     def beyond(rounds: int) -> bool:

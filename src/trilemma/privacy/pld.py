@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,24 +48,35 @@ def pld_epsilon(rounds: History, delta: float, coarser: float = 1.0) -> float:
     return _read(rounds, lambda pld: pld.get_epsilon_for_delta(delta), coarser)
 
 
-def pld_curve(
-    one: Mechanism, counts: Sequence[int], delta: float, coarser: float = 1.0
-) -> NDArray[np.float64]:
-    """Return ε after each of `counts` rounds of the same mechanism, whose losses are laid out once.
+def pld_curve(past: Sequence[History], delta: float, interval: float) -> NDArray[np.float64]:
+    """Return ε after each history of `past`, each of which goes on from the one before.
+
+    `interval` is the grid's, unless the grid of `pld_epsilon` is wider.
 
     >>> from trilemma.privacy.types import Sampling
     >>> one = Mechanism(0.5, Sampling("poisson", 100 / 6000), "published")
-    >>> pld_curve(one, (1, 400), 1e-4).round(1).tolist()
+    >>> pld_curve([((one, 1),), ((one, 400),)], 1e-4, 0.005).round(1).tolist()
     [2.4, 11.5]
     """
-    first: list[Any] = []
+    width = (
+        max(interval, min((_interval(one, count) for one, count in past[-1]), default=0.0)) if past else 0.0
+    )
+    laid_out = functools.cache(_distribution)
 
-    def epsilon(count: int) -> float:
-        if not first:
-            first.append(_composed(((one, 1),), coarser))
-        return float(first[0].self_compose(count).get_epsilon_for_delta(delta))
+    def epsilons() -> Iterator[float]:
+        done, whole = Counter[Mechanism](), None
+        for history in past:
+            counts = Counter[Mechanism]()
+            for one, count in history:
+                counts[one] += count
+            for one, count in (counts - done).items():
+                added = laid_out(one, count, width)
+                # What a step cuts off counts as certain disclosure: a millionth of δ in all of them.
+                whole = added if whole is None else whole.compose(added, 1e-6 * delta / len(past))
+            done = counts
+            yield 0.0 if whole is None else whole.get_epsilon_for_delta(delta)
 
-    return np.array([_figure(functools.partial(epsilon, count)) for count in counts])
+    return np.array(_sound(lambda: list(epsilons())))
 
 
 def pld_delta(rounds: History, epsilon: float) -> float:
@@ -79,18 +91,19 @@ def pld_delta(rounds: History, epsilon: float) -> float:
 
 
 def _read(rounds: History, figure: Callable[[Any], float], coarser: float = 1.0) -> float:
-    return _figure(lambda: figure(_composed(rounds, coarser)))
+    return float(_sound(lambda: [figure(_composed(rounds, coarser))])[0])
 
 
-def _figure(question: Callable[[], float]) -> float:
+def _sound(question: Callable[[], list[float]]) -> list[float]:
     """Return what dp-accounting answers; where it fails, or answers nonsense, that is a failure of ours."""
     try:
-        value = float(question())
+        values = question()
     except (ImportError, ArithmeticError, MemoryError, ValueError, IndexError) as error:
         raise AccountingFailure(f"{type(error).__name__}: {error}") from error
-    if not value >= 0:
-        raise AccountingFailure(f"got {value}")
-    return value
+    for value in values:
+        if not value >= 0:
+            raise AccountingFailure(f"got {value}")
+    return values
 
 
 @functools.lru_cache(maxsize=8)  # a ledger asks for the same again when it is opened the next time

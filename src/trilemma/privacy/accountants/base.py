@@ -26,7 +26,6 @@ from trilemma.privacy.mechanism import History, Mechanism
 from trilemma.registry import Registry
 
 Array = NDArray[np.float64]
-_CURVE_POINTS = 24
 _STEP, _STEPS = 1e-9, 100
 
 
@@ -87,21 +86,21 @@ class Accountant(ABC):
         found = times * self._delta(_accounted(rounds), left) + added
         return min(1.0, max(found, LEAST_DELTA))  # what floats cannot hold is not nothing
 
-    def curve(self, one: Mechanism, rounds: int, delta: float) -> Array:
-        """Return ε after each of the rounds 1 … `rounds` of the same mechanism."""
+    def curve(self, past: Sequence[History], delta: float) -> Array:
+        """Return ε after each of `past`, each a history that goes on from the one before; it never falls."""
         check_delta(delta)
-        self._check(((one, rounds),))
-        if one.z == 0:
-            return np.full(rounds, np.inf)
-        if one.drawing.exact:
-            return self._curve(one, rounds, delta)
-        ((plain, _),) = past = _accounted(((one, rounds),))
-        found = self._drawn(past, delta, one.drawing * rounds)
+        whole = past[-1]
+        self._check(whole)
+        if _bare(whole):
+            return np.full(len(past), np.inf)
+        if _drawing(whole).exact:
+            return self._curve(past, delta)
+        found = self._drawn(_accounted(whole), delta, _drawing(whole))
         if not math.isfinite(found.total):
-            return np.full(rounds, np.inf)
-        # What is left of δ after the last round is less than what is left before, so it will do for all.
-        added = [surcharge(one.drawing * done, found.at_most, delta).epsilon for done in range(1, rounds + 1)]
-        return self._curve(plain, rounds, found.left) + added
+            return np.full(len(past), np.inf)
+        # What is left of δ after the last history is less than what is left before, so it will do for all.
+        added = [surcharge(_drawing(one), found.at_most, delta).epsilon for one in past]
+        return self._curve([_accounted(one) for one in past], found.left) + added
 
     def multiplier(
         self, epsilon: float, delta: float, rounds: int, like: Mechanism, beside: History = ()
@@ -145,13 +144,9 @@ class Accountant(ABC):
     def _delta(self, rounds: History, epsilon: float) -> float:
         """Return δ of at least one round, all of them with noise."""
 
-    def _curve(self, one: Mechanism, rounds: int, delta: float) -> Array:
-        """See `curve`; of noise that is Gaussian."""
-        return self._few(one, rounds, delta)
-
-    def _few(self, one: Mechanism, rounds: int, delta: float) -> Array:
-        """Ask for a few dozen rounds only; in between stands the next larger one's ε."""
-        return at_few(rounds, lambda counts: np.array([self.epsilon(((one, n),), delta) for n in counts]))
+    def _curve(self, past: Sequence[History], delta: float) -> Array:
+        """See `curve`; all of it with noise that is Gaussian."""
+        return np.array([self._epsilon(one, delta) for one in past])
 
     def _drawn(self, rounds: History, delta: float, drawing: Drawing) -> _Drawn:
         """Return ε of accounted `rounds` and of what is drawn; the δ that is left falls as ε grows."""
@@ -191,16 +186,6 @@ def _drawing(rounds: History) -> Drawing:
 def _accounted(rounds: History) -> History:
     """Return the rounds with the noise that is accounted for."""
     return tuple((replace(one, drawing=EXACT), count) for one, count in rounds)
-
-
-def at_few(rounds: int, epsilons: Callable[[Sequence[int]], Array]) -> Array:
-    """Return a curve over `rounds` rounds from ε at a few dozen of them, in rising order, the last included.
-
-    >>> at_few(100, lambda counts: np.array(counts, float))[[0, 89, 99]].tolist()
-    [1.0, 100.0, 100.0]
-    """
-    chosen = np.unique(np.geomspace(1, rounds, min(rounds, _CURVE_POINTS)).round().astype(int))
-    return epsilons(chosen.tolist())[np.searchsorted(chosen, np.arange(1, rounds + 1))]
 
 
 def _bare(rounds: History) -> bool:

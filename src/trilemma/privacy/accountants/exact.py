@@ -6,6 +6,7 @@ Formulas: `trilemma.privacy.gaussian` (Balle and Wang, ICML 2018).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -44,8 +45,8 @@ class Exact(Accountant):
     def _delta(self, rounds: History, epsilon: float) -> float:
         return float(gaussian_delta(_mu(rounds), epsilon))
 
-    def _curve(self, one: Mechanism, rounds: int, delta: float) -> Array:
-        return gaussian_epsilon(np.sqrt(np.arange(1, rounds + 1)) / one.effective_z, delta)
+    def _curve(self, past: Sequence[History], delta: float) -> Array:
+        return gaussian_epsilon(np.array([_mu(one) for one in past]), delta)
 
     def _multiplier(
         self, epsilon: float, delta: float, rounds: int, like: Mechanism, beside: History

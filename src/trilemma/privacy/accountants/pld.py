@@ -11,12 +11,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from trilemma.privacy.accountants.base import Accountant, Array, accountant, accountants, at_few
+from trilemma.privacy.accountants.base import Accountant, Array, accountant, accountants
 from trilemma.privacy.accountants.search import least_multiplier
 from trilemma.privacy.mechanism import History, Mechanism
 from trilemma.privacy.pld import pld_curve, pld_delta, pld_epsilon
 
-_COARSER = 8.0  # the grid of a search, and of a curve before its end
+_COARSER = 8.0  # the grid of a search
+_STEPS = 3000  # of a curve's grid, up to its last ε
 
 
 @accountant("pld")
@@ -46,14 +47,10 @@ class Pld(Accountant):
     def _delta(self, rounds: History, epsilon: float) -> float:
         return pld_delta(rounds, epsilon)
 
-    def _curve(self, one: Mechanism, rounds: int, delta: float) -> Array:
-        """Lay the losses out once, on a coarse grid; the last figure, the run's, is the fine one's."""
-        last = self._epsilon(((one, rounds),), delta)
-
-        def epsilons(counts: Sequence[int]) -> Array:
-            return np.minimum([*pld_curve(one, counts[:-1], delta, _COARSER), last], last)
-
-        return at_few(rounds, epsilons)
+    def _curve(self, past: Sequence[History], delta: float) -> Array:
+        """Lay the losses out once, as finely as ε needs; the last figure, the run's, is the finest grid's."""
+        last = self._epsilon(past[-1], delta)
+        return np.minimum([*pld_curve(past[:-1], delta, last / _STEPS), last], last)
 
     def _multiplier(
         self, epsilon: float, delta: float, rounds: int, like: Mechanism, beside: History

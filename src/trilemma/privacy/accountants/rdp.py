@@ -17,8 +17,6 @@ from trilemma.privacy.accountants.search import least_multiplier
 from trilemma.privacy.mechanism import History, Mechanism
 from trilemma.privacy.rdp import GAUSSIAN_ORDERS, SAMPLED_ORDERS, rdp_delta, rdp_epsilon, round_rdp
 
-_ROUNDS_AT_ONCE = 256  # of a curve: rounds × orders numbers are held at a time
-
 
 @accountant("rdp")
 @dataclass(frozen=True)
@@ -42,12 +40,6 @@ class Rdp(Accountant):
 
     def _delta(self, rounds: History, epsilon: float) -> float:
         return rdp_delta(_rho(rounds), _orders(rounds), epsilon)
-
-    def _curve(self, one: Mechanism, rounds: int, delta: float) -> Array:
-        past = ((one, 1),)
-        rho, orders = _rho(past), _orders(past)
-        parts = np.array_split(np.arange(1, rounds + 1), rounds // _ROUNDS_AT_ONCE + 1)
-        return np.concatenate([rdp_epsilon(part[:, None] * rho, orders, delta) for part in parts])
 
     def _multiplier(
         self, epsilon: float, delta: float, rounds: int, like: Mechanism, beside: History
