@@ -24,7 +24,7 @@ from trilemma.privacy.threats import Threat
 from trilemma.privacy.types import Release, ThreatName
 from trilemma.privacy.verdict import objections
 
-DRAWN = 60
+DRAWN = 30
 """Rounds of a picture's curves at most."""
 
 
