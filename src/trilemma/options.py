@@ -81,10 +81,6 @@ def _each(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-FORMERLY = {"batch": "batch_size", "l2": "weight_decay"}
-"""Options that had another name."""
-
-
 WRONG_TYPE = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
@@ -104,9 +100,7 @@ def mistakes(error: ValidationError, allowed: Iterable[str], word: str = "key") 
         message = detail["msg"].removeprefix("Value error, ")
         message = message[:1].lower() + message[1:]
         if detail["type"] == "extra_forbidden":
-            now = FORMERLY.get(key)
-            meant = f"it is called {now!r} now" if now in names else nearest(key, names)
-            yield f"unknown {word} {key!r}: {meant}"
+            yield f"unknown {word} {key!r}: {nearest(key, names)}"
         elif detail["type"] == "missing":
             yield f"needs {key}"
         elif detail["type"] == "literal_error":

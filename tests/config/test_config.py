@@ -175,8 +175,7 @@ def test_what_was_asked_for_or_never_known_is_still_a_mistake(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("algorithm.batch=5", "unknown key 'batch': it is called 'batch_size' now"),
-        ("algorithm.l2=1e-4", "unknown key 'l2': it is called 'weight_decay' now"),
+        ("algorithm.batch=5", "unknown key 'batch': did you mean 'batch_size'?"),
         ("algorithm.name=lp_proj", "did you mean 'lp-proj'?"),
         ("algorithm.name=lg_fedavg", "did you mean 'lg-fedavg'?"),
         ("data.name=fashion_mnist", "did you mean 'fashion-mnist'?"),
@@ -185,7 +184,7 @@ def test_what_was_asked_for_or_never_known_is_still_a_mistake(
         ("model.name=cifar_cnn", "did you mean 'cifar-cnn'?"),
     ],
 )
-def test_names_of_old_say_what_they_are_called_now(change: str, message: str) -> None:
+def test_names_that_are_nearly_right_say_what_is_meant(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         config.parse({}, [change])
 

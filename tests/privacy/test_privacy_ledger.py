@@ -296,23 +296,6 @@ def test_sampled_releases_are_held_against_the_tightest_accountant(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "adjacency", "scheme"),
-    [("adjacency", "add-remove", "poisson"), ("scheme", "replace", "without-replacement")],
-)
-def test_ledgers_written_with_underscores_in_names_are_read(path, name, adjacency, scheme):
-    """The files were written before names had hyphens: add_remove and without_replacement."""
-    path.write_bytes((Path(__file__).parent / "former_spellings" / f"{name}.ledger").read_bytes())
-    release = Release(1.0, NoiseLaw(0.08), "example", 25, Sampling(scheme, 0.01), adjacency)
-    threat = Threat("ldp", 7, 3)
-    budget = Budget(4.0, 1e-5, "example", adjacency)
-    with Ledger(path, budget) as ledger:
-        assert [entry.mechanism for entry in ledger.entries] == [mechanism(release, threat)]
-        ledger.authorise(release, threat, "run", 1)
-    with Ledger(path, budget) as again:
-        assert len({entry.mechanism for entry in again.entries}) == 1
-
-
-@pytest.mark.parametrize(
     ("call", "reason"),
     [
         (lambda path: Budget(1.0, 1e-5, "example", "add_remove"), "did you mean 'add-remove'"),

@@ -43,7 +43,6 @@ from trilemma.privacy.ledger_lines import (
     Remark,
     digest_of,
     plain,
-    respelled,
     said_in,
     sealed,
     torn,
@@ -236,7 +235,7 @@ class Ledger:
                 os.fsync(self._fd)
                 break
             if number == 0:
-                opened = respelled(record)
+                opened = record
             else:
                 match said_in(number + 1, record):
                     case Remark() as remark:

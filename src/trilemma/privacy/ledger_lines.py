@@ -3,7 +3,7 @@
     DIGEST {"previous": digest of the line before, …}
 
 The first line is the budget; those after it are releases (`Entry`), remarks, and other limits on ε
-(`Amendment`). Ledgers outlive versions: former spellings and fields are read as before.
+(`Amendment`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from trilemma.privacy.types import Adjacency, Sampling, Unit, choice
 
 START = "0" * 64
 """What stands for the line before the first."""
-_FORMER_SPELLINGS = {"add_remove": "add-remove", "without_replacement": "without-replacement"}
 
 
 class LedgerError(PrivacyError):
@@ -109,7 +108,7 @@ def read_lines(text: bytes) -> tuple[Budget, list[Entry | Remark]]:
         raise LedgerError("not a whole line")
     said = [said_in(number, record) for number, record in enumerate(found[1:], 2)]
     try:
-        budget = Budget(**respelled(found[0]["budget"]))
+        budget = Budget(**found[0]["budget"])
         for one in said:
             if isinstance(one, Amendment):
                 budget = replace(budget, epsilon=one.epsilon)
@@ -142,19 +141,11 @@ def plain(entry: Entry) -> dict[str, Any]:
 
 
 def _entry(record: dict[str, Any]) -> Entry:
-    fields = respelled(record["mechanism"])
-    # Older ledgers have no drawing: a distance in total variation, or nothing at all.
-    drawing = Drawing(**fields.get("drawing", {"missed": fields.get("distance", 0.0)}))
-    one = Mechanism(float(fields["z"]), Sampling(**fields["sampling"]), fields["adjacency"], drawing)
+    fields = record["mechanism"]
+    sampling, drawing = Sampling(**fields["sampling"]), Drawing(**fields["drawing"])
+    one = Mechanism(float(fields["z"]), sampling, fields["adjacency"], drawing)
     costs = {str(name): float(figure) for name, figure in record["epsilon"].items()}
     return Entry(str(record["run"]), int(record["round"]), one, costs, str(record["threat"]["name"]))
-
-
-def respelled(value: Any) -> Any:
-    """Return what a line says with names as they are spelled today: ledgers outlive spellings."""
-    if isinstance(value, dict):
-        return {key: respelled(inner) for key, inner in value.items()}
-    return _FORMER_SPELLINGS.get(value, value) if isinstance(value, str) else value
 
 
 def sealed(record: dict[str, Any], previous: str) -> tuple[bytes, str]:

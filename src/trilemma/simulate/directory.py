@@ -233,12 +233,9 @@ class RunDirectory:
         files.write_atomically(self.path / "config.toml", text.encode())
 
     def check_unchanged(self) -> None:
-        """Refuse to continue a run by another configuration: its ε would be that of noise it did not draw.
-
-        Runs that began before digests were kept are believed.
-        """
+        """Refuse to continue a run by another configuration: its ε would be that of noise it did not draw."""
         path, now = self.path / DIGEST, _digest((self.path / "config.toml").read_text("utf-8"))
-        if path.exists() and path.read_bytes().strip() != now.encode():
+        if not path.exists() or path.read_bytes().strip() != now.encode():
             raise UserError(
                 f"{str(self.path / 'config.toml')!r} was changed since this run began; put it back as it "
                 f"was, or start a new run with it (of [run], {', '.join(sorted(HARMLESS))} may change)"
@@ -283,8 +280,6 @@ class RunDirectory:
     def _shapes(self) -> list[tuple[str, list[int]]]:
         """Names and shapes of the trained tensors."""
         path = self.path / "model.json"
-        if not path.exists():
-            raise UserError(f"{str(self.path)!r} was run before tensors had names there; run --resume on it")
         with files.readable(path, "names of tensors"):
             return typed(_Tensors, json.loads(path.read_text("utf-8"))).tensors
 
