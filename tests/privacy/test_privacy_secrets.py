@@ -22,7 +22,6 @@ from trilemma.privacy.secrets import (
     Identity,
     Offer,
     Roster,
-    RunLog,
     SecretNoise,
     StackedSecretNoise,
     add_gaussians,
@@ -285,18 +284,6 @@ class TestAgreement:
         self.refused(shakes, offers[:2], r"no offer from clients \[2\]")
         assert list(shakes[0].agree(offers[:2], partners=[1])) == [1]
         self.refused(shakes, offers, "spent")
-
-    def test_a_run_is_joined_once_even_after_a_torn_line(self, tmp_path):
-        people, roster, _ = federation(2)
-        log = RunLog(tmp_path / "runs")
-        Handshake(people[0], roster, "monday", log)
-        with pytest.raises(PrivacyError, match="joined before"):
-            Handshake(people[0], roster, "monday", RunLog(log.path))
-        with open(log.path, "ab") as file:
-            file.write(run_digest("tuesday").hex().encode()[:20])
-        Handshake(people[0], roster, "tuesday", log)
-        with pytest.raises(PrivacyError, match="joined before"):
-            Handshake(people[0], roster, "tuesday", log)
 
     @pytest.mark.parametrize("wire", [b"", b"TRo1", b"x" * 136])
     def test_garbage_is_not_an_offer(self, wire):

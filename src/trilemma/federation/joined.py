@@ -14,7 +14,6 @@ from pathlib import Path
 
 from trilemma import files
 from trilemma.errors import PrivacyError
-from trilemma.privacy.secrets import run_digest
 
 KEPT = 1000
 """Runs without a folder that are remembered."""
@@ -45,8 +44,6 @@ class Joined:
         last = max((one[1] for one in said.values() if one is not None and one[0] == run), default=-1)
         if epoch <= last:
             raise PrivacyError(f"epoch {epoch} of run {run!r}: epoch {last} was joined before")
-        if _formerly(run, epoch) in said:
-            raise PrivacyError(f"epoch {epoch} of run {run!r} was joined before")
         others = {line: one for line, one in said.items() if one is None or one[0] != run}
         here = [line for line, one in others.items() if one is not None and (self.runs / one[0]).is_dir()]
         rest = [line for line in others if line not in here][-KEPT:]
@@ -66,8 +63,3 @@ def _said(line: bytes) -> tuple[str, int] | None:
         return None
     epoch, _, run = said.decode().partition(" ")
     return run, int(epoch)
-
-
-def _formerly(run: str, epoch: int) -> bytes:
-    """Return the line that an epoch had by itself, in files of earlier versions."""
-    return run_digest(f"{run}/{epoch}").hex().encode()

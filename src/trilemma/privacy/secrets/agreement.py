@@ -10,9 +10,9 @@ Once per run every client
    both indices, both public halves).
 
 The server only carries offers. It cannot forge one (no identity), replay one from another run (the run is
-signed), nor mix rosters (their digest is signed). A run is joined once: `RunLog` remembers, because joining
-again under old offers would produce the same noise for other gradients, and the difference would be bare.
-Ephemeral keys are forgotten once used, so an identity stolen later opens no earlier run.
+signed), nor mix rosters (their digest is signed). A client joins a run once, and has to remember that it did:
+under old offers the same noise would protect other gradients, and the difference would be bare. Ephemeral keys
+are forgotten once used, so an identity stolen later opens no earlier run.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from trilemma import files
 from trilemma.errors import PrivacyError, UserError
 from trilemma.privacy.secrets.identity import Identity, Roster, check_signature
 from trilemma.privacy.secrets.streams import derive
@@ -88,34 +86,6 @@ class Offer:
         exchange(X25519PrivateKey.generate(), self.ephemeral, f"client {self.index}")
 
 
-class RunLog:
-    """The runs this client has joined, one name per line in an append-only file.
-
-    >>> import tempfile
-    >>> log = RunLog(Path(tempfile.mkdtemp()) / "runs")
-    >>> log.claim("monday")
-    >>> log.claim("monday")
-    Traceback (most recent call last):
-    trilemma.errors.PrivacyError: run 'monday' was joined before: ...
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-
-    def claim(self, run: str) -> None:
-        """Join `run`, for good; refuse if that was done before. The name is on disk when this returns."""
-        digest = run_digest(run).hex()
-        there = self.path.resolve()
-        with files.locked(there.with_name(there.name + ".lock")):
-            joined = self.path.read_bytes() if self.path.exists() else b""
-            # A line torn by a crash does not count: its run was not joined, this call never returned.
-            if digest.encode() in joined.split(b"\n"):
-                raise PrivacyError(
-                    f"run {run!r} was joined before: its secrets would repeat. Give the new run a new name"
-                )
-            files.append_durably(self.path, b"\n" + digest.encode() + b"\n")
-
-
 class Handshake:
     """One client's part in the agreement for one run. Use it once.
 
@@ -128,12 +98,10 @@ class Handshake:
     (True, False)
     """
 
-    def __init__(self, identity: Identity, roster: Roster, run: str, log: RunLog | None = None) -> None:
+    def __init__(self, identity: Identity, roster: Roster, run: str) -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
         self.roster, self.index = roster, roster.index(identity.public)
-        if log is not None:
-            log.claim(run)
         self._ephemeral: Any = X25519PrivateKey.generate()
         public = self._ephemeral.public_key().public_bytes_raw()
         unsigned = Offer(self.index, run_digest(run), public, b"")
