@@ -30,8 +30,8 @@ from trilemma.privacy import (
     Threat,
     calibrate,
     composed_epsilon,
-    required_multiplier,
 )
+from trilemma.privacy.calibration import required_multiplier
 from trilemma.privacy.grid import Grid
 from turns import take_turns
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from trilemma.errors import ConfigError, PrivacyError, UserError
-from trilemma.privacy import Mechanism, NoiseLaw, Release, Sampling, Threat, epsilon_curve
+from trilemma.privacy import Mechanism, NoiseLaw, Release, Sampling, Threat, certified_curve
 from trilemma.privacy.accountants import Accountant, accountants, applicable, ask, default, everyday
 from trilemma.privacy.calculator import find_delta, find_noise, picture
 from trilemma.privacy.drawing import Drawing
@@ -165,7 +165,7 @@ def test_a_curve_counts_what_is_released_beside_the_rounds():
 
 def test_thousands_of_rounds_ask_a_slow_accountant_at_some():
     release = Release(1.0, NoiseLaw(0.4), "example", 25, Sampling("poisson", 0.01))
-    curve = epsilon_curve(release, Threat("ldp", 7, 3), 90, 1e-5, "pld", most=10)
+    curve = certified_curve(release, Threat("ldp", 7, 3), 90, 1e-5, "pld", most=10).figure
     assert len(curve) == 90
     assert (np.diff(curve) >= 0).all()
     assert len(set(curve.tolist())) == 10
@@ -232,8 +232,8 @@ class TestChoice:
     def test_a_batch_of_all_examples_is_no_sampling(self):
         release = Release(1.0, NoiseLaw(0.4), "example", 25, Sampling("poisson", 1.0))
         threat = Threat("ldp", 7, 3)
-        curve = epsilon_curve(release, threat, 9, 1e-5)
-        assert curve.tolist() == epsilon_curve(release, threat, 9, 1e-5, "exact").tolist()
+        curve = certified_curve(release, threat, 9, 1e-5).figure
+        assert curve.tolist() == certified_curve(release, threat, 9, 1e-5, "exact").figure.tolist()
 
     def test_unknown_names_are_told_the_nearest(self):
         with pytest.raises(ConfigError, match="did you mean 'exact'"):

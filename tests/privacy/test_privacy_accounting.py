@@ -20,16 +20,15 @@ from trilemma.privacy import (
     Sampling,
     Threat,
     calibrate,
-    composed_delta,
+    certified_curve,
     composed_epsilon,
-    epsilon_curve,
-    history,
     multiplier,
     spent,
-    spent_delta,
 )
+from trilemma.privacy.accountants import accountants
 from trilemma.privacy.drawing import Drawing
 from trilemma.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from trilemma.privacy.mechanism import mechanism
 from trilemma.privacy.rdp import SAMPLED_ORDERS, round_rdp, theorem_c1
 
 CAFCOR = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
@@ -110,7 +109,7 @@ class TestExact:
                 assert ours == pytest.approx(reference(z, delta), rel=1e-8, abs=1e-9)
 
     def test_mixed_rounds_compose_by_adding_precisions(self):
-        past = history([Mechanism(1.0)] * 3 + [Mechanism(2.0)] * 4)
+        past = ((Mechanism(1.0), 3), (Mechanism(2.0), 4))
         assert composed_epsilon(past, 1e-5, "exact") == float(gaussian_epsilon(2.0, 1e-5))
 
     def test_not_for_sampled_releases(self):
@@ -224,7 +223,7 @@ class TestLossDistributions:
                 (1 - rate) * stats.norm.pdf(y) + rate * stats.norm.pdf(y, sign * 0.5 / z) for sign in (1, -1)
             )
             slow = np.maximum(up - math.exp(epsilon) * down, 0).sum() * (y[1] - y[0])
-        pessimistic = composed_delta(times(m, 1), epsilon, "pld")
+        pessimistic = accountants["pld"].delta(times(m, 1), epsilon)
         assert slow * (1 - 1e-6) <= pessimistic <= slow * 1.02
 
     @pytest.mark.parametrize("adjacency", ["replace", "add-remove", "published"])
@@ -244,7 +243,7 @@ class TestLossDistributions:
         assert cost.epsilon["pld"] == cost.epsilon["rdp"]
         assert any("grid too large" in note for note in cost.notes)
         threat = PUBLISHED
-        curves = [epsilon_curve(CAFCOR, threat, 30, 1e-4, name) for name in ("pld", "rdp")]
+        curves = [certified_curve(CAFCOR, threat, 30, 1e-4, name).figure for name in ("pld", "rdp")]
         np.testing.assert_array_equal(*curves)
         laws = [calibrate(9.0, 1e-4, 30, 2.25, threat, accountant=name) for name in ("pld", "rdp")]
         assert laws[0] == laws[1]
@@ -342,12 +341,13 @@ class TestEdges:
     def test_delta_is_the_third_of_the_three(self, accountant):
         threat = PUBLISHED
         epsilon = spent(CAFCOR, threat, 30, 1e-4, (accountant,)).epsilon[accountant]
-        assert spent_delta(CAFCOR, threat, 30, epsilon, accountant) == pytest.approx(1e-4, rel=1e-3)
+        past = times(mechanism(CAFCOR, threat), 30)
+        assert accountants[accountant].delta(past, epsilon) == pytest.approx(1e-4, rel=1e-3)
 
     @pytest.mark.parametrize("accountant", ["exact", "rdp"])
     def test_the_curve_is_spent_after_each_round(self, accountant):
         threat = PUBLISHED
-        curve = epsilon_curve(CAFCOR, threat, 300, 1e-4, accountant)
+        curve = certified_curve(CAFCOR, threat, 300, 1e-4, accountant).figure
         for t in (1, 2, 30, 300):
             assert curve[t - 1] == pytest.approx(
                 spent(CAFCOR, threat, t, 1e-4, (accountant,)).epsilon[accountant]
@@ -377,7 +377,7 @@ class TestEdges:
             (lambda: Sampling("none", 0.5), "rate is 1"),
             (lambda: spent(CAFCOR, PUBLISHED, -1, 1e-4), "not negative"),
             (lambda: composed_epsilon(times(Mechanism(1.0), 1), 1e-5, "rpd"), "did you mean 'rdp'"),
-            (lambda: composed_delta(times(Mechanism(1.0), 1), -1.0, "exact"), "not negative"),
+            (lambda: accountants["exact"].delta(times(Mechanism(1.0), 1), -1.0), "not negative"),
             (lambda: Mechanism(math.nan), "not negative"),
             (lambda: Mechanism(1.0, Sampling("without-replacement", 0.1), "add-remove"), "batch size fixed"),
         ],

@@ -18,7 +18,6 @@ from trilemma.privacy import (
     Release,
     Sampling,
     Threat,
-    allocate,
     calibrate,
     complete_multiplier,
     composed_epsilon,
@@ -26,6 +25,7 @@ from trilemma.privacy import (
     multiplier,
     spent,
 )
+from trilemma.privacy.calibration import allocate
 
 
 @given(

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 
 from trilemma.errors import PrivacyError, UserError
 from trilemma.keys import Key
-from trilemma.privacy import (
-    NoiseLaw,
-    SecretGraph,
-    bound_multiplier,
-    complete_multiplier,
-    covariance,
-    multipliers,
-    worst_multiplier,
-)
+from trilemma.privacy import NoiseLaw, SecretGraph, complete_multiplier, covariance, multipliers
+from trilemma.privacy.covariance import bound_multiplier, worst_multiplier
 
 
 def residual_covariance(graph: SecretGraph, law: NoiseLaw, senders: list[int], known: set[int]) -> np.ndarray:

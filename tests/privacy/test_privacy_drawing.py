@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -17,7 +16,6 @@ from trilemma.privacy.accountants import accountants
 from trilemma.privacy.drawing import EXACT, Drawing, likelihood, surcharge
 from trilemma.privacy.grid import Grid, in_steps
 from trilemma.privacy.grid_price import EDGES, MOVED, MOVED_MOST, MOVED_NEAR, TAIL, drawing, pair_error
-from trilemma.privacy.ledger_lines import START, sealed
 from trilemma.privacy.mechanism import Mechanism, mechanism
 from trilemma.privacy.secrets import streams
 
@@ -219,23 +217,3 @@ def test_a_ledger_pays_for_being_drawn_and_remembers_it(tmp_path):
     with Ledger(tmp_path / "drawn", budget) as ledger:
         assert ledger.epsilon["exact"] == paid[1]
         assert ledger.entries[0].mechanism.drawing == drawn.drawing
-
-
-def test_a_ledger_from_before_drawings_is_read(tmp_path):
-    path, budget = tmp_path / "ledger", Budget(3.0, 1e-5)
-    with Ledger(path, budget) as ledger:
-        ledger.authorise(Release(1.0, NoiseLaw(4.0)), Threat("ldp", 10), "run", 0)
-        cost = ledger.epsilon
-    lines, previous = [], START
-    for line in path.read_text().splitlines():
-        record = json.loads(line[65:])
-        record.pop("previous")
-        for part in ("mechanism", "release"):
-            if part in record:
-                record[part].pop("drawing")
-                record[part]["distance"] = 0.0
-        older, previous = sealed(record, previous)
-        lines.append(older)
-    path.write_bytes(b"".join(lines))
-    with Ledger(path, budget) as ledger:
-        assert ledger.epsilon == cost

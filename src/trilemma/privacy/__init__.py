@@ -18,58 +18,26 @@ from trilemma.on_demand import on_demand
 
 if TYPE_CHECKING:
     from trilemma.privacy.accountants import Accountant
-    from trilemma.privacy.accounting import (
-        Spending,
-        certified,
-        certified_curve,
-        composed_delta,
-        composed_epsilon,
-        epsilon_curve,
-        spent,
-        spent_delta,
-    )
-    from trilemma.privacy.calibration import (
-        Objective,
-        Plan,
-        Price,
-        allocate,
-        calibrate,
-        default_accountant,
-        honest_mean,
-        plan,
-        required_multiplier,
-    )
+    from trilemma.privacy.accounting import Spending, certified, certified_curve, composed_epsilon, spent
+    from trilemma.privacy.calibration import Objective, Plan, Price, calibrate, honest_mean, plan
     from trilemma.privacy.covariance import (
         SecretGraph,
-        bound_multiplier,
         complete_multiplier,
         covariance,
         mean_noise,
         multipliers,
-        worst_multiplier,
     )
     from trilemma.privacy.ledger import BudgetExceeded, Ledger
     from trilemma.privacy.ledger_lines import Budget, LedgerError
-    from trilemma.privacy.mechanism import Mechanism, history, leans_on_liars, mechanism, multiplier
+    from trilemma.privacy.mechanism import Mechanism, mechanism, multiplier
     from trilemma.privacy.noise import Noiseless, SimulatedNoise
-    from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
+    from trilemma.privacy.secrets import SecretNoise
     from trilemma.privacy.threats import Threat
-    from trilemma.privacy.types import (
-        Adjacency,
-        Assumption,
-        NoiseLaw,
-        NoiseSource,
-        Release,
-        Sampling,
-        ThreatName,
-        Unit,
-    )
+    from trilemma.privacy.types import NoiseLaw, Release, Sampling
     from trilemma.privacy.verdict import Guarantee, NoGuarantee, Verdict, judge, objections, read_verdict
 
 __all__ = [
     "Accountant",
-    "Adjacency",
-    "Assumption",
     "Budget",
     "BudgetExceeded",
     "Guarantee",
@@ -78,7 +46,6 @@ __all__ = [
     "Mechanism",
     "NoGuarantee",
     "NoiseLaw",
-    "NoiseSource",
     "Noiseless",
     "Objective",
     "Plan",
@@ -89,26 +56,16 @@ __all__ = [
     "SecretNoise",
     "SimulatedNoise",
     "Spending",
-    "StackedSecretNoise",
     "Threat",
-    "ThreatName",
-    "Unit",
     "Verdict",
-    "allocate",
-    "bound_multiplier",
     "calibrate",
     "certified",
     "certified_curve",
     "complete_multiplier",
-    "composed_delta",
     "composed_epsilon",
     "covariance",
-    "default_accountant",
-    "epsilon_curve",
-    "history",
     "honest_mean",
     "judge",
-    "leans_on_liars",
     "mean_noise",
     "mechanism",
     "multiplier",
@@ -116,10 +73,7 @@ __all__ = [
     "objections",
     "plan",
     "read_verdict",
-    "required_multiplier",
     "spent",
-    "spent_delta",
-    "worst_multiplier",
 ]
 
 on_demand(

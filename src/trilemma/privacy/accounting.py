@@ -30,16 +30,6 @@ def composed_epsilon(rounds: History, delta: float, accountant: str) -> float:
     return accountants[accountant].epsilon(rounds, delta)
 
 
-def composed_delta(rounds: History, epsilon: float, accountant: str) -> float:
-    """Return δ of all `rounds` together at ε, by `accountant`.
-
-    >>> from trilemma.privacy.mechanism import Mechanism
-    >>> round(composed_delta(((Mechanism(1.27128345), 30),), 24.5, "exact"), 5)
-    0.00011
-    """
-    return accountants[accountant].delta(rounds, epsilon)
-
-
 @dataclass(frozen=True)
 class Spending:
     """What a run has cost at δ: ε by the name of the accountant, and what must be said beside it.
@@ -106,18 +96,6 @@ def _release_notes(release: Release) -> tuple[str, ...]:
     return notes
 
 
-def epsilon_curve(
-    release: Release,
-    threat: Threat,
-    rounds: int,
-    delta: float,
-    accountant: str | None = None,
-    most: int = MOST,
-) -> NDArray[np.float64]:
-    """Return ε after each of the rounds 1 … `rounds`, by `accountant` or, without one, by the default."""
-    return certified_curve(release, threat, rounds, delta, accountant, most=most).figure
-
-
 def certified_curve(
     release: Release,
     threat: Threat,
@@ -181,15 +159,3 @@ def certified(
     """
     past: History = ((mechanism(release, threat), rounds), *beside)
     return ask(default(past).name, lambda asked: asked.epsilon(past, delta))
-
-
-def spent_delta(release: Release, threat: Threat, rounds: int, epsilon: float, accountant: str) -> float:
-    """Return δ at which `rounds` rounds of `release` cost `epsilon`.
-
-    >>> from trilemma.privacy.types import NoiseLaw
-    >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
-    >>> threat = Threat("secldp", 100, 10, assume="published")
-    >>> round(spent_delta(release, threat, 30, 24.5, "exact"), 4)
-    0.0001
-    """
-    return composed_delta(((mechanism(release, threat), rounds),), epsilon, accountant)

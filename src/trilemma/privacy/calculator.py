@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trilemma.privacy.accountants import applicable, ask, worthwhile
-from trilemma.privacy.accounting import epsilon_curve, places, spent
+from trilemma.privacy.accounting import certified_curve, places, spent
 from trilemma.privacy.calibration import Objective, Plan, default_accountant, honest_mean, plan
 from trilemma.privacy.mechanism import History, mechanism
 from trilemma.privacy.threats import Threat
@@ -110,7 +110,8 @@ def picture(release: Release, threat: Threat, rounds: int, delta: float) -> Pict
     able = worthwhile(((mechanism(release, threat), rounds),))
     drawn = places(rounds, DRAWN)
     curves = {
-        one.name: epsilon_curve(release, threat, rounds, delta, one.name, DRAWN)[drawn - 1] for one in able
+        one.name: certified_curve(release, threat, rounds, delta, one.name, most=DRAWN).figure[drawn - 1]
+        for one in able
     }
     last = min(float(curve[-1]) for curve in curves.values())
     plans = plan(release, _models(threat), last, delta, rounds)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trilemma.errors import PrivacyError
@@ -56,15 +54,6 @@ class Mechanism:
 
 History = tuple[tuple[Mechanism, int], ...]
 """Mechanisms and how many rounds each ran, in a fixed order."""
-
-
-def history(mechanisms: Iterable[Mechanism]) -> History:
-    """Return the rounds `mechanisms` as counts.
-
-    >>> history([Mechanism(1.0), Mechanism(2.0), Mechanism(1.0)])[0]
-    (Mechanism(z=1.0, sampling=Sampling(scheme='none', rate=1.0), adjacency='replace', drawing=...), 2)
-    """
-    return tuple(Counter(mechanisms).items())
 
 
 def multiplier(release: Release, threat: Threat) -> float:

@@ -10,9 +10,9 @@ Once per run every client
    both indices, both public halves).
 
 The server only carries offers. It cannot forge one (no identity), replay one from another run (the run is
-signed), nor mix rosters (their digest is signed). A client joins a run once, and has to remember that it did:
-under old offers the same noise would protect other gradients, and the difference would be bare. Ephemeral keys
-are forgotten once used, so an identity stolen later opens no earlier run.
+signed), nor mix rosters (their digest is signed). A client joins a run once, and has to remember it: under
+old offers the same noise would protect other gradients, and the difference would be bare. Ephemeral keys are
+forgotten once used, so an identity stolen later opens no earlier run.
 """
 
 from __future__ import annotations
