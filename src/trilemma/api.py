@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -27,6 +27,9 @@ from trilemma.errors import ConfigError, nearest
 from trilemma.options import mistakes
 from trilemma.report.glance import BASELINE
 from trilemma.task import Task
+
+if TYPE_CHECKING:
+    from trilemma.report.progress import ProgressBar
 
 TABLES = ("algorithm", "attack", "data", "model", "privacy")
 """Tables that are an argument of their own: a name, or a mapping with a name and options."""
@@ -44,9 +47,9 @@ class Privacy(PrivacyTable):
 
     >>> Privacy(threat="secldp", clip=1.0, epsilon=8).delta
     1e-05
-    >>> Privacy(threat="secldp", epsilon=8)
+    >>> Privacy(epsilon=8)
     Traceback (most recent call last):
-    trilemma.errors.ConfigError: [privacy] noise without clip protects nothing: give clip, ...
+    trilemma.errors.ConfigError: [privacy] noise without a threat model certifies nothing: give threat = ...
     """
 
     def __init__(self, **values: Any) -> None:
@@ -65,12 +68,12 @@ def run(
     attack: str | Mapping[str, Any] = "none",
     byzantine: int = 0,
     privacy: PrivacyTable | Mapping[str, Any] | None = None,
-    rounds: int = 100,
+    rounds: int | Literal["auto"] = "auto",
     seeds: int | str | Sequence[int] = 1,
     out: Path | str | None = None,
     resume: bool = False,
     baseline: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
     observer: simulate.Observer | None = None,
     **more: Any,
 ) -> report.Result:
@@ -88,13 +91,13 @@ def run(
         attack: What the Byzantine clients send.
         byzantine: How many clients lie: the last ones.
         privacy: Clipping, noise and who is trusted; default: none of it.
-        rounds: Number of rounds.
+        rounds: Number of rounds; "auto": 100, and chosen from public numbers where an ε is aimed at.
         seeds: One run per seed: 3 means 1 to 3; or a list; or text such as "1-3,7".
         out: The directory of the run; default: a new one below `runs/`.
         resume: Continue the run in `out`, if there is one, as it was configured. A `Task` made in Python is
             not on disk and cannot be compared: give the same again.
         baseline: Also run with nobody lying and the plain mean.
-        progress: Draw a progress bar.
+        progress: Draw a progress bar, on standard error; default: in a terminal and in a notebook.
         observer: Is told about every round (`simulate.Observer`): for a tracker of experiments.
         more: Other keys of the configuration.
     """
@@ -117,6 +120,10 @@ def run(
     directory = simulate.named_directory(settings) if out is None else Path(out)
     train = simulate.run_or_resume if resume else simulate.run
     with _bar(progress) as bar:
+        settings = simulate.settled(settings, own)
+        if bar is not None:
+            for note in settings.notes:
+                bar.say(note)
         everyone = simulate.Everyone([one for one in (bar, observer) if one is not None])
         train(settings, directory, everyone, own)
         if baseline and settings.federation.byzantine:
@@ -179,11 +186,13 @@ def _meant(key: str, known: Sequence[str]) -> str:
     return nearest(key, known)
 
 
-def _bar(progress: bool) -> AbstractContextManager[simulate.Observer | None]:
-    if not progress:
-        return nullcontext()
+def _bar(progress: bool | None) -> AbstractContextManager[ProgressBar | None]:
     from rich.console import Console
 
+    console = Console(stderr=True)
+    wanted = console.is_terminal or console.is_jupyter if progress is None else progress
+    if not wanted:
+        return nullcontext()
     from trilemma.report.progress import ProgressBar
 
-    return ProgressBar(Console(stderr=True))
+    return ProgressBar(console)

@@ -23,7 +23,7 @@ from trilemma.options import Options
         ("federation.clients=0", "[federation] clients = 0: input should be greater than or equal to 1"),
         ("federation.sampled=9", "sampled = 9 of 7 clients; allowed: 1 to 7"),
         ("privacy.clip=-1", "[privacy] clip = -1: input should be greater than 0"),
-        ("privacy.epsilon=1", "noise without clip protects nothing"),
+        ("privacy.epsilon=1", "noise without a threat model certifies nothing"),
         ("privacy.treat=ldp", "unknown key 'treat': did you mean 'threat'?"),
         ("privacy.adjacency=add_remove", "[privacy] adjacency = 'add_remove': did you mean 'add-remove'?"),
         (

@@ -81,6 +81,7 @@ def init_command(
     looked_up = own is not None and examples is None
     if own is not None and examples is None:
         examples = pilot.poorest(own, settings.federation.clients)
+    settings = _settled(settings, own, examples)
     facts = public_facts.Federation(
         name=name,
         clients=settings.federation.clients,
@@ -195,6 +196,16 @@ def _settings(config: str | None, clients: int | None, task: Task | None, plugin
         left_out = "" if settings.attack.name == "none" else "[attack] is for simulations and is left out; "
         say(f"{left_out}f = {real.federation.f} liars are tolerated")
     return real
+
+
+def _settled(settings: Config, task: Task | None, examples: int | None) -> Config:
+    """Choose what the configuration leaves open, and say it: all parties agree on it from here on."""
+    from trilemma.federation import pilot
+
+    found = pilot.settled(settings, task, examples)
+    if found is not settings:
+        say(found.notes[-1])
+    return found
 
 
 def _say_public(task: Task, facts: Federation, linked: list[str]) -> None:

@@ -67,7 +67,10 @@ def run_command(
             return
     if own is not None and resume is None and ranks is None:
         own = own.of(settings.federation.clients)
-        _show_what_travels(settings, own, console)
+    if resume is None and ranks is None:
+        settings = _settled(settings, own, console)
+        if own is not None:
+            _show_what_travels(settings, own, console)
     if ranks is None:
         _train(settings, own, directory, resume is not None, baseline, console)
     result = report.load(directory)
@@ -80,6 +83,16 @@ def run_command(
     if result.summary.failed:
         typer.echo("error: every seed diverged, so there is no result: try a smaller lr, or a clip", err=True)
         raise typer.Exit(1)
+
+
+def _settled(settings: Config, task: Task | None, console: Console) -> Config:
+    """Choose what the configuration leaves open, and say it before any ε is spent."""
+    from trilemma import simulate
+
+    found = simulate.settled(settings, task)
+    if found is not settings:
+        console.print(found.notes[-1], highlight=False, markup=False, soft_wrap=True)
+    return found
 
 
 def _show_what_travels(settings: Config, task: Task, console: Console) -> None:

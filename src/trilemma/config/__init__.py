@@ -6,6 +6,7 @@
 (2, 'cwmed')
 """
 
+from trilemma.config import auto
 from trilemma.config.load import Choice, Config, load, parse
 from trilemma.config.model_inputs import Inputs, inputs
 from trilemma.config.own import OWN, Own
@@ -21,6 +22,7 @@ __all__ = [
     "Inputs",
     "Own",
     "Sweep",
+    "auto",
     "described",
     "inputs",
     "load",

@@ -12,10 +12,12 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from trilemma import aggregation, attacks, data, learning, models
+from trilemma.config import auto
 from trilemma.config.assign import Assignment, Tables
 from trilemma.config.own import OWN, OWNED, Own
 from trilemma.config.ready import ready
 from trilemma.config.schema import (
+    AUTO,
     AggregationTable,
     DataTable,
     EvaluationTable,
@@ -53,7 +55,9 @@ class Choice(Generic[Options]):
 class Config:
     """A validated configuration. Immutable; `with_` returns changed copies.
 
-    `notes` says what assignments made of the file: the options that went with a thing they replaced.
+    `auto` names the keys that are still to be chosen from public numbers (`auto.settled`), whose values mean
+    nothing until then. `notes` says what assignments made of the file: the options that went with a thing
+    they replaced.
     """
 
     data: Choice[DatasetOptions]
@@ -70,6 +74,7 @@ class Config:
     evaluation: EvaluationTable
     run: RunTable
     plugins: tuple[Plugin, ...] = ()
+    auto: frozenset[str] = frozenset()
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     notes: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
@@ -92,6 +97,9 @@ class Config:
         }
         if self.evaluation != EvaluationTable():
             tables["evaluation"] = _plain(self.evaluation)
+        for path in self.auto:
+            table, key = path.split(".")
+            tables[table][key] = AUTO
         # A file is named by its name and digest alone: a copy of it lies beside the configuration.
         return {"plugins": [one.reference for one in self.plugins], **tables} if self.plugins else tables
 
@@ -165,6 +173,7 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[Assignment] = (), own: O
     """
     plugins = load_plugins(_named_plugins(raw))
     tables = Tables.read({key: value for key, value in raw.items() if key != "plugins"}, assignments)
+    asked = auto.taken(tables.values)
     problems: list[str] = []
     from_packages = installed()
     known = ("data", *CHOSEN, *PLAIN)
@@ -195,8 +204,9 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[Assignment] = (), own: O
         parts[name] = _check(problems, name, schema, tables.part(name))
     if problems:
         raise ConfigError("\n".join(problems))
-    config = Config(**parts, notes=tuple(tables.notes))
+    config = auto.begun(Config(**parts, notes=tuple(tables.notes)), asked)
     used = [one for one in from_packages if one.entries & _names(config) and one not in plugins]
+    auto.put_back(tables.values, asked)
     source = {**tables.values, "plugins": [plugin.located for plugin in plugins]}
     return replace(config, plugins=(*plugins, *used), source=source)
 

@@ -97,6 +97,11 @@ def resolve(
     far drawn noise is from a Gaussian, for which the size of `model` must be known; more noise makes up for
     it where an ε is aimed at. `root` are the server's own examples.
     """
+    if config.auto:
+        raise ConfigError(
+            f"{', '.join(sorted(config.auto))} = 'auto': chosen when a run or a federation begins; "
+            "give numbers here"
+        )
     federation = config.federation
     needed = config.algorithm.options.least_examples
     if needed > examples:

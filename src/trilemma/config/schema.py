@@ -10,7 +10,8 @@ Longer than most modules, so that all tables stand in one place.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
@@ -19,6 +20,12 @@ from trilemma.models import Lora, Subspace, Train
 from trilemma.options import Options, mistakes
 from trilemma.privacy.accountants import accountants
 from trilemma.privacy.types import Adjacency, Arithmetic, Assumption, ThreatName
+
+AUTO = "auto"
+"""What is said where a number is to be chosen (`config.auto`)."""
+
+CLIP = 1.0
+"""The usual bound on a contribution: while gradients are longer, only its product with the step counts."""
 
 MOST_CLIENTS, MOST_ROUNDS, MOST_SEEDS = 10_000_000, 100_000_000, 10_000
 """What one configuration may ask for: more is a slip of the pen. A day has 86,400,000 milliseconds."""
@@ -182,7 +189,10 @@ class PrivacyTable(Table):
 
     threat: ThreatName | Literal["none"] = Field(default="none", description="who is trusted with what")
     clip: float | None = Field(
-        default=None, gt=0, allow_inf_nan=True, description="bound C on one contribution's norm"
+        default=None,
+        gt=0,
+        allow_inf_nan=True,
+        description='bound C on a contribution\'s norm; default, or "auto": 1 where there is noise',
     )
     epsilon: float | None = Field(
         default=None, gt=0, allow_inf_nan=True, description="target ε for the whole run"
@@ -248,6 +258,17 @@ class PrivacyTable(Table):
         """Whether noise is calibrated to a target ε."""
         return self.epsilon is not None and self.noise == "certified"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _clipped(cls, said: Any) -> Any:
+        """Clip at the usual bound where there is noise: without a bound it protects nothing."""
+        if not isinstance(said, Mapping) or said.get("clip") not in (None, AUTO):
+            return said
+        ways = ("epsilon", "sigma_ind", "sigma_cor", "noise_multiplier")
+        noise = any(said.get(key) is not None for key in ways)
+        others = {key: value for key, value in said.items() if key != "clip"}
+        return {**others, "clip": CLIP} if noise else others
+
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> PrivacyTable:
         sigmas = self.sigma_ind is not None or self.sigma_cor is not None
@@ -256,8 +277,6 @@ class PrivacyTable(Table):
             raise ValueError(
                 "noise is given twice: allowed is one of epsilon; sigma_ind and sigma_cor; noise_multiplier"
             )
-        if any(ways) and self.clip is None:
-            raise ValueError("noise without clip protects nothing: give clip, the bound C on a contribution")
         if any(ways) and self.threat == "none":
             raise ValueError("noise without a threat model certifies nothing: give threat = cdp, secldp, …")
         if self.neighbours is not None and self.threat not in ("secldp", "byzldp"):
@@ -325,7 +344,12 @@ class EvaluationTable(Table):
 class RunTable(Table):
     """`[run]`: how long, which seeds, where."""
 
-    rounds: int = Field(default=100, ge=1, le=MOST_ROUNDS, description="number of rounds T")
+    rounds: int = Field(
+        default=100,
+        ge=1,
+        le=MOST_ROUNDS,
+        description='number of rounds T; "auto", which is the default where an ε is aimed at: chosen',
+    )
     seeds: tuple[int, ...] = Field(default=(1,), min_length=1, description="one run per seed")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to compute")
     precision: Literal["float32", "tf32"] = Field(

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trilemma.config import Config
+from trilemma.config import Config, auto
+from trilemma.config.assembly import everybody, one_party
 from trilemma.errors import UserError
 from trilemma.federation.layout import TASK, Party
 from trilemma.federation.spending import RESERVE, run_of
 from trilemma.federation.task import load_task
+from trilemma.keys import Key
 from trilemma.privacy.ledger_lines import read_entries
 from trilemma.task import Task
 
@@ -44,6 +46,22 @@ def deployed(config: Config) -> Config:
     return config.with_(
         "attack={name='none'}", "federation.byzantine=0", f"federation.tolerate={config.federation.f}"
     )
+
+
+def settled(config: Config, task: Task | None, examples: int | None) -> Config:
+    """Return the configuration all parties agree on: numbers for what it leaves open, of public facts alone.
+
+    The poorest client of a `task` counts as holding so many `examples`.
+    """
+    if not config.auto:
+        return config
+    key = Key(config.run.seeds[0])
+    if task is None:
+        found = everybody(config, key, None, config.federation.clients)
+        return auto.settled(config, int(found.held.sizes.min()), found.model.dim)
+    assert examples is not None
+    kept = config.evaluation.held_out(examples) if config.evaluation.clients else 0
+    return auto.settled(config, examples - kept, one_party(config, key, task, None, examples).model.dim)
 
 
 def poorest(task: Task, clients: int) -> int:

@@ -36,15 +36,22 @@ from trilemma.privacy.types import NoiseLaw, Release, Sampling, Unit
 
 
 class MomentumSettings(AlgorithmSettings):
-    """Parameters of the momentum family."""
+    """Parameters of the momentum family.
 
-    lr: float = Field(default=1.0, gt=0, description="learning rate γ")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum β; 0: plain SGD")
+    Where `[privacy]` aims at an ε, what is not said of rate, momentum and batch is chosen (`config.auto`).
+    """
+
+    lr: float = Field(
+        default=1.0,
+        gt=0,
+        description='learning rate γ; "auto", the default where [privacy] aims at an ε: chosen',
+    )
+    momentum: float = Field(default=0.9, ge=0, lt=1, description='momentum β; 0: plain SGD; "auto": chosen')
     start: Literal["zero", "first"] = Field(
         default="zero",
         description="the momentum before the first round: zero, or what the first round averages into it",
     )
-    batch_size: int = Field(default=25, ge=1, description="examples b per client and round")
+    batch_size: int = Field(default=25, ge=1, description='examples b per client and round; "auto": chosen')
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay λ: adds λθ to every gradient")
     unit: Unit = Field(default="user", description="what privacy protects: clip per client or per example")
     sampling: Literal["without-replacement", "poisson"] = Field(

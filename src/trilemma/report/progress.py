@@ -49,6 +49,10 @@ class ProgressBar(_Shown):
         )
         self._task: TaskID | None = None
 
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
         """Start a new bar."""
         self._score = ""

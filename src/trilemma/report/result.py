@@ -15,7 +15,7 @@ from trilemma.errors import UserError
 from trilemma.records import Record, Summary
 from trilemma.report.curves import Curve, plot_curves
 from trilemma.report.tables import Table, results_table, tightest_epsilon
-from trilemma.report.trust import Suspect, plot_shares, shares, trusted, verdict
+from trilemma.report.trust import Suspect, plot_shares, shares, trusted
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,18 @@ class Result:
         """Return the scores beside ε, f, the attack and the run without liars."""
         free = self.baseline.summary if self.baseline is not None else None
         rows = [(self.summary.algorithm, self.summary)]
-        said = self.verdict_on_clients()
-        return results_table(rows, free, self.title, [said] if said else [])
+        return results_table(rows, free, self.title, self._least_trusted())
 
-    def verdict_on_clients(self) -> str:
-        """Say who stands out by a small share in the aggregate, or that nobody does (`report.trust`)."""
+    def _least_trusted(self) -> list[str]:
+        """Say whom the rule trusted least: as many clients as it was told may lie."""
+        told = self.config.federation.f
         seed = None if self._liars_stay else next(iter(self.seeds))
-        records = self.records if seed is None else self.seeds[seed]
-        said = verdict(self.summary.rule, self.summary.clients, records, self.config.federation.f)
-        return f"seed {seed}: {said}" if said and seed is not None else said
+        everyone = [one for one in self.suspects(seed) if one.heard]
+        if not told or not everyone or everyone[0].weight == everyone[-1].weight:
+            return []
+        worst = ", ".join(f"{one.client} ({one.weight:.3f})" for one in everyone[:told][:10])
+        where = "" if seed is None else f" in seed {seed}"
+        return [f"least trusted clients{where}: {worst}; an equal share is {1 / self.summary.clients:.3f}"]
 
     @property
     def _liars_stay(self) -> bool:

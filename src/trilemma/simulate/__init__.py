@@ -12,7 +12,7 @@ from trilemma.records import Record, Spread, Summary
 from trilemma.simulate.directory import RunDirectory, fresh_directory, named_directory
 from trilemma.simulate.engine import Diverged, Progress, latest_model, start, step
 from trilemma.simulate.evaluation import Evaluation, Fairness, evaluate
-from trilemma.simulate.experiment import Experiment, SimulatedClients, assemble
+from trilemma.simulate.experiment import Experiment, SimulatedClients, assemble, settled
 from trilemma.simulate.observers import Everyone, Observer, Silent, figures
 from trilemma.simulate.ranks import Ranks, joined, left
 from trilemma.simulate.runner import resume, run, run_or_resume, without_liars
@@ -49,6 +49,7 @@ __all__ = [
     "run",
     "run_cells",
     "run_or_resume",
+    "settled",
     "start",
     "step",
     "without_liars",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trilemma import data, privacy
 from trilemma.attacks.types import Attack
-from trilemma.config import Config
+from trilemma.config import Config, auto
 from trilemma.config.assembly import everybody
 from trilemma.config.resolve import Resolved, resolve
 from trilemma.data.types import Batch
@@ -200,6 +200,7 @@ def assemble(
     ground = everybody(config, key, task, len(honest), device)
     federated = _poisoned(config, attack, ground.held, byzantine, key.fold("poison"))
     poorest = federated.poorest(honest)
+    config = auto.settled(config, poorest, ground.model.dim)
     if config.aggregation.tune != "no":
         public = config.aggregation.tune in ("model", "alone")
         least = federated.poorest(range(federation.clients))
@@ -225,6 +226,18 @@ def assemble(
     if config.aggregation.tune != "no":
         check_one_model(experiment.personal, resolved.algorithm.name)
     return experiment
+
+
+def settled(config: Config, task: Task | None = None) -> Config:
+    """Return the configuration with numbers for what it leaves open, by what its first seed gives clients."""
+    if not config.auto:
+        return config
+    key = Key(config.run.seeds[0])
+    honest = config.federation.clients - config.federation.byzantine
+    ground = everybody(config, key, task, honest)
+    liars = _byzantine(config, key)
+    poorest = ground.held.poorest([i for i in range(config.federation.clients) if i not in liars])
+    return auto.settled(config, poorest, ground.model.dim)
 
 
 def _poisoned(

@@ -19,7 +19,7 @@ from trilemma.simulate import engine
 from trilemma.simulate.directory import RunDirectory, SeedDirectory, check_free
 from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import Evaluation, evaluate
-from trilemma.simulate.experiment import Experiment, assemble
+from trilemma.simulate.experiment import Experiment, assemble, settled
 from trilemma.simulate.fitting import check_model, check_progress
 from trilemma.simulate.observers import Observer, Silent, with_logs
 from trilemma.simulate.ranks import Ranks
@@ -47,6 +47,7 @@ def run(
         check_free(out)
     task = None if task is None else task.of(config.federation.clients)
     with said_where_memory_ends(config):
+        config = settled(config, task)
         _try_out(config, out, task, ranks)
     directory = RunDirectory.create(out, config, task) if leads else RunDirectory(out, config)
     try:
@@ -75,6 +76,7 @@ def run_or_resume(
     """Continue the run in `out` if there is one, else start it, as a sweep does for each of its cells."""
     if not (out / "config.toml").exists():
         return run(config, out, observer, task)
+    config = settled(config, task)
     if RunDirectory.open(out).config.dump() != config.dump():
         raise UserError(f"{str(out)!r} holds a run of another configuration; remove it or name another --out")
     return resume(out, observer, task)
