@@ -45,8 +45,8 @@ class Structure:
     formed: frozenset[str]
     bytes: int
     inplace: bool
-    most: int = 0
-    """Of how many examples the largest batch was that has been recorded."""
+    sizes: frozenset[int] = frozenset()
+    """Of how many examples the batches were that have been recorded."""
     apart: bool = False
     """Whether a batch of examples gives each what it gives it alone."""
     note: str = ""
@@ -157,7 +157,7 @@ class ModuleEngine:
             way = "looped"
         whole, log = self.whole(model), Log(guarded=structure.inplace)
         try:
-            if way == "flat" and request.share.numel() > structure.most:
+            if way == "flat" and request.share.numel() not in structure.sizes:
                 self._record(model, request, batch)
             done = self._take(model, request, Plan(way, whole, structure.layouts, structure.apart), log)
         except NotFlat:
@@ -167,10 +167,10 @@ class ModuleEngine:
         )
 
     def _record(self, model: Model, request: Request, batch: Examples) -> None:
-        """Record a larger batch than any before: a module may do something else for many examples."""
+        """Record a batch of another length: a module may do something else for so many examples."""
         structure = self.structure(model, batch)
         record(self.at(request.y.device), _named(model, request), request, structure.layouts)
-        self.found[_signature(batch)] = replace(structure, most=request.share.numel())
+        self.found[_signature(batch)] = replace(structure, sizes=structure.sizes | {request.share.numel()})
 
     def _again(self, model: Model, request: Request, batch: Examples) -> ModulePass:
         """Take a batch that does not do what was recorded: record it again, as it is, or leave this way."""

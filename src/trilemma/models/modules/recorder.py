@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _autograd
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -110,6 +111,7 @@ class Recorder(TorchFunctionMode):
         self.draws = draws
         self.statistics = statistics
         self.kept: list[Tensor] = []
+        self.failed: BaseException | None = None
 
     def __enter__(self) -> Recorder:
         """Stand between the module and torch."""
@@ -118,22 +120,31 @@ class Recorder(TorchFunctionMode):
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        """Step aside."""
+        """Step aside. What failed and was caught has failed for all: what came after it was no one's own."""
+        failed = self.failed if self._watched else None
         _STANDING.pop()
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        if failed is not None and exception[0] is None:
+            raise failed
 
     @property
     def _watched(self) -> bool:
-        """Whether examples go through as one batch, or it is looked at whose every number is."""
-        return isinstance(self.frame, FlatFrame) or isinstance(_get_current_dispatch_mode(), Owners)
+        """Whether several examples go through at once, or it is looked at whose every number is."""
+        return self.frame is not None or isinstance(_get_current_dispatch_mode(), Owners)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation."""
+        try:
+            return self._run(func, args, kwargs or {})
+        except BaseException as error:
+            self.failed = error
+            raise
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from trilemma.models.modules.operations import OPERATIONS
 
-        kwargs = kwargs or {}
         if func in _READS and self._watched and next(_tensors(args), None) is not None:
             raise NotFlat(f"{func.__name__} is out of sight")
         if _in_place(func, args, kwargs):
@@ -259,22 +270,34 @@ _STANDING: list[Recorder] = []
 
 @contextmanager
 def functions_seen() -> Iterator[None]:
-    """Let recorders stand in the way of autograd functions too, which are no torch functions."""
-    before = Function.__dict__["apply"]
+    """Let recorders stand in the way of autograd functions too, which are no torch functions.
+
+    And of what is done to tensors that are kept for the way back.
+    """
+    before, push = Function.__dict__["apply"], _autograd._push_saved_tensors_default_hooks
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if _STANDING and isinstance(_STANDING[-1].frame, FlatFrame) and torch.is_grad_enabled():
-            raise NotFlat(f"{cls.__name__} has a way back of its own")
+            _STANDING[-1].failed = NotFlat(f"{cls.__name__} has a way back of its own")
+            raise _STANDING[-1].failed
         if _STANDING:
             own, name = _STANDING[-1].own, cls.__name__
             args, kwargs = own(args, name), own(kwargs, name)
         return before.__get__(None, cls)(*args, **kwargs)
 
+    def keep(pack: Any, unpack: Any) -> None:
+        if _STANDING and _STANDING[-1].frame is not None:
+            _STANDING[-1].failed = NotFlat("tensors that are kept for the way back are changed")
+            raise _STANDING[-1].failed
+        push(pack, unpack)
+
     type.__setattr__(Function, "apply", classmethod(apply))
+    _autograd._push_saved_tensors_default_hooks = keep
     try:
         yield
     finally:
         type.__setattr__(Function, "apply", before)
+        _autograd._push_saved_tensors_default_hooks = push
 
 
 _SWAPS = {torch.Tensor.transpose, torch.transpose}
@@ -286,9 +309,10 @@ _READS = {
     getattr(torch.Tensor, name)
     for name in (
         *("tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "register_hook"),
-        *("__dlpack__", "__deepcopy__", "__reduce_ex__", "new_tensor"),
+        *("__dlpack__", "__deepcopy__", "__reduce_ex__", "new_tensor", "__repr__", "__format__"),
+        *("apply_", "map_", "map2_"),
     )
-} | {torch.tensor, torch.as_tensor, torch.asarray}
+} | {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.grad_fn.__get__}
 """What lets numbers out of torch, where nobody sees whose they are, or changes what comes back."""
 
 _SHAPES = {
@@ -309,7 +333,6 @@ _SHAPES |= {
         "is_cuda",
         "layout",
         "is_leaf",
-        "grad_fn",
     )
 }
 
