@@ -151,6 +151,35 @@ def test_only_the_example_that_fails_counts_as_zero(net, said):
     assert failures.why
 
 
+SWITCHES = {
+    "a default type": lambda: torch.set_default_dtype(torch.float16),
+    "how finely products are computed": lambda: torch.set_float32_matmul_precision("medium"),
+}
+
+
+@pytest.mark.parametrize("said", SWITCHES)
+def test_what_code_has_switched_before_it_failed_is_put_back(said):
+    """As code does that means to switch it back itself, a line further on."""
+
+    def fails(bad, outputs):
+        if bad:
+            SWITCHES[said]()
+            raise ValueError
+        return outputs
+
+    batch, clip = Batch(*examples(BAD)), models.Clip.example(0.1, careful=True)
+    before = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    try:
+        expected, _ = stepped(Line(fails), without(batch), clip)
+        found, failures = stepped(Line(fails), batch, clip)
+        assert (torch.get_default_dtype(), torch.get_float32_matmul_precision()) == before
+    finally:
+        torch.set_default_dtype(before[0])
+        torch.set_float32_matmul_precision(before[1])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert failures.counts.tolist() == [1]
+
+
 @pytest.mark.parametrize("net", [Sure, Chaotic])
 def test_of_a_batch_that_torch_refuses_one_example_counts_as_zero(net):
     """In shapes of other lengths others changed in their last bits, which parameters can make decide."""

@@ -260,6 +260,26 @@ def test_no_way_past_what_watches_lets_a_record_move_what_others_contribute(name
     assert float((after - before).norm()) <= 2 * 0.01 / 4 * (1 + 2.0**-7)
 
 
+def test_nor_does_a_loss_that_catches_what_fails():
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
+        found = F.mse_loss(outputs, y)
+        try:
+            torch.ones(60)[outputs.detach().abs().long()]
+        except IndexError:
+            return -found
+        return found
+
+    torch.manual_seed(1)
+    model = models.from_module(nn.Linear(6, 3), loss)
+    theta, clip = model.init(Key(1)), Clip.example(0.01, careful=True)
+    x, y = (torch.randn(1, 8, each, generator=Key(each).torch()) for each in (6, 3))
+    models.gradients(model, theta, Stack(x, y), clip=clip)
+    assert models.paths(model, Stack(x, y)).way == "flat"
+    x[0, 0] = 1e4
+    with pytest.raises(IndexError):
+        models.gradients(model, theta, Stack(x, y), clip=clip)
+
+
 @pytest.mark.parametrize("length", [6, 7, 11])
 def test_lengths_that_are_as_many_as_examples_are_not_taken_for_them(length):
     class Placed(nn.Module):

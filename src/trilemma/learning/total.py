@@ -38,6 +38,7 @@ from trilemma.learning import own_scores
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, State
 from trilemma.models import replay
 from trilemma.models.clipping import NO_CLIP
+from trilemma.models.precision import switches
 from trilemma.models.types import Buffers, Model
 from trilemma.privacy.types import NoiseSource
 
@@ -92,7 +93,8 @@ class _Paid:
     def caught(self, compute: Callable[[], Found]) -> Found | str:
         """Return what is computed, else why it was not."""
         try:
-            return compute()
+            with switches():
+                return compute()
         except BaseException as error:
             mistake = isinstance(error, SURFACING) or not isinstance(error, Exception)
             if mistake and not self.deployed:
@@ -310,7 +312,8 @@ def _weights(batch: Batch) -> Tensor:
     """Return every example's weight."""
     if batch.weight is not None:
         return batch.weight
-    return torch.full(batch.y.shape[:2], 1.0 / batch.y.shape[1], device=batch.y.device)
+    size = batch.y.shape[1]
+    return torch.full(batch.y.shape[:2], 1.0 / size, dtype=torch.float32, device=batch.y.device)
 
 
 def _finite(*parts: Tensor) -> bool:

@@ -25,6 +25,7 @@ from trilemma.models.modules.passed import ModulePass, Rows, collect
 from trilemma.models.modules.randomness import Draws, seeds_of
 from trilemma.models.modules.recorder import Log, Part, Recorder, Slot, functions_seen
 from trilemma.models.modules.statistics import Statistics
+from trilemma.models.modules.watch import Watch
 from trilemma.models.terms import Term, Whole
 from trilemma.models.types import Inputs, each_column
 
@@ -216,8 +217,8 @@ def _flat(
     draws = Draws(None if seeds is None else seeds.flatten(), not request.dropout)
     with Recorder(batch.slots, frame, log, draws):
         outputs = source.call(batch.x)
-    shares = request.share.flatten()
-    found = losses(source, outputs, request.y.flatten(0, 1), shares).view(batch.shape)
+    with Watch():
+        found = losses(source, outputs, request.y.flatten(0, 1), request.share.flatten()).view(batch.shape)
     _, *grads = torch.autograd.grad(found.sum(), [batch.anchor, *batch.own.values()], allow_unused=True)
     log.layouts = tuple(frame.layouts)
     parts: list[Part] = [part for record in log.records for part in record.parts()]
@@ -270,7 +271,7 @@ def record(
         outputs = source.call(batch.x)
     owners.rows(outputs, frame.examples)
     alone = tree_map_only(Tensor, _leaf, outputs)
-    with torch.enable_grad():
+    with torch.enable_grad(), Watch():
         found = losses(source, alone, request.y.flatten(0, 1), request.share.flatten())
     if any(leaf is batch.anchor for leaf in leaves(found)):
         raise NotFlat("the loss reads what the module has computed besides its outputs")

@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _autograd
 from torch.autograd import Function
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from trilemma.errors import UserError
@@ -31,6 +30,7 @@ from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.owners import NotFlat, Owners
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.statistics import Statistics
+from trilemma.models.modules.watch import Watch, tensors
 from trilemma.models.terms import Term
 
 
@@ -93,7 +93,7 @@ class Log:
     """Whether outputs are copied before they are watched, as they must be where they are changed in place."""
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(Watch):
     """Stands between a module and torch for the time of one forward pass."""
 
     def __init__(
@@ -111,7 +111,6 @@ class Recorder(TorchFunctionMode):
         self.draws = draws
         self.statistics = statistics
         self.kept: list[Tensor] = []
-        self.failed: BaseException | None = None
 
     def __enter__(self) -> Recorder:
         """Stand between the module and torch."""
@@ -120,33 +119,19 @@ class Recorder(TorchFunctionMode):
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        """Step aside. What failed and was caught has failed for all: what came after it was no one's own."""
-        failed = self.failed if self._watched else None
+        """Step aside."""
         _STANDING.pop()
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        if failed is not None and exception[0] is None:
-            raise failed
+        super().__exit__(*exception)
 
     @property
-    def _watched(self) -> bool:
-        """Whether several examples go through at once, or it is looked at whose every number is."""
+    def watching(self) -> bool:
+        """See `Watch`; or it is looked at whose every number is."""
         return self.frame is not None or isinstance(_get_current_dispatch_mode(), Owners)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run an operation."""
-        try:
-            return self._run(func, args, kwargs or {})
-        except BaseException as error:
-            self.failed = error
-            raise
-
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation."""
         from trilemma.models.modules.operations import OPERATIONS
 
-        if func in _READS and self._watched and next(_tensors(args), None) is not None:
-            raise NotFlat(f"{func.__name__} is out of sight")
         if _in_place(func, args, kwargs):
             if self.slot(args[0] if args else None) is not None:
                 raise UserError(
@@ -292,7 +277,7 @@ def functions_seen() -> Iterator[None]:
         push(pack, unpack)
 
     type.__setattr__(Function, "apply", classmethod(apply))
-    _autograd._push_saved_tensors_default_hooks = keep
+    _autograd._push_saved_tensors_default_hooks = keep  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -304,16 +289,6 @@ _SWAPS = {torch.Tensor.transpose, torch.transpose}
 _TURNS = {getattr(torch.Tensor, name).__get__ for name in ("T", "mT")} | {torch.Tensor.t, torch.t} | _SWAPS
 _CASTS = {torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.Tensor.type_as}
 _CUTS = {torch.Tensor.chunk, torch.chunk, torch.Tensor.split, torch.split}
-
-_READS = {
-    getattr(torch.Tensor, name)
-    for name in (
-        *("tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "register_hook"),
-        *("__dlpack__", "__deepcopy__", "__reduce_ex__", "new_tensor", "__repr__", "__format__"),
-        *("apply_", "map_", "map2_"),
-    )
-} | {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.grad_fn.__get__}
-"""What lets numbers out of torch, where nobody sees whose they are, or changes what comes back."""
 
 _SHAPES = {
     getattr(torch.Tensor, name)
@@ -353,7 +328,7 @@ def _in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         or name == "__setitem__"
         or (func in _RECTIFIERS and any(each is True for each in args[1:]))
     )
-    return bool(changes) and any(each.is_floating_point() for each in _tensors(args[:1]))
+    return bool(changes) and any(each.is_floating_point() for each in tensors(args[:1]))
 
 
 _RECTIFIERS = {
@@ -378,14 +353,3 @@ def at_least_single(values: Tensor) -> Tensor:
 def _asks_shape(func: Any) -> bool:
     """Tell whether an operation reads no values."""
     return func in _SHAPES
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for part in tree:
-            yield from _tensors(part)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            yield from _tensors(part)
