@@ -6,7 +6,7 @@
 
 One row per kernel and size: the best time of ours, that of the best plain version, their ratio, and how far
 the answers differ. Versions take turns in one process, the best of several counts. A kernel that gains less
-than 1.3 on the device it is for should not be there. Needs torch and numpy, numba on a CPU, Triton on a GPU.
+than 1.3 on the device it is for should not be there.
 """
 
 from __future__ import annotations
@@ -22,14 +22,10 @@ from pathlib import Path
 
 import torch
 
-import bare
+import kernel_layers
+import kernel_messages
 from kernel_cases import Case, Row, failed, measure
 from tables import table
-
-bare.rooms("aggregation", "models")
-
-import kernel_layers  # noqa: E402
-import kernel_messages  # noqa: E402
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:

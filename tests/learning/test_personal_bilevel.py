@@ -13,14 +13,7 @@ from torch import Tensor
 from trilemma import models
 from trilemma.keys import Key
 from trilemma.learning import Messages, algorithms
-from trilemma.learning.personal.bilevel import (
-    Coupling,
-    bilevel_algorithm,
-    first_model,
-    identity,
-    norm,
-    squared,
-)
+from trilemma.learning.personal.bilevel import Coupling, bilevel_algorithm, norm, squared
 from trilemma.learning.personal.lp_proj import LpProj
 from trilemma.learning.personal.pfedme import PFedMe
 from trilemma.learning.personal.rsa import RSA
@@ -84,11 +77,11 @@ def test_one_round_of_many_local_steps_is_exact_for_equal_designs() -> None:
     p = np.linalg.qr(np.random.default_rng(1).standard_normal((FULL, SUB)))[0].T
     settings = _settings(p=2, lam=1.0, lr=0.5, local_rounds=100, inner_steps=2000, tolerance=1e-26)
     coupling = Coupling(
-        lambda model, seed, device: Dense(torch.from_numpy(p)),
-        lambda model: SUB,
-        lambda model, key: torch.zeros(SUB, dtype=torch.float64),
         squared,
         0.0,
+        project=lambda model, seed, device: Dense(torch.from_numpy(p)),
+        size=lambda model: SUB,
+        start=lambda model, key: torch.zeros(SUB, dtype=torch.float64),
     )
     done = run(bilevel_algorithm("test", settings, coupling, setup(CLIENTS)), clients, 1)
     np.testing.assert_allclose(done.messages[0].vectors, what @ p.T, atol=1e-8)
@@ -239,5 +232,3 @@ def test_first_w_of_pfedme_is_the_model_of_client_0() -> None:
     model = _classifier()
     start = PFedMe().build(setup(3)).init(model, (2, 0), Key(4))
     assert torch.equal(start.broadcast["w"], start.clients["x"][1])
-    assert torch.equal(first_model(model, Key(4)), start.broadcast["w"])
-    assert identity(model, 0, torch.device("cpu")).rows == model.dim

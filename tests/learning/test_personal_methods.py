@@ -49,20 +49,6 @@ def test_training_works(name: str) -> None:
     assert done.reports[-1]["loss"].mean() < 0.85 * done.reports[0]["loss"].mean()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_stacked_clients_equal_clients_alone(name: str) -> None:
-    clients = classification(_model())
-    algorithm = settings_of(name).build(setup(6))
-    start = algorithm.init(clients.model, clients.ids, Key(1))
-    together = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
-    alone = {field: value[3:4] for field, value in start.clients.items()}
-    step = algorithm.client(start.broadcast, alone, clients.only(3), 0, Key(2))
-    torch.testing.assert_close(step.messages.vectors[0], together.messages.vectors[3], rtol=1e-4, atol=1e-5)
-    for field, value in step.state.items():
-        torch.testing.assert_close(value[0], together.state[field][3], rtol=1e-4, atol=1e-5)
-    assert set(step.state) == set(start.clients)
-
-
 def test_fedavg_is_gradient_descent_on_the_mean_for_one_step() -> None:
     clients = classification(_model())
     algorithm = FedAvg(lr=0.3, local_steps=1, batch_size=40).build(setup(6))
@@ -212,13 +198,6 @@ def test_exposure_protects_a_whole_client() -> None:
     for name in ("lp-proj", "fedavg", "ditto"):
         release = algorithms[name]().exposure(0.5, 100)
         assert (release.unit, release.sensitivity) == ("user", 1.0)
-
-
-def test_no_clip_and_no_noise_is_the_plain_run() -> None:
-    clients = classification(_model())
-    plain = rounds(LpProj(dim=4), clients, 2)
-    free = rounds(LpProj(dim=4), clients, 2, release=Release(float("inf"), NoiseLaw()))
-    torch.testing.assert_close(plain.broadcast["w"], free.broadcast["w"])
 
 
 def test_server_momentum() -> None:

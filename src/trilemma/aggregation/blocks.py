@@ -31,14 +31,9 @@ SMALL = 1 << 10
 """Up to so many numbers plain torch calls do, and numba need not be loaded."""
 
 
-def compiled(name: str = "kernels") -> ModuleType | None:
-    """Return numba kernels, or None where numba is not installed."""
-    return optional(name)
-
-
 @functools.cache
-def optional(name: str) -> ModuleType | None:
-    """Return a module of this room, or None where the compiler it needs is missing or cannot be used.
+def compiled(name: str) -> ModuleType | None:
+    """Return kernels of this room, or None where the compiler they need is missing or cannot be used.
 
     numba cannot be used where it may not cache what it compiles: package and home folder are read-only.
     """

@@ -27,7 +27,7 @@ def weighted_sum(X: Tensor, weights: Array) -> Tensor:
         from trilemma.aggregation import cuda
 
         return cuda.weighted_sum(X, rows, used)
-    kernels = blocks.compiled() if X.numel() > blocks.SMALL else None
+    kernels = blocks.compiled("kernels") if X.numel() > blocks.SMALL else None
     if kernels is None:
         return plain_weighted_sum(X, rows, used)
     kind = torch.float64 if X.dtype == torch.float64 else torch.float32

@@ -38,7 +38,7 @@ SLAB = 1 << 18
 
 def kernels() -> ModuleType | None:
     """Return the Triton kernels, or None where Triton is not installed."""
-    return blocks.optional("cuda_kernels")
+    return blocks.compiled("cuda_kernels")
 
 
 def shifted_gram(X: Tensor, k: int, precise: bool) -> Array:

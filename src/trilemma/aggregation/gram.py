@@ -301,7 +301,7 @@ def fast_pass(X: Tensor, k: int, precise: bool) -> Array:
         from trilemma.aggregation import cuda
 
         return cuda.shifted_gram(X, k, precise)
-    kernels = blocks.compiled()
+    kernels = blocks.compiled("kernels")
     n, d = X.shape
     if kernels is None:
         return plain_pass(X, k)

@@ -1,7 +1,7 @@
 """CPU kernels, compiled by numba: blocks of columns are brought into cache once and worked on there.
 
 Here are those that sum over rows or columns, and how all are compiled; `window_kernels` has those that sort.
-Imported only through `trilemma.aggregation.blocks`, so that the package works without numba.
+Imported only through `trilemma.aggregation.blocks`, which does without them where numba cannot be used.
 
 All loops run over the columns of contiguous rows, the shape LLVM turns into full-width vector code. Sums may
 be reordered (once, at compile time): the same input gives the same bits. NaN and infinity keep their meaning.

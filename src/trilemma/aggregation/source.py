@@ -35,35 +35,6 @@ class Source(Protocol):
         """Return the outcome on all columns: the second pass."""
 
 
-class InMemory:
-    """All of X at once; `known` is its geometry, where somebody measured it before."""
-
-    def __init__(self, X: Vectors, known: Geometry | None = None) -> None:
-        self.given, self.known = inputs.messages(X), known
-
-    @property
-    def n(self) -> int:
-        """Number of messages."""
-        return len(self.given.X)
-
-    def geometry(self) -> Geometry:
-        """Return the geometry of X."""
-        return measure(self.given.X) if self.known is None else self.known
-
-    def finite(self) -> Any:
-        """Return which messages are finite (n,), bool."""
-        return finite_rows(self.given.X)
-
-    def carry_out(self, decision: Decision) -> Aggregate[Any]:
-        """Return the outcome on X."""
-        X = self.given.X
-        if isinstance(decision, Weighted):
-            return self.given.deliver(decision.apply(X), decision.weights, decision.scores, decision.info)
-        out = decision.apply(X)
-        weights, scores = decision.totals(out.shares, out.squares, X.shape[1])
-        return self.given.deliver(out.value, weights, scores, decision.info)
-
-
 class Stream:
     """Chunks of columns, one at a time; only one chunk and the value are ever held."""
 
@@ -113,8 +84,23 @@ class Stream:
                 values.append(out.value)
                 shares, squares = shares + out.shares, squares + out.squares
         assert given is not None
-        value = torch.cat(values)
+        value = values[0] if len(values) == 1 else torch.cat(values)
         if isinstance(decision, Weighted):
             return given.deliver(value, decision.weights, decision.scores, decision.info)
         weights, scores = decision.totals(shares, squares, len(value))
         return given.deliver(value, weights, scores, decision.info)
+
+
+class InMemory(Stream):
+    """All of X at once, one chunk; `known` is its geometry, where somebody measured it before."""
+
+    def __init__(self, X: Vectors, known: Geometry | None = None) -> None:
+        self.given, self.known = inputs.messages(X), known
+        self.n = len(self.given.X)
+
+    def _messages(self) -> Iterator[inputs.Inputs]:
+        yield self.given
+
+    def geometry(self) -> Geometry:
+        """Return the geometry of X."""
+        return super().geometry() if self.known is None else self.known

@@ -12,14 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 
 from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.types import Array
-
-try:
-    import scipy
-except ImportError:  # scipy is a dependency, but a bare machine can aggregate without it
-    scipy = None  # type: ignore[assignment]
 
 ROUNDING = 1e-9
 """τ within this of the maximum is the maximum: equal rows leave together although their τ differ in a bit."""
@@ -41,7 +37,7 @@ def top_eigenpair(M: Array) -> tuple[float, Array]:
     (2.0, [1.0, 0.0])
     """
     n = len(M)
-    if scipy is not None and n > 1:  # LAPACK's driver for a single eigenpair is the fastest by far
+    if n > 1:  # LAPACK's driver for a single eigenpair is the fastest by far
         values, vectors, found, _, status = scipy.linalg.lapack.dsyevr(M, range="I", il=n, iu=n)
         if status == 0 and found == 1:
             return float(values[0]), np.asarray(vectors[:, 0])

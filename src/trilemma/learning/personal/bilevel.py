@@ -36,7 +36,6 @@ from trilemma.keys import Key
 from trilemma.learning.gridded import moved
 from trilemma.learning.local_steps import LocalStep, initial_model, initial_models, statistics_of, step_keys
 from trilemma.learning.messages import one_vector
-from trilemma.learning.presets import Preset
 from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.server import blending_server
@@ -106,39 +105,23 @@ class BilevelSettings(WholeClientSettings):
     batch_size: int = Field(default=64, ge=1, description="mini-batch; the last of an epoch is smaller")
     weight_decay: float = Field(default=0.001, ge=0, description="weight decay of the personal model")
     beta: float = Field(default=1.0, gt=0, description="server: w ← (1−β) w + β R(messages)")
-    preset: Preset = Field(default="correct", description="correct, or as the authors' code behaves")
 
 
 @dataclass(frozen=True)
 class Coupling:
     """What distinguishes the methods of the family.
 
-    `project(model, seed, device)` returns P, `size(model)` the length of w, `start(model, key)` the first w.
     `penalty` is ∂h, `decay` the weight decay of x, and `tolerates` says whether a run continues after a w
-    that is not finite.
+    that is not finite. `project(model, seed, device)` returns P, `size(model)` the length of w,
+    `start(model, key)` the first w; by default w is a model, and the first one that of client 0.
     """
 
-    project: Callable[[Model, int, torch.device], Projection]
-    size: Callable[[Model], int]
-    start: Callable[[Model, Key], Tensor]
     penalty: Penalty
     decay: float
     tolerates: bool = False
-
-
-def identity(model: Model, seed: int, device: torch.device) -> Projection:
-    """Return P = I."""
-    return Identity(model.dim)
-
-
-def whole(model: Model) -> int:
-    """Return the length of w: that of the model."""
-    return model.dim
-
-
-def first_model(model: Model, key: Key) -> Tensor:
-    """Return the first w: the initial model of client 0."""
-    return initial_model(model, 0, key)
+    project: Callable[[Model, int, torch.device], Projection] = lambda model, *_: Identity(model.dim)
+    size: Callable[[Model], int] = lambda model: model.dim
+    start: Callable[[Model, Key], Tensor] = lambda model, key: initial_model(model, 0, key)
 
 
 def lenient(penalty: Penalty, nonfinite: Literal["drop", "star"]) -> Penalty:
@@ -277,19 +260,3 @@ class _Solver:
             x, px = projection.advance(x, descent, pull)
             steps = steps + (1.0 if active is None else active.float())
         return _Solved(x, px, losses, statistics, steps)
-
-
-__all__ = [
-    "BilevelSettings",
-    "Coupling",
-    "Penalty",
-    "bilevel_algorithm",
-    "finite_only",
-    "first_model",
-    "identity",
-    "lenient",
-    "norm",
-    "personal_model",
-    "squared",
-    "whole",
-]

@@ -31,7 +31,7 @@ from trilemma.learning.personal.bilevel import (
     norm,
     squared,
 )
-from trilemma.learning.presets import switches
+from trilemma.learning.presets import Preset, switches
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup, algorithms
 from trilemma.models.projection import Kind, Projection, projection
@@ -51,6 +51,7 @@ class LpProj(BilevelSettings):
     p: Literal[1, 2] = Field(default=1, description="norm of the penalty: 1, or 2 (squared)")
     dim: int = Field(default=21, ge=1, description="projected dimension (d_sub)")
     projection: Kind = Field(default="gaussian", description="rows of P: gaussian, orthonormal, identity")
+    preset: Preset = Field(default="correct", description="correct, or as the authors' code behaves")
     memory: int = Field(default=2 << 30, ge=0, description="bytes up to which P is stored, not redrawn")
     nonfinite: Literal["drop", "star"] = Field(
         default="drop", description="p = 1, w not finite: drop that penalty, or let the run diverge"

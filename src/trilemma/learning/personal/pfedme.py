@@ -10,15 +10,7 @@ Reference: Dinh, Tran, Nguyen, "Personalized federated learning with Moreau enve
 
 from __future__ import annotations
 
-from trilemma.learning.personal.bilevel import (
-    BilevelSettings,
-    Coupling,
-    bilevel_algorithm,
-    first_model,
-    identity,
-    squared,
-    whole,
-)
+from trilemma.learning.personal.bilevel import BilevelSettings, Coupling, bilevel_algorithm, squared
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup, algorithms
 
@@ -29,5 +21,4 @@ class PFedMe(BilevelSettings):
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        coupling = Coupling(identity, whole, first_model, squared, self.weight_decay)
-        return bilevel_algorithm("pfedme", self, coupling, setup)
+        return bilevel_algorithm("pfedme", self, Coupling(squared, self.weight_decay), setup)

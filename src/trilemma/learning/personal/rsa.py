@@ -20,16 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trilemma.learning.personal.bilevel import (
-    BilevelSettings,
-    Coupling,
-    bilevel_algorithm,
-    first_model,
-    identity,
-    lenient,
-    norm,
-    whole,
-)
+from trilemma.learning.personal.bilevel import BilevelSettings, Coupling, bilevel_algorithm, lenient, norm
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup, algorithms
 
@@ -48,7 +39,5 @@ class RSA(BilevelSettings):
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         penalty = lenient(norm(self.p), self.nonfinite)
-        coupling = Coupling(
-            identity, whole, first_model, penalty, self.weight_decay, tolerates=self.nonfinite == "drop"
-        )
+        coupling = Coupling(penalty, self.weight_decay, tolerates=self.nonfinite == "drop")
         return bilevel_algorithm("rsa", self, coupling, setup)
