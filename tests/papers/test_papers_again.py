@@ -12,7 +12,7 @@ from trilemma.papers import Study, run_studies, studies
 from trilemma.papers.again import run_again
 from trilemma.papers.measured import Results, new_results, read_results, write_results
 from trilemma.records import Spread
-from trilemma.simulate import Outcome, Unwatched
+from trilemma.simulate import Outcome, Watcher
 from trilemma.simulate.sweep.work import Failure
 
 SHORT = ("run.rounds=2", "run.evaluate_every=2")
@@ -36,7 +36,7 @@ def results(study: Study, tmp_path: Path, here: None) -> Results:
 
 
 def again(study: Study, results: Results, out: Path, count: int = 5) -> Results:
-    return run_again("safe-dshb", study, results, count, out, 1, Unwatched())
+    return run_again("safe-dshb", study, results, count, out, 1, Watcher())
 
 
 def test_cells_that_come_out_the_same_say_so_beside_the_mark(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from trilemma.cli.app import app
 from trilemma.errors import UserError
 from trilemma.papers import arena, closing, gaps, standings
-from trilemma.simulate.sweep import Failure, Job, Unwatched
+from trilemma.simulate.sweep import Failure, Job, Watcher
 from trilemma.simulate.sweep.grid import Outcome
 
 ROW = arena.Row("phishing-7", "LDP", 3, "caf", "loss", 1, 0.8, 0, 1, 69, 1.5)
@@ -137,8 +137,8 @@ def played(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     return asked
 
 
-class Watched(Unwatched):
-    def __enter__(self) -> Unwatched:
+class Watched(Watcher):
+    def __enter__(self) -> Watcher:
         return self
 
     def __exit__(self, *_: object) -> None:

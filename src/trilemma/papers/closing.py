@@ -18,7 +18,7 @@ from pathlib import Path
 from trilemma import simulate
 from trilemma.papers import arena, gaps
 from trilemma.papers.arena import Bout, Row
-from trilemma.simulate.sweep import Failure, Job, Telling, Watcher
+from trilemma.simulate.sweep import Failure, Job, Watcher
 
 WRITTEN = 10.0
 """Seconds between two times that the file is written."""
@@ -34,7 +34,7 @@ class Closed:
     ended: bool
 
 
-class _Recorder(Telling):
+class _Recorder(Watcher):
     """A watcher that puts the rows of every cell into the file soon after it ended."""
 
     def __init__(

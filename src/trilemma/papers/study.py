@@ -20,7 +20,7 @@ from trilemma.registry import Registry
 from trilemma.report import Result
 from trilemma.report.loading import load_cell
 from trilemma.simulate import Watcher
-from trilemma.simulate.sweep import Failure, Job, Telling
+from trilemma.simulate.sweep import Failure, Job
 
 Measure = Callable[[Result], Mapping[str, Spread]]
 """Reads off a finished run what a paper reports of such runs."""
@@ -160,7 +160,7 @@ def run_studies(
     says why. What is measured is kept as runs end, so that a study that is stopped has given what it could.
     """
     own_tree()  # what is read now is what workers are going to run, hours later too
-    reader = _Reader(out, watcher or simulate.Unwatched(), keep)
+    reader = _Reader(out, watcher or Watcher(), keep)
     outcome = reader.run({name: tried(places) for name, places in wanted.items()}, jobs, engine)
     others = {name: remaining(places, reader.found(name)) for name, places in wanted.items()}
     if any(others.values()):
@@ -200,7 +200,7 @@ def seeded(place: Place, seeds: Sequence[int]) -> Place:
     return place.with_(f"run.seeds={list(seeds)}")
 
 
-class _Reader(Telling):
+class _Reader(Watcher):
     """A watcher that measures runs as they end, and tells another."""
 
     def __init__(self, out: Path, watcher: Watcher, keep: Keep) -> None:

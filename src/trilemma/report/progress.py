@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from trilemma.records import Record
-from trilemma.simulate.sweep import Failure, Job
+from trilemma.simulate.sweep import Failure, Job, Watcher
 
 DRAWN = 2
 """How often bars are drawn in a second: it is the runs that are to have the processor."""
@@ -71,8 +71,8 @@ class ProgressBar(_Shown):
         self._bar.update(self._task, completed=record.round, facts=facts)
 
 
-class GridProgress(_Shown):
-    """A watcher (`simulate.Watcher`) of a sweep: a bar for the grid, one for each cell that is running.
+class GridProgress(_Shown, Watcher):
+    """A watcher of a sweep: a bar for the grid, one for each cell that is running.
 
     The bar of the grid counts rounds, so that the time left is right where cells differ in length; cells that
     were finished before take no time and are left out of it.

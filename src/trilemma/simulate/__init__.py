@@ -13,10 +13,10 @@ from trilemma.simulate.directory import RunDirectory, fresh_directory, named_dir
 from trilemma.simulate.engine import Diverged, Progress, latest_model, start, step
 from trilemma.simulate.evaluation import Evaluation, Fairness, evaluate
 from trilemma.simulate.experiment import Experiment, SimulatedClients, assemble, settled
-from trilemma.simulate.observers import Everyone, Observer, Silent, figures
+from trilemma.simulate.observers import Everyone, Observer, figures
 from trilemma.simulate.ranks import Ranks, joined, left
 from trilemma.simulate.runner import resume, run, run_or_resume, without_liars
-from trilemma.simulate.sweep import Outcome, Unwatched, Watcher, finished, run_cells
+from trilemma.simulate.sweep import Outcome, Watcher, finished, run_cells
 
 __all__ = [
     "Diverged",
@@ -30,11 +30,9 @@ __all__ = [
     "Ranks",
     "Record",
     "RunDirectory",
-    "Silent",
     "SimulatedClients",
     "Spread",
     "Summary",
-    "Unwatched",
     "Watcher",
     "assemble",
     "evaluate",

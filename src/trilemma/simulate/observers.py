@@ -21,20 +21,10 @@ class Observer(Protocol):
         """A round is finished and its record is written."""
 
 
-class Silent:
-    """An observer that does nothing."""
-
-    def seed_started(self, seed: int, first_round: int, rounds: int) -> None:
-        """Do nothing."""
-
-    def round_finished(self, record: Record) -> None:
-        """Do nothing."""
-
-
 class Everyone:
-    """An observer that passes everything on to several others."""
+    """An observer that passes everything on to others, or to nobody."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.observers = tuple(observers)
 
     def seed_started(self, seed: int, first_round: int, rounds: int) -> None:

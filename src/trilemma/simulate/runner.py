@@ -21,7 +21,7 @@ from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import Evaluation, evaluate
 from trilemma.simulate.experiment import Experiment, assemble, settled
 from trilemma.simulate.fitting import check_model, check_progress
-from trilemma.simulate.observers import Observer, Silent, with_logs
+from trilemma.simulate.observers import Everyone, Observer, with_logs
 from trilemma.simulate.ranks import Ranks
 from trilemma.simulate.rehearsal import verify
 from trilemma.simulate.room import check_room, said_where_memory_ends
@@ -51,7 +51,7 @@ def run(
         _try_out(config, out, task, ranks)
     directory = RunDirectory.create(out, config, task) if leads else RunDirectory(out, config)
     try:
-        return _run(directory, observer or Silent(), task, ranks)
+        return _run(directory, observer or Everyone(), task, ranks)
     except UserError:
         if leads and not any(directory.seed(seed).records() for seed in config.run.seeds):
             directory.remove()  # so that the corrected run can use the same path
@@ -67,7 +67,7 @@ def resume(
     """
     directory = RunDirectory.open(path)
     directory.check_unchanged()
-    return _run(directory, observer or Silent(), directory.task() if task is None else task, ranks)
+    return _run(directory, observer or Everyone(), directory.task() if task is None else task, ranks)
 
 
 def run_or_resume(
@@ -119,7 +119,7 @@ def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: 
     with said_where_memory_ends(directory.config), directory.locked() if leads else nullcontext():
         if ranks is not None:
             ranks.everywhere(None)  # wait until the first rank has made and locked the directory
-        observer = with_logs(observer, directory.config.run.log, directory.path) if leads else Silent()
+        observer = with_logs(observer, directory.config.run.log, directory.path) if leads else Everyone()
         results: dict[int, Evaluation | None] = {}
         diverged: dict[str, int] = {}
         experiment = None

@@ -18,15 +18,13 @@ from trilemma.simulate.sweep.grid import (
     known_cells,
     run_cells,
 )
-from trilemma.simulate.sweep.work import Failure, Job, Telling, Unwatched, Watcher
+from trilemma.simulate.sweep.work import Failure, Job, Watcher
 
 __all__ = [
     "ENGINES",
     "Failure",
     "Job",
     "Outcome",
-    "Telling",
-    "Unwatched",
     "Watcher",
     "check_engine",
     "failures",

@@ -14,7 +14,7 @@ from trilemma.config import Cell
 from trilemma.errors import ConfigError, UserError, nearest
 from trilemma.simulate.experiment import choose_device
 from trilemma.simulate.sweep import local, on_ray
-from trilemma.simulate.sweep.work import Failure, Job, Telling, Unwatched, Watcher
+from trilemma.simulate.sweep.work import Failure, Job, Watcher
 from trilemma.typed import typed
 
 Engine = Callable[[Sequence[Job], int | None, Watcher], None]
@@ -65,7 +65,7 @@ def run_cells(
         _remember(out, cells)
         before = tuple(cell.name for cell in cells if finished(out, cell.name))
         waiting = [_job(cell, out, task) for cell in cells if cell.name not in before]
-        keeper = _Keeper(out, watcher or Unwatched())
+        keeper = _Keeper(out, watcher or Watcher())
         if waiting:
             keeper.waits(waiting)
             ENGINES[engine](waiting, jobs, keeper)
@@ -112,7 +112,7 @@ def failures(out: Path) -> dict[str, Failure]:
     return found
 
 
-class _Keeper(Telling):
+class _Keeper(Watcher):
     """A watcher that writes failures to disk, and passes everything on to another watcher."""
 
     def __init__(self, out: Path, watcher: Watcher) -> None:

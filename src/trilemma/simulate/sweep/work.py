@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trilemma import recordings
 from trilemma.config import Config, parse
@@ -47,59 +47,31 @@ class Failure:
     trace: str = ""
 
 
-class Watcher(Protocol):
-    """Is told about a sweep while it runs."""
+class Watcher:
+    """Is told about a sweep while it runs, and tells `others`; without any it does nothing."""
+
+    def __init__(self, *others: Watcher) -> None:
+        self._others = others
 
     def waits(self, jobs: Sequence[Job]) -> None:
         """These are the cells to be run: those that are not finished."""
+        for other in self._others:
+            other.waits(jobs)
 
     def started(self, job: Job, worker: int) -> None:
         """A worker takes a cell."""
+        for other in self._others:
+            other.started(job, worker)
 
     def moved(self, job: Job, rounds: int) -> None:
         """So many of the cell's rounds are done, all seeds together."""
+        for other in self._others:
+            other.moved(job, rounds)
 
     def ended(self, job: Job, failure: Failure | None) -> None:
         """A cell is finished, or has failed."""
-
-
-class Telling:
-    """A watcher that passes everything on to another; a base class for watchers that do more."""
-
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
-
-    def waits(self, jobs: Sequence[Job]) -> None:
-        """Tell."""
-        self._watcher.waits(jobs)
-
-    def started(self, job: Job, worker: int) -> None:
-        """Tell."""
-        self._watcher.started(job, worker)
-
-    def moved(self, job: Job, rounds: int) -> None:
-        """Tell."""
-        self._watcher.moved(job, rounds)
-
-    def ended(self, job: Job, failure: Failure | None) -> None:
-        """Tell."""
-        self._watcher.ended(job, failure)
-
-
-class Unwatched:
-    """A watcher that does nothing."""
-
-    def waits(self, jobs: Sequence[Job]) -> None:
-        """Do nothing."""
-
-    def started(self, job: Job, worker: int) -> None:
-        """Do nothing."""
-
-    def moved(self, job: Job, rounds: int) -> None:
-        """Do nothing."""
-
-    def ended(self, job: Job, failure: Failure | None) -> None:
-        """Do nothing."""
+        for other in self._others:
+            other.ended(job, failure)
 
 
 def work(job: Job, tell: Callable[[int], None]) -> Failure | None:
