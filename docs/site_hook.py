@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import click
 from mkdocs.structure.files import File, Files
+from typer.cli import get_docs_for_click
 
 import trilemma
+from trilemma.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 OF_THE_ROOT = {
@@ -21,12 +24,10 @@ OF_THE_ROOT = {
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are not in docs/."""
-    from trilemma.cli.reference import markdown as command_line
-
     for name, where in OF_THE_ROOT.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, where, content=text))
-    files.append(File.generated(config, "reference/command-line.md", content=command_line()))
+    files.append(File.generated(config, "reference/command-line.md", content=_command_line()))
     files.append(File.generated(config, "reference/python.md", content=_python()))
     return files
 
@@ -37,6 +38,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     for name, where in OF_THE_ROOT.items():
         markdown = re.sub(rf"\]\((?:\.\./)+{re.escape(name)}", f"]({up}{where}", markdown)
     return markdown
+
+
+def _command_line() -> str:
+    """Return the page of the commands: what `--help` says."""
+    parts = ["# Command line\n\nWhat `--help` says, on one page.\n"]
+    for name, lazy in COMMANDS.items():
+        command = lazy.load(name)
+        context = click.Context(command)
+        parts.append(
+            get_docs_for_click(obj=command, ctx=context, name=name, call_prefix="trilemma", indent=1)
+        )
+    return "\n".join(parts)
 
 
 def _python() -> str:
