@@ -47,7 +47,7 @@ nightly: audit chaos  ## all that takes too long for every change
 	$(BIN)/pytest -m nightly --timeout 1800
 
 chaos: $(VENV)/.dev  ## nightly: kill processes for two minutes, try lists of faults and broken bytes for some more
-	TRILEMMA_CHAOS=$${TRILEMMA_CHAOS:-120} $(BIN)/pytest -s tests/federation/test_deployed_chaos.py
+	TRILEMMA_CHAOS=$${TRILEMMA_CHAOS:-120} $(BIN)/pytest -s tests/federation/deployed/test_deployed_chaos.py
 	$(BIN)/pytest -n 2 --hypothesis-profile nightly tests/federation/test_federation_fuzz.py \
 		tests/federation/test_federation_simulator.py tests/cli/test_cli_damaged.py --timeout 3600
 
@@ -62,7 +62,7 @@ imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 docs-reference: $(VENV)/.runtime  ## write docs/configuration.md from what the source declares
-	$(BIN)/python -m trilemma.config.reference > docs/configuration.md
+	$(BIN)/python -m trilemma.experiment.reference > docs/configuration.md
 
 docs-results: $(VENV)/.runtime  ## write the tables and the picture of results in docs/ from results/
 	$(BIN)/python -m trilemma.papers.pages docs/results.md docs/personal-tables.md docs/frontier.md docs/frontier-tables.md

@@ -24,7 +24,7 @@ import torch
 
 import rule_costs
 from tables import Cells, table
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 
 SHORT = {"clients": "-n", "byzantine": "-f", "dims": "-d"}
 """Options that have a letter."""

@@ -19,10 +19,10 @@ import torch
 from tables import table
 from trilemma import aggregation
 from trilemma.attacks import Target, View, attacks
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.evidence import guarded
-from trilemma.learning.evidence.outlook import Outlook
+from trilemma.learning.defences.evidence import guarded
+from trilemma.learning.defences.evidence.outlook import Outlook
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
 from turns import alone

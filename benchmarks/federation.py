@@ -26,12 +26,14 @@ from rich.console import Console
 from rich.table import Table
 
 from trilemma import config as configurations
-from trilemma.federation import deployment, following, layout, processes, provisioning
-from trilemma.federation.addresses import free_port
-from trilemma.federation.commits import CommitLog
-from trilemma.federation.public_facts import Federation, Timing
-from trilemma.federation.spending import write_budgets
-from trilemma.federation.task import load_task
+from trilemma.federation.client.spending import write_budgets
+from trilemma.federation.operations import deployment, following
+from trilemma.federation.party import layout, provisioning
+from trilemma.federation.party.addresses import free_port
+from trilemma.federation.party.public_facts import Federation, Timing
+from trilemma.federation.party.task import load_task
+from trilemma.federation.processes import groups as processes
+from trilemma.federation.server.commits import CommitLog
 
 FEATURES = 64
 HIDDEN = {431_972: (610, 640), 10_009_022: (3120, 3140)}

@@ -40,31 +40,35 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from trilemma import config as configurations
-from trilemma import files, mapped
 from trilemma.aggregation import parse, stream
-from trilemma.federation import hearing, kinds, provisioning, wire
-from trilemma.federation import shelf as shelves
+from trilemma.base import files
+from trilemma.base.stopwatch import Stopwatch
 from trilemma.federation.carriers.inprocess import InProcess
-from trilemma.federation.commits import Commit, CommitLog
-from trilemma.federation.coordinator import Coordinator
-from trilemma.federation.layout import Party, parties
-from trilemma.federation.long_blocks import described, piece_of
-from trilemma.federation.node import Node
-from trilemma.federation.public_facts import Federation, Timing
-from trilemma.federation.server import open_run
-from trilemma.federation.shelf import Shelf
-from trilemma.federation.spending import write_budgets
-from trilemma.federation.task import PartyTask, load_task
-from trilemma.federation.transport import Reply
-from trilemma.learning import MessageLayout, Part, gridded, privatise
-from trilemma.learning.gridded import ColumnGridCodec
+from trilemma.federation.client.node import Node
+from trilemma.federation.client.spending import write_budgets
+from trilemma.federation.party import provisioning
+from trilemma.federation.party.layout import Party, parties
+from trilemma.federation.party.public_facts import Federation, Timing
+from trilemma.federation.party.task import PartyTask, load_task
+from trilemma.federation.protocol import kinds, wire
+from trilemma.federation.protocol import shelf as shelves
+from trilemma.federation.protocol.long_blocks import described, piece_of
+from trilemma.federation.protocol.shelf import Shelf
+from trilemma.federation.protocol.transport import Reply
+from trilemma.federation.server import hearing
+from trilemma.federation.server.commits import Commit, CommitLog
+from trilemma.federation.server.coordinator import Coordinator
+from trilemma.federation.server.server import open_run
+from trilemma.learning import MessageLayout, Part
 from trilemma.learning.messages import Asked, Parts
-from trilemma.learning.server import column_blocks
-from trilemma.mapped_rows import stacked
-from trilemma.privacy import grid as grids
-from trilemma.privacy.grid import Grid
+from trilemma.learning.steps import gridded, privatise
+from trilemma.learning.steps.gridded import ColumnGridCodec
+from trilemma.learning.steps.server import column_blocks
+from trilemma.privacy.noise import grid as grids
+from trilemma.privacy.noise.grid import Grid
 from trilemma.privacy.types import NoiseLaw, Release
-from trilemma.stopwatch import Stopwatch
+from trilemma.storage import mapped
+from trilemma.storage.mapped_rows import stacked
 
 TASK = """
 import numpy as np

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from trilemma import config, simulate
-from trilemma.config.schema import parse_seeds
-from trilemma.records import Record
+from trilemma.base.records import Record
+from trilemma.experiment.schema import parse_seeds
 from trilemma.report import Table
 
 ROOT = Path(__file__).parents[1]

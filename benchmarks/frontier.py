@@ -21,14 +21,15 @@ import numpy as np
 import torch
 
 from frontier_cost import cost, honest_noise
-from trilemma import aggregation, config, files
+from trilemma import aggregation, config
 from trilemma.attacks.tryout import Tryout
-from trilemma.keys import Key
+from trilemma.base import files
+from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.evidence import Law, convict, guarded, hidden_shift
-from trilemma.learning.evidence.conviction import by_direction
-from trilemma.learning.evidence.correction import visible
-from trilemma.learning.evidence.outlook import Outlook
+from trilemma.learning.defences.evidence import Law, convict, guarded, hidden_shift
+from trilemma.learning.defences.evidence.conviction import by_direction
+from trilemma.learning.defences.evidence.correction import visible
+from trilemma.learning.defences.evidence.outlook import Outlook
 from trilemma.models import Model, build
 from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, Release

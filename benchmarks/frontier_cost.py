@@ -17,10 +17,10 @@ import psutil
 import torch
 
 from trilemma import aggregation
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning import Algorithm, Messages, Setup, algorithms
-from trilemma.learning.evidence import guarded
-from trilemma.learning.evidence.schedule import looks
+from trilemma.learning.defences.evidence import guarded
+from trilemma.learning.defences.evidence.schedule import looks
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from trilemma import config
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.simulate.experiment import assemble
 
 CLASSES = 10

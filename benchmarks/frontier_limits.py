@@ -24,10 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trilemma import config, files, models
-from trilemma.data import Dataset, Holdings, centred
+from trilemma import config, models
+from trilemma.base import files
+from trilemma.data import Dataset, Holdings
+from trilemma.data.features import centred
 from trilemma.data.types import each
-from trilemma.learning.evidence import hidden_shift
+from trilemma.learning.defences.evidence import hidden_shift
 from trilemma.papers import arena
 from trilemma.privacy import Noiseless
 from trilemma.privacy.types import NoiseLaw

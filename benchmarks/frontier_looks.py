@@ -23,11 +23,11 @@ import torch
 
 from trilemma import aggregation
 from trilemma.attacks.tryout import Tryout
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.evidence import guarded, hidden_shift
-from trilemma.learning.evidence.outlook import Outlook
-from trilemma.learning.evidence.schedule import looks
+from trilemma.learning.defences.evidence import guarded, hidden_shift
+from trilemma.learning.defences.evidence.outlook import Outlook
+from trilemma.learning.defences.evidence.schedule import looks
 from trilemma.models import build
 from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, Release

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from gradients import Batch, clock
 from trilemma import models
-from trilemma.keys import Key
-from trilemma.models import Clip, convolution, groups
-from trilemma.models.convolution import Stencil
+from trilemma.base.keys import Key
+from trilemma.models import Clip
+from trilemma.models.engines import groups
+from trilemma.models.layers import convolution
+from trilemma.models.layers.convolution import Stencil
 
 
 def rules(arguments: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils import vector_to_parameters
 
 from trilemma import models
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.models import Clip
 from turns import take_turns
 

@@ -1,6 +1,7 @@
 """The kernels of the models on what their layers see: convolutions, batch normalisation, whole gradients.
 
-On a GPU all clients go through a layer at once, on a CPU as many as fit the cache (`trilemma.models.groups`).
+On a GPU all clients go through a layer at once, on a CPU as many as fit the cache
+(`trilemma.models.engines.groups`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from torch.nn.grad import conv2d_weight
 from torch.nn.utils import vector_to_parameters
 
 from kernel_cases import Case
-from trilemma.keys import Key
-from trilemma.models import convolution, normalisation, pooling
-from trilemma.models.compiled import STEP
-from trilemma.models.convolution import Stencil
-from trilemma.models.layers import CROSS_ENTROPY, Linear
-from trilemma.models.tape import Tape
+from trilemma.base.keys import Key
+from trilemma.models.engines.tape import Tape
+from trilemma.models.kernels.compiled import STEP
+from trilemma.models.layers import convolution, normalisation, pooling
+from trilemma.models.layers.convolution import Stencil
+from trilemma.models.layers.layers import CROSS_ENTROPY, Linear
 
 CONVOLUTIONS = {
     "cnn, first": (1, 20, 28, Stencil(5)),

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from kernel_cases import Case
-from trilemma.aggregation import blocks, columns, combine, cuda
-from trilemma.aggregation.columns import Columns, Mixture, Window
+from trilemma.aggregation.kernels import cuda
+from trilemma.aggregation.passes import blocks, columns, combine
+from trilemma.aggregation.passes.columns import Columns, Mixture, Window
 
-gram = importlib.import_module("trilemma.aggregation.gram")  # the package exports a function of that name
+gram = importlib.import_module(
+    "trilemma.aggregation.passes.gram"
+)  # the package exports a function of that name
 
 BLOCK = 1024
 """Columns over which a plain version may sum in float32, as the kernels do."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from trilemma import models
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.models import Clip
 
 

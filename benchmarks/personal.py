@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trilemma import config, simulate
-from trilemma.keys import Key
-from trilemma.models import projection
+from trilemma.base.keys import Key
+from trilemma.models.coordinates import projection
 from trilemma.papers import studies
 from trilemma.simulate import Experiment, engine
 from turns import alone, timed

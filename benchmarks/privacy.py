@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from tables import table
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.privacy import (
     Mechanism,
     NoiseLaw,
@@ -31,8 +31,8 @@ from trilemma.privacy import (
     calibrate,
     composed_epsilon,
 )
-from trilemma.privacy.calibration import required_multiplier
-from trilemma.privacy.grid import Grid
+from trilemma.privacy.accounting.calibration import required_multiplier
+from trilemma.privacy.noise.grid import Grid
 from turns import take_turns
 
 LAW = NoiseLaw(sigma_ind=0.1, sigma_cor=0.6)

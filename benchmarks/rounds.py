@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from rule_costs import load_peer
-from trilemma.config import Config, load
+from trilemma.experiment import Config, load
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import Experiment, assemble
 from turns import take_turns

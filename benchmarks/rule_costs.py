@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trilemma.aggregation.parsing import parse
-from trilemma.aggregation.stream import stream
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.aggregation.passes.stream import stream
+from trilemma.aggregation.steps.parsing import parse
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from turns import alone, take_turns, timed
 
 RATIO_BARS = {

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from trilemma.config import parse
+from trilemma.experiment import parse
 
 LINES = (
     (50, 1_000, "memory", 1),
@@ -72,7 +72,7 @@ def measured(toml: str, ranks: int, folder: Path, limit: float | None = None) ->
 def line(path: Path, out: Path, limit: float | None) -> None:
     """Be the process of one line: run it and say what it took; the first of several rounds does not count."""
     from trilemma import simulate
-    from trilemma.config import load
+    from trilemma.experiment import load
 
     if limit is not None:
         import resource

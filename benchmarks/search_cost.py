@@ -30,11 +30,11 @@ import torch
 from tables import table
 from trilemma import attacks
 from trilemma.attacks import adaptive, tryout
-from trilemma.config import load
-from trilemma.learning.evidence import outlook
+from trilemma.base.stopwatch import Stopwatch
+from trilemma.experiment import load
+from trilemma.learning.defences.evidence import outlook
 from trilemma.simulate import ahead, engine, liars
 from trilemma.simulate.experiment import Experiment, assemble
-from trilemma.stopwatch import Stopwatch
 
 CASES = [
     f"{rule} {noise} gradient"

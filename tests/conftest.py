@@ -94,13 +94,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture
 def refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock that is held here stays held: do not wait for it."""
-    monkeypatch.setattr("trilemma.files.PATIENCE", 0.0)
+    monkeypatch.setattr("trilemma.base.files.PATIENCE", 0.0)
 
 
 @pytest.fixture
 def locks_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock of a process that was killed goes free, however long a busy machine takes to end it."""
-    monkeypatch.setattr("trilemma.files.PATIENCE", 240.0)
+    monkeypatch.setattr("trilemma.base.files.PATIENCE", 240.0)
 
 
 @pytest.fixture
@@ -120,8 +120,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def plugins_forgotten() -> Iterator[None]:
     """Take out of the registries what a test's plugins entered."""
-    from trilemma import plugins
-    from trilemma.config import rooms
+    from trilemma.base import plugins
+    from trilemma.experiment import rooms
 
     before = {kind: set(one) for kind, one in rooms.rooms().items()}
     yield

@@ -11,20 +11,21 @@ from pathlib import Path
 import torch
 
 from trilemma import config as configurations
-from trilemma import files
-from trilemma.federation import kinds, layout, provisioning, wire
+from trilemma.base import files
 from trilemma.federation.carriers.inprocess import InProcess
-from trilemma.federation.coordinator import Coordinator
-from trilemma.federation.exchange import Clock
-from trilemma.federation.layout import Party
-from trilemma.federation.permission import amend
-from trilemma.federation.public_facts import Federation, Timing
-from trilemma.federation.server import open_run
-from trilemma.federation.sessions import Session, apart
-from trilemma.federation.spending import write_budgets
-from trilemma.federation.task import load_task
-from trilemma.federation.transport import FIRST_NODE, Reply
-from trilemma.learning.gridded import GridCodec
+from trilemma.federation.client.sessions import Session, apart
+from trilemma.federation.client.spending import write_budgets
+from trilemma.federation.party import layout, provisioning
+from trilemma.federation.party.layout import Party
+from trilemma.federation.party.permission import amend
+from trilemma.federation.party.public_facts import Federation, Timing
+from trilemma.federation.party.task import load_task
+from trilemma.federation.protocol import kinds, wire
+from trilemma.federation.protocol.transport import FIRST_NODE, Reply
+from trilemma.federation.server.coordinator import Coordinator
+from trilemma.federation.server.exchange import Clock
+from trilemma.federation.server.server import open_run
+from trilemma.learning.steps.gridded import GridCodec
 from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import Experiment, assemble

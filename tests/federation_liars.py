@@ -20,12 +20,12 @@ from federation_harness import PRIVATE, result_of, small_config, transcript
 from trilemma import aggregation
 from trilemma import config as configurations
 from trilemma.attacks import Attack, Crafted, View, attacks
-from trilemma.federation import kinds
-from trilemma.federation.commits import CommitLog
-from trilemma.federation.journal import Journal
-from trilemma.federation.layout import Party
-from trilemma.federation.sessions import Session
-from trilemma.federation.task import PartyTask, load_task
+from trilemma.federation.client.journal import Journal
+from trilemma.federation.client.sessions import Session
+from trilemma.federation.party.layout import Party
+from trilemma.federation.party.task import PartyTask, load_task
+from trilemma.federation.protocol import kinds
+from trilemma.federation.server.commits import CommitLog
 from trilemma.learning import Messages
 from trilemma.learning.messages import Asked
 from trilemma.learning.protocol import State

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma import config, simulate
-from trilemma.federation.commits import Commit
+from trilemma.federation.server.commits import Commit
 
 TOKEN = "the-token"
 HOST = "127.0.0.1:8765"

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import trilemma as tl
-from trilemma.records import Spread
+from trilemma.base.records import Spread
 
 TASK = Path(__file__).with_name("task.py")
 LEARNING = {"name": "safe-dshb", "unit": "example", "lr": 0.5, "momentum": 0.9, "batch_size": 30}

@@ -22,23 +22,26 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trilemma.version import VERSION
+from trilemma.base.version import VERSION
 
 if TYPE_CHECKING:
-    from trilemma import aggregation, attacks, config, data, learning, models, privacy, report, simulate, task
+    from trilemma import aggregation, attacks, data, learning, models, privacy, report, simulate, task
+    from trilemma import experiment as config
     from trilemma.api import Privacy, load, run
-    from trilemma.config import inputs
     from trilemma.data import Declaration, Values, fill, split
+    from trilemma.experiment import inputs
     from trilemma.task import Task
 
 __version__ = VERSION
 
-_ROOMS = (
-    "aggregation", "attacks", "config", "data", "learning", "models", "privacy", "report", "simulate", "task",
-)  # fmt: skip
+_ROOMS = {
+    "aggregation": "aggregation", "attacks": "attacks", "config": "experiment", "data": "data",
+    "learning": "learning", "models": "models", "privacy": "privacy", "report": "report",
+    "simulate": "simulate", "task": "task",
+}  # fmt: skip
 _SHORT = {
     "Declaration": "data", "Privacy": "api", "Task": "task", "Values": "data", "fill": "data",
-    "inputs": "config", "load": "api", "run": "api", "split": "data",
+    "inputs": "experiment", "load": "api", "run": "api", "split": "data",
 }  # fmt: skip
 """Names that belong to a room and are also found here."""
 
@@ -67,7 +70,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(f"{__name__}.{_ROOMS[name]}")
     if name in _SHORT:
         return getattr(importlib.import_module(f"{__name__}.{_SHORT[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

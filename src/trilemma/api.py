@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from trilemma import config as configuration
+from trilemma import experiment as configuration
 from trilemma import learning, report, simulate
-from trilemma.config import Config
-from trilemma.config.schema import AggregationTable, DataTable, FederationTable, PrivacyTable, RunTable
-from trilemma.errors import ConfigError, nearest
-from trilemma.options import mistakes
+from trilemma.base.errors import ConfigError, nearest
+from trilemma.base.options import mistakes
+from trilemma.experiment import Config
+from trilemma.experiment.schema import AggregationTable, DataTable, FederationTable, PrivacyTable, RunTable
 from trilemma.report.glance import BASELINE
 from trilemma.task import Task
 
@@ -49,7 +49,8 @@ class Privacy(PrivacyTable):
     1e-05
     >>> Privacy(epsilon=8)
     Traceback (most recent call last):
-    trilemma.errors.ConfigError: [privacy] noise without a threat model certifies nothing: give threat = ...
+    trilemma.base.errors.ConfigError: [privacy] noise without a threat model certifies nothing: give threat =
+    ...
     """
 
     def __init__(self, **values: Any) -> None:
@@ -150,7 +151,7 @@ def configured(task: Task | None = None, **arguments: Any) -> Config:
     (1, 2, 3)
     >>> configured(bizantine=2)
     Traceback (most recent call last):
-    trilemma.errors.ConfigError: unknown argument 'bizantine': did you mean 'byzantine'? Allowed: ...
+    trilemma.base.errors.ConfigError: unknown argument 'bizantine': did you mean 'byzantine'? Allowed: ...
     """
     raw: dict[str, Any] = {}
     where = {key: name for name, table in FLAT.items() for key in table.model_fields}

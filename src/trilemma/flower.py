@@ -36,18 +36,18 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trilemma import files
-from trilemma.errors import PrivacyError, UserError
-from trilemma.federation.canonical import canonical
-from trilemma.federation.door import short
-from trilemma.federation.layout import PROCESS, Party
-from trilemma.federation.reasons import Refused, what_travels
-from trilemma.federation.telling import keep_log, telling
-from trilemma.federation.transport import FIRST_NODE, Reply
+from trilemma.base import files
+from trilemma.base.errors import PrivacyError, UserError
+from trilemma.federation.identity.canonical import canonical
+from trilemma.federation.party.layout import PROCESS, Party
+from trilemma.federation.processes.door import short
+from trilemma.federation.processes.telling import keep_log, telling
+from trilemma.federation.protocol.reasons import Refused, what_travels
+from trilemma.federation.protocol.transport import FIRST_NODE, Reply
 from trilemma.privacy.secrets import Identity, Roster, check_signature
 
 if TYPE_CHECKING:
-    from trilemma.federation.node import Node
+    from trilemma.federation.client.node import Node
 
 try:
     from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
@@ -78,7 +78,7 @@ server_app, client_app = ServerApp(), ClientApp()
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation's configuration, from where it stands."""
-    from trilemma.federation.server import open_run  # and torch, which a client's app can do without
+    from trilemma.federation.server.server import open_run  # and torch, which a client's app can do without
 
     party, run = Party.open(_folder(context.run_config)), str(context.run_config.get(RUN, "default"))
     carrier = OverGrid(grid, context.run_id, lambda: party.keys)
@@ -235,7 +235,7 @@ def passed(party: Party, block: bytes) -> bytes:
 
 def serve(folder: Path) -> None:
     """Be a client, until the process ends: one at a time works in a folder, whatever carries its messages."""
-    from trilemma.federation.node import Node
+    from trilemma.federation.client.node import Node
 
     party = Party.open(folder)
     party.check()
@@ -253,7 +253,7 @@ def serve(folder: Path) -> None:
 
 def answered(node: Node, block: bytes) -> bytes:
     """Return what a client says to a block."""
-    from trilemma.federation.spending import trusts_server
+    from trilemma.federation.client.spending import trusts_server
 
     try:
         found = node.answer(block)

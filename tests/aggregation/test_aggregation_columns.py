@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trilemma import aggregation as agg
-from trilemma.aggregation.columns import Mixture, Window, network, plain_window_means, window_means
+from trilemma.aggregation.passes.columns import Mixture, Window, network, plain_window_means, window_means
 
 
 @pytest.mark.parametrize("n", range(1, 13))

@@ -10,9 +10,16 @@ import pytest
 import torch
 
 from trilemma import aggregation as agg
-from trilemma.aggregation.columns import Window, plain_window_means
-from trilemma.aggregation.cuda import CHUNK, PIECE, around_origin, in_range, pass_in_pieces, products
-from trilemma.aggregation.cuda_network import window_program
+from trilemma.aggregation.kernels.cuda import (
+    CHUNK,
+    PIECE,
+    around_origin,
+    in_range,
+    pass_in_pieces,
+    products,
+)
+from trilemma.aggregation.kernels.cuda_network import window_program
+from trilemma.aggregation.passes.columns import Window, plain_window_means
 
 cuda = pytest.mark.cuda
 needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -123,7 +130,7 @@ def test_device_geometry_in_float32(case: str):
 def test_the_pass_of_a_gpu_is_that_of_float64_whatever_it_takes_at_once(
     columns: int, together: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("trilemma.aggregation.cuda.TOGETHER", together)
+    monkeypatch.setattr("trilemma.aggregation.kernels.cuda.TOGETHER", together)
     X = torch.randn(7, columns, generator=torch.Generator().manual_seed(1)).to(dtype) + 100
     rows = torch.cat([X.double(), torch.zeros(1, columns)])
     shifted = rows - rows[2]

@@ -10,12 +10,14 @@ import torch
 
 from rule_costs import extra_memory
 from trilemma import aggregation as agg
-from trilemma.aggregation import blocks
-from trilemma.aggregation.combine import weighted_sum
-from trilemma.aggregation.gram import WIDE, Geometry, geometry
-from trilemma.errors import UserError
+from trilemma.aggregation.passes import blocks
+from trilemma.aggregation.passes.combine import weighted_sum
+from trilemma.aggregation.passes.gram import WIDE, Geometry, geometry
+from trilemma.base.errors import UserError
 
-gram = importlib.import_module("trilemma.aggregation.gram")  # the package exports a function of that name
+gram = importlib.import_module(
+    "trilemma.aggregation.passes.gram"
+)  # the package exports a function of that name
 
 N = 7
 
@@ -120,7 +122,7 @@ def test_tiles_do_not_matter(monkeypatch, wide: int, off: float):
 
     The compiler chooses how many of their terms it adds side by side, so the last bits may differ.
     """
-    kernels = pytest.importorskip("trilemma.aggregation.kernels")
+    kernels = pytest.importorskip("trilemma.aggregation.kernels.cpu")
     X, found = normal(11, 30_000), []
     X[7] = X[2]
     for tile in (3, 4):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from trilemma import aggregation as agg
-from trilemma.aggregation import many
-from trilemma.aggregation.spectral import top_eigenpair
+from trilemma.aggregation.passes import many
+from trilemma.aggregation.passes.spectral import top_eigenpair
 
 DEVICES = [
     "cpu",

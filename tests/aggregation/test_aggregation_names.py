@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trilemma import aggregation as agg
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 
 
 @pytest.mark.parametrize(

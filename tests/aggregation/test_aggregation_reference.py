@@ -23,8 +23,8 @@ import torch
 from reference import Answer, Array
 
 from trilemma import aggregation as agg
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.testing.adversary import climb, robustness_ratio, starting_points, subset_moments
 from trilemma.testing.inputs import D, F, N, attacked, float64, sample, spread
 from trilemma.testing.test_rules import SIZES, build, subjects

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from trilemma import aggregation as agg
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 
 RULES = ["caf", "smea", "geomed", "cwtm", "nnm+cwmed", "bucketing+krum", "arc+mean"]
 

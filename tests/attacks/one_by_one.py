@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from trilemma import aggregation
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.evidence import guarded
-from trilemma.learning.evidence.outlook import Outlook
+from trilemma.learning.defences.evidence import guarded
+from trilemma.learning.defences.evidence.outlook import Outlook
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.models import build
 from trilemma.privacy import SimulatedNoise

@@ -17,10 +17,10 @@ from trilemma.attacks import View, attacks, memoryless
 from trilemma.attacks.memoryless import one_by_one, shifted
 from trilemma.attacks.tryout import Tryout
 from trilemma.attacks.types import Foreseen
-from trilemma.keys import Key
-from trilemma.learning.evidence import many_rounds
-from trilemma.learning.evidence.many_rounds import Effort, Weigher, foreseen, recordable
-from trilemma.learning.evidence.outlook import Outlook
+from trilemma.base.keys import Key
+from trilemma.learning.defences.evidence import many_rounds
+from trilemma.learning.defences.evidence.many_rounds import Effort, Weigher, foreseen, recordable
+from trilemma.learning.defences.evidence.outlook import Outlook
 
 STEP = -0.5
 WAY = torch.ones(50, dtype=torch.float64) / 50**0.5

@@ -7,8 +7,8 @@ from scipy.stats import norm
 
 from trilemma.attacks import attacks
 from trilemma.attacks.alie import zmax
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 import torch
 from attack_helpers import gaussian_rows, send, view_of
 
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 
 PERTURBATIONS = ["unit", "std", "sign"]
 

@@ -5,7 +5,7 @@ import torch
 from attack_helpers import gaussian_rows
 
 from trilemma.attacks import attacks
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.testing.test_attacks import craft
 
 

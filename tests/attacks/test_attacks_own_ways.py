@@ -14,8 +14,8 @@ from trilemma import aggregation, config
 from trilemma.attacks import View, attacks
 from trilemma.attacks.own_ways import SHARES, apart, ranked
 from trilemma.attacks.tryout import Tryout
-from trilemma.errors import ConfigError
-from trilemma.keys import Key
+from trilemma.base.errors import ConfigError
+from trilemma.base.keys import Key
 
 NEEDED = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NEEDED])]

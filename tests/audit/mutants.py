@@ -12,18 +12,19 @@ from torch import Tensor
 
 import trilemma as tl
 from trilemma import models
+from trilemma.base.errors import UserError
 from trilemma.data.types import Batch
-from trilemma.errors import UserError
-from trilemma.federation.node import Node
-from trilemma.federation.reasons import Reason, Refused
-from trilemma.learning import total
-from trilemma.models import Clip, terms
-from trilemma.models.clipping import Lengths
+from trilemma.federation.client.node import Node
+from trilemma.federation.protocol.reasons import Reason, Refused
+from trilemma.learning.steps import total
+from trilemma.models import Clip
+from trilemma.models.engines import terms
+from trilemma.models.engines.clipping import Lengths
+from trilemma.models.engines.terms import Lookup, Product
 from trilemma.models.modules import reference
 from trilemma.models.modules.flat import FlatFrame, Layout
 from trilemma.models.modules.owners import Owners
 from trilemma.models.modules.reference import Comparison, Reference
-from trilemma.models.terms import Lookup, Product
 
 
 def _as_it_is(squares: Tensor) -> Lengths:

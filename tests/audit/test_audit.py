@@ -22,14 +22,14 @@ from trilemma.audit.matrix import BAR, Case, below_bar, everything, plain, setti
 from trilemma.audit.observer import Observer
 from trilemma.audit.one_run import from_one_run
 from trilemma.audit.sensitivity import sensitivity, wild_pairs
+from trilemma.base.keys import Key
 from trilemma.cli import app
-from trilemma.keys import Key
 from trilemma.learning import Algorithm, Messages
 from trilemma.learning.messages import one_vector
 from trilemma.learning.protocol import ClientStep, Start
-from trilemma.models.clipping import clip_rows
+from trilemma.models.engines.clipping import clip_rows
 from trilemma.privacy import Mechanism, NoiseLaw, SecretNoise, Threat, multiplier
-from trilemma.privacy.gaussian import gaussian_epsilon
+from trilemma.privacy.accounting.gaussian import gaussian_epsilon
 
 RISK = 0.0025
 

@@ -21,12 +21,12 @@ from trilemma.audit.matrix import FEW, setting
 from trilemma.audit.nodes import answers, copied
 from trilemma.audit.own_gradients import faithful
 from trilemma.audit.search import of_model, of_subject, search
-from trilemma.config import parse
+from trilemma.base.keys import Key
 from trilemma.data import Dataset
-from trilemma.data.declared import Declaration, Values, declaration_of
+from trilemma.data.own.declared import Declaration, Values, declaration_of
 from trilemma.data.types import each
-from trilemma.federation.task import load_task
-from trilemma.keys import Key
+from trilemma.experiment import parse
+from trilemma.federation.party.task import load_task
 from trilemma.learning.settings import algorithms, private_algorithms
 from trilemma.task import Task
 from trilemma.testing.test_models import build

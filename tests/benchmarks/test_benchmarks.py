@@ -14,8 +14,8 @@ import aggregation
 import kernel_cases
 import kernels
 import trilemma
+from trilemma.base.errors import UserError
 from trilemma.cli import app, bench
-from trilemma.errors import UserError
 from turns import take_turns
 
 SCRIPT = '''"""Says what it was given."""

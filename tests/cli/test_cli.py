@@ -96,7 +96,7 @@ def test_a_wrong_config_exits_2_with_a_message_and_no_traceback(tmp_path: Path, 
     ],
 )
 def test_bad_input_is_a_user_error(arguments: tuple[str, ...], tmp_path: Path, monkeypatch) -> None:
-    from trilemma.errors import UserError
+    from trilemma.base.errors import UserError
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)  # it is not installed
@@ -110,7 +110,7 @@ def test_bad_input_is_a_user_error(arguments: tuple[str, ...], tmp_path: Path, m
     "content", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"{}", b"[1]", b'[{"rule": 3}]', b'{"cells": [{}]}']
 )
 def test_a_file_of_results_that_is_none_is_named(content: bytes, tmp_path: Path) -> None:
-    from trilemma.errors import UserError
+    from trilemma.base.errors import UserError
 
     file = tmp_path / "byz-clip21.json"
     file.write_bytes(content)

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from damage import called, damage
 from trilemma import config, report, simulate
-from trilemma.errors import UserError
-from trilemma.learning.evidence import Expulsion
+from trilemma.base.errors import UserError
+from trilemma.learning.defences.evidence import Expulsion
 from trilemma.papers import arena
 from trilemma.simulate import engine
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from trilemma import config, data, models
-from trilemma.config.assembly import everybody, one_party
-from trilemma.config.resolve import resolve
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data import Dataset, Holdings
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.experiment.assembly import everybody, one_party
+from trilemma.experiment.resolve import resolve
 from trilemma.simulate import assemble
 from trilemma.task import Task
 

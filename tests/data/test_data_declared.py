@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trilemma
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data import (
     IGNORED,
     Declaration,
@@ -18,8 +20,6 @@ from trilemma.data import (
     from_clients,
     made_up,
 )
-from trilemma.errors import UserError
-from trilemma.keys import Key
 
 SENTENCES = Declaration(
     {

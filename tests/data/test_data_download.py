@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 
+from trilemma.base.errors import DataUnavailable
+from trilemma.base.keys import Key
 from trilemma.data import Dataset, Storage
-from trilemma.data.formats import parse_idx
-from trilemma.data.images import Cifar10, Emnist, ImageSet, ImageSource, Mnist
+from trilemma.data.sets.formats import parse_idx
+from trilemma.data.sets.images import Cifar10, Emnist, ImageSet, ImageSource, Mnist
 from trilemma.data.storage import RemoteFile
-from trilemma.errors import DataUnavailable
-from trilemma.keys import Key
 
 RNG = np.random.default_rng(7)
 X_TRAIN = RNG.integers(0, 256, (20, 28, 28), dtype=np.uint8)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from trilemma import data
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data import Dataset, Storage, with_features
-from trilemma.data.features import UNCHANGED
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.data.features.maps import UNCHANGED
 
 FOLDER = os.environ.get("TRILEMMA_DATA")
 real_data = pytest.mark.skipif(not FOLDER, reason="TRILEMMA_DATA names no folder with the image sets")

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trilemma import data
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data import Batch, Dataset, FederatedData, Holdings
-from trilemma.errors import UserError
-from trilemma.keys import Key
 
 SIZES = (7, 12, 5, 9)
 

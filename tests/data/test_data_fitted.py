@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from trilemma import data
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data import Declaration, FederatedData, Values
-from trilemma.errors import UserError
-from trilemma.keys import Key
 
 UNIT = Declaration(Values("numbers", (2,), low=0, high=1), Values("whole", low=0, high=1))
 TOKENS = Declaration(

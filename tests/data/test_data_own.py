@@ -11,9 +11,9 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
 from trilemma import data
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data import IGNORED, FederatedData, from_clients
-from trilemma.errors import UserError
-from trilemma.keys import Key
 
 X = np.arange(12, dtype=np.float64).reshape(4, 3)
 Y = np.array([0, 1, 2, 1])

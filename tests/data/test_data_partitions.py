@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trilemma import data
-from trilemma.data.synthetic import Synthetic
-from trilemma.errors import ConfigError, UserError
-from trilemma.keys import Key
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.base.keys import Key
+from trilemma.data.sets.synthetic import Synthetic
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 MNIST_TEST_COUNTS = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import trilemma as tl
 from trilemma import data
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data import Dataset, Holdings
-from trilemma.errors import UserError
-from trilemma.keys import Key
 
 ROWS = [[str(random.Random(i).random()), str(i % 7), "?"] for i in range(3000)]
 SPLIT = [tl.split(row, test=0.3) for row in ROWS]

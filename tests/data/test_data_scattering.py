@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from trilemma.data.scattering import ScatteringOptions
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
+from trilemma.data.features.scattering import ScatteringOptions
 
 
 def wave(size: tuple[int, int], scale: int, angle: int, angles: int) -> np.ndarray:

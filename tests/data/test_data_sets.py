@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from trilemma import data
-from trilemma.data.images import ImageSet
-from trilemma.errors import ConfigError, DataUnavailable
-from trilemma.keys import Key
+from trilemma.base.errors import ConfigError, DataUnavailable
+from trilemma.base.keys import Key
+from trilemma.data.sets.images import ImageSet
 from trilemma.testing.test_data import folder_storage, write_images
 
 FOLDER = os.environ.get("TRILEMMA_DATA")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trilemma.data.streams import drawn_each, each_stream
-from trilemma.keys import Key
+from trilemma.base.keys import Key
+from trilemma.data.batches.streams import drawn_each, each_stream
 
 
 @given(st.integers(1, 80), st.lists(st.integers(0, 3000), min_size=8, max_size=12), st.integers(0, 2**31))

@@ -7,9 +7,9 @@ import pytest
 import scipy
 import torch
 
-from trilemma.data.strokes import CALMED, StrokesOptions, strokes, telling
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
+from trilemma.data.features.strokes import CALMED, StrokesOptions, strokes, telling
 
 SMALL = StrokesOptions(components=12, J=1, L=2, paper=0.0, ink=1.0)
 

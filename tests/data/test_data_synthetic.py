@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trilemma import data
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 
 
 def per_client(made: data.Dataset) -> list[torch.Tensor]:

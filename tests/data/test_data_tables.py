@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trilemma import data
-from trilemma.errors import DataUnavailable, UserError
+from trilemma.base.errors import DataUnavailable, UserError
 
 CSV = "site,age,pulse,ill\nb,61,80.5,1\na,47,?,0\nb,38,77,0\na,52,64,1\n"
 FOLDER = os.environ.get("TRILEMMA_DATA")

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from federation_harness import Direct, coordinator
 from trilemma import report
+from trilemma.base.errors import UserError
 from trilemma.cli import app
 from trilemma.cli.export import export_command
 from trilemma.cli.federation import federation_app
 from trilemma.cli.run import run_command
-from trilemma.errors import UserError
-from trilemma.federation.layout import parties
+from trilemma.federation.party.layout import parties
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("run.rounds=2", "run.seeds=[1]")

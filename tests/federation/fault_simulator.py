@@ -40,28 +40,30 @@ from unittest.mock import patch
 import torch
 
 from federation_harness import PRIVATE, make, small_config
-from trilemma import files
-from trilemma.federation import commits, confirmation, kinds, node, server, sessions, shelf, wire
-from trilemma.federation.epochs import Epoch, Stopped
-from trilemma.federation.exchange import Clock
-from trilemma.federation.layout import Party
-from trilemma.federation.node import Node
-from trilemma.federation.permission import Permission
-from trilemma.federation.public_facts import Timing
-from trilemma.federation.reasons import Refused
-from trilemma.federation.rosters import SignedRoster
-from trilemma.federation.server import open_run
-from trilemma.federation.sessions import Session, epoch_name
-from trilemma.federation.task import PartyTask, load_task
-from trilemma.federation.transport import Reply
-from trilemma.learning.evidence import Expulsion
+from trilemma.base import files
+from trilemma.base.records import Record
+from trilemma.federation.client import node, sessions
+from trilemma.federation.client.node import Node
+from trilemma.federation.client.sessions import Session, epoch_name
+from trilemma.federation.identity.rosters import SignedRoster
+from trilemma.federation.party.layout import Party
+from trilemma.federation.party.permission import Permission
+from trilemma.federation.party.public_facts import Timing
+from trilemma.federation.party.task import PartyTask, load_task
+from trilemma.federation.protocol import confirmation, kinds, shelf, wire
+from trilemma.federation.protocol.epochs import Epoch, Stopped
+from trilemma.federation.protocol.reasons import Refused
+from trilemma.federation.protocol.transport import Reply
+from trilemma.federation.server import commits, server
+from trilemma.federation.server.exchange import Clock
+from trilemma.federation.server.server import open_run
+from trilemma.learning.defences.evidence import Expulsion
 from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part
 from trilemma.learning.protocol import Algorithm, ClientStep, ServerStep, Start
-from trilemma.privacy import ledger as ledgers
-from trilemma.privacy.ledger import Ledger
-from trilemma.privacy.ledger_lines import read_entries
+from trilemma.privacy.ledger import ledger as ledgers
+from trilemma.privacy.ledger.ledger import Ledger
+from trilemma.privacy.ledger.lines import read_entries
 from trilemma.privacy.secrets import agreement, check_signature
-from trilemma.records import Record
 
 RUN = "run"
 HONEST_FINISH = files.NamedByContent.finish

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trilemma.federation import kinds, spending, wire
-from trilemma.federation.node import Node
-from trilemma.federation.reasons import Refused
+from trilemma.federation.client import spending
+from trilemma.federation.client.node import Node
+from trilemma.federation.protocol import kinds, wire
+from trilemma.federation.protocol.reasons import Refused
 from trilemma.learning.messages import Asked
-from trilemma.privacy.ledger import Ledger
+from trilemma.privacy.ledger.ledger import Ledger
 
 DIM = 69
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from federation_harness import Direct, coordinator, make, result_of, small_config
-from trilemma.federation import kinds, shelf, wire
+from trilemma.federation.protocol import kinds, shelf, wire
 
 CLIENTS, LIAR = 5, 4
 LARGEST = float(np.finfo(np.float32).max)

@@ -16,25 +16,25 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
-from trilemma.errors import PrivacyError, UserError
-from trilemma.federation import kinds, wire
-from trilemma.federation.admission import Expected, admit
-from trilemma.federation.commits import Commit, CommitLog
-from trilemma.federation.confirmation import Confirmation, MemberList, Position, Sighting, Witness
-from trilemma.federation.journal import Journal
-from trilemma.federation.memory import Memory
-from trilemma.federation.node import Node
-from trilemma.federation.permission import Permission
-from trilemma.federation.proposals import proposed
-from trilemma.federation.reasons import LONGEST, Refused, heard
-from trilemma.federation.rosters import SignedRoster
-from trilemma.federation.sessions import Session
-from trilemma.federation.spending import read_budget
-from trilemma.federation.tls_keys import new_request, requested_key
-from trilemma.federation.transport import Reply
+from trilemma.base.errors import PrivacyError, UserError
+from trilemma.federation.client.journal import Journal
+from trilemma.federation.client.node import Node
+from trilemma.federation.client.proposals import proposed
+from trilemma.federation.client.sessions import Session
+from trilemma.federation.client.spending import read_budget
+from trilemma.federation.identity.rosters import SignedRoster
+from trilemma.federation.identity.tls_keys import new_request, requested_key
+from trilemma.federation.party.permission import Permission
+from trilemma.federation.protocol import kinds, wire
+from trilemma.federation.protocol.admission import Expected, admit
+from trilemma.federation.protocol.confirmation import Confirmation, MemberList, Position, Sighting, Witness
+from trilemma.federation.protocol.memory import Memory
+from trilemma.federation.protocol.reasons import LONGEST, Refused, heard
+from trilemma.federation.protocol.transport import Reply
+from trilemma.federation.server.commits import Commit, CommitLog
 from trilemma.learning import MessageLayout, Part
-from trilemma.privacy.ledger import Ledger
-from trilemma.privacy.ledger_lines import LedgerError, read_entries, read_lines
+from trilemma.privacy.ledger.ledger import Ledger
+from trilemma.privacy.ledger.lines import LedgerError, read_entries, read_lines
 from trilemma.privacy.secrets import Offer, Roster
 
 often = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -20,20 +20,21 @@ import torch
 from malicious_server import DIM, Server, entries, refusal
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
-from trilemma import files
-from trilemma.errors import UserError
-from trilemma.federation import kinds, sessions, spending, wire
-from trilemma.federation.confirmation import Confirmation, MemberList, Position, Witness
-from trilemma.federation.epochs import Stopped
-from trilemma.federation.layout import REPRODUCIBLE
-from trilemma.federation.node import Node
-from trilemma.federation.permission import Permission
-from trilemma.federation.reasons import Reason, Refused
-from trilemma.federation.sessions import Session
-from trilemma.federation.transport import FIRST_NODE, Reply
-from trilemma.privacy.covariance import SecretGraph, covariance
-from trilemma.privacy.ledger import Ledger
+from trilemma.base import files
+from trilemma.base.errors import UserError
+from trilemma.federation.client import sessions, spending
+from trilemma.federation.client.node import Node
+from trilemma.federation.client.sessions import Session
+from trilemma.federation.party.layout import REPRODUCIBLE
+from trilemma.federation.party.permission import Permission
+from trilemma.federation.protocol import kinds, wire
+from trilemma.federation.protocol.confirmation import Confirmation, MemberList, Position, Witness
+from trilemma.federation.protocol.epochs import Stopped
+from trilemma.federation.protocol.reasons import Reason, Refused
+from trilemma.federation.protocol.transport import FIRST_NODE, Reply
+from trilemma.privacy.ledger.ledger import Ledger
 from trilemma.privacy.secrets import Identity, Roster
+from trilemma.privacy.threats.covariance import SecretGraph, covariance
 
 CLIENTS = 5
 

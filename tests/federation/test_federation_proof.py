@@ -20,10 +20,11 @@ from federation_harness import (
     simulation,
     small_config,
 )
-from trilemma.errors import UserError
-from trilemma.federation import kinds, spending, wire
-from trilemma.federation.replay import replay
-from trilemma.privacy.ledger import Ledger
+from trilemma.base.errors import UserError
+from trilemma.federation.client import spending
+from trilemma.federation.protocol import kinds, wire
+from trilemma.federation.server.replay import replay
+from trilemma.privacy.ledger.ledger import Ledger
 from trilemma.simulate import engine
 
 CLIENTS, ROUNDS = 4, 3

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
-from trilemma import files
-from trilemma.errors import UserError
-from trilemma.federation import kinds, spending, wire
-from trilemma.federation.epochs import Stopped
-from trilemma.federation.node import Node
-from trilemma.federation.permission import Permission
-from trilemma.federation.reasons import Refused
-from trilemma.federation.sessions import Session, epoch_name
-from trilemma.privacy.ledger import Ledger
+from trilemma.base import files
+from trilemma.base.errors import UserError
+from trilemma.federation.client import spending
+from trilemma.federation.client.node import Node
+from trilemma.federation.client.sessions import Session, epoch_name
+from trilemma.federation.party.permission import Permission
+from trilemma.federation.protocol import kinds, wire
+from trilemma.federation.protocol.epochs import Stopped
+from trilemma.federation.protocol.reasons import Refused
+from trilemma.privacy.ledger.ledger import Ledger
 from trilemma.privacy.secrets import Handshake, Identity, Offer, Roster
 
 CLIENTS, ROUNDS = 5, 3

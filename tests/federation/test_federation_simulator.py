@@ -24,14 +24,16 @@ from fault_simulator import (
 from hypothesis import find, given, note, settings
 from hypothesis import strategies as st
 
-from trilemma.federation import commits, hearing, journal, node, spending, wire
-from trilemma.federation.commits import Commit
-from trilemma.federation.coordinator import Coordinator
-from trilemma.federation.journal import Fresh
-from trilemma.federation.memory import Memory
-from trilemma.federation.reasons import Refused
-from trilemma.mapped_rows import files_of
-from trilemma.privacy.ledger import Ledger
+from trilemma.federation.client import journal, node, spending
+from trilemma.federation.client.journal import Fresh
+from trilemma.federation.protocol import wire
+from trilemma.federation.protocol.memory import Memory
+from trilemma.federation.protocol.reasons import Refused
+from trilemma.federation.server import commits, hearing
+from trilemma.federation.server.commits import Commit
+from trilemma.federation.server.coordinator import Coordinator
+from trilemma.privacy.ledger.ledger import Ledger
+from trilemma.storage.mapped_rows import files_of
 
 
 def lists_of_faults(name: int | str):

@@ -20,12 +20,17 @@ from federation_harness import (
     small_config,
     transcript,
 )
-from trilemma.errors import UserError
-from trilemma.federation import spending
-from trilemma.federation.task import load_task
+from trilemma.base.errors import UserError
+from trilemma.federation.client import spending
+from trilemma.federation.party.task import load_task
 from trilemma.learning import Messages
-from trilemma.privacy.covariance import agreed_graph, bound_multiplier, complete_multiplier, partners
-from trilemma.privacy.ledger import Ledger
+from trilemma.privacy.ledger.ledger import Ledger
+from trilemma.privacy.threats.covariance import (
+    agreed_graph,
+    bound_multiplier,
+    complete_multiplier,
+    partners,
+)
 from trilemma.simulate import engine
 
 

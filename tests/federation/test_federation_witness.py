@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trilemma import files
-from trilemma.federation.confirmation import Position, Sighting, Witness
+from trilemma.base import files
+from trilemma.federation.protocol.confirmation import Position, Sighting, Witness
 from trilemma.privacy.secrets import Identity
 
 

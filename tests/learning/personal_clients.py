@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from trilemma import aggregation
+from trilemma.base.keys import Key
 from trilemma.data.types import Batch
-from trilemma.keys import Key
 from trilemma.learning import Algorithm, AlgorithmSettings, Setup
 from trilemma.learning.protocol import State
-from trilemma.models.layers import Linear, Objective, sequential
+from trilemma.models.layers.layers import Linear, Objective, sequential
 from trilemma.models.types import Model
 from trilemma.testing.test_algorithms import heard
 

@@ -10,7 +10,7 @@ from personal_clients import classification, heard, rounds, setup
 from torch import Tensor
 
 from trilemma import models
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning import Algorithm, algorithms
 from trilemma.learning.compressed.count_sketch import Sketch, count_sketch, heaviest, used_coordinates
 from trilemma.learning.compressed.dgc import DGC, largest

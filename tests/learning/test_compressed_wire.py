@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from personal_clients import setup
 
 from trilemma import models
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.learning import MessageLayout
 from trilemma.learning.compressed.count_sketch import Sketch
 from trilemma.learning.compressed.dgc import DGC, SparseCodec

@@ -10,10 +10,10 @@ from personal_clients import classification, rounds, setup
 from torch import Tensor, nn
 
 from trilemma import models
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning import algorithms
 from trilemma.learning.personal.per_fedavg import hessian_product
-from trilemma.models import stacked
+from trilemma.models.engines import stacked
 from trilemma.models.types import Model
 
 SOLVES = {"local_rounds": 2, "inner_steps": 2, "batch_size": 16}

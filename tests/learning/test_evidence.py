@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from trilemma import aggregation, config, privacy, simulate
-from trilemma.errors import ConfigError
-from trilemma.keys import Key
+from trilemma.base.errors import ConfigError
+from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.evidence import (
+from trilemma.learning.defences.evidence import (
     Expulsion,
     convict,
     correct,
@@ -22,13 +22,13 @@ from trilemma.learning.evidence import (
     hidden_shift,
     lengths,
 )
-from trilemma.learning.evidence.file import File
-from trilemma.learning.evidence.guard import evidence_of
-from trilemma.learning.evidence.hidden import smallest_spike
-from trilemma.learning.stages import staged
-from trilemma.learning.trace import Law
+from trilemma.learning.defences.evidence.file import File
+from trilemma.learning.defences.evidence.guard import evidence_of
+from trilemma.learning.defences.evidence.hidden import smallest_spike
+from trilemma.learning.defences.stages import staged
+from trilemma.learning.steps.trace import Law
 from trilemma.models import build
-from trilemma.privacy.covariance import SecretGraph, covariance
+from trilemma.privacy.threats.covariance import SecretGraph, covariance
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import assemble

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from trilemma import aggregation, config, privacy, simulate
-from trilemma.keys import Key
+from trilemma.base.keys import Key
+from trilemma.base.records import Record
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.evidence import guarded, hidden_shift
-from trilemma.learning.evidence.file import File
+from trilemma.learning.defences.evidence import guarded, hidden_shift
+from trilemma.learning.defences.evidence.file import File
 from trilemma.models import build
-from trilemma.privacy.covariance import agreed_graph, covariance
 from trilemma.privacy.mechanism import shared_multiplier
+from trilemma.privacy.threats.covariance import agreed_graph, covariance
 from trilemma.privacy.types import NoiseLaw, Release
-from trilemma.records import Record
 from trilemma.simulate import engine
 from trilemma.simulate.runner import _most_expelled
 

@@ -14,17 +14,17 @@ import torch
 from trilemma import aggregation, privacy
 from trilemma.attacks.tryout import Tryout
 from trilemma.attacks.types import Foreseen
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.learning import Algorithm, Messages, Setup, algorithms
-from trilemma.learning.evidence import Expulsion, convict, guarded, hidden_shift
-from trilemma.learning.evidence.file import File
-from trilemma.learning.evidence.guard import SINGLE
-from trilemma.learning.evidence.many_rounds import foreseen
-from trilemma.learning.evidence.outlook import Outlook
-from trilemma.learning.evidence.schedule import EARLY, looks
+from trilemma.learning.defences.evidence import Expulsion, convict, guarded, hidden_shift
+from trilemma.learning.defences.evidence.file import File
+from trilemma.learning.defences.evidence.guard import SINGLE
+from trilemma.learning.defences.evidence.many_rounds import foreseen
+from trilemma.learning.defences.evidence.outlook import Outlook
+from trilemma.learning.defences.evidence.schedule import EARLY, looks
 from trilemma.learning.protocol import State
-from trilemma.learning.trace import Law
+from trilemma.learning.steps.trace import Law
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
 
@@ -106,7 +106,7 @@ def test_all_looks_of_a_run_together_raise_a_false_alarm_with_the_stated_probabi
         taken: list[float] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "trilemma.learning.evidence.court.convict",
+                "trilemma.learning.defences.evidence.court.convict",
                 lambda gram, law, liars, alarm, seen, taken=taken: taken.append(alarm) or [],
             )
             state = algorithm.server(Messages(noise(round_)), state, round_, Key(3)).state
@@ -301,7 +301,7 @@ def test_what_a_gpu_records_is_what_is_worked_out_step_by_step(
         if device == "cpu":
             for steps in ((1, 9), (9, 0), (9, 9)):
                 with monkeypatch.context() as patch:
-                    patch.setattr("trilemma.learning.evidence.many_rounds.STEPS", (steps,))
+                    patch.setattr("trilemma.learning.defences.evidence.many_rounds.STEPS", (steps,))
                     missed[steps] = missed.get(steps, 0) + (played() is None)
         state = algorithm.server(Messages(sent), state, round_, Key(3)).state
     assert kinds == {False, True}
@@ -413,7 +413,7 @@ def test_long_messages_are_measured_in_float32_and_the_same_comes_of_them(
     measuring = aggregation.geometry_later
     monkeypatch.setattr(aggregation, "geometry_later", later)
     for least in (SINGLE, SINGLE * 100):
-        monkeypatch.setattr("trilemma.learning.evidence.guard.SINGLE", least)
+        monkeypatch.setattr("trilemma.learning.defences.evidence.guard.SINGLE", least)
         algorithm, weights = server("evidence+caf"), []
         state = algorithm.init(model, EVERYBODY, Key(1)).server
         for round_ in range(3):

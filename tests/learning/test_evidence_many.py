@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from trilemma.learning.evidence import convict, correct, many
-from trilemma.learning.evidence.correction import visible
-from trilemma.learning.trace import Law
+from trilemma.learning.defences.evidence import convict, correct, many
+from trilemma.learning.defences.evidence.correction import visible
+from trilemma.learning.steps.trace import Law
 
 LIARS, ALARM, DIM = 4, 1e-3, 80
 NEEDED = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from trilemma import aggregation, learning, privacy
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning.protocol import Algorithm
 from trilemma.testing.test_algorithms import CLIENTS, make_clients, run_rounds
 

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trilemma.config import parse
-from trilemma.config.resolve import resolve
-from trilemma.errors import ConfigError, PrivacyError
+from trilemma.base.errors import ConfigError, PrivacyError
+from trilemma.experiment import parse
+from trilemma.experiment.resolve import resolve
 from trilemma.learning import algorithms
-from trilemma.learning.own_scores import OwnScores, release_of
+from trilemma.learning.steps.own_scores import OwnScores, release_of
 from trilemma.privacy import Guarantee, Noiseless
-from trilemma.privacy.accountants import accountants
+from trilemma.privacy.accounting.accountants import accountants
 from trilemma.privacy.mechanism import mechanism
 from trilemma.privacy.types import NoiseLaw
 from trilemma.simulate import engine

@@ -11,7 +11,7 @@ from personal_clients import ArrayClients, Dense, classification, regression, ro
 from torch import Tensor
 
 from trilemma import models
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning import Messages, algorithms
 from trilemma.learning.personal.bilevel import Coupling, bilevel_algorithm, norm, squared
 from trilemma.learning.personal.lp_proj import LpProj

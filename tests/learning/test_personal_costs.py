@@ -6,7 +6,7 @@ import pytest
 from personal_clients import classification, setup
 
 from trilemma import config, models, simulate
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning import algorithms
 
 

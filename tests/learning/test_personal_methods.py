@@ -11,16 +11,16 @@ from personal_clients import ArrayClients, Seeded, classification, heard, regres
 from torch import Tensor
 
 from trilemma import models
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning import algorithms
 from trilemma.learning.fedavg import FedAvg, with_statistics
-from trilemma.learning.local_steps import initial_models
 from trilemma.learning.personal.ditto import Ditto
 from trilemma.learning.personal.lg_fedavg import LGFedAvg
 from trilemma.learning.personal.local import Local
 from trilemma.learning.personal.lp_proj import LpProj
 from trilemma.learning.personal.per_fedavg import PerFedAvg, hessian_product
-from trilemma.models.normalisation import EPSILON
+from trilemma.learning.steps.local_steps import initial_models
+from trilemma.models.layers.normalisation import EPSILON
 from trilemma.papers.lp_proj import linear as oracle
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.testing.test_algorithms import settings_of

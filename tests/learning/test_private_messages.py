@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from trilemma import aggregation, data, learning, privacy
-from trilemma.keys import Key
-from trilemma.learning import gridded, privatise
+from trilemma.base.keys import Key
 from trilemma.learning.messages import STEPS, Asked
-from trilemma.learning.privatise import publish
-from trilemma.privacy import grid
-from trilemma.privacy.grid import Grid
+from trilemma.learning.steps import gridded, privatise
+from trilemma.learning.steps.privatise import publish
+from trilemma.privacy.noise import grid
+from trilemma.privacy.noise.grid import Grid
 from trilemma.testing.test_algorithms import CLIENTS, is_private, make_clients, run_rounds, settings_of
 
 LAW = privacy.NoiseLaw(sigma_ind=0.1, sigma_cor=0.2)

@@ -11,15 +11,15 @@ import torch
 from scipy import stats
 
 from trilemma import aggregation, config, privacy, simulate
-from trilemma.errors import ConfigError
-from trilemma.keys import Key
+from trilemma.base.errors import ConfigError
+from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
+from trilemma.learning.defences.screens import Heard
+from trilemma.learning.defences.screens.noise_test import distances
+from trilemma.learning.defences.screens.root_client import RootClient
+from trilemma.learning.defences.stages import staged
 from trilemma.learning.protocol import ClientStep, ServerStep
-from trilemma.learning.screens import Heard
-from trilemma.learning.screens.noise_test import distances
-from trilemma.learning.screens.root_client import RootClient
-from trilemma.learning.stages import staged
-from trilemma.learning.tuning import Tuned, tuned, unseen
+from trilemma.learning.steps.tuning import Tuned, tuned, unseen
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from trilemma.aggregation import caf
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.learning.theory import (
     Heterogeneity,
     Problem,

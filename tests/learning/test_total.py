@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from trilemma import models
+from trilemma.base.keys import Key
 from trilemma.data.types import Batch
-from trilemma.keys import Key
-from trilemma.learning import Messages, total
+from trilemma.learning import Messages
 from trilemma.learning.protocol import ClientStep
+from trilemma.learning.steps import total
 
 SIZE, WIDTH, BAD = 6, 4, 2
 FAILS = 9.0

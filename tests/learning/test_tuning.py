@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from trilemma import config, models, simulate
+from trilemma.base.errors import ConfigError
 from trilemma.data import FederatedData
-from trilemma.errors import ConfigError
 from trilemma.learning import Messages
-from trilemma.learning.tuning import PULLS, check_going_on, tuned, unseen
+from trilemma.learning.steps.tuning import PULLS, check_going_on, tuned, unseen
 from trilemma.simulate.ahead import Ahead
 
 RUN = {

@@ -9,8 +9,8 @@ import torch
 from model_oracles import CASES, at, module
 
 from trilemma import models
-from trilemma.errors import ConfigError, UserError
-from trilemma.keys import Key
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.base.keys import Key
 
 NAMES = sorted(CASES)
 
@@ -34,7 +34,7 @@ def test_forward_is_the_modules(name):
     net = at(module(name), theta).eval()
     tape = None
     if model.buffers:
-        from trilemma.models.tape import Tape
+        from trilemma.models.engines.tape import Tape
 
         tape = Tape(buffers=model.initial_buffers(1))
     expected = net(x).detach()

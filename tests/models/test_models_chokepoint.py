@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from trilemma import models
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.models import Clip
-from trilemma.models.clipping import DOUBLE, MARGIN, Lengths, gamma
-from trilemma.models.convolution import Stencil, example_gradients
-from trilemma.models.modules.convolutions import Convolved, Window
-from trilemma.models.terms import (
+from trilemma.models.engines.clipping import DOUBLE, MARGIN, Lengths, gamma
+from trilemma.models.engines.terms import (
     Lookup,
     Product,
     Shift,
@@ -25,6 +23,8 @@ from trilemma.models.terms import (
     lengths_of,
     together,
 )
+from trilemma.models.layers.convolution import Stencil, example_gradients
+from trilemma.models.modules.convolutions import Convolved, Window
 from trilemma.testing.examples import Stack
 
 SHAPES = [(1, 3, 5), (2, 40, 30), (9, 3, 2), (16, 24, 24), (64, 6, 200), (40, 64, 48)]

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch.backends import cudnn
 
 from trilemma import models
-from trilemma.keys import Key
-from trilemma.models import convolution, normalisation, pooling
-from trilemma.models.convolution import Stencil
+from trilemma.base.keys import Key
+from trilemma.models.layers import convolution, normalisation, pooling
+from trilemma.models.layers.convolution import Stencil
 
 GEOMETRIES = [
     (Stencil(5), 12),

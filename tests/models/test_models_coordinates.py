@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from trilemma import models
-from trilemma.errors import ConfigError, UserError
-from trilemma.keys import Key
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.base.keys import Key
 from trilemma.models import Clip, Lora, Model, Subspace
 from trilemma.models.coordinates import subspace
 from trilemma.models.coordinates.subspace import in_subspace
-from trilemma.models.tape import Tape
+from trilemma.models.engines.tape import Tape
 from trilemma.testing.examples import Stack, clip
 
 CLIENTS, EXAMPLES = 3, 4

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from trilemma import models
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.models import Clip
-from trilemma.models.clipping import clip_rows
+from trilemma.models.engines.clipping import clip_rows
 from trilemma.testing.examples import Stack
 
 Record = tuple[Tensor, Tensor]

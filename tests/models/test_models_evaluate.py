@@ -7,8 +7,8 @@ import torch
 from model_oracles import CASES, at, losses, module
 
 from trilemma import models
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.models.scoring import _right
 
 

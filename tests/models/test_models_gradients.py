@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from model_oracles import CASES, at, gradient, losses, module, reference
 
 from trilemma import models
-from trilemma.errors import UserError
-from trilemma.keys import Key
-from trilemma.models import Clip, groups
-from trilemma.models.layers import Linear, sequential
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
+from trilemma.models import Clip
+from trilemma.models.engines import groups
+from trilemma.models.layers.layers import Linear, sequential
 from trilemma.testing.examples import Stack
 
 NAMES = sorted(CASES)

@@ -7,10 +7,10 @@ import tracemalloc
 import pytest
 import torch
 
-from trilemma.errors import UserError
-from trilemma.keys import Key
-from trilemma.models import projection as module
-from trilemma.models.projection import Identity, Seeded, gaussian, orthonormal, projection
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
+from trilemma.models.coordinates import projection as module
+from trilemma.models.coordinates.projection import Identity, Seeded, gaussian, orthonormal, projection
 
 MAKERS = {"gaussian": gaussian, "orthonormal": orthonormal}
 

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from trilemma import models
-from trilemma.keys import Key
-from trilemma.models import Clip, replay
-from trilemma.models.layers import Layer, Linear, sequential
-from trilemma.models.precision import products
-from trilemma.recordings import Recordings, unasked
+from trilemma.base.keys import Key
+from trilemma.base.recordings import Recordings, unasked
+from trilemma.models import Clip
+from trilemma.models.engines import replay
+from trilemma.models.engines.precision import products
+from trilemma.models.layers.layers import Layer, Linear, sequential
 from trilemma.testing.examples import Stack
 
 on_a_gpu = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

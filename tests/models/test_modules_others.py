@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from trilemma import models
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.models import Clip
 from trilemma.models.types import each_column
 from trilemma.testing.examples import Stack, clip

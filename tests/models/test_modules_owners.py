@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trilemma import models
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.models import Clip
 from trilemma.models.modules.owners import NotFlat, Owners, rows_of
 from trilemma.testing.examples import Stack

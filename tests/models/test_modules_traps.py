@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trilemma import models
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.models import Clip
-from trilemma.models.precision import products
+from trilemma.models.engines.precision import products
 from trilemma.testing.examples import Stack
 
 KEYS = [Key(7).fold("client", i) for i in range(3)]
@@ -253,7 +253,7 @@ def test_verify_accepts_what_is_right(name):
 
 
 def test_verify_gives_up_a_way_that_is_wrong(monkeypatch):
-    from trilemma.models import terms
+    from trilemma.models.engines import terms
 
     model, theta, batch = problem(nn.Sequential(nn.Linear(6, 4)), 5, 6, loss=lambda z, y: z.square().mean())
     assert models.verify(model, theta, batch) < 1e-5

@@ -11,8 +11,8 @@ from module_zoo import WEIGHT, ZOO, Exhibit
 from torch import Tensor, nn
 
 from trilemma import models
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.models import Clip
 from trilemma.testing.examples import Stack, clip
 

@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 
 from page_harness import BASE, HOST, HOSTILE, TOKEN, make_run
 from trilemma import config, papers, report, simulate
+from trilemma.base.errors import UserError
+from trilemma.base.records import Record
 from trilemma.cli import app as command
-from trilemma.errors import UserError
-from trilemma.federation import membership
-from trilemma.federation.event_log import EventLog, events_file
-from trilemma.federation.events import EPOCH_OPENED
-from trilemma.federation.layout import Party
-from trilemma.learning.evidence import Expulsion
+from trilemma.federation.operations import membership
+from trilemma.federation.party.layout import Party
+from trilemma.federation.processes.event_log import EventLog, events_file
+from trilemma.federation.protocol.events import EPOCH_OPENED
+from trilemma.learning.defences.evidence import Expulsion
 from trilemma.privacy import Mechanism
-from trilemma.privacy.ledger_lines import Entry
-from trilemma.records import Record
+from trilemma.privacy.ledger.lines import Entry
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient

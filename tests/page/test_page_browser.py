@@ -18,7 +18,7 @@ import pytest
 
 from page_harness import BASE, HOSTILE
 from trilemma import config, simulate
-from trilemma.records import Record
+from trilemma.base.records import Record
 
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

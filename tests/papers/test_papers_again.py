@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
+from trilemma.base.records import Spread
 from trilemma.papers import Study, run_studies, studies
 from trilemma.papers.again import run_again
 from trilemma.papers.measured import Results, new_results, read_results, write_results
-from trilemma.records import Spread
 from trilemma.simulate import Outcome, Watcher
 from trilemma.simulate.sweep.work import Failure
 

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from trilemma import config, simulate
+from trilemma.base.errors import UserError
 from trilemma.cli.app import app
-from trilemma.config import Cell
-from trilemma.errors import UserError
+from trilemma.experiment import Cell
 from trilemma.papers import arena, standings
 from trilemma.simulate import engine
 

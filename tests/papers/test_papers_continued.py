@@ -13,9 +13,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from trilemma.base.errors import UserError
+from trilemma.base.records import Spread
 from trilemma.cli import app
-from trilemma.config.sweep import leaves
-from trilemma.errors import UserError
+from trilemma.experiment.sweep import leaves
 from trilemma.papers import made, run_studies, studies
 from trilemma.papers.age import Again
 from trilemma.papers.arena import Row, read, record
@@ -24,7 +25,6 @@ from trilemma.papers.grid import Place
 from trilemma.papers.kept import Kept
 from trilemma.papers.measured import Measured, Results, new_results, read_results, write_results
 from trilemma.papers.study import Study
-from trilemma.records import Spread
 
 SETTINGS = {"algorithm.lr": 0.5, "run.rounds": 2}
 

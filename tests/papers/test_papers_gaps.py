@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trilemma.base.errors import UserError
 from trilemma.cli.app import app
-from trilemma.errors import UserError
 from trilemma.papers import arena, closing, gaps, standings
 from trilemma.simulate.sweep import Failure, Job, Watcher
 from trilemma.simulate.sweep.grid import Outcome

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from trilemma.errors import ConfigError
+from trilemma.base.errors import ConfigError
 from trilemma.papers import studies
 from trilemma.papers.grid import Place
 from trilemma.papers.published import paper

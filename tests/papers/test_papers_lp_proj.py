@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trilemma import models, simulate
-from trilemma.errors import ConfigError, UserError
+from trilemma.base.errors import ConfigError, UserError
 from trilemma.learning.compressed.count_sketch import Sketch
 from trilemma.papers import lp_proj
 from trilemma.papers.lp_proj import ATTACKS, METHODS, TASKS, Point, Reached, SeedCurve, points, printed
@@ -146,10 +146,10 @@ def test_curves_and_losses_of_a_short_run(tmp_path: Path) -> None:
 
 def test_figures_are_drawn_from_results(tmp_path: Path) -> None:
     """Accuracy against fairness from Table 3, curves where there are any."""
+    from trilemma.base.records import Spread
     from trilemma.papers.figures import picture_of
     from trilemma.papers.measured import Measured, Results
     from trilemma.papers.published import paper
-    from trilemma.records import Spread
 
     one = {name: Spread.of({1: value}) for name, value in (("accuracy", 0.9), ("variance", 0.01))}
     curve = {f"{name}@{t}": Spread.of({1: 0.5}) for name in ("accuracy", "train_loss") for t in (1, 200)}
@@ -161,10 +161,10 @@ def test_figures_are_drawn_from_results(tmp_path: Path) -> None:
 
 def test_growth_is_drawn_where_cells_are_missing_or_diverged(tmp_path: Path) -> None:
     """Of two rows under two attacks one was not run, one diverged; of no results there is no picture."""
+    from trilemma.base.records import Spread
     from trilemma.papers.figures import picture_of
     from trilemma.papers.measured import Measured, Results
     from trilemma.papers.published import paper
-    from trilemma.records import Spread
 
     def cell(lam: int, attack: str, growth: float | None) -> Measured:
         row = f"η_l = 0.1, η_p = 0.05, λ = {lam}, R = 1"

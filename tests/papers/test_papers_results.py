@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from trilemma import __version__
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.base.records import Spread
 from trilemma.cli import app
-from trilemma.errors import ConfigError, UserError
 from trilemma.papers import figures, pages, run_studies, studies
 from trilemma.papers.age import Again
 from trilemma.papers.claims import judged
@@ -30,7 +31,6 @@ from trilemma.papers.measured import (
 )
 from trilemma.papers.published import Cause, Claim, Paper, Printed, paper
 from trilemma.papers.verdicts import verdict_table, verdicts
-from trilemma.records import Spread
 from trilemma.report import load
 
 ROOT = Path(__file__).parents[2]

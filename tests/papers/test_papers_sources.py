@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import trilemma
+from trilemma.base.records import Spread
 from trilemma.papers import sources, studies
 from trilemma.papers.measured import Measured, new_results, read_results, write_results
 from trilemma.papers.sources import changed, code_of, sources_of
-from trilemma.records import Spread
 
 PACKAGE = Path(trilemma.__file__).parent
 SETTINGS = {"aggregation.rule": "nnm+cwmed", "attack.name": "alie", "algorithm.name": "dsgd"}
@@ -27,7 +27,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_made_by_what_every_run_goes_through_and_by_what_it_names(copy: Path) -> None:
     found = sources_of([SETTINGS], root=copy)
-    everybody = {"simulate/engine.py", "keys.py", "learning/privatise.py", "data/federated.py"}
+    everybody = {"simulate/engine.py", "keys.py", "learning/steps/privatise.py", "data/batches/federated.py"}
     named = {"attacks/alie.py", "aggregation/mixing.py", "aggregation/coordinate.py", "learning/dsgd.py"}
     others = {"attacks/mimic.py", "aggregation/smea.py", "learning/fedavg.py", "papers/measured.py"}
     for path in everybody | named | others:
@@ -77,7 +77,7 @@ def test_what_is_computed_is_made_by_its_module() -> None:
     assert {"papers/lp_proj/linear.py", "keys.py"} <= found.keys()
     assert "simulate/engine.py" not in found
     costs = sources_of([{"rule": "smea"}], studies["cafcor-costs"].module)
-    assert {"aggregation/smea.py", "aggregation/gram.py"} <= costs.keys()
+    assert {"aggregation/smea.py", "aggregation/passes/gram.py"} <= costs.keys()
 
 
 def test_results_tell_how_far_they_are_behind(tmp_path: Path) -> None:

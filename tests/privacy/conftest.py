@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trilemma.privacy import accounting, pld
+from trilemma.privacy.accounting import pld
+from trilemma.privacy.accounting import spending as accounting
 
 
 @pytest.fixture

@@ -10,12 +10,19 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from trilemma.errors import ConfigError, PrivacyError, UserError
+from trilemma.base.errors import ConfigError, PrivacyError, UserError
 from trilemma.privacy import Mechanism, NoiseLaw, Release, Sampling, Threat, certified_curve
-from trilemma.privacy.accountants import Accountant, accountants, applicable, ask, default, everyday
-from trilemma.privacy.calculator import find_delta, find_noise, picture
-from trilemma.privacy.drawing import Drawing
-from trilemma.privacy.gaussian import gaussian_delta
+from trilemma.privacy.accounting.accountants import (
+    Accountant,
+    accountants,
+    applicable,
+    ask,
+    default,
+    everyday,
+)
+from trilemma.privacy.accounting.calculator import find_delta, find_noise, picture
+from trilemma.privacy.accounting.gaussian import gaussian_delta
+from trilemma.privacy.noise.drawing import Drawing
 from trilemma.privacy.types import AccountingFailure
 
 RATE = 0.05
@@ -275,7 +282,7 @@ class TestFailure:
 
     @pytest.mark.usefixtures("nothing_remembered")
     def test_a_failing_pld_leaves_every_calculation_standing(self, monkeypatch):
-        from trilemma.privacy import pld
+        from trilemma.privacy.accounting import pld
 
         def fail(*_):
             raise MemoryError("grid too large")
@@ -297,7 +304,7 @@ def test_thousands_of_gaussian_rounds_are_laid_out_on_no_more_points_than_one(mo
     """At an ε of thousands a grid of a thousandth had millions of points: 24 s at the end of a run."""
     from dp_accounting.pld import privacy_loss_distribution as losses
 
-    from trilemma.privacy import pld
+    from trilemma.privacy.accounting import pld
 
     steps = []
 

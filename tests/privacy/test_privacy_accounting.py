@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from trilemma.errors import PrivacyError, UserError
+from trilemma.base.errors import PrivacyError, UserError
 from trilemma.privacy import (
     Mechanism,
     NoiseLaw,
@@ -25,11 +25,11 @@ from trilemma.privacy import (
     multiplier,
     spent,
 )
-from trilemma.privacy.accountants import accountants
-from trilemma.privacy.drawing import Drawing
-from trilemma.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from trilemma.privacy.accounting.accountants import accountants
+from trilemma.privacy.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from trilemma.privacy.accounting.rdp import SAMPLED_ORDERS, round_rdp, theorem_c1
 from trilemma.privacy.mechanism import mechanism
-from trilemma.privacy.rdp import SAMPLED_ORDERS, round_rdp, theorem_c1
+from trilemma.privacy.noise.drawing import Drawing
 
 CAFCOR = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
 PUBLISHED = Threat("secldp", 100, 10, assume="published")
@@ -233,7 +233,7 @@ class TestLossDistributions:
 
     @pytest.mark.usefixtures("nothing_remembered")
     def test_failure_falls_back_to_rdp_with_a_note(self, monkeypatch):
-        from trilemma.privacy import pld
+        from trilemma.privacy.accounting import pld
 
         def fail(*_):
             raise MemoryError("grid too large")
@@ -394,7 +394,7 @@ def test_without_dp_accounting_integer_orders_serve(monkeypatch):
     """The package's own numbers at integer orders, and a valid ε, where it cannot be imported."""
     import sys
 
-    from trilemma.privacy import rdp
+    from trilemma.privacy.accounting import rdp
 
     orders = (2.0, 3.0, 7.0, 20.0)
     mechanisms = [
@@ -422,7 +422,7 @@ def test_the_least_noise_at_a_delta_near_one_is_found_in_a_few_steps(monkeypatch
         asked.append(mu)
         return gaussian_epsilon(mu, delta)
 
-    monkeypatch.setattr("trilemma.privacy.gaussian.gaussian_epsilon", epsilon)
+    monkeypatch.setattr("trilemma.privacy.accounting.gaussian.gaussian_epsilon", epsilon)
     for delta in (0.9, 0.999, 0.999999):
         mu = gaussian_mu(1.0, delta)
         assert gaussian_delta(mu, 1.0) <= delta <= gaussian_delta(1.001 * mu, 1.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 from trilemma.learning.theory import objectives
 from trilemma.privacy import (
     Mechanism,
@@ -25,7 +25,7 @@ from trilemma.privacy import (
     multiplier,
     spent,
 )
-from trilemma.privacy.calibration import allocate
+from trilemma.privacy.accounting.calibration import allocate
 
 
 @given(

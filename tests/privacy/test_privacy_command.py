@@ -9,10 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from trilemma import plugins
 from trilemma.aggregation import rules
+from trilemma.base import plugins
+from trilemma.base.errors import UserError
 from trilemma.cli.privacy import bounds_command, privacy_command
-from trilemma.errors import UserError
 
 app = typer.Typer()
 app.command("privacy")(privacy_command)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trilemma.errors import PrivacyError, UserError
-from trilemma.keys import Key
+from trilemma.base.errors import PrivacyError, UserError
+from trilemma.base.keys import Key
 from trilemma.privacy import NoiseLaw, SecretGraph, complete_multiplier, covariance, multipliers
-from trilemma.privacy.covariance import bound_multiplier, worst_multiplier
+from trilemma.privacy.threats.covariance import bound_multiplier, worst_multiplier
 
 
 def residual_covariance(graph: SecretGraph, law: NoiseLaw, senders: list[int], known: set[int]) -> np.ndarray:

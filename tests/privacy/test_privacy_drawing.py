@@ -10,13 +10,21 @@ import numpy as np
 import pytest
 from scipy import signal, stats
 
-from trilemma.errors import PrivacyError
+from trilemma.base.errors import PrivacyError
 from trilemma.privacy import Budget, Ledger, NoiseLaw, Release, Sampling, Threat, calibrate, judge
-from trilemma.privacy.accountants import accountants
-from trilemma.privacy.drawing import EXACT, Drawing, likelihood, surcharge
-from trilemma.privacy.grid import Grid, in_steps
-from trilemma.privacy.grid_price import EDGES, MOVED, MOVED_MOST, MOVED_NEAR, TAIL, drawing, pair_error
+from trilemma.privacy.accounting.accountants import accountants
 from trilemma.privacy.mechanism import Mechanism, mechanism
+from trilemma.privacy.noise.drawing import EXACT, Drawing, likelihood, surcharge
+from trilemma.privacy.noise.grid import Grid, in_steps
+from trilemma.privacy.noise.grid_price import (
+    EDGES,
+    MOVED,
+    MOVED_MOST,
+    MOVED_NEAR,
+    TAIL,
+    drawing,
+    pair_error,
+)
 from trilemma.privacy.secrets import streams
 
 LAW = NoiseLaw(sigma_ind=0.1, sigma_cor=0.6)

@@ -10,11 +10,11 @@ import torch
 from scipy import stats
 from test_privacy_secrets import nodes_of
 
-import trilemma.privacy.grid
-from trilemma.errors import PrivacyError, UserError
-from trilemma.keys import Key
+import trilemma.privacy.noise.grid
+from trilemma.base.errors import PrivacyError, UserError
+from trilemma.base.keys import Key
 from trilemma.privacy import NoiseLaw, Release, SimulatedNoise
-from trilemma.privacy.grid import Grid, in_steps, step_for
+from trilemma.privacy.noise.grid import Grid, in_steps, step_for
 from trilemma.privacy.secrets import ChaChaStream, add_gaussians
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ LAW = NoiseLaw(sigma_ind=0.1, sigma_cor=0.6)
 def rows_are_worked_on(request, monkeypatch):
     """Rows of more than a few numbers count as long."""
     if request.param == "some at a time":
-        monkeypatch.setattr(trilemma.privacy.grid, "LONG", 50)
+        monkeypatch.setattr(trilemma.privacy.noise.grid, "LONG", 50)
 
 
 @pytest.mark.parametrize("dim", [1, 69, 4001])
@@ -53,7 +53,7 @@ def test_a_long_row_is_the_same_worked_on_some_at_a_time(monkeypatch, unit):
     whole = grid.contribution(rows)
     message = grid.message(whole, noise)
     numbers = grid.numbers(message)
-    monkeypatch.setattr(trilemma.privacy.grid, "LONG", 50)
+    monkeypatch.setattr(trilemma.privacy.noise.grid, "LONG", 50)
     assert (grid.contribution(rows) - whole).abs().max() <= 1
     assert torch.equal(grid.message(whole, noise), message)
     assert torch.equal(grid.numbers(message), numbers)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trilemma.errors import PrivacyError, UserError
+from trilemma.base.errors import PrivacyError, UserError
 from trilemma.privacy import (
     Mechanism,
     NoiseLaw,
@@ -30,11 +30,11 @@ from trilemma.privacy import (
     covariance,
     mechanism,
 )
-from trilemma.privacy import ledger as module
-from trilemma.privacy.drawing import Drawing
-from trilemma.privacy.ledger import BudgetExceeded, Ledger, reach
-from trilemma.privacy.ledger_lines import Budget, LedgerError, read_entries
-from trilemma.privacy.statement import read_statement
+from trilemma.privacy.ledger import ledger as module
+from trilemma.privacy.ledger.ledger import BudgetExceeded, Ledger, reach
+from trilemma.privacy.ledger.lines import Budget, LedgerError, read_entries
+from trilemma.privacy.ledger.statement import read_statement
+from trilemma.privacy.noise.drawing import Drawing
 
 BUDGET = Budget(epsilon=20.0, delta=1e-5)
 THREAT = Threat("secldp", clients=20, byzantine=3)
@@ -264,7 +264,7 @@ def test_two_writers_are_refused(path):
 def test_two_processes_are_refused(path):
     with Ledger(path, BUDGET):
         other = (
-            "import sys; from pathlib import Path; from trilemma import files\n"
+            "import sys; from pathlib import Path; from trilemma.base import files\n"
             "from trilemma.privacy import Budget, Ledger\n"
             "files.PATIENCE = 0.0\n"
             "Ledger(Path(sys.argv[1]), Budget(20.0, 1e-5))"

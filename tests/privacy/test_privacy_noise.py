@@ -7,10 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.privacy import NoiseLaw, SecretGraph, SimulatedNoise, covariance
-from trilemma.privacy.covariance import agreed_graph
+from trilemma.privacy.threats.covariance import agreed_graph
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,9 @@ import torch
 from scipy import stats
 from test_privacy_noise import check_covariance
 
-from trilemma.errors import PrivacyError, UserError
+from trilemma.base.errors import PrivacyError, UserError
 from trilemma.privacy import NoiseLaw, SecretGraph, covariance
-from trilemma.privacy.grid import in_steps, step_for
+from trilemma.privacy.noise.grid import in_steps, step_for
 from trilemma.privacy.secrets import (
     ChaChaStream,
     Handshake,

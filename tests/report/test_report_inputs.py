@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 import trilemma as tl
 from trilemma import config, data
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.base.keys import Key
 from trilemma.cli import app
-from trilemma.errors import ConfigError, UserError
-from trilemma.keys import Key
 
 
 def export(run: Path, target: Path):

@@ -18,10 +18,10 @@ import torch
 from damage import files_up_to
 from federation_harness import Direct, coordinator, make, small_config
 from trilemma import config, report, simulate
-from trilemma.errors import UserError
-from trilemma.federation.at_home import received
-from trilemma.federation.layout import Party
-from trilemma.records import Record, Spread, Summary
+from trilemma.base.errors import UserError
+from trilemma.base.records import Record, Spread, Summary
+from trilemma.federation.client.at_home import received
+from trilemma.federation.party.layout import Party
 from trilemma.report.pictures import draw
 
 BASE = {

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 import trilemma as tl
 from damage import files_up_to
 from trilemma import report, simulate
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.base.records import Spread, Summary
 from trilemma.cli import app
-from trilemma.config.sweep import sweep
-from trilemma.errors import ConfigError, UserError
-from trilemma.records import Spread, Summary
+from trilemma.experiment.sweep import sweep
 from trilemma.report.cross_table import Cross, Square
 from trilemma.report.sweeps import _square
 from trilemma.simulate.sweep import grid as on_disk

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trilemma import config, models
-from trilemma.errors import ConfigError
+from trilemma.base.errors import ConfigError
 from trilemma.simulate import assemble, start, step
 
 SMALL = [

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trilemma import config, privacy, simulate
-from trilemma.errors import ConfigError
+from trilemma.base.errors import ConfigError
 
 BASE = {
     "federation": {"clients": 7, "byzantine": 3},

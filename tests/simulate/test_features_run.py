@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from trilemma import config
+from trilemma.base.errors import ConfigError
 from trilemma.cli import app
-from trilemma.errors import ConfigError
 from trilemma.simulate.experiment import assemble
 
 FOLDER = os.environ.get("TRILEMMA_DATA")

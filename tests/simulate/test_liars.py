@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from trilemma import config, models, privacy, simulate
-from trilemma.errors import UserError
-from trilemma.learning.evidence.outlook import Outlook
+from trilemma.base.errors import UserError
+from trilemma.learning.defences.evidence.outlook import Outlook
 from trilemma.simulate import ahead, engine, liars
 from trilemma.simulate.ahead import Ahead
 from trilemma.simulate.evaluation import evaluate

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trilemma import config, simulate
-from trilemma.errors import UserError
-from trilemma.records import Record
+from trilemma.base.errors import UserError
+from trilemma.base.records import Record
 from trilemma.simulate.observers import EventFiles
 
 LOGGED = config.parse({}, ["run.rounds=3", "run.evaluate_every=3", "run.log=['tensorboard']"])

@@ -14,8 +14,8 @@ import torch
 
 from trilemma import config, simulate
 from trilemma.attacks import View, attacks
-from trilemma.errors import ConfigError
-from trilemma.keys import Key
+from trilemma.base.errors import ConfigError
+from trilemma.base.keys import Key
 from trilemma.simulate.shards import refuse_what_cannot_be_cut
 
 BASE = {

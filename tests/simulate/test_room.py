@@ -10,7 +10,7 @@ import torch
 
 from trilemma import config, simulate
 from trilemma.api import configured
-from trilemma.errors import ConfigError, UserError
+from trilemma.base.errors import ConfigError, UserError
 from trilemma.simulate import room, runner
 
 

@@ -17,8 +17,8 @@ from slow_attack import SECONDS, slow_attack
 
 from damage import files_up_to
 from trilemma import config, simulate
-from trilemma.errors import UserError
-from trilemma.records import Record
+from trilemma.base.errors import UserError
+from trilemma.base.records import Record
 from trilemma.simulate import engine, runner
 from trilemma.simulate.directory import SeedDirectory
 from trilemma.simulate.engine import Progress

@@ -103,7 +103,7 @@ def settings(clients, hidden):
     return config.parse(tables, [])
 
 torch.set_num_threads(1)
-import trilemma.learning.server as server
+import trilemma.learning.steps.server as server
 server.BLOCK = 1 << 18
 simulate.run(settings(10, 10), Path(sys.argv[1]) / "small")      # what is imported and compiled is there
 used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()

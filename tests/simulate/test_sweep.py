@@ -18,9 +18,10 @@ import psutil
 import pytest
 from slow_attack import SECONDS, slow_attack
 
-from trilemma import config, files, simulate
-from trilemma.config.sweep import sweep
-from trilemma.errors import ConfigError, UserError
+from trilemma import config, simulate
+from trilemma.base import files
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.experiment.sweep import sweep
 from trilemma.simulate import sweep as sweeps
 from trilemma.simulate.sweep import grid as on_disk
 from trilemma.simulate.sweep.work import _of_shapes, _shapes, work
@@ -187,9 +188,10 @@ def test_a_process_reads_a_data_set_once(tmp_path: Path, monkeypatch: pytest.Mon
     """Seeds and runs share it while it is the same; a random split and a changed file are read anew."""
     import numpy as np
 
-    from trilemma.data import images, loaded, phishing
+    from trilemma.base.keys import Key
+    from trilemma.data import loaded
+    from trilemma.data.sets import images, phishing
     from trilemma.data.storage import Storage
-    from trilemma.keys import Key
 
     reads: list[Path] = []
     read = phishing.read_npz
@@ -415,7 +417,7 @@ def _alive(group: int) -> list[int]:
 
 def test_a_worker_gives_recordings_back_between_cells_of_other_shapes(monkeypatch):
     forgotten = []
-    monkeypatch.setattr("trilemma.recordings.forget", lambda: forgotten.append(True))
+    monkeypatch.setattr("trilemma.base.recordings.forget", lambda: forgotten.append(True))
     _of_shapes.cache_clear()
     counts = []
     for change in (

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import trilemma as tl
 from trilemma import models
+from trilemma.base.errors import ConfigError, UserError
 from trilemma.cli import app
-from trilemma.errors import ConfigError, UserError
 from trilemma.task.inspection import inspect
 
 TASK = """

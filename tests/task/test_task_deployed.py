@@ -14,13 +14,13 @@ from trilemma import config as configurations
 from trilemma import report
 from trilemma.cli import app
 from trilemma.cli.federation import _line, federation_app
-from trilemma.federation import provisioning
-from trilemma.federation.layout import parties
-from trilemma.federation.pilot import spent
-from trilemma.federation.public_facts import Federation
-from trilemma.federation.spending import read_budget, write_budgets
-from trilemma.federation.task import load_task
-from trilemma.privacy.ledger import Ledger
+from trilemma.federation.client.spending import read_budget, write_budgets
+from trilemma.federation.operations.pilot import spent
+from trilemma.federation.party import provisioning
+from trilemma.federation.party.layout import parties
+from trilemma.federation.party.public_facts import Federation
+from trilemma.federation.party.task import load_task
+from trilemma.privacy.ledger.ledger import Ledger
 from trilemma.task import Task
 
 TASK = """

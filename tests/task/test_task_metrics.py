@@ -9,8 +9,8 @@ import pytest
 import sklearn.metrics
 import torch
 
+from trilemma.base.errors import UserError
 from trilemma.data.types import IGNORED
-from trilemma.errors import UserError
 from trilemma.task.metrics import chosen, metrics
 
 

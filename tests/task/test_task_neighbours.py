@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trilemma.base.errors import UserError
 from trilemma.cli import app
-from trilemma.errors import UserError
 from trilemma.task import Task
 from trilemma.task.neighbours import changes, told
 

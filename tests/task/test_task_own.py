@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import trilemma as tl
 from trilemma import config, simulate
+from trilemma.base.errors import ConfigError, UserError
 from trilemma.cli import app
-from trilemma.errors import ConfigError, UserError
 from trilemma.simulate import engine
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from trilemma import plugins
-from trilemma.errors import ConfigError
+from trilemma.base import plugins
+from trilemma.base.errors import ConfigError
 from trilemma.testing import chosen
 
 GOOD = '''
 import numpy as np
 import torch
 from trilemma.aggregation import Coordinate, rules
-from trilemma.aggregation.columns import Window
+from trilemma.aggregation.passes.columns import Window
 from trilemma.attacks import Attack, AttackSettings, Crafted, attacks
 from trilemma.data import Dataset, DatasetOptions, datasets
 from trilemma.learning import algorithms

@@ -13,17 +13,13 @@ tensor([1., 1.])
 from trilemma.aggregation.bulyan import Bulyan as bulyan
 from trilemma.aggregation.caf import Caf as caf
 from trilemma.aggregation.centred_clipping import CentredClipping as cc
-from trilemma.aggregation.chain import Chain, Mixing, chain
 from trilemma.aggregation.coordinate import MeanAroundMedian as meamed
 from trilemma.aggregation.coordinate import Median as cwmed
 from trilemma.aggregation.coordinate import TrimmedMean as cwtm
-from trilemma.aggregation.distributed import sharded
 from trilemma.aggregation.filter import Filter as filter
 from trilemma.aggregation.geomed import GeometricMedian as geomed
-from trilemma.aggregation.gram import Geometry, geometry, gram
 from trilemma.aggregation.krum import Krum as krum
 from trilemma.aggregation.krum import MultiKrum as multikrum
-from trilemma.aggregation.later import geometry_later, gram_later
 from trilemma.aggregation.mda import MinimumDiameter as mda
 from trilemma.aggregation.mean import Mean as mean
 from trilemma.aggregation.mixing import Arc as arc
@@ -31,13 +27,17 @@ from trilemma.aggregation.mixing import Bucketing as bucketing
 from trilemma.aggregation.mixing import Clip as clip
 from trilemma.aggregation.mixing import NearestNeighbours as nnm
 from trilemma.aggregation.monna import Monna as monna
-from trilemma.aggregation.parsing import parse
-from trilemma.aggregation.registry import mixings, rules
-from trilemma.aggregation.rule import Coordinate, Geometric, Rule
+from trilemma.aggregation.passes.distributed import sharded
+from trilemma.aggregation.passes.gram import Geometry, geometry, gram
+from trilemma.aggregation.passes.later import geometry_later, gram_later
+from trilemma.aggregation.passes.stream import stream
 from trilemma.aggregation.smea import Smea as smea
-from trilemma.aggregation.stream import stream
-from trilemma.aggregation.types import Aggregate, Info, Weighing
-from trilemma.registry import discover
+from trilemma.aggregation.steps.chain import Chain, Mixing, chain
+from trilemma.aggregation.steps.parsing import parse
+from trilemma.aggregation.steps.registry import mixings, rules
+from trilemma.aggregation.steps.rule import Coordinate, Geometric, Rule
+from trilemma.aggregation.steps.types import Aggregate, Info, Weighing
+from trilemma.base.registry import discover
 
 __all__ = [
     "Aggregate",
@@ -79,6 +79,6 @@ __all__ = [
     "stream",
 ]
 
-discover(__name__, but=("cuda", "cuda_kernels", "cuda_network", "kernels", "window_kernels"))
+discover(__name__)
 globals().update(mixings)  # those of new files too: `agg.name` is the class registered as "name"
 globals().update(rules)

@@ -16,15 +16,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from trilemma.aggregation.chain import Mixing, Staged
-from trilemma.aggregation.columns import Window
-from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.krum import scores
-from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Coordinate, Rule
-from trilemma.aggregation.types import Array
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.aggregation.passes.columns import Window
+from trilemma.aggregation.passes.gram import Geometry
+from trilemma.aggregation.steps.chain import Mixing, Staged
+from trilemma.aggregation.steps.registry import rules
+from trilemma.aggregation.steps.rule import Coordinate, Rule
+from trilemma.aggregation.steps.types import Array
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 
 
 class RepeatedKrum(Mixing):

@@ -23,13 +23,13 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from trilemma.aggregation import many
-from trilemma.aggregation.gram import Geometry
-from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Geometric
-from trilemma.aggregation.spectral import reweightings
-from trilemma.aggregation.types import Criterion, Weighing
-from trilemma.recordings import filled_up
+from trilemma.aggregation.passes import many
+from trilemma.aggregation.passes.gram import Geometry
+from trilemma.aggregation.passes.spectral import reweightings
+from trilemma.aggregation.steps.registry import rules
+from trilemma.aggregation.steps.rule import Geometric
+from trilemma.aggregation.steps.types import Criterion, Weighing
+from trilemma.base.recordings import filled_up
 
 
 @rules.register("caf")

@@ -14,11 +14,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from trilemma.aggregation.gram import Geometry
 from trilemma.aggregation.mixing import shrinkage
-from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Geometric, Promise
-from trilemma.aggregation.types import Weighing
+from trilemma.aggregation.passes.gram import Geometry
+from trilemma.aggregation.steps.registry import rules
+from trilemma.aggregation.steps.rule import Geometric, Promise
+from trilemma.aggregation.steps.types import Weighing
 
 
 @rules.register("cc")

@@ -1,17 +1,17 @@
 """Coordinate-wise rules: median, trimmed mean, mean around the median.
 
-Each is the mean of a window of the n sorted values of a coordinate; `trilemma.aggregation.columns` does the
-work in one pass over X. A client's weight is its share in the windows, averaged over coordinates; clients
-with equal values at the edge of a window share the place.
+Each is the mean of a window of the n sorted values of a coordinate; `trilemma.aggregation.passes.columns`
+does the work in one pass over X. A client's weight is its share in the windows, averaged over coordinates;
+clients with equal values at the edge of a window share the place.
 
 The κ are those of Allouah et al. (AISTATS 2023, "Fixing by Mixing"), in the trace criterion.
 """
 
 from __future__ import annotations
 
-from trilemma.aggregation.columns import Window
-from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Coordinate
+from trilemma.aggregation.passes.columns import Window
+from trilemma.aggregation.steps.registry import rules
+from trilemma.aggregation.steps.rule import Coordinate
 
 
 @rules.register("cwmed")

@@ -1,6 +1,6 @@
 """Evidence: the stage of a server that remembers, named before a rule as in `"evidence+mean"`.
 
-What it does over rounds is in `trilemma.learning.evidence`: clients whose messages cannot be honest
+What it does over rounds is in `trilemma.learning.defences.evidence`: clients whose messages cannot be honest
 contributions plus the noise that was agreed on are expelled, and the model is set right along directions that
 stand out of the noise. Of one round's messages alone it knows nothing, and leaves them as they are.
 """
@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from trilemma.aggregation.registry import mixings
-from trilemma.aggregation.stage import Stage
+from trilemma.aggregation.steps.registry import mixings
+from trilemma.aggregation.steps.stage import Stage
 
 PACE = 1.25
 """How many times as many rounds there are at the next look at sums, unless a rule says otherwise."""

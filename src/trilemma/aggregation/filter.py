@@ -16,11 +16,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from trilemma.aggregation.gram import Geometry
-from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Geometric
-from trilemma.aggregation.spectral import reweightings
-from trilemma.aggregation.types import Criterion, Weighing
+from trilemma.aggregation.passes.gram import Geometry
+from trilemma.aggregation.passes.spectral import reweightings
+from trilemma.aggregation.steps.registry import rules
+from trilemma.aggregation.steps.rule import Geometric
+from trilemma.aggregation.steps.types import Criterion, Weighing
 
 
 @rules.register("filter")

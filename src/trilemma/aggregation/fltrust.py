@@ -1,12 +1,12 @@
 """FLTrust: messages are trusted as far as they point where the server's own does; `"fltrust+mean"`.
 
-What the server does is in `trilemma.learning.screens.fltrust`.
+What the server does is in `trilemma.learning.defences.screens.fltrust`.
 """
 
 from __future__ import annotations
 
-from trilemma.aggregation.registry import mixings
-from trilemma.aggregation.stage import Stage
+from trilemma.aggregation.steps.registry import mixings
+from trilemma.aggregation.steps.stage import Stage
 
 
 @mixings.register("fltrust")

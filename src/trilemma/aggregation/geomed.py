@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from trilemma.aggregation.gram import Geometry
-from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Geometric
-from trilemma.aggregation.types import Array, Weighing
+from trilemma.aggregation.passes.gram import Geometry
+from trilemma.aggregation.steps.registry import rules
+from trilemma.aggregation.steps.rule import Geometric
+from trilemma.aggregation.steps.types import Array, Weighing
 
 TOLERANCE = 1e-12
 """Length of the gradient, per message, at which the search ends."""

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trilemma.aggregation import many
-from trilemma.aggregation.gram import Geometry
-from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Geometric
-from trilemma.aggregation.types import Array, Weighing
+from trilemma.aggregation.passes import many
+from trilemma.aggregation.passes.gram import Geometry
+from trilemma.aggregation.steps.registry import rules
+from trilemma.aggregation.steps.rule import Geometric
+from trilemma.aggregation.steps.types import Array, Weighing
 
 
 @rules.register("krum")

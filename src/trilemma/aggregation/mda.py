@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from trilemma.aggregation.gram import Geometry
-from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Geometric
-from trilemma.aggregation.types import Array, Weighing
+from trilemma.aggregation.passes.gram import Geometry
+from trilemma.aggregation.steps.registry import rules
+from trilemma.aggregation.steps.rule import Geometric
+from trilemma.aggregation.steps.types import Array, Weighing
 
 BUDGET = 200_000
 """Nodes of all search trees of one call together."""

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from trilemma.aggregation.gram import Geometry
-from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Byzantine, Geometric
-from trilemma.aggregation.types import Weighing
+from trilemma.aggregation.passes.gram import Geometry
+from trilemma.aggregation.steps.registry import rules
+from trilemma.aggregation.steps.rule import Byzantine, Geometric
+from trilemma.aggregation.steps.types import Weighing
 
 
 @rules.register("mean")

@@ -11,13 +11,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trilemma.aggregation import many
-from trilemma.aggregation.chain import Mixing
-from trilemma.aggregation.gram import Geometry
-from trilemma.aggregation.registry import mixings
-from trilemma.aggregation.rule import Byzantine, Promise
-from trilemma.aggregation.types import Array
-from trilemma.keys import Key
+from trilemma.aggregation.passes import many
+from trilemma.aggregation.passes.gram import Geometry
+from trilemma.aggregation.steps.chain import Mixing
+from trilemma.aggregation.steps.registry import mixings
+from trilemma.aggregation.steps.rule import Byzantine, Promise
+from trilemma.aggregation.steps.types import Array
+from trilemma.base.keys import Key
 
 
 @mixings.register("nnm")

@@ -1,14 +1,14 @@
 """Noise test: each message on its own against the noise it must carry; `"noise-test+mean"`.
 
-What the server does is in `trilemma.learning.screens.noise_test`.
+What the server does is in `trilemma.learning.defences.screens.noise_test`.
 """
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from trilemma.aggregation.registry import mixings
-from trilemma.aggregation.stage import Stage
+from trilemma.aggregation.steps.registry import mixings
+from trilemma.aggregation.steps.stage import Stage
 
 
 @mixings.register("noise-test")

@@ -1,6 +1,6 @@
 """The noise test, then a ranking by the server's own message; `"noise-test-rank+mean"`.
 
-What the server does is in `trilemma.learning.screens.noise_test_rank`.
+What the server does is in `trilemma.learning.defences.screens.noise_test_rank`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trilemma.aggregation.noise_test import NoiseTest
-from trilemma.aggregation.registry import mixings
+from trilemma.aggregation.steps.registry import mixings
 
 
 @mixings.register("noise-test-rank")

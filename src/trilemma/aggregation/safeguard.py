@@ -1,14 +1,14 @@
 """Safeguard: clients whose sums of messages drift away from the others'; `"safeguard+mean"`.
 
-What the server does is in `trilemma.learning.screens.safeguard`.
+What the server does is in `trilemma.learning.defences.screens.safeguard`.
 """
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from trilemma.aggregation.registry import mixings
-from trilemma.aggregation.stage import Stage
+from trilemma.aggregation.steps.registry import mixings
+from trilemma.aggregation.steps.stage import Stage
 
 
 @mixings.register("safeguard")

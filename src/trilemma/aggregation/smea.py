@@ -29,11 +29,11 @@ import numpy as np
 from pydantic import Field
 
 from trilemma.aggregation.caf import Caf
-from trilemma.aggregation.gram import Geometry
-from trilemma.aggregation.registry import rules
-from trilemma.aggregation.rule import Geometric
-from trilemma.aggregation.spectral import top_eigenpair
-from trilemma.aggregation.types import Array, Criterion, Weighing
+from trilemma.aggregation.passes.gram import Geometry
+from trilemma.aggregation.passes.spectral import top_eigenpair
+from trilemma.aggregation.steps.registry import rules
+from trilemma.aggregation.steps.rule import Geometric
+from trilemma.aggregation.steps.types import Array, Criterion, Weighing
 
 NUMBERS = 2_000_000
 """Subsets are held together as long as they have no more than so many entries."""

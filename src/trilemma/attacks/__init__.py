@@ -4,7 +4,7 @@
 its `craft` turns a `View` of this round's honest messages into the Byzantine ones.
 
 >>> import torch
->>> from trilemma.keys import Key
+>>> from trilemma.base.keys import Key
 >>> ", ".join(sorted(attacks))
 'adaptive, alie, data-poison, foe, gaussian, inf, ipm, lf, mimic, min-max, min-sum, nan, none, ...'
 >>> view = View(
@@ -21,7 +21,7 @@ its `craft` turns a `View` of this round's honest messages into the Byzantine on
 
 from trilemma.attacks.settings import AttackSettings, attacks
 from trilemma.attacks.types import Attack, Crafted, Outcome, Target, View
-from trilemma.registry import discover
+from trilemma.base.registry import discover
 
 discover(__name__)
 

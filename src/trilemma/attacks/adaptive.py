@@ -79,7 +79,7 @@ from trilemma.attacks.span import finite_rows
 from trilemma.attacks.tryout import Lies, Tryout
 from trilemma.attacks.turning import Array
 from trilemma.attacks.types import Attack, Crafted, Defence, View
-from trilemma.transfers import to_the_host
+from trilemma.base.transfers import to_the_host
 
 DIRECTIONS = ("gradient", "ones", "std", "top", "across")
 UPHILL = ("loss", "slanted", "poisoned", "backdoor", "unshown", "errors", "unshown-errors")

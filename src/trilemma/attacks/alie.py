@@ -27,7 +27,7 @@ from trilemma.attacks.search import Search, fixed, searched
 from trilemma.attacks.settings import AttackSettings, attacks
 from trilemma.attacks.span import deviation
 from trilemma.attacks.types import Attack, Crafted, View
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 
 
 def zmax(clients: int, byzantine: int) -> float:

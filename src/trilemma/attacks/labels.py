@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trilemma.attacks.settings import AttackSettings, attacks
 from trilemma.attacks.types import Attack
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 
 
 def flip(labels: Tensor, classes: int, key: Key) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 from trilemma.attacks.labels import scramble
 from trilemma.attacks.settings import AttackSettings, Promise, attacks
 from trilemma.attacks.types import Attack, Crafted, View
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 
 
 class Magnitudes(AttackSettings):

@@ -21,8 +21,8 @@ from trilemma.attacks.search import weigher
 from trilemma.attacks.span import inner_products
 from trilemma.attacks.turning import Array, Rows
 from trilemma.attacks.types import Crafted, Foreseen, GramTarget, ManyGramsTarget, View, harm
-from trilemma.recordings import Recordings, Tensors, at_least, filled_up, unasked
-from trilemma.transfers import to_the_device
+from trilemma.base.recordings import Recordings, Tensors, at_least, filled_up, unasked
+from trilemma.base.transfers import to_the_device
 
 TILTS = (0.0, 0.3, 1.0)
 """How far lies lean towards the server's own message, relative to their part across it."""

@@ -25,7 +25,7 @@ from pydantic import Field
 from trilemma.attacks.settings import AttackSettings, attacks
 from trilemma.attacks.span import Span, finite_rows, measure, minus_mean
 from trilemma.attacks.types import Attack, Crafted, View
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 
 
 @attacks.register("mimic")

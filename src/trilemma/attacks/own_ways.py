@@ -20,7 +20,7 @@ import math
 import torch
 from torch import Tensor
 
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 
 SHARES = tuple(4.0**-k for k in range(8))
 """The shares of a message's numbers that `ranked` lies put in another order."""

@@ -44,8 +44,8 @@ from torch import Tensor
 from trilemma.attacks.golden import Objective, Together, maximise
 from trilemma.attacks.span import Direction, Line, Span, draw_line, finite_rows, measure
 from trilemma.attacks.types import Crafted, GramTarget, ManyGramsTarget, View
-from trilemma.keys import Key
-from trilemma.options import Options
+from trilemma.base.keys import Key
+from trilemma.base.options import Options
 
 MANY = 32
 """On a GPU, strengths are evaluated together from this number of clients on; fewer are faster one by one."""

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict
 
 from trilemma.attacks.types import Attack
-from trilemma.options import Options
-from trilemma.registry import Registry
+from trilemma.base.options import Options
+from trilemma.base.registry import Registry
 
 Promise = Literal["finite", "scale"]
 """What most attacks promise: "finite" messages; and "scale": they grow in proportion to the honest ones."""

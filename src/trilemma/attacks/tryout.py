@@ -25,7 +25,7 @@ from trilemma.attacks.changed import Places
 from trilemma.attacks.span import inner_products
 from trilemma.attacks.turning import Array, Rows
 from trilemma.attacks.types import Defence
-from trilemma.transfers import to_the_device, to_the_host
+from trilemma.base.transfers import to_the_device, to_the_host
 
 TOGETHER = 1 << 25
 """How many numbers the Gram matrices of candidates evaluated together may have."""

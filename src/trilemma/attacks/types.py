@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from trilemma.attacks.backdoor import Backdoor
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 
 
 class Outcome(Protocol):

@@ -22,7 +22,7 @@ from trilemma.audit.canaries import Pair, whole
 from trilemma.audit.outcomes import Outcome
 from trilemma.audit.subject import Subject
 from trilemma.audit.trials import TrialNoise, play
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning.messages import STEPS
 from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, NoiseSource

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtri
 from scipy.stats import binom
 
-from trilemma.privacy.accountants import accountants
-from trilemma.privacy.drawing import EXACT
-from trilemma.privacy.gaussian import gaussian_epsilon
+from trilemma.privacy.accounting.accountants import accountants
+from trilemma.privacy.accounting.gaussian import gaussian_epsilon
 from trilemma.privacy.mechanism import Mechanism
+from trilemma.privacy.noise.drawing import EXACT
 
 Scores = NDArray[np.float64]
 Coins = NDArray[np.bool_]

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trilemma.base.keys import Key
 from trilemma.data import Dataset, FederatedData, Holdings
 from trilemma.data.types import Batch, Features, each
-from trilemma.keys import Key
 from trilemma.learning.protocol import Clients, State
-from trilemma.models.layers import Linear, Objective, sequential
+from trilemma.models.layers.layers import Linear, Objective, sequential
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource, Release
 from trilemma.simulate.experiment import SimulatedClients

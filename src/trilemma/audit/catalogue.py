@@ -1,6 +1,6 @@
 """What a directed search begins with: records and broadcasts that arithmetic finds hard.
 
-Records stay within a declaration (`trilemma.data.declared`), but for those that are not numbers: a client
+Records stay within a declaration (`trilemma.data.own.declared`), but for those that are not numbers: a client
 counts them as zero, and a release must not show them either. Broadcasts stay within the public bound.
 """
 
@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from trilemma.data.declared import Declaration, Kind, Values, made_up
+from trilemma.base.keys import Key
+from trilemma.data.own.declared import Declaration, Kind, Values, made_up
 from trilemma.data.types import Features, columns_of, each
-from trilemma.keys import Key
 from trilemma.models import Model, unflatten
 
 MOST = torch.finfo(torch.float32).max

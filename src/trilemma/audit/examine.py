@@ -14,12 +14,12 @@ from trilemma.audit.own_gradients import faithful
 from trilemma.audit.search import of_subject, search
 from trilemma.audit.sensitivity import own_pairs, sensitivity, wild_pairs
 from trilemma.audit.subject import Subject
-from trilemma.config import Config
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data import FederatedData
-from trilemma.data.declared import declaration_of
+from trilemma.data.own.declared import declaration_of
 from trilemma.data.types import each
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.experiment import Config
 from trilemma.models.types import Model
 from trilemma.privacy import NoGuarantee
 from trilemma.privacy.types import Arithmetic
@@ -49,7 +49,7 @@ class Effort:
     0.0025
     >>> Effort(confidence=1.0)
     Traceback (most recent call last):
-    trilemma.errors.UserError: confidence = 1.0: allowed are numbers between 0 and 1, as 0.99
+    trilemma.base.errors.UserError: confidence = 1.0: allowed are numbers between 0 and 1, as 0.99
     """
 
     trials: int = 10_000

@@ -25,7 +25,7 @@ from trilemma.audit.observer import Observer
 from trilemma.audit.outcomes import Outcome, Value
 from trilemma.audit.subject import Subject
 from trilemma.audit.trials import Reading, TrialNoise, play
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning.protocol import State
 from trilemma.privacy import Noiseless, SimulatedNoise
 

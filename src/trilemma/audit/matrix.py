@@ -12,8 +12,8 @@ from trilemma.audit.examine import Effort, canary_tests, concluded, notes_on
 from trilemma.audit.outcomes import Audit
 from trilemma.audit.subject import Subject
 from trilemma.audit.tables import row
-from trilemma.config import parse
-from trilemma.keys import Key
+from trilemma.base.keys import Key
+from trilemma.experiment import parse
 from trilemma.learning.settings import private_algorithms
 from trilemma.privacy.types import Arithmetic, ThreatName
 

@@ -32,21 +32,22 @@ from trilemma.audit.observer import Observer
 from trilemma.audit.outcomes import Audit, Outcome, Value
 from trilemma.audit.sensitivity import sensitivity
 from trilemma.audit.subject import Subject
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data import Dataset, FederatedData, Holdings
-from trilemma.data.declared import declaration_of
+from trilemma.data.own.declared import declaration_of
 from trilemma.data.types import columns_of
-from trilemma.errors import UserError
-from trilemma.federation import kinds, layout, wire
-from trilemma.federation.layout import Party
-from trilemma.federation.node import Node
-from trilemma.federation.reasons import Refused
-from trilemma.federation.sessions import Session
-from trilemma.federation.spending import planned_epsilon, write_budgets
-from trilemma.federation.task import PartyTask, load_task
-from trilemma.keys import Key
-from trilemma.learning.gridded import GridCodec
+from trilemma.federation.client.node import Node
+from trilemma.federation.client.sessions import Session
+from trilemma.federation.client.spending import planned_epsilon, write_budgets
+from trilemma.federation.party import layout
+from trilemma.federation.party.layout import Party
+from trilemma.federation.party.task import PartyTask, load_task
+from trilemma.federation.protocol import kinds, wire
+from trilemma.federation.protocol.reasons import Refused
 from trilemma.learning.messages import ENCODED
 from trilemma.learning.protocol import State
+from trilemma.learning.steps.gridded import GridCodec
 from trilemma.models.types import Model
 from trilemma.privacy import Guarantee, SecretNoise, judge
 from trilemma.privacy.types import NoiseLaw, Sampling

@@ -11,8 +11,9 @@ Given all of it, the best estimate of c is a single residual,
 | secldp, byzldp  | n − q   | (Σ⁻¹)_01/(Σ⁻¹)_00            | 1/(Σ⁻¹)_00                                    |
 | cdp             | n − f   | 1: the sum is all that shows | N σ_ind²                                      |
 
-with Σ the covariance of `trilemma.privacy.covariance` among the N; colluders are not among them, for their
-shares are known and taken off. That is the certificate's own worst case: everybody else is honest and sends.
+with Σ the covariance of `trilemma.privacy.threats.covariance` among the N; colluders are not among them, for
+their shares are known and taken off. That is the certificate's own worst case: everybody else is honest and
+sends.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import torch
 from torch import Tensor
 
 from trilemma.audit.trials import TrialNoise
-from trilemma.privacy.covariance import SecretGraph, covariance
-from trilemma.privacy.threats import Threat
+from trilemma.privacy.threats.catalogue import Threat
+from trilemma.privacy.threats.covariance import SecretGraph, covariance
 from trilemma.privacy.types import NoiseLaw
 
 _NOTHING = 1e-12

@@ -21,11 +21,11 @@ from trilemma.audit.observer import Observer
 from trilemma.audit.outcomes import Outcome
 from trilemma.audit.subject import Subject
 from trilemma.audit.trials import Reading, TrialNoise, play
+from trilemma.base.keys import Key
 from trilemma.data import Dataset, FederatedData, Holdings
-from trilemma.keys import Key
 from trilemma.models.types import Model
 from trilemma.privacy import Noiseless, SimulatedNoise
-from trilemma.privacy.gaussian import gaussian_mu
+from trilemma.privacy.accounting.gaussian import gaussian_mu
 from trilemma.privacy.types import NoiseSource
 from trilemma.simulate.experiment import SimulatedClients
 

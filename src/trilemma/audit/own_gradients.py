@@ -18,14 +18,14 @@ from torch.func import functional_call
 
 from trilemma.audit.catalogue import records
 from trilemma.audit.outcomes import Outcome, Value
-from trilemma.data.declared import Declaration
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
+from trilemma.data.own.declared import Declaration
 from trilemma.data.types import Batch, Features, each
-from trilemma.errors import UserError
-from trilemma.keys import Key
 from trilemma.models import Clip, Model, gradients, unflatten
+from trilemma.models.engines.tape import Tape
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.reference import Projecting
-from trilemma.models.tape import Tape
 
 TOLERANCE = 1e-3
 """How far a gradient may be from autograd's own, as a share of it; more where a model has its own type."""

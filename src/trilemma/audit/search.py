@@ -1,8 +1,8 @@
 """The directed search: which record, under which broadcast, moves a release farther than is declared?
 
 One client, neighbouring batches, the noise off; its step is taken as a client takes it that has paid
-(`trilemma.learning.total`). Under every broadcast all records take their turn in the same company, so that
-the distances of their releases are the moves of all pairs. Three things are looked for:
+(`trilemma.learning.steps.total`). Under every broadcast all records take their turn in the same company, so
+that the distances of their releases are the moves of all pairs. Three things are looked for:
 
 * a **move** over the declaration, 2C/b or 2C;
 * an **answer** that depends on a record: an exception, a number that is not finite, another shape or type;
@@ -33,16 +33,17 @@ from trilemma.audit.outcomes import Outcome, Value
 from trilemma.audit.sensitivity import SINGLE
 from trilemma.audit.subject import Subject
 from trilemma.audit.trials import Reading
-from trilemma.data.declared import Declaration
+from trilemma.base.keys import Key
+from trilemma.data.own.declared import Declaration
 from trilemma.data.types import each
-from trilemma.keys import Key
-from trilemma.learning import Algorithm, Messages, total
+from trilemma.learning import Algorithm, Messages
 from trilemma.learning.messages import one_vector
-from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import Clients, ClientStep, State
+from trilemma.learning.steps import total
+from trilemma.learning.steps.privatise import client_keys
 from trilemma.models import Clip, Model
-from trilemma.models.clipping import MARGIN
-from trilemma.models.taped import TAPE
+from trilemma.models.engines.clipping import MARGIN
+from trilemma.models.engines.taped import TAPE
 from trilemma.privacy import NoiseLaw, Noiseless
 from trilemma.privacy.types import Release, Unit
 

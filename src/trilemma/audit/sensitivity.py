@@ -17,8 +17,8 @@ from trilemma.audit.canaries import Examples, Pair, Whole, broadcasts, canary, c
 from trilemma.audit.outcomes import Outcome, Value
 from trilemma.audit.subject import Subject
 from trilemma.audit.trials import Reading, play
+from trilemma.base.keys import Key
 from trilemma.data.types import Features, each
-from trilemma.keys import Key
 from trilemma.learning.protocol import State
 from trilemma.models.types import Model
 from trilemma.privacy import Noiseless

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trilemma.config import Config
-from trilemma.config.resolve import Resolved, resolve
-from trilemma.errors import PrivacyError
-from trilemma.keys import Key
+from trilemma.base.errors import PrivacyError
+from trilemma.base.keys import Key
+from trilemma.experiment import Config
+from trilemma.experiment.resolve import Resolved, resolve
 from trilemma.learning import Algorithm
 from trilemma.learning.protocol import State
 from trilemma.models.types import Model

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from trilemma.audit.canaries import Whole
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning import Algorithm, Messages
-from trilemma.learning.gridded import GridCodec
 from trilemma.learning.messages import STEPS
 from trilemma.learning.protocol import Clients, State
+from trilemma.learning.steps.gridded import GridCodec
 from trilemma.privacy import Noiseless
 from trilemma.privacy.types import NoiseLaw, NoiseSource
 

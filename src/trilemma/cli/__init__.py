@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 
+from trilemma.base.errors import UserError, printable
 from trilemma.cli.app import app
-from trilemma.errors import UserError, printable
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from typer.models import ArgumentInfo
 
 from trilemma import __version__
-from trilemma.errors import nearest
+from trilemma.base.errors import nearest
 
 
 class Lazy(NamedTuple):

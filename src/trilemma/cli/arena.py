@@ -50,7 +50,7 @@ def arena_command(
 
     Finished cells are skipped: the same command continues.
     """
-    from trilemma.errors import UserError
+    from trilemma.base.errors import UserError
 
     if show is not None:
         some = {"--ground": ground, "--threat": threat, "--liars": liars, "--rule": rule, "--set": set_}
@@ -109,9 +109,9 @@ def _check_kept(results: Path, changes: Sequence[str]) -> None:
     Said before anything is run: rows are put there hours later. A row says on which device it ran, and has
     no place for any other change.
     """
-    from trilemma import files
-    from trilemma.config import load
-    from trilemma.errors import UserError
+    from trilemma.base import files
+    from trilemma.base.errors import UserError
+    from trilemma.experiment import load
     from trilemma.papers import arena
 
     if others := [one for one in changes if one.partition("=")[0].strip() != "run.device"]:
@@ -133,7 +133,7 @@ def _bouts(
     quick: bool,
 ) -> list[Bout]:
     """Return the cells that are asked for; refuse what asks for none, with the reason."""
-    from trilemma.errors import UserError
+    from trilemma.base.errors import UserError
     from trilemma.papers import arena
 
     reasons: list[str] = []
@@ -203,7 +203,7 @@ def _close(
     """Run what a file of rows lacks, of what is asked for, and say what is left."""
     from rich.console import Console
 
-    from trilemma.errors import UserError
+    from trilemma.base.errors import UserError
     from trilemma.papers import arena, closing, gaps
     from trilemma.report.progress import GridProgress
 
@@ -245,7 +245,7 @@ def _liars(grounds: Collection[str]) -> str:
 
 
 def _known(problem: str, given: list[str] | None, names: Collection[str]) -> None:
-    from trilemma.errors import UserError, nearest
+    from trilemma.base.errors import UserError, nearest
 
     for name in given or []:
         if name not in names:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 from rich.console import Console
 
+from trilemma.base.errors import UserError, nearest
 from trilemma.cli.options import PluginOption
-from trilemma.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from trilemma.audit import Audit
@@ -41,7 +41,7 @@ def audit_command(
 
     Exit code 1 if anything found exceeds what is certified, 2 for bad input.
     """
-    from trilemma import config as configuration
+    from trilemma import experiment as configuration
     from trilemma.audit import Effort, examine, examine_federation
     from trilemma.privacy.types import Arithmetic
     from trilemma.task import Task

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import trilemma
-from trilemma.errors import UserError, nearest
+from trilemma.base.errors import UserError, nearest
 
 MAIN = 'if __name__ == "__main__":'
 """The line that makes a file there a benchmark, and not a part of others."""

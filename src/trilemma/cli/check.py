@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from trilemma.base.errors import UserError
 from trilemma.cli.options import PluginOption
-from trilemma.errors import UserError
 
 
 def check_command(
@@ -30,7 +30,7 @@ def check_command(
     """
     from rich.console import Console
 
-    from trilemma import plugins
+    from trilemma.base import plugins
     from trilemma.simulate.experiment import choose_device
     from trilemma.simulate.rehearsal import look
     from trilemma.task import Task

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trilemma.base.errors import UserError
 from trilemma.cli.options import PluginOption
 from trilemma.cli.output import note, say
-from trilemma.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trilemma.config import Inputs
-    from trilemma.federation.at_home import AtHome, Scores
-    from trilemma.federation.layout import Party
+    from trilemma.experiment import Inputs
+    from trilemma.federation.client.at_home import AtHome, Scores
+    from trilemma.federation.party.layout import Party
 
 PRIVATE = (
     "this model is for you alone: it learnt from your own examples without noise, and no ε covers it. Do not "
@@ -53,8 +53,9 @@ def export_command(
     From a client's own folder in a federation, --at-home trains the federation's model further on that
     client's examples, as long as these say that it helps. Nothing is sent.
     """
-    from trilemma import plugins, report
-    from trilemma.federation import at_home as homes
+    from trilemma import report
+    from trilemma.base import plugins
+    from trilemma.federation.client import at_home as homes
 
     plugins.load(plugin or ())  # beside those that the folder recorded
     party = homes.client_in(source)
@@ -79,8 +80,8 @@ def export_command(
 def _export_own(party: Party, run: str | None, target: Path, at_home: bool | None) -> None:
     """Write what a client has of a run: the model of all, or where it goes on to from there."""
     from trilemma import models
-    from trilemma.config import Inputs
-    from trilemma.federation.at_home import received
+    from trilemma.experiment import Inputs
+    from trilemma.federation.client.at_home import received
     from trilemma.report.export import check_target
     from trilemma.report.loading import about_statistics
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trilemma.base.errors import UserError
+from trilemma.base.records import Record
 from trilemma.cli import federation_members, federation_owner, federation_status
 from trilemma.cli.federation_status import Folder
 from trilemma.cli.options import PluginOption
 from trilemma.cli.output import say
-from trilemma.errors import UserError
-from trilemma.records import Record
 
 if TYPE_CHECKING:
-    from trilemma.config import Config
-    from trilemma.federation.layout import Party
-    from trilemma.federation.public_facts import Federation
+    from trilemma.experiment import Config
+    from trilemma.federation.party.layout import Party
+    from trilemma.federation.party.public_facts import Federation
     from trilemma.task import Task
 
 RUNNING = "Set up and run"
@@ -66,8 +66,9 @@ def init_command(
     ] = False,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
-    from trilemma.federation import addresses, founding, pilot, public_facts
-    from trilemma.federation.requests import Request
+    from trilemma.federation.operations import founding, pilot
+    from trilemma.federation.party import addresses, public_facts
+    from trilemma.federation.party.requests import Request
 
     if join != bool(requests):
         raise UserError("--join goes with the requests of the clients, and requests with --join")
@@ -118,9 +119,10 @@ def _with_all_keys(
 
     For a `rehearsal` clients get what lies beside the task, which each would otherwise have at home.
     """
-    from trilemma.federation import pilot, provisioning, supervision
-    from trilemma.federation.spending import write_budgets
-    from trilemma.federation.task import load_task
+    from trilemma.federation.client.spending import write_budgets
+    from trilemma.federation.operations import pilot, supervision
+    from trilemma.federation.party import provisioning
+    from trilemma.federation.party.task import load_task
 
     with provisioning.new_folder(folder):
         made = provisioning.init(folder, facts, settings.toml(), task=task, plugins=settings.plugins)
@@ -163,7 +165,7 @@ def _task(path: Path, clients: int | None) -> Task:
 
 def _say_founded(folder: Path, server: Party, written: list[Path]) -> None:
     """Say what goes to whom, where clients made their own keys."""
-    from trilemma.federation.certificates import fingerprint
+    from trilemma.federation.identity.certificates import fingerprint
 
     compared = fingerprint(server.authority.read_bytes())
     lines = [
@@ -180,8 +182,8 @@ def _say_founded(folder: Path, server: Party, written: list[Path]) -> None:
 
 def _settings(config: str | None, clients: int | None, task: Task | None, plugins: list[str]) -> Config:
     """Read the configuration for a federation, and say what is left out of a simulation's."""
-    from trilemma import config as configurations
-    from trilemma.federation import pilot
+    from trilemma import experiment as configurations
+    from trilemma.federation.operations import pilot
 
     assignments = [] if clients is None else [f"federation.clients={clients}"]
     if task is not None:
@@ -200,7 +202,7 @@ def _settings(config: str | None, clients: int | None, task: Task | None, plugin
 
 def _settled(settings: Config, task: Task | None, examples: int | None) -> Config:
     """Choose what the configuration leaves open, and say it: all parties agree on it from here on."""
-    from trilemma.federation import pilot
+    from trilemma.federation.operations import pilot
 
     found = pilot.settled(settings, task, examples)
     if found is not settings:
@@ -238,8 +240,8 @@ def up_command(
     ] = None,
 ) -> None:
     """Start what is not running; say what was started."""
-    from trilemma.federation import deployment
-    from trilemma.federation.layout import METRICS
+    from trilemma.federation.operations import deployment
+    from trilemma.federation.party.layout import METRICS
 
     if metrics is not None:
         os.environ[METRICS] = str(metrics)  # processes inherit it, those that are started anew too
@@ -253,8 +255,8 @@ def up_command(
 @federation_app.command("units", rich_help_panel=RUNNING)
 def units_command(folder: Folder) -> None:
     """Write what keeps parties running: a systemd unit for each, a compose file for all of them."""
-    from trilemma.federation import supervision
-    from trilemma.federation.layout import parties
+    from trilemma.federation.operations import supervision
+    from trilemma.federation.party.layout import parties
 
     for path in supervision.write(folder, parties(folder)):
         say(f"{path}")
@@ -271,8 +273,8 @@ def run_command(
 
     A run that is under way already is watched, not started a second time. It goes on when nobody watches.
     """
-    from trilemma.federation.following import follow
-    from trilemma.federation.layout import parties, server_in
+    from trilemma.federation.operations.following import follow
+    from trilemma.federation.party.layout import parties, server_in
 
     server, everyone = server_in(folder), parties(folder)
     goes_on = f"run {name!r} goes on; see how far it is with `trilemma federation status {folder}`"
@@ -299,14 +301,14 @@ def _spent(everyone: list[Party], run: str, rounds: int) -> tuple[float, str] | 
     """Return the largest ε in the clients' ledgers; where there are none here, that takes no torch."""
     if not any(party.client is not None and party.ledger.is_file() for party in everyone):
         return None
-    from trilemma.federation import pilot
+    from trilemma.federation.operations import pilot
 
     return pilot.spent(everyone, run, rounds)
 
 
 def _line(record: Record, spent: tuple[float, str] | None = None) -> str:
     """Say how a round went; what was spent is the clients' own word, which no record of the server has."""
-    from trilemma.federation.events import listed
+    from trilemma.federation.protocol.events import listed
 
     parts = [f"round {record.round}"]
     parts += [f"{name} {score:.3f}" for name, score in record.metrics.items() if score is not None]
@@ -329,7 +331,7 @@ def _line(record: Record, spent: tuple[float, str] | None = None) -> str:
 @federation_app.command("down", rich_help_panel=RUNNING)
 def down_command(folder: Folder) -> None:
     """Stop every process that `up` started."""
-    from trilemma.federation import deployment
+    from trilemma.federation.operations import deployment
 
     say(f"{_processes(deployment.down(folder))} stopped")
 

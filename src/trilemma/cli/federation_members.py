@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trilemma.base.errors import UserError
 from trilemma.cli.federation_status import Folder
 from trilemma.cli.output import say
-from trilemma.errors import UserError
 
 if TYPE_CHECKING:
-    from trilemma.federation.layout import Party
-    from trilemma.federation.membership import Change
+    from trilemma.federation.operations.membership import Change
+    from trilemma.federation.party.layout import Party
 
 Whole = Annotated[Path, typer.Argument(help="a federation's folder, with its authority/ in it")]
 Own = Annotated[Path, typer.Argument(help="a client's own folder")]
@@ -31,7 +31,7 @@ def request_command(
     name: Annotated[str, typer.Option(help="what the client is called on the roster")],
 ) -> None:
     """Make a new client's keys on its own machine, and the request to be let in; no secret is in it."""
-    from trilemma.federation.requests import Request, make_request
+    from trilemma.federation.party.requests import Request, make_request
 
     path = make_request(folder, name)
     say(f"{path}: send this file to the authority. The keys stay in {folder / 'secrets'}.")
@@ -54,9 +54,9 @@ def install_command(
     ] = None,
 ) -> None:
     """Take what the authority sent: a new client's certificate and roster, or a party's newer ones."""
-    from trilemma.federation import founding
-    from trilemma.federation.bundles import Bundle
-    from trilemma.federation.certificates import fingerprint, valid_until
+    from trilemma.federation.identity.certificates import fingerprint, valid_until
+    from trilemma.federation.operations import founding
+    from trilemma.federation.party.bundles import Bundle
 
     found = Bundle.load(bundle)
     first = founding.is_new(folder)
@@ -81,8 +81,8 @@ def add_command(
     ] = None,
 ) -> None:
     """Let a client in: a new roster, adopted by running parties with the next epoch."""
-    from trilemma.federation import membership
-    from trilemma.federation.requests import Request
+    from trilemma.federation.operations import membership
+    from trilemma.federation.party.requests import Request
 
     wanted = None if request is None else Request.load(request)
     change = membership.add(folder, wanted)
@@ -94,7 +94,7 @@ def add_command(
 
 def remove_command(folder: Whole, client: Client) -> None:
     """Remove a client: a new roster; the others share secrets anew with the next epoch, without it."""
-    from trilemma.federation import membership
+    from trilemma.federation.operations import membership
 
     change = membership.leave(folder, client)
     _report(change, f"client {change.client} is removed; nobody else's number changes")
@@ -110,9 +110,10 @@ def rotate_command(
     ] = False,
 ) -> None:
     """Give a client a new identity and TLS key; the old identity signs the new one."""
-    from trilemma.federation import membership, public_facts
-    from trilemma.federation.layout import Party
-    from trilemma.federation.requests import Request
+    from trilemma.federation.operations import membership
+    from trilemma.federation.party import public_facts
+    from trilemma.federation.party.layout import Party
+    from trilemma.federation.party.requests import Request
 
     if client is None:
         if not (folder / public_facts.PUBLIC).is_file():
@@ -139,10 +140,10 @@ def renew_command(
     ] = False,
 ) -> None:
     """Renew the certificates of the server and all clients, for another year."""
-    from trilemma.federation import renewal
-    from trilemma.federation.authority import Authority
-    from trilemma.federation.certificates import fingerprint, valid_until
-    from trilemma.federation.layout import parties
+    from trilemma.federation.identity.authority import Authority
+    from trilemma.federation.identity.certificates import fingerprint, valid_until
+    from trilemma.federation.operations import renewal
+    from trilemma.federation.party.layout import parties
 
     done = renewal.renew(folder, fresh, authority)
     root = Authority.open(folder).certificate
@@ -164,7 +165,7 @@ def budget_command(
     epsilon: Annotated[float | None, typer.Option(help="the new limit on ε, over all runs")] = None,
 ) -> None:
     """Show or change a client's own limit on ε; its owner's decision, never below what is spent."""
-    from trilemma.federation.spending import change_budget, read_budget
+    from trilemma.federation.client.spending import change_budget, read_budget
 
     party = _one_client(folder, client)
     if epsilon is None:
@@ -176,8 +177,8 @@ def budget_command(
 
 def roster_command(folder: Folder) -> None:
     """Show who is on the roster, with fingerprints to read out; on a client, whom it counts on."""
-    from trilemma.federation.adoption import strangers
-    from trilemma.federation.layout import parties
+    from trilemma.federation.party.adoption import strangers
+    from trilemma.federation.party.layout import parties
 
     party = parties(folder)[0]
     roster = party.signed_roster
@@ -193,7 +194,7 @@ def vouch_command(
     clients: Annotated[list[str], typer.Argument(help="the clients it may count on from now on")],
 ) -> None:
     """Let a client count on others that came later: their keys were compared, in another way than this."""
-    from trilemma.federation.adoption import vouch
+    from trilemma.federation.party.adoption import vouch
 
     party = _one_client(folder, None)
     places = [party.signed_roster.place(name) for name in clients]
@@ -203,7 +204,7 @@ def vouch_command(
 
 def _one_client(folder: Path, client: str | None) -> Party:
     """Return the client that a folder is of, or that is named in a federation's folder."""
-    from trilemma.federation.layout import WITHOUT_FACTS, parties, without_facts
+    from trilemma.federation.party.layout import WITHOUT_FACTS, parties, without_facts
 
     found = [party for party in parties(folder) if party.client is not None]
     if client in without_facts(folder):
@@ -230,7 +231,7 @@ def _report(change: Change, what: str) -> None:
 
 def _into_force(here: list[Party]) -> None:
     """Let processes that run here know: the server's at once, a client's by a new start."""
-    from trilemma.federation import deployment
+    from trilemma.federation.operations import deployment
 
     for party in here:
         if party.client is None:

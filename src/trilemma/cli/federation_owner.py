@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trilemma.base.errors import UserError
 from trilemma.cli.federation_status import Folder
 from trilemma.cli.output import note, say
-from trilemma.errors import UserError
 
 if TYPE_CHECKING:
-    from trilemma.federation.layout import Party
-    from trilemma.federation.proposals import Manifest
+    from trilemma.federation.client.proposals import Manifest
+    from trilemma.federation.party.layout import Party
 
 
 def proposals_command(folder: Folder) -> None:
     """Show what was proposed to clients and is not allowed yet: what it would cost, and who takes part."""
-    from trilemma.federation.proposals import proposed
+    from trilemma.federation.client.proposals import proposed
 
     found = [(party, one) for party in _clients(folder) for one in proposed(party)]
     for party, one in found:
@@ -48,8 +48,8 @@ def allow_command(
     ] = False,
 ) -> None:
     """Let a client take part in a run; its owner's decision, on its owner's machine."""
-    from trilemma.federation.permission import allow_up_to, amend
-    from trilemma.federation.proposals import allow, still_refused
+    from trilemma.federation.client.proposals import allow, still_refused
+    from trilemma.federation.party.permission import allow_up_to, amend
 
     if (run is None) == (epsilon is None):
         raise UserError("allow either a run, by its name, or in advance any run up to --epsilon")
@@ -75,8 +75,8 @@ def allow_command(
 
 def say_reach(parties: Iterable[Party], run: str) -> None:
     """Say how far the budgets of the clients that are here reach in a run that was refused for that."""
-    from trilemma.federation.spending import reach
-    from trilemma.federation.task import load_task
+    from trilemma.federation.client.spending import reach
+    from trilemma.federation.party.task import load_task
 
     for party in parties:
         far = None if party.client is None else reach(party, load_task(party), run)
@@ -89,7 +89,7 @@ def _cost(found: Manifest) -> str:
 
 
 def _clients(folder: Path) -> list[Party]:
-    from trilemma.federation.layout import WITHOUT_FACTS, parties, without_facts
+    from trilemma.federation.party.layout import WITHOUT_FACTS, parties, without_facts
 
     found = [party for party in parties(folder) if party.client is not None]
     for name in without_facts(folder):

@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from trilemma.base.errors import printable
 from trilemma.cli.output import say
-from trilemma.errors import printable
 
 if TYPE_CHECKING:
     from trilemma.report.client_events import Doings
@@ -68,7 +68,7 @@ def doctor_command(
     Certificates, keys, ports, the server's door, disk, versions, configuration, ledgers, and
     whether parties have the same roster and configuration. Nothing is changed.
     """
-    from trilemma.federation.doctor import examine
+    from trilemma.federation.operations.doctor import examine
 
     found = examine(folder)
     if as_json:
@@ -91,8 +91,8 @@ def replay_command(
     The model must be the one that was committed and handed out, to the bit, and the same clients expelled.
     It takes a federation that keeps a transcript (`init --transcript`). Nothing is changed.
     """
-    from trilemma.federation.layout import server_in
-    from trilemma.federation.replay import differences
+    from trilemma.federation.party.layout import server_in
+    from trilemma.federation.server.replay import differences
 
     replayed, found = differences(server_in(folder), run)
     for line in found:

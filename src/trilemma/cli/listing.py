@@ -12,10 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trilemma import plugins
+from trilemma.base import plugins
 from trilemma.cli.options import PluginOption
-from trilemma.config.ready import ReadyConfig
-from trilemma.config.rooms import Described, find, rooms
+from trilemma.experiment.ready import ReadyConfig
+from trilemma.experiment.rooms import Described, find, rooms
 
 
 def list_command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from trilemma.errors import printable
+from trilemma.base.errors import printable
 
 _SCREEN, _ASIDE = Console(), Console(stderr=True)
 

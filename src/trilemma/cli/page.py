@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 
 
 def page_command(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -190,7 +190,7 @@ def _places(
     chosen: Mapping[str, Study], seeds: str | None, quick: bool, only: str, changes: Sequence[str]
 ) -> dict[str, Sequence[Place]]:
     """Return the runs that are asked for, by study; refuse what asks for none."""
-    from trilemma.errors import ConfigError
+    from trilemma.base.errors import ConfigError
 
     if changes and (computed := [name for name, study in chosen.items() if study.compute is not None]):
         raise ConfigError(f"{', '.join(computed)}: computed, without runs that --set could change")

@@ -11,12 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from trilemma import plugins
+from trilemma.base import plugins
+from trilemma.base.errors import UserError
 from trilemma.cli.options import PluginOption
-from trilemma.errors import UserError
 from trilemma.learning import theory
-from trilemma.learning.evidence import hidden_shift
-from trilemma.privacy import NoiseLaw, calculator, mean_noise
+from trilemma.learning.defences.evidence import hidden_shift
+from trilemma.privacy import NoiseLaw, mean_noise
+from trilemma.privacy.accounting import calculator
 from trilemma.report.bounds import bounds_tables, lower_record, promise_record
 from trilemma.report.picture_files import check_picture
 from trilemma.report.plain import plain_json

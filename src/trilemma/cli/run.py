@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trilemma.base.errors import ConfigError
 from trilemma.cli.options import PluginOption
-from trilemma.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trilemma.config import Config
+    from trilemma.experiment import Config
     from trilemma.report import Result
     from trilemma.simulate import Ranks
     from trilemma.task import Task
@@ -97,8 +97,8 @@ def _settled(settings: Config, task: Task | None, console: Console) -> Config:
 
 def _show_what_travels(settings: Config, task: Task, console: Console) -> None:
     """Say which parameters are trained and sent, before any ε is spent."""
-    from trilemma.config.assembly import of_task
-    from trilemma.keys import Key
+    from trilemma.base.keys import Key
+    from trilemma.experiment.assembly import of_task
     from trilemma.task.inspection import trained
 
     learner, _ = of_task(settings, Key(settings.run.seeds[0]), task)
@@ -165,7 +165,7 @@ def _settings(
 ) -> Config:
     from rich.console import Console
 
-    from trilemma import config as configuration
+    from trilemma import experiment as configuration
 
     extra = list(assignments)
     if seeds is not None:

@@ -37,7 +37,8 @@ def sweep_command(
     """
     from rich.console import Console
 
-    from trilemma import config, simulate
+    from trilemma import experiment as config
+    from trilemma import simulate
     from trilemma.report.progress import GridProgress
     from trilemma.task import Task, task_digest
 

@@ -25,8 +25,9 @@ def table_command(
 
     As Markdown, CSV, Parquet, or a map of colours.
     """
-    from trilemma import files, report
-    from trilemma.errors import ConfigError, nearest
+    from trilemma import report
+    from trilemma.base import files
+    from trilemma.base.errors import ConfigError, nearest
 
     formats = ("markdown", "csv", "parquet", "png")
     if format_ not in formats:

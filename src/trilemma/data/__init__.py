@@ -1,7 +1,7 @@
 """Data sets, who holds which examples, and stacked batches.
 
 >>> from trilemma import data
->>> from trilemma.keys import Key
+>>> from trilemma.base.keys import Key
 >>> phishing = data.load("phishing", key=Key(1))
 >>> holdings = data.divide("dirichlet", phishing, 4, key=Key(1), alpha=1.0)
 >>> federated = data.FederatedData(phishing, holdings)
@@ -9,7 +9,9 @@
 torch.Size([4, 25, 68])
 """
 
-from trilemma.data.augment import horizontal_flip
+from trilemma.base.registry import discover
+from trilemma.data.batches.augment import horizontal_flip
+from trilemma.data.batches.federated import EpochBatches, FederatedData, Split
 from trilemma.data.catalogue import (
     DatasetOptions,
     FeatureMap,
@@ -22,20 +24,18 @@ from trilemma.data.catalogue import (
     loaded,
     partitions,
 )
-from trilemma.data.centred import around_own, centred
 from trilemma.data.dealing import mirror, set_aside
-from trilemma.data.declared import Declaration, Values, declaration_of, made_up
-from trilemma.data.features import features_of, with_features
-from trilemma.data.federated import EpochBatches, FederatedData, Split
-from trilemma.data.fitted import fitted, outside, stand_in, within
-from trilemma.data.own import from_clients
-from trilemma.data.recordwise import fill, split
+from trilemma.data.features.centred import around_own, centred
+from trilemma.data.features.maps import features_of, with_features
+from trilemma.data.own.clients import from_clients
+from trilemma.data.own.declared import Declaration, Values, declaration_of, made_up
+from trilemma.data.own.fitted import fitted, outside, stand_in, within
+from trilemma.data.own.recordwise import fill, split
+from trilemma.data.own.table_files import read_table
+from trilemma.data.own.tables import from_folder, from_table
+from trilemma.data.own.targets import Target
 from trilemma.data.storage import Storage
-from trilemma.data.table_files import read_table
-from trilemma.data.tables import from_folder, from_table
-from trilemma.data.targets import Target
 from trilemma.data.types import IGNORED, Augment, Batch, Dataset, Features, Holdings, columns_of, each
-from trilemma.registry import discover
 
 __all__ = [
     "IGNORED",
@@ -84,4 +84,4 @@ __all__ = [
     "within",
 ]
 
-discover(__name__, but=("choices",))
+discover(__name__)

@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
+from trilemma.base.options import Options
+from trilemma.base.registry import Registry
 from trilemma.data.storage import Storage
 from trilemma.data.types import Dataset, Holdings
-from trilemma.errors import UserError
-from trilemma.keys import Key
-from trilemma.options import Options
-from trilemma.registry import Registry
 
 FeatureMap = Callable[[Tensor], Tensor]
 """Examples (b, …) -> features (b, …), each from its own example alone."""
@@ -84,7 +84,7 @@ KEPT = 2
 def loaded(options: DatasetOptions, key: Key, storage: Storage) -> Dataset:
     """Return a data set, from memory where this process has loaded the same one lately.
 
-    >>> from trilemma.data.phishing import Phishing
+    >>> from trilemma.data.sets.phishing import Phishing
     >>> here = Storage.from_environment()
     >>> loaded(Phishing(), Key(1), here) is loaded(Phishing(), Key(2), here)
     True

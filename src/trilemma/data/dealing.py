@@ -16,10 +16,10 @@ from dataclasses import replace
 import numpy as np
 from pydantic import Field
 
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data.catalogue import PartitionOptions, partitions
 from trilemma.data.types import Dataset, Holdings, columns_of
-from trilemma.errors import UserError
-from trilemma.keys import Key
 
 REDRAWS = 1000
 """How often a Dirichlet draw that leaves a client too small is drawn again before giving up."""

@@ -17,10 +17,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data.catalogue import PartitionOptions, partitions
 from trilemma.data.types import Dataset, Holdings
-from trilemma.errors import UserError
-from trilemma.keys import Key
 
 
 @partitions.register("shards")

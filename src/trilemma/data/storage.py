@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pooch
 
-from trilemma.errors import DataUnavailable
+from trilemma.base.errors import DataUnavailable
 
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 """How long to wait for a server to answer, and between two pieces of a file."""

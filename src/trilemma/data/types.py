@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 
 Features = Any
 """A tensor (examples, …), or a mapping of names to such tensors, for models with several inputs.
@@ -68,7 +68,8 @@ class Dataset:
         >>> heights = Dataset("heights", *[torch.zeros(3, 1), torch.zeros(3)] * 2, classes=None)
         >>> heights.needs_classes("label flipping")
         Traceback (most recent call last):
-        trilemma.errors.UserError: label flipping needs class labels; the targets of heights are other numbers
+        trilemma.base.errors.UserError: label flipping needs class labels; the targets of heights are other
+        numbers
         """
         if self.classes is None:
             raise UserError(f"{who} needs class labels; the targets of {self.name} are other numbers")

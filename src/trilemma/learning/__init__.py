@@ -4,10 +4,10 @@
 `trilemma.learning.messages` what it says about its messages.
 """
 
+from trilemma.base.registry import discover
 from trilemma.learning.messages import MessageLayout, Messages, Part
 from trilemma.learning.protocol import Algorithm, ClientStep, Inquiry, ServerStep, Start
 from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
-from trilemma.registry import discover
 
 discover(__name__)
 

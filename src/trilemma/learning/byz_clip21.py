@@ -28,15 +28,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trilemma.keys import Key
-from trilemma.learning.gridded import Follow, declared
+from trilemma.base.keys import Key
 from trilemma.learning.messages import Asked, Parts, one_vector
-from trilemma.learning.privatise import batch_gradients, clip_of, contributions, noised
 from trilemma.learning.protocol import Algorithm, ClientFunction, Clients, ClientStep, Start, State
-from trilemma.learning.server import descent_server
 from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
-from trilemma.learning.trace import Trace
-from trilemma.models.clipping import clip_rows
+from trilemma.learning.steps.gridded import Follow, declared
+from trilemma.learning.steps.privatise import batch_gradients, clip_of, contributions, noised
+from trilemma.learning.steps.server import descent_server
+from trilemma.learning.steps.trace import Trace
+from trilemma.models.engines.clipping import clip_rows
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release, Sampling
 

@@ -3,7 +3,7 @@
     x ← x − γ RAgg(c_1, …, c_n),   c_i = clip_τ(∇f_i(x; ξ)) + ω_i,   ω_i ~ N(0, σ_ω² I)
 
 Algorithm 3 of the Byz-Clip21 paper: the plain rival that error feedback and double momentum are measured
-against. The loop is in `trilemma.learning.momentum`, with momentum 0.
+against. The loop is in `trilemma.learning.steps.momentum`, with momentum 0.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from trilemma.learning.byz_clip21 import order_of_magnitude_noise
-from trilemma.learning.momentum import MomentumSettings
 from trilemma.learning.settings import algorithms
+from trilemma.learning.steps.momentum import MomentumSettings
 from trilemma.privacy.types import NoiseLaw, Release
 
 

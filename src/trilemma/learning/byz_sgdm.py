@@ -3,7 +3,7 @@
     v_i ← (1−β) v_i + β ∇f_i(x; ξ),   x ← x − γ RAgg(v_1, …, v_n)
 
 Algorithm 2 of the Byz-Clip21 paper: what Byz-Clip21-SGD2M becomes at τ = ∞, β̂ = 1. The loop is in
-`trilemma.learning.momentum`, whose momentum is 1 − β.
+`trilemma.learning.steps.momentum`, whose momentum is 1 − β.
 
 Reference: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust optimization", ICML 2021.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trilemma.learning.momentum import MomentumSettings
 from trilemma.learning.settings import AlgorithmSettings, algorithms
+from trilemma.learning.steps.momentum import MomentumSettings
 
 
 @algorithms.register("byz-sgdm")

@@ -7,7 +7,8 @@
 where v̄_i ~ N(0, σ_ind² I) is client i's own noise, and v_ij = −v_ji ~ N(0, σ_cor² I) is shared with client j
 and unknown to the server. Shared noise cancels in the sum over all clients, so the mean has little noise
 although every single message has much. The threat model ([privacy] threat: cdp, secldp, byzldp, ldp) says
-who knows which secrets. The loop is in `trilemma.learning.momentum`; the noise comes from `clients.noise`.
+who knows which secrets. The loop is in `trilemma.learning.steps.momentum`; the noise comes from
+`clients.noise`.
 
 Reference: Allouah, Guerraoui, Stephan, "Towards trustworthy federated learning with untrusted participants",
 ICML 2025, Algorithm 1.
@@ -17,8 +18,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trilemma.learning.momentum import MomentumSettings
 from trilemma.learning.settings import algorithms
+from trilemma.learning.steps.momentum import MomentumSettings
 
 
 @algorithms.register("cafcor")

@@ -24,16 +24,16 @@ from pydantic import Field
 from torch import Tensor
 
 from trilemma import models
-from trilemma.keys import Key
-from trilemma.learning.gridded import moved
-from trilemma.learning.local_steps import LocalStep, clients_state, initial_model, statistics_of, walk
+from trilemma.base.keys import Key
 from trilemma.learning.messages import MessageLayout, Messages, Part
-from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, ServerStep, Start, State
-from trilemma.learning.server import aggregate, blend
 from trilemma.learning.settings import Setup, WholeClientSettings, algorithms
-from trilemma.learning.trace import Trace
-from trilemma.models.normalisation import EPSILON
+from trilemma.learning.steps.gridded import moved
+from trilemma.learning.steps.local_steps import LocalStep, clients_state, initial_model, statistics_of, walk
+from trilemma.learning.steps.privatise import client_keys, publish
+from trilemma.learning.steps.server import aggregate, blend
+from trilemma.learning.steps.trace import Trace
+from trilemma.models.layers.normalisation import EPSILON
 from trilemma.models.types import Model
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 from trilemma.models.types import Model
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class MessageLayout:
 
         >>> MessageLayout((Part("x", (3,)),), ("x",)).decode({"vector": torch.ones(2)})
         Traceback (most recent call last):
-        trilemma.errors.UserError: shape (2,) where (3,) was declared
+        trilemma.base.errors.UserError: shape (2,) where (3,) was declared
         """
         travelled = self._travelled(sent)
         if self.codec is None:

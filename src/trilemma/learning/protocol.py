@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from trilemma.base.keys import Key
 from trilemma.data.types import Batch
-from trilemma.keys import Key
 from trilemma.learning.messages import Declaration, Messages
-from trilemma.learning.trace import Trace
+from trilemma.learning.steps.trace import Trace
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseSource, Release
 
@@ -144,9 +144,11 @@ class Algorithm:
         inquiry: The second exchange of every round; None: there is only one exchange.
         trace: How releases move the model, if that is linear; None: it is not.
         members: server state -> the clients that still take part; None: all of them.
-        court: How a defended server judges its clients (`trilemma.learning.evidence.court.Court`); None: the
+        court: How a defended server judges its clients (`trilemma.learning.defences.evidence.court.Court`);
+        None: the
             server has no evidence stage.
-        screen: The name of the screen (`trilemma.learning.screens`) applied before the rule; empty: none.
+        screen: The name of the screen (`trilemma.learning.defences.screens`) applied before the rule; empty:
+        none.
     """
 
     name: str

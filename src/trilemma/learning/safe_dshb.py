@@ -6,7 +6,7 @@
 
 With `unit = "user"` the averaged gradient is clipped instead of each example's. That is the batch-clipped
 variant to which the Byz-Clip21 paper compares its method, and also CafCor without correlated noise. The loop
-is in `trilemma.learning.momentum`.
+is in `trilemma.learning.steps.momentum`.
 
 Reference: Allouah, Guerraoui, Gupta, Pinot, Stephan, "On the privacy-robustness-utility trilemma in
 distributed learning", ICML 2023, Algorithm 1.
@@ -17,8 +17,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from trilemma.learning.byz_clip21 import order_of_magnitude_noise
-from trilemma.learning.momentum import MomentumSettings
 from trilemma.learning.settings import algorithms
+from trilemma.learning.steps.momentum import MomentumSettings
 from trilemma.privacy.types import NoiseLaw, Release, Unit
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trilemma.aggregation import Rule
-from trilemma.errors import ConfigError, PrivacyError
+from trilemma.base.errors import ConfigError, PrivacyError
+from trilemma.base.options import Options
+from trilemma.base.registry import Registry
 from trilemma.learning.protocol import Algorithm, Clients
-from trilemma.options import Options
-from trilemma.privacy.grid import Grid
+from trilemma.privacy.noise.grid import Grid
 from trilemma.privacy.types import Arithmetic, NoiseLaw, Release
-from trilemma.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Setup:
         rule: The rule by which the server aggregates messages.
         release: How one client's message is clipped and noised; None: neither clipped nor noised.
         arithmetic: Whether noise is added in floating point ("float"), or in integers on a public grid
-            ("grid"), which a certificate requires (`trilemma.privacy.grid`).
+            ("grid"), which a certificate requires (`trilemma.privacy.noise.grid`).
         root: Public examples that the server holds, as one more client without noise; None: it holds none.
         neighbours: With how many others each client shares secrets; None: with all.
     """

@@ -7,9 +7,11 @@ parameters. Parameters are flat vectors: (d,) shared by all clients or (k, d), o
 A new model is one file here with a `ModelOptions` class, entered in `models`.
 """
 
+from trilemma.base.registry import discover
 from trilemma.models.catalogue import ModelOptions, build, models
-from trilemma.models.clipping import Clip
 from trilemma.models.coordinates import Lora, Subspace, Train, choose
+from trilemma.models.engines.clipping import Clip
+from trilemma.models.engines.stacked import Gradients, gradients
 from trilemma.models.flat import flatten, unflatten
 from trilemma.models.modules import (
     Paths,
@@ -22,9 +24,7 @@ from trilemma.models.modules import (
     verify,
 )
 from trilemma.models.scoring import Score, evaluate, outputs
-from trilemma.models.stacked import Gradients, gradients
 from trilemma.models.types import Buffers, Examples, Inputs, Model, Params, Segment
-from trilemma.registry import discover
 
 __all__ = [
     "Buffers",
@@ -58,4 +58,4 @@ __all__ = [
     "verify",
 ]
 
-discover(__name__, but=("cuda_columns", "cuda_normalisation", "cuda_pooling", "cuda_windows"))
+discover(__name__)

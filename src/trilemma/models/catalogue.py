@@ -26,9 +26,11 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from trilemma.errors import ConfigError
-from trilemma.models.convolution import Stencil
-from trilemma.models.layers import (
+from trilemma.base.errors import ConfigError
+from trilemma.base.options import Options
+from trilemma.base.registry import Registry
+from trilemma.models.layers.convolution import Stencil
+from trilemma.models.layers.layers import (
     BINARY_CROSS_ENTROPY,
     BatchNorm,
     Conv,
@@ -42,8 +44,6 @@ from trilemma.models.layers import (
     sequential,
 )
 from trilemma.models.types import Model
-from trilemma.options import Options
-from trilemma.registry import Registry
 
 Shape = tuple[int, ...]
 
@@ -69,7 +69,7 @@ def build(name: str, features_shape: Sequence[int], classes: int, **options: Any
     25818
     >>> build("cnn", (1, 28, 28), 10, hiden=3)
     Traceback (most recent call last):
-    trilemma.errors.ConfigError: model 'cnn': unknown option 'hiden': allowed: (none)
+    trilemma.base.errors.ConfigError: model 'cnn': unknown option 'hiden': allowed: (none)
     """
     chosen = models[name]
     shape = tuple(int(size) for size in features_shape)

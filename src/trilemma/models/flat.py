@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 from trilemma.models.types import Model, Params
 
 

@@ -8,12 +8,12 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from trilemma.errors import UserError
-from trilemma.models.convolution import reproducible
+from trilemma.base.errors import UserError
+from trilemma.models.engines.groups import CACHE, MEMORY, even
+from trilemma.models.engines.tape import Tape
+from trilemma.models.engines.taped import TAPE
 from trilemma.models.flat import unflatten
-from trilemma.models.groups import CACHE, MEMORY, even
-from trilemma.models.tape import Tape
-from trilemma.models.taped import TAPE
+from trilemma.models.layers.convolution import reproducible
 from trilemma.models.types import Buffers, Inputs, Model, each_column
 
 

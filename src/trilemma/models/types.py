@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trilemma.errors import UserError
-from trilemma.keys import Key
-from trilemma.models.engine import Engine
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
+from trilemma.models.engines.engine import Engine
 
 Params = Mapping[str, Tensor]
 """Parameter tensors by name: of their own shape, or with a leading client axis (k, …) where personal."""
@@ -78,7 +78,7 @@ class Model:
 
     Parameters travel as one flat vector: tensors flattened row-major and concatenated in the order of
     `shapes` (weight before bias, in model-definition order). `forward(params, x, tape)` maps a dict of
-    parameter tensors and a batch to logits; `tape` is explained in `trilemma.models.tape`.
+    parameter tensors and a batch to logits; `tape` is explained in `trilemma.models.engines.tape`.
 
     >>> from trilemma import models
     >>> model = models.build("mnist-mlp", (784,), 10)
@@ -101,7 +101,7 @@ class Model:
     statistics: Buffers = field(default_factory=dict, hash=False, compare=False)
     """Running statistics (…) to start from, by name; without them mean 0, variance 1."""
     engine: Engine | None = None
-    """What computes the gradients; None: the tape (`trilemma.models.taped`)."""
+    """What computes the gradients; None: the tape (`trilemma.models.engines.taped`)."""
     export: Callable[[Tensor, Buffers | None], dict[str, Tensor]] | None = None
     """(parameters, running statistics) -> every tensor of the model by name, where those that are trained are
     not all of it (`trilemma.models.coordinates`); None: they are."""

@@ -13,8 +13,8 @@ from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.types import ASGIApp
 
 from trilemma import __version__
-from trilemma.errors import UserError
-from trilemma.files import readable
+from trilemma.base.errors import UserError
+from trilemma.base.files import readable
 from trilemma.page import federations, planner, runs, studies
 from trilemma.page.answers import (
     Differences,

@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from trilemma.errors import UserError
-from trilemma.federation.layout import Party
-from trilemma.files import readable
+from trilemma.base.errors import UserError
+from trilemma.base.files import readable
+from trilemma.federation.party.layout import Party
 from trilemma.page.answers import Account, Member, PartyLine, PartyView, Role, ServerRun, Spent
 from trilemma.page.index import Found, Index, shown
 from trilemma.page.runs import flat
-from trilemma.privacy.ledger_lines import Entry
+from trilemma.privacy.ledger.lines import Entry
 from trilemma.report import federations
 from trilemma.report.glance import Glance, plain_config
 from trilemma.report.tables import shown as shown_score

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from trilemma.errors import UserError, printable
-from trilemma.federation.layout import CONFIG, PARTY_NAME, party_folders
-from trilemma.federation.plain_files import ends
-from trilemma.federation.public_facts import PUBLIC
-from trilemma.records import Record
+from trilemma.base.errors import UserError, printable
+from trilemma.base.records import Record
+from trilemma.federation.party.layout import CONFIG, PARTY_NAME, party_folders
+from trilemma.federation.party.plain_files import ends
+from trilemma.federation.party.public_facts import PUBLIC
 from trilemma.report import glance as reading
 from trilemma.report.glance import Glance
 

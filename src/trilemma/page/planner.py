@@ -13,14 +13,16 @@ from typing import Any, Literal, get_args
 
 import tomli_w
 
-from trilemma import aggregation, config
-from trilemma.errors import UserError
-from trilemma.learning.evidence import hidden_shift
+from trilemma import aggregation
+from trilemma import experiment as config
+from trilemma.base.errors import UserError
+from trilemma.learning.defences.evidence import hidden_shift
 from trilemma.page.answers import finite
 from trilemma.page.plan_answers import Choices, Figure, Plan, PlanCurve, PlanCurves, PlanSeconds
-from trilemma.privacy import NoiseLaw, calculator, mean_noise
-from trilemma.privacy.accountants import accountants
-from trilemma.privacy.calibration import plan as least_noise
+from trilemma.privacy import NoiseLaw, mean_noise
+from trilemma.privacy.accounting import calculator
+from trilemma.privacy.accounting.accountants import accountants
+from trilemma.privacy.accounting.calibration import plan as least_noise
 from trilemma.privacy.types import Adjacency, Scheme, ThreatName, Unit
 from trilemma.report.plain import plain_json
 from trilemma.report.privacy_question import Question

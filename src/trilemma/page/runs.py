@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
+from trilemma.base.records import Record
 from trilemma.page.answers import (
     Difference,
     Differences,
@@ -20,7 +21,6 @@ from trilemma.page.answers import (
 )
 from trilemma.page.index import Found, shown
 from trilemma.privacy import Guarantee
-from trilemma.records import Record
 from trilemma.report import Curve, verdict_of
 from trilemma.report.glance import Glance, ledgers_have
 from trilemma.report.tables import shown as shown_score

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvicorn
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 from trilemma.page.app import make_app
 from trilemma.page.guard import hosts_of
 from trilemma.page.index import Index

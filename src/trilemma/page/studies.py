@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from trilemma import papers
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 from trilemma.page.answers import Square, StudyLine, StudyView
 from trilemma.page.index import Found, Index
 from trilemma.page.runs import flat

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
+from trilemma.base.records import Record
 from trilemma.page.answers import Incident, Trusted, TrustMap, finite
 from trilemma.page.index import shown
-from trilemma.records import Record
 from trilemma.report.glance import Glance
 from trilemma.report.trust import expulsions, places, shares, trusted
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trilemma.config.sweep import leaves
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
+from trilemma.experiment.sweep import leaves
 from trilemma.papers.age import Again
 from trilemma.papers.measured import Measured, Results, alike, new_results
 from trilemma.papers.study import Study, run_studies
@@ -20,7 +20,7 @@ from trilemma.simulate import Watcher
 def chosen(results: Results, count: int) -> list[Measured]:
     """Return cells that lie evenly over a file, of those whose seeds and settings are on record.
 
-    >>> from trilemma.records import Spread
+    >>> from trilemma.base.records import Spread
     >>> half = {"accuracy": Spread.of({1: 0.5})}
     >>> cells = [Measured("t", str(i), "c", half, (1,), settings={"x": 1}) for i in range(9)]
     >>> [cell.row for cell in chosen(Results("s", tuple(cells)), 3)]

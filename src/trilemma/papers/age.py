@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trilemma.typed import Count, Number
+from trilemma.base.typed import Count, Number
 
 
 @dataclass(frozen=True)
 class Age:
     """How far results are behind the code: cells whose code is not known, sources that changed since.
 
-    >>> Age(40, 3, ("learning/momentum.py",)).words
-    '3 of 40 cells are by code that is not known; 1 source has changed since: learning/momentum.py'
+    >>> Age(40, 3, ("learning/steps/momentum.py",)).words
+    '3 of 40 cells are by code that is not known; 1 source has changed since: learning/steps/momentum.py'
     """
 
     cells: int

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from trilemma import files
-from trilemma.config import Cell, load
-from trilemma.errors import ConfigError, UserError
+from trilemma.base import files
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.experiment import Cell, load
 from trilemma.report import Result
 from trilemma.report.loading import load_cell
 from trilemma.simulate.directory import RunDirectory

@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
-from trilemma.config import Config, load
+from trilemma.experiment import Config, load
 from trilemma.papers.grid import Place
 from trilemma.papers.study import Study, studies
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from trilemma.base.records import Spread
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Claim, Paper
-from trilemma.records import Spread
 from trilemma.report.tables import SHARES, number, percent
 
 Kind = Literal["agrees", "ordering agrees", "differs"]

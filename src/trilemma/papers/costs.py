@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from trilemma.aggregation import parse
-from trilemma.keys import Key
+from trilemma.base.keys import Key
+from trilemma.base.records import Spread
 from trilemma.papers.measured import Measured
 from trilemma.papers.study import Study, studies
-from trilemma.records import Spread
 
 RULES = {"SMEA": "smea", "CAF": "caf", "Meamed": "meamed", "GM": "geomed"}
 CLIENTS, LIARS = 30, 3

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from trilemma import config, simulate
-from trilemma.errors import UserError
+from trilemma import experiment as config
+from trilemma import simulate
+from trilemma.base.errors import UserError
 from trilemma.papers.grid import Watch
 from trilemma.report import Result, Table, load, plot_results, results_table
 

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from trilemma import files
+from trilemma.base import files
+from trilemma.base.typed import typed
 from trilemma.papers.grid import Place
 from trilemma.papers.measured import device_name
 from trilemma.papers.study import Study, tried
@@ -25,7 +26,6 @@ from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import evaluate
 from trilemma.simulate.experiment import Experiment, assemble
 from trilemma.simulate.rehearsal import verify
-from trilemma.typed import typed
 
 FEW, MORE, LONG, LOOK = 2, 10, 5.0, 2
 """Clients whose steps are looked at; seconds above which they stand for a round; rounds looked at else."""

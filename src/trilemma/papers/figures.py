@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
 from trilemma.papers.study import in_order, studies

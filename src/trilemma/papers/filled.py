@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trilemma.config import parse_seeds
+from trilemma.experiment import parse_seeds
 from trilemma.papers.grid import SEEDS, Place, Searched, point, searched
 from trilemma.papers.measured import Measured, Results, alike
 from trilemma.papers.study import Study, seeded

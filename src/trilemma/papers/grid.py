@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trilemma.config import Cell, Config
-from trilemma.config.sweep import leaves
+from trilemma.experiment import Cell, Config
+from trilemma.experiment.sweep import leaves
 from trilemma.simulate import Observer
 
 SEEDS = "run.seeds"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from trilemma.config import Config, load
+from trilemma.experiment import Config, load
 from trilemma.papers.cafcor import ATTACKS
 from trilemma.papers.grid import Place
 from trilemma.papers.study import Study, studies

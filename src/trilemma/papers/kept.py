@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trilemma import files
-from trilemma.errors import UserError
+from trilemma.base import files
+from trilemma.base.errors import UserError
 from trilemma.papers.age import Again
 from trilemma.papers.measured import Measured, Results, new_results, read_results, write_results
 from trilemma.papers.sources import Sources

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trilemma import files
+from trilemma.base import files
+from trilemma.base.typed import typed
 from trilemma.papers.measured import device_name
 from trilemma.papers.sources import code_of, sources_of
-from trilemma.typed import typed
 
 FILE = "made.json"
 

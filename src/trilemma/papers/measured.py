@@ -26,15 +26,15 @@ from typing import Any
 
 import torch
 
-from trilemma import files
-from trilemma.errors import UserError
+from trilemma.base import files
+from trilemma.base.errors import UserError
+from trilemma.base.records import Spread
+from trilemma.base.typed import Count, Finite, Seed, typed
+from trilemma.base.version import VERSION
 from trilemma.papers.age import Again, Age
 from trilemma.papers.grid import SEEDS, Place
 from trilemma.papers.sources import Sources, changed, code_of, sources_of
-from trilemma.records import Spread
 from trilemma.report import Result
-from trilemma.typed import Count, Finite, Seed, typed
-from trilemma.version import VERSION
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def _of_several(origins: Sequence[str], versions: int) -> str:
 def _filled(cells: Sequence[Measured], study: str, table: str) -> str:
     """Say how many places of a study, or of one of its tables, have a result, and by which seeds.
 
-    >>> from trilemma.records import Spread
+    >>> from trilemma.base.records import Spread
     >>> half, name = {"accuracy": Spread.of({1: 0.5})}, "CNN, f = 5, IPM"
     >>> cells = [Measured(name, "SAFE-DSHB", f"ε = {one}", half, (1, 2)[: one % 3]) for one in (8, 13, 23)]
     >>> _filled(cells, "byz-clip21-figure1", name)
@@ -149,7 +149,7 @@ def _rounds(cells: Sequence[Measured], study: str) -> str:
 def _searching(cells: Sequence[Measured], study: str) -> str:
     """Say where less than a whole grid of hyper-parameters was tried.
 
-    >>> from trilemma.records import Spread
+    >>> from trilemma.base.records import Spread
     >>> half, at = {"accuracy": Spread.of({1: 0.5})}, ("CNN, f = 5, IPM", "SAFE-DSHB", "ε = 8")
     >>> _searching([Measured(*at, half, (1,), tried={"algorithm.lr=0.1": {"1": 0.5}})], "byz-clip21-figure1")
     ' 1 cell shows the one point of its grid that was tried: the best may be higher.'

@@ -13,10 +13,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from trilemma.config import Config, load
+from trilemma.base.records import Spread
+from trilemma.experiment import Config, load
 from trilemma.papers.grid import Place
 from trilemma.papers.study import Study, studies
-from trilemma.records import Spread
 from trilemma.report import Result
 
 EPSILON = {1: 1.14, 2: 0.32, 3: 0.19}

@@ -26,7 +26,7 @@ from trilemma.attacks import attacks
 from trilemma.data.catalogue import datasets, feature_maps, partitions
 from trilemma.learning import algorithms
 from trilemma.models import models
-from trilemma.privacy.accountants import accountants
+from trilemma.privacy.accounting.accountants import accountants
 
 ENTRIES = ("trilemma.simulate.runner",)
 """Where a run begins."""

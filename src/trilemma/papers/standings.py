@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trilemma.config import load
+from trilemma.experiment import load
 from trilemma.papers.arena import EVERY_ADVERSARY, GROUNDS, RULES, THREATS, Row
 from trilemma.papers.gaps import Standing, tally
 from trilemma.report import Table

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from trilemma import simulate
+from trilemma.base.records import Spread
+from trilemma.base.registry import Registry
 from trilemma.papers.grid import SEEDS, Place, Searched, point, searched
 from trilemma.papers.made import made_elsewhere, write_down
 from trilemma.papers.measured import Measured, Results, best, measured, pooled
 from trilemma.papers.published import Paper
 from trilemma.papers.sources import own_tree
-from trilemma.records import Spread
-from trilemma.registry import Registry
 from trilemma.report import Result
 from trilemma.report.loading import load_cell
 from trilemma.simulate import Watcher

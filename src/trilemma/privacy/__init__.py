@@ -14,25 +14,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trilemma.on_demand import on_demand
+from trilemma.base.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from trilemma.privacy.accountants import Accountant
-    from trilemma.privacy.accounting import Spending, certified, certified_curve, composed_epsilon, spent
-    from trilemma.privacy.calibration import Objective, Plan, Price, calibrate, honest_mean, plan
-    from trilemma.privacy.covariance import (
+    from trilemma.privacy.accounting.accountants import Accountant
+    from trilemma.privacy.accounting.calibration import Objective, Plan, Price, calibrate, honest_mean, plan
+    from trilemma.privacy.accounting.spending import (
+        Spending,
+        certified,
+        certified_curve,
+        composed_epsilon,
+        spent,
+    )
+    from trilemma.privacy.ledger.ledger import BudgetExceeded, Ledger
+    from trilemma.privacy.ledger.lines import Budget, LedgerError
+    from trilemma.privacy.mechanism import Mechanism, mechanism, multiplier
+    from trilemma.privacy.noise.simulated import Noiseless, SimulatedNoise
+    from trilemma.privacy.secrets import SecretNoise
+    from trilemma.privacy.threats.catalogue import Threat
+    from trilemma.privacy.threats.covariance import (
         SecretGraph,
         complete_multiplier,
         covariance,
         mean_noise,
         multipliers,
     )
-    from trilemma.privacy.ledger import BudgetExceeded, Ledger
-    from trilemma.privacy.ledger_lines import Budget, LedgerError
-    from trilemma.privacy.mechanism import Mechanism, mechanism, multiplier
-    from trilemma.privacy.noise import Noiseless, SimulatedNoise
-    from trilemma.privacy.secrets import SecretNoise
-    from trilemma.privacy.threats import Threat
     from trilemma.privacy.types import NoiseLaw, Release, Sampling
     from trilemma.privacy.verdict import Guarantee, NoGuarantee, Verdict, judge, objections, read_verdict
 
@@ -80,16 +86,16 @@ on_demand(
     __name__,
     __all__,
     [
-        "accountants",
-        "accounting",
-        "calibration",
-        "covariance",
-        "ledger_lines",
-        "ledger",
+        "accounting.accountants",
+        "accounting.calibration",
+        "accounting.spending",
+        "ledger.ledger",
+        "ledger.lines",
         "mechanism",
-        "noise",
+        "noise.simulated",
         "secrets",
-        "threats",
+        "threats.catalogue",
+        "threats.covariance",
         "types",
         "verdict",
     ],

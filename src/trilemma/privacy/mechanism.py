@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trilemma.errors import PrivacyError
-from trilemma.privacy.covariance import agreed_multiplier, complete_multiplier
-from trilemma.privacy.drawing import EXACT, Drawing
-from trilemma.privacy.threats import Threat
+from trilemma.base.errors import PrivacyError
+from trilemma.privacy.noise.drawing import EXACT, Drawing
+from trilemma.privacy.threats.catalogue import Threat
+from trilemma.privacy.threats.covariance import agreed_multiplier, complete_multiplier
 from trilemma.privacy.types import SMALLEST, Adjacency, NoiseLaw, Release, Sampling, check_sampling
 
 WHOLE = Sampling()
@@ -60,8 +60,8 @@ def multiplier(release: Release, threat: Threat) -> float:
     """Return the noise multiplier z of the worst honest client in one round, against a replaced unit.
 
     Under "cdp" it is that of the mean of the messages; under the others that of the client's own message
-    given everyone else's, by Lemma A.4 (see `trilemma.privacy.covariance` for the general form): in the worst
-    case over the number of liars, or with the liars that `threat` counts on as published.
+    given everyone else's, by Lemma A.4 (see `trilemma.privacy.threats.covariance` for the general form): in
+    the worst case over the number of liars, or with the liars that `threat` counts on as published.
 
     >>> from trilemma.privacy.types import NoiseLaw
     >>> release = Release(clip=2.25, law=NoiseLaw(sigma_cor=0.6))
@@ -69,7 +69,7 @@ def multiplier(release: Release, threat: Threat) -> float:
     1.2713
     >>> multiplier(release, Threat("secldp", clients=100, byzantine=10))
     Traceback (most recent call last):
-    trilemma.errors.PrivacyError: no guarantee: with sigma_ind = 0 the pairwise noise cancels ...
+    trilemma.base.errors.PrivacyError: no guarantee: with sigma_ind = 0 the pairwise noise cancels ...
     """
     law, move = release.law, release.sensitivity
     if law.silent:

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trilemma.errors import PrivacyError, UserError, nearest
-from trilemma.privacy.drawing import EXACT, Drawing
+from trilemma.base.errors import PrivacyError, UserError, nearest
+from trilemma.privacy.noise.drawing import EXACT, Drawing
 
 Unit = Literal["user", "example"]
 Adjacency = Literal["replace", "add-remove", "published"]
@@ -22,7 +22,7 @@ ThreatName = Literal["cdp", "secldp", "byzldp", "ldp"]
 Assumption = Literal["guaranteed", "published"]
 """Whether a figure holds however many of the f liars exist, or is the papers', which counts on them."""
 Arithmetic = Literal["float", "grid"]
-"""Where contribution and noise meet: among floating-point numbers, or on a grid (`trilemma.privacy.grid`)."""
+"""Where contribution and noise meet: among floating-point numbers, or on a grid (`privacy.noise.grid`)."""
 
 
 class AccountingFailure(PrivacyError):
@@ -34,7 +34,7 @@ def choice(what: str, value: str, allowed: object) -> None:
 
     >>> choice("unit", "exampel", Unit)
     Traceback (most recent call last):
-    trilemma.errors.UserError: unknown unit 'exampel': did you mean 'example'? Allowed: example, user
+    trilemma.base.errors.UserError: unknown unit 'exampel': did you mean 'example'? Allowed: example, user
     """
     names: tuple[str, ...] = get_args(allowed)
     if value not in names:
@@ -80,7 +80,7 @@ class NoiseSource(Protocol):
     def steps(
         self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
     ) -> Tensor:
-        """Return the same in whole steps of a grid (`trilemma.privacy.grid`), int64."""
+        """Return the same in whole steps of a grid (`privacy.noise.grid`), int64."""
 
 
 @runtime_checkable
@@ -124,7 +124,7 @@ def check_sampling(sampling: Sampling, adjacency: Adjacency) -> None:
 
     >>> check_sampling(Sampling("without-replacement", 0.1), "add-remove")
     Traceback (most recent call last):
-    trilemma.errors.PrivacyError: sampling without replacement keeps the batch size fixed, ...
+    trilemma.base.errors.PrivacyError: sampling without replacement keeps the batch size fixed, ...
     """
     if adjacency == "add-remove" and sampling.scheme == "without-replacement":
         raise PrivacyError(
@@ -140,7 +140,7 @@ class Release:
     `clip` bounds a unit's contribution to the message; for unit "example" the contribution is averaged over
     `batch` examples, a public constant, so replacing the unit moves the message by 2·clip (user) or
     2·clip/batch (example). `drawing` says how far the noise that is really drawn in a round is from the
-    Gaussian of the law (`trilemma.privacy.grid_price` for a grid's): accountants pay for it.
+    Gaussian of the law (`trilemma.privacy.noise.grid_price` for a grid's): accountants pay for it.
 
     `adjacency` says which two data sets the guarantee makes indistinguishable:
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trilemma.errors import UserError
-from trilemma.privacy.accounting import spent
+from trilemma.base.errors import UserError
+from trilemma.base.typed import typed
+from trilemma.privacy.accounting.spending import spent
 from trilemma.privacy.mechanism import History, leans_on_liars
-from trilemma.privacy.threats import Threat
+from trilemma.privacy.threats.catalogue import Threat
 from trilemma.privacy.types import Adjacency, Release, Unit
-from trilemma.typed import typed
 
 OUTSIDE = (
     "outside of the figure: how long a client takes to answer",
@@ -71,7 +71,7 @@ def read_verdict(plain: Mapping[str, Any]) -> Verdict:
 
     >>> read_verdict({})
     Traceback (most recent call last):
-    trilemma.errors.UserError: not a verdict: {}
+    trilemma.base.errors.UserError: not a verdict: {}
     """
     match dict(plain):
         case {"guarantee": dict(fields)}:

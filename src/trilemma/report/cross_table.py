@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from trilemma.errors import UserError
-from trilemma.files import replaced, room_for
-from trilemma.records import Spread
+from trilemma.base.errors import UserError
+from trilemma.base.files import replaced, room_for
+from trilemma.base.records import Spread
 from trilemma.report.picture_files import save_picture
 from trilemma.report.tables import SHARES, Table, number, percent
 from trilemma.task.metrics import LOWER_IS_BETTER

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trilemma.records import Record
+from trilemma.base.records import Record
 from trilemma.report.picture_files import save_picture
 
 if TYPE_CHECKING:

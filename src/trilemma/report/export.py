@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trilemma import files
-from trilemma.config import Inputs
-from trilemma.errors import UserError
+from trilemma.base import files
+from trilemma.base.errors import UserError
+from trilemma.experiment import Inputs
 
 KINDS = (".safetensors", ".pt")
 """How a model's file may end: safetensors (no code inside, read by every framework), or torch's own."""

@@ -15,18 +15,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trilemma.errors import UserError
-from trilemma.federation import processes
-from trilemma.federation.door import ask
-from trilemma.federation.event_log import events_file, read_events
-from trilemma.federation.layout import RUNNING, WITHOUT_FACTS, Party, parties, without_facts
-from trilemma.federation.public_facts import Timing
-from trilemma.federation.spending import CAVEAT, own_statement, read_budget, run_of
-from trilemma.federation.waiting import Waiting
-from trilemma.files import readable
-from trilemma.privacy.ledger_lines import Budget
-from trilemma.privacy.statement import Statement
-from trilemma.records import Record
+from trilemma.base.errors import UserError
+from trilemma.base.files import readable
+from trilemma.base.records import Record
+from trilemma.federation.client.spending import CAVEAT, own_statement, read_budget, run_of
+from trilemma.federation.party.layout import RUNNING, WITHOUT_FACTS, Party, parties, without_facts
+from trilemma.federation.party.public_facts import Timing
+from trilemma.federation.processes import groups as processes
+from trilemma.federation.processes.door import ask
+from trilemma.federation.processes.event_log import events_file, read_events
+from trilemma.federation.protocol.waiting import Waiting
+from trilemma.privacy.ledger.lines import Budget
+from trilemma.privacy.ledger.statement import Statement
 from trilemma.report.client_events import Doings, doings, moment
 from trilemma.report.glance import deployed_records, glance_deployed
 from trilemma.report.trust import places, trusted

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trilemma.config.schema import FederationTable, RunTable
-from trilemma.files import readable
+from trilemma.base.files import readable
+from trilemma.base.records import OWN_SCORE, Record, Spread, Summary
+from trilemma.experiment.schema import FederationTable, RunTable
 from trilemma.privacy import NoGuarantee
-from trilemma.records import OWN_SCORE, Record, Spread, Summary
 from trilemma.report.privacy import verdict_of
 from trilemma.simulate.directory import SeedDirectory
 
@@ -126,7 +126,7 @@ def simulated_records(config: Mapping[str, Any], folder: Path) -> dict[int, list
 
 def deployed_records(config: Mapping[str, Any], run: Path) -> dict[int, list[Record]]:
     """Return every record of a federation's run, under the seed of its configuration."""
-    from trilemma.federation.commits import CommitLog
+    from trilemma.federation.server.commits import CommitLog
 
     with readable(run):
         table = RunTable(**config["run"])

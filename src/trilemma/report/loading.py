@@ -6,12 +6,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from trilemma import config as configuration
+from trilemma import experiment as configuration
 from trilemma import models
-from trilemma.config import OWN
-from trilemma.config.assembly import learner_of
-from trilemma.errors import UserError, nearest
-from trilemma.keys import Key
+from trilemma.base.errors import UserError, nearest
+from trilemma.base.keys import Key
+from trilemma.experiment import OWN
+from trilemma.experiment.assembly import learner_of
 from trilemma.report.glance import BASELINE, deployed_records, simulated_records, so_far, written_summary
 from trilemma.report.result import Result
 from trilemma.simulate import RunDirectory, assemble
@@ -74,9 +74,9 @@ def _simulation(folder: Path, task: Task | None = None) -> Result:
 
 def _federation(folder: Path, name: str | None) -> Result:
     """Read the result of a federation's run from its server's folder."""
-    from trilemma.federation.commits import CommitLog, result_of
-    from trilemma.federation.layout import parties
-    from trilemma.federation.task import load_task
+    from trilemma.federation.party.layout import parties
+    from trilemma.federation.party.task import load_task
+    from trilemma.federation.server.commits import CommitLog, result_of
 
     server = parties(folder)[0]
     if server.client is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trilemma.errors import UserError
-from trilemma.files import replaced, room_for
+from trilemma.base.errors import UserError
+from trilemma.base.files import replaced, room_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ def check_picture(path: Path) -> None:
 
     >>> check_picture(Path("picture.txt"))
     Traceback (most recent call last):
-    trilemma.errors.UserError: 'picture.txt': a picture is written to a file that ends in .png or .svg
+    trilemma.base.errors.UserError: 'picture.txt': a picture is written to a file that ends in .png or .svg
     """
     if path.suffix not in ENDINGS or path.is_dir():
         raise UserError(f"{path.name!r}: a picture is written to a file that ends in {' or '.join(ENDINGS)}")

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from trilemma.errors import UserError, nearest
+from trilemma.base.errors import UserError, nearest
 from trilemma.report.curves import PALETTE, Curve, plot_curves
 from trilemma.report.picture_files import picture_file, save_picture
 from trilemma.report.privacy import verdict_of

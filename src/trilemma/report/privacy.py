@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.table import Table
 
+from trilemma.base.records import Summary
 from trilemma.privacy import NoGuarantee, Plan, Verdict, multiplier, objections, read_verdict
-from trilemma.privacy.calculator import Calibration, Finding, Picture
-from trilemma.records import Summary
+from trilemma.privacy.accounting.calculator import Calibration, Finding, Picture
 from trilemma.report.picture_files import save_picture
 
 

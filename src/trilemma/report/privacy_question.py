@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 from trilemma.learning import theory
-from trilemma.privacy import NoiseLaw, Release, Sampling, Threat, calculator
+from trilemma.privacy import NoiseLaw, Release, Sampling, Threat
+from trilemma.privacy.accounting import calculator
 from trilemma.privacy.types import Adjacency, Assumption, Scheme, ThreatName, Unit
 from trilemma.report.privacy import calibration_record, finding_record
 

@@ -10,7 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from trilemma.records import Record
+from trilemma.base.records import Record
 from trilemma.simulate.sweep import Failure, Job, Watcher
 
 DRAWN = 2

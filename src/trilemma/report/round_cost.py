@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 
 from trilemma import aggregation
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.privacy import NoiseLaw, SecretNoise
 
 MOST_CLIENTS = 1000

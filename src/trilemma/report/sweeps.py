@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from trilemma.config.sweep import ABSENT, leaves, value_at, worded
-from trilemma.errors import UserError, nearest
-from trilemma.records import Spread, Summary
+from trilemma.base.errors import UserError, nearest
+from trilemma.base.records import Spread, Summary
+from trilemma.experiment.sweep import ABSENT, leaves, value_at, worded
 from trilemma.report.cross_table import Cross, Square
 from trilemma.report.loading import load_cell
 from trilemma.report.result import Result

@@ -13,8 +13,8 @@ from rich.console import Console, Group
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
+from trilemma.base.records import Spread, Summary
 from trilemma.privacy import NoGuarantee
-from trilemma.records import Spread, Summary
 from trilemma.report.privacy import verdict_of
 
 NAME = 30

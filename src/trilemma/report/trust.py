@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trilemma.errors import UserError
-from trilemma.learning.evidence import Expulsion
-from trilemma.records import Record
+from trilemma.base.errors import UserError
+from trilemma.base.records import Record
+from trilemma.learning.defences.evidence import Expulsion
 from trilemma.report.picture_files import save_picture
 
 

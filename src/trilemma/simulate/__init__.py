@@ -8,7 +8,7 @@
 True
 """
 
-from trilemma.records import Record, Spread, Summary
+from trilemma.base.records import Record, Spread, Summary
 from trilemma.simulate.directory import RunDirectory, fresh_directory, named_directory
 from trilemma.simulate.engine import Diverged, Progress, latest_model, start, step
 from trilemma.simulate.evaluation import Evaluation, Fairness, evaluate

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from trilemma import models
 from trilemma.attacks.labels import flip
+from trilemma.base.keys import Key
 from trilemma.data.types import Batch, each
-from trilemma.keys import Key
 from trilemma.learning import Messages
-from trilemma.learning.evidence.file import ORIGIN
-from trilemma.learning.evidence.outlook import Outlook
-from trilemma.learning.privatise import client_keys
+from trilemma.learning.defences.evidence.file import ORIGIN
+from trilemma.learning.defences.evidence.outlook import Outlook
 from trilemma.learning.protocol import State
-from trilemma.learning.trace import Trace
-from trilemma.learning.tuning import unseen
-from trilemma.models import replay
+from trilemma.learning.steps.privatise import client_keys
+from trilemma.learning.steps.trace import Trace
+from trilemma.learning.steps.tuning import unseen
+from trilemma.models.engines import replay
 from trilemma.models.types import Model
 from trilemma.simulate.experiment import Experiment, SimulatedClients
 

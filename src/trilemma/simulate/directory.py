@@ -39,15 +39,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trilemma import config as configuration
-from trilemma import files
-from trilemma.config import OWN, Config
-from trilemma.errors import UserError
+from trilemma import experiment as configuration
+from trilemma.base import files
+from trilemma.base.errors import UserError
+from trilemma.base.records import Record
+from trilemma.base.typed import Count, typed
+from trilemma.experiment import OWN, Config
 from trilemma.models import Model
-from trilemma.records import Record
 from trilemma.simulate.engine import Progress
 from trilemma.task import Task, copy_task, task_digest
-from trilemma.typed import Count, typed
 
 TASK = "task.py"
 DIGEST = "config.sha256"

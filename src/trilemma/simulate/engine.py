@@ -20,17 +20,18 @@ import torch
 from torch import Tensor
 
 from trilemma.attacks.types import View
-from trilemma.learning import ClientStep, MessageLayout, Messages, total
+from trilemma.base.records import Record
+from trilemma.base.stopwatch import Stopwatch
+from trilemma.learning import ClientStep, MessageLayout, Messages
 from trilemma.learning.messages import Length, Lengths
-from trilemma.learning.own_scores import OwnScores, right_shares
 from trilemma.learning.protocol import State
-from trilemma.learning.rounds import returned_model
-from trilemma.learning.total import all_finite
-from trilemma.records import Record
+from trilemma.learning.steps import total
+from trilemma.learning.steps.own_scores import OwnScores, right_shares
+from trilemma.learning.steps.rounds import returned_model
+from trilemma.learning.steps.total import all_finite
 from trilemma.simulate.experiment import Experiment
 from trilemma.simulate.liars import informed
 from trilemma.simulate.shelf import Collector, Rows
-from trilemma.stopwatch import Stopwatch
 
 
 class Diverged(ArithmeticError):

@@ -13,18 +13,25 @@ from torch import Tensor
 
 from trilemma import data, privacy
 from trilemma.attacks.types import Attack
-from trilemma.config import Config, auto
-from trilemma.config.assembly import everybody
-from trilemma.config.resolve import Resolved, resolve
+from trilemma.base.errors import ConfigError
+from trilemma.base.keys import Key
 from trilemma.data.types import Batch
-from trilemma.errors import ConfigError
-from trilemma.keys import Key
+from trilemma.experiment import Config, auto
+from trilemma.experiment.assembly import everybody
+from trilemma.experiment.resolve import Resolved, resolve
 from trilemma.learning.protocol import State
-from trilemma.learning.rounds import sampled_clients
-from trilemma.learning.tuning import Tuned, check_going_on, check_one_model, origin_of, scales_of, tuned
-from trilemma.models.precision import products
+from trilemma.learning.steps.rounds import sampled_clients
+from trilemma.learning.steps.tuning import (
+    Tuned,
+    check_going_on,
+    check_one_model,
+    origin_of,
+    scales_of,
+    tuned,
+)
+from trilemma.models.engines.precision import products
 from trilemma.models.types import Model
-from trilemma.privacy.accountants import Answer
+from trilemma.privacy.accounting.accountants import Answer
 from trilemma.privacy.types import NoiseSource
 from trilemma.simulate.ranks import Ranks
 from trilemma.simulate.shelf import Shelf

@@ -1,8 +1,8 @@
 """Where a round leads after tuning, on examples that liars cannot influence.
 
 `Ahead` computes how many examples the model after a round mistakes. If clients or the server then tune the
-model on their own examples (`trilemma.learning.tuning`), mistakes count after tuning. An owner tunes a model
-θ to T(θ). That map is smooth, except for the owner's choice of scale and pull:
+model on their own examples (`trilemma.learning.steps.tuning`), mistakes count after tuning. An owner tunes a
+model θ to T(θ). That map is smooth, except for the owner's choice of scale and pull:
 
     errors(θ) = mean over owners of the mean over the honest examples of 1 − p at T(θ)
     slope(θ)  = mean over owners of scale · pull · (H + pull)⁻¹ ∇(1 − p) at T(θ)
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from trilemma.learning.tuning import Tuned, going_on, origin_of, unseen
+from trilemma.learning.steps.tuning import Tuned, going_on, origin_of, unseen
 from trilemma.simulate.ahead import Ahead
 from trilemma.simulate.experiment import SimulatedClients
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from trilemma.attacks.types import View
 from trilemma.learning import Messages
-from trilemma.learning.evidence.outlook import Outlook, Rehearsal
+from trilemma.learning.defences.evidence.outlook import Outlook, Rehearsal
 from trilemma.learning.messages import side_by_side
-from trilemma.learning.trace import Trace
+from trilemma.learning.steps.trace import Trace
 from trilemma.privacy import Noiseless
 from trilemma.privacy.types import NoiseLaw
 from trilemma.simulate.ahead import Ahead, Progress

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from trilemma.errors import UserError
-from trilemma.records import Record
+from trilemma.base.errors import UserError
+from trilemma.base.records import Record
 
 
 class Observer(Protocol):

@@ -2,8 +2,9 @@
 
     clients        each rank steps its own clients: data, gradients, noise, momenta (k, d)
     messages       rows become columns: after an all-to-all every rank has (n, its share of d)
-    attack, rule   work on columns; inner products of shards add up (`trilemma.aggregation.distributed`)
-    server         the aggregate is gathered, so that every rank has the whole model
+    attack, rule   work on columns; inner products of shards add up
+    (`trilemma.aggregation.passes.distributed`) server         the aggregate is gathered, so that every rank
+    has the whole model
 
 All ranks have the same record of a round, and the first one writes it. A checkpoint is the same as that of a
 single process: the first rank gathers the others' state, and any number of ranks can continue it. Runs that
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trilemma.errors import ConfigError
+from trilemma.base.errors import ConfigError
 from trilemma.learning import ClientStep, Messages
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trilemma import config as configuration
+from trilemma import experiment as configuration
 from trilemma import models, privacy
-from trilemma.config.assembly import of_task
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.base.keys import Key
 from trilemma.data import declaration_of
-from trilemma.errors import ConfigError, UserError
-from trilemma.keys import Key
+from trilemma.experiment.assembly import of_task
 from trilemma.models.modules.reference import COMPARED
 from trilemma.simulate.experiment import Experiment, assemble
 from trilemma.task import Task

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from trilemma.config import Config
-from trilemma.errors import ConfigError, UserError
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.experiment import Config
 from trilemma.simulate.experiment import Experiment
 
 NUMBER = 4

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from trilemma import files, privacy
-from trilemma.config import Config
-from trilemma.errors import ConfigError, UserError
-from trilemma.records import Record, Spread, Summary
+from trilemma import privacy
+from trilemma.base import files
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.base.records import Record, Spread, Summary
+from trilemma.experiment import Config
 from trilemma.simulate import engine
 from trilemma.simulate.directory import RunDirectory, SeedDirectory, check_free
 from trilemma.simulate.engine import Progress
@@ -85,7 +86,7 @@ def run_or_resume(
 def without_liars(config: Config) -> Config:
     """Return the same run without liars and with the plain mean as the rule; the noise stays the same.
 
-    >>> from trilemma.config import parse
+    >>> from trilemma.experiment import parse
     >>> honest = without_liars(parse({}, ["federation.byzantine=2", "aggregation.rule=cwmed"]))
     >>> honest.federation.byzantine, honest.federation.f, honest.aggregation.rule
     (0, 2, 'mean')

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from trilemma.aggregation import sharded
-from trilemma.aggregation.rule import Rule
-from trilemma.aggregation.types import Aggregate
-from trilemma.config.resolve import resolve
-from trilemma.errors import ConfigError
-from trilemma.keys import Key
+from trilemma.aggregation.steps.rule import Rule
+from trilemma.aggregation.steps.types import Aggregate
+from trilemma.base.errors import ConfigError
+from trilemma.base.keys import Key
+from trilemma.experiment.resolve import resolve
 from trilemma.simulate.engine import Progress
 from trilemma.simulate.experiment import Experiment
 from trilemma.simulate.ranks import Ranks

@@ -1,7 +1,7 @@
 """Clients' state and messages on disk, if they do not fit into memory ([run] state = "disk").
 
-A tensor on disk is a mapped file without a name (`trilemma.mapped`), so it disappears with the tensor,
-however the process ends. Checkpoints are separate files. Clients are stepped a few at a time ([run]
+A tensor on disk is a mapped file without a name (`trilemma.storage.mapped`), so it disappears with the
+tensor, however the process ends. Checkpoints are separate files. Clients are stepped a few at a time ([run]
 at_once), so that only their part, with all that a step needs, is in memory.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trilemma import mapped
-from trilemma.errors import ConfigError
+from trilemma.base.errors import ConfigError
 from trilemma.learning import ClientStep, Messages
 from trilemma.learning.messages import Parts, side_by_side
+from trilemma.storage import mapped
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trilemma.on_demand import on_demand
+from trilemma.base.on_demand import on_demand
 from trilemma.task.file import copy_task, task_digest
 
 if TYPE_CHECKING:

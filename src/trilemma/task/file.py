@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trilemma.errors import UserError, hint
+from trilemma.base.errors import UserError, hint
 
 _ONE_AT_A_TIME = threading.RLock()
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from trilemma import models
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data import Declaration, FederatedData, declaration_of, made_up
 from trilemma.data.types import IGNORED, Batch, Dataset, columns_of, each
-from trilemma.errors import UserError
-from trilemma.keys import Key
 from trilemma.models.modules.reference import COMPARED
 from trilemma.models.types import Model
 from trilemma.task.learner import Learner

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trilemma import models
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 from trilemma.models.types import Buffers, Inputs, Model
 from trilemma.task.losses import Loss
 from trilemma.task.metrics import Metric

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trilemma.base.errors import UserError
 from trilemma.data.types import Dataset
-from trilemma.errors import UserError
 from trilemma.models.modules import token_cross_entropy
 
 Loss = Callable[[Any, Tensor], Tensor]

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from trilemma.base.errors import UserError
+from trilemma.base.records import SUMMARY
+from trilemma.base.registry import Registry
 from trilemma.data.types import IGNORED
-from trilemma.errors import UserError
-from trilemma.records import SUMMARY
-from trilemma.registry import Registry
 
 Metric = Callable[[Tensor, Tensor], float]
 
@@ -40,7 +40,7 @@ def chosen(
     (['accuracy'], ['mse'], ['auc'])
     >>> chosen(["acuracy"], classes=2)
     Traceback (most recent call last):
-    trilemma.errors.ConfigError: unknown metric 'acuracy': did you mean 'accuracy'? ...
+    trilemma.base.errors.ConfigError: unknown metric 'acuracy': did you mean 'accuracy'? ...
     """
     if wanted is None:
         wanted = ("mse",) if classes is None else ("accuracy",)

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data.types import Dataset, columns_of
-from trilemma.errors import UserError
-from trilemma.keys import Key
 from trilemma.task.task import Task
 
 PAIRS = 100

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from trilemma import data, models
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.data.types import Batch, Dataset, columns_of, each
-from trilemma.errors import UserError
-from trilemma.keys import Key
 from trilemma.models.types import Model
 from trilemma.task.file import TaskFile
 from trilemma.task.learner import Learner
@@ -61,7 +61,7 @@ class Task:
     (2, 8, ['accuracy'])
     >>> Task(model=lambda: nn.Linear(3, 2), clients=[(x, y), (x, y + 0.5)])
     Traceback (most recent call last):
-    trilemma.errors.UserError: client 1...
+    trilemma.base.errors.UserError: client 1...
     """
 
     model: nn.Module | Model | Callable[[], nn.Module | Model]

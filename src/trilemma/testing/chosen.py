@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trilemma import plugins
-from trilemma.errors import ConfigError
-from trilemma.plugins import Plugin
-from trilemma.registry import Registry
+from trilemma.base import plugins
+from trilemma.base.errors import ConfigError
+from trilemma.base.plugins import Plugin
+from trilemma.base.registry import Registry
 
 KINDS = {
     "rule": "rules",
@@ -72,7 +72,7 @@ def choose(named: Mapping[str, Sequence[str]], loaded: Iterable[Plugin]) -> None
 
 
 def _registry(kind: str) -> Registry[Any]:
-    from trilemma.config.rooms import rooms
+    from trilemma.experiment.rooms import rooms
 
     return rooms()[KINDS[kind]]
 

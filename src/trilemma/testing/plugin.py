@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 from trilemma.testing import chosen
 
 

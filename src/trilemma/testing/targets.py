@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trilemma.attacks import View
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 
 Target = Callable[..., Any]
 """(messages, key=None) -> what has the aggregate as `value`."""

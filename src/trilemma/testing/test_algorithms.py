@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from trilemma import aggregation, data, learning, models, privacy
-from trilemma.errors import PrivacyError
-from trilemma.keys import Key
+from trilemma.base.errors import PrivacyError
+from trilemma.base.keys import Key
 from trilemma.learning import ClientStep, Messages
 from trilemma.learning.protocol import Algorithm, ServerStep, State
 from trilemma.simulate import SimulatedClients

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trilemma.attacks import Attack, Crafted, attacks
 from trilemma.attacks.settings import Promise
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.testing import chosen
 from trilemma.testing.targets import (
     GramRule,

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from trilemma import data
-from trilemma.data.formats import Arrays
-from trilemma.data.images import ImageSet
-from trilemma.errors import ConfigError, DataUnavailable
-from trilemma.keys import Key
-from trilemma.options import description
+from trilemma.base.errors import ConfigError, DataUnavailable
+from trilemma.base.keys import Key
+from trilemma.base.options import description
+from trilemma.data.sets.formats import Arrays
+from trilemma.data.sets.images import ImageSet
 from trilemma.testing import chosen
 
 NAMES = chosen.names("dataset")

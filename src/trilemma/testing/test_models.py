@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from trilemma import models
-from trilemma.errors import ConfigError
-from trilemma.keys import Key
+from trilemma.base.errors import ConfigError
+from trilemma.base.keys import Key
 from trilemma.models import Clip
+from trilemma.models.engines.tape import Tape
 from trilemma.models.modules.engine import ModuleEngine
-from trilemma.models.tape import Tape
 from trilemma.testing import chosen
 from trilemma.testing.examples import Stack, clip
 

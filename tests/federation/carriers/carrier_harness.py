@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trilemma.federation import certificates
 from trilemma.federation.carriers.grpc.client import serve
 from trilemma.federation.carriers.grpc.credentials import Limits, Tls
 from trilemma.federation.carriers.grpc.server import GrpcServer
-from trilemma.federation.transport import FIRST_NODE, Reply
+from trilemma.federation.identity import certificates
+from trilemma.federation.protocol.transport import FIRST_NODE, Reply
 
 SOON = 30.0
 """Seconds within which everything happens that a test waits for, also on a busy machine."""

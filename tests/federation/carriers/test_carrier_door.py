@@ -18,15 +18,15 @@ import psutil
 import pytest
 from carrier_harness import SOON, Keys, ask, client, collect, open_server, there, until, write
 
-from trilemma.errors import UserError
-from trilemma.federation import certificates
+from trilemma.base.errors import UserError
+from trilemma.base.version import VERSION
 from trilemma.federation.carriers.grpc import client as clients
 from trilemma.federation.carriers.grpc import credentials, frames
 from trilemma.federation.carriers.grpc.credentials import Limits, Tls
 from trilemma.federation.carriers.grpc.server import GrpcServer
 from trilemma.federation.carriers.grpc.transfers import Described, Outgoing
-from trilemma.federation.transport import FIRST_NODE
-from trilemma.version import VERSION
+from trilemma.federation.identity import certificates
+from trilemma.federation.protocol.transport import FIRST_NODE
 
 SETTINGS, PING, HEADERS, RESET = 4, 6, 1, 3
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 from federation_harness import PRIVATE, check_against_simulation, make, share_seeds, small_config
-from trilemma.errors import UserError
-from trilemma.federation import kinds, wire
-from trilemma.federation.commits import CommitLog
-from trilemma.federation.node import Node
-from trilemma.federation.spending import CAVEAT, own_statement
-from trilemma.federation.transport import FIRST_NODE
+from trilemma.base.errors import UserError
+from trilemma.federation.client.node import Node
+from trilemma.federation.client.spending import CAVEAT, own_statement
+from trilemma.federation.protocol import kinds, wire
+from trilemma.federation.protocol.transport import FIRST_NODE
+from trilemma.federation.server.commits import CommitLog
 from trilemma.privacy.secrets import Identity, Roster
 from trilemma.report.federations import standing
 

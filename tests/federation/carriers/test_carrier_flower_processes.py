@@ -17,9 +17,9 @@ import tomli_w
 
 from federation_harness import PRIVATE, make, result_of, small_config
 from free_ports import free_ports
-from trilemma.federation.commits import CommitLog
-from trilemma.federation.public_facts import Timing
-from trilemma.federation.spending import own_statement
+from trilemma.federation.client.spending import own_statement
+from trilemma.federation.party.public_facts import Timing
+from trilemma.federation.server.commits import CommitLog
 
 pytest.importorskip("flwr.serverapp", reason="Flower is not installed: pip install 'trilemma[flower]'")
 

@@ -9,8 +9,8 @@ import pytest
 from carrier_harness import Keys, ask, client, collect, open_server, there, until
 
 from trilemma.federation.carriers.grpc.frames import PIECE_BYTES
-from trilemma.federation.reasons import Reason, Refused
-from trilemma.federation.transport import FIRST_NODE
+from trilemma.federation.protocol.reasons import Reason, Refused
+from trilemma.federation.protocol.transport import FIRST_NODE
 
 LENGTHS = (0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 17)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from trilemma.federation.layout import Party
-from trilemma.federation.node import Node
-from trilemma.federation.reasons import Refused
-from trilemma.federation.transport import FIRST_NODE, Reply
+from trilemma.federation.client.node import Node
+from trilemma.federation.party.layout import Party
+from trilemma.federation.protocol.reasons import Refused
+from trilemma.federation.protocol.transport import FIRST_NODE, Reply
 
 
 class InProcess:

@@ -5,6 +5,6 @@ an earlier gradient (`lbgm`), rounded numbers (`qsgd`) or a few coordinates (`dg
 to bytes and back; the codec of each method uses it.
 """
 
-from trilemma.registry import discover
+from trilemma.base.registry import discover
 
 discover(__name__)

@@ -33,11 +33,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
 from trilemma.learning.messages import MessageLayout, Messages, Part, one_vector
-from trilemma.learning.presets import switches
 from trilemma.learning.protocol import (
     Algorithm,
     Clients,
@@ -47,8 +46,9 @@ from trilemma.learning.protocol import (
     Start,
     State,
 )
-from trilemma.learning.server import aggregate
 from trilemma.learning.settings import Setup, algorithms
+from trilemma.learning.steps.presets import switches
+from trilemma.learning.steps.server import aggregate
 from trilemma.models.types import Model
 
 PRIME = (1 << 31) - 1
@@ -104,7 +104,7 @@ def count_sketch(
 
     >>> count_sketch(rows=0, columns=20, dim=100)
     Traceback (most recent call last):
-    trilemma.errors.UserError: a count sketch has at least one row and one column, got 0 × 20
+    trilemma.base.errors.UserError: a count sketch has at least one row and one column, got 0 × 20
     """
     if rows < 1 or columns < 1:
         raise UserError(f"a count sketch has at least one row and one column, got {rows} × {columns}")
@@ -280,7 +280,7 @@ def asked_for(question: State, count: int, dim: int) -> Tensor:
 
     >>> asked_for({"candidates": torch.tensor([3, 9])}, count=2, dim=9)
     Traceback (most recent call last):
-    trilemma.errors.UserError: the server may ask for 2 of 9 coordinates; it asked for something else
+    trilemma.base.errors.UserError: the server may ask for 2 of 9 coordinates; it asked for something else
     """
     candidates = question.get("candidates")
     if (

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
 from trilemma.learning.compressed.wire import decode_sparse, encode_sparse, longest_sparse, sparse_bytes
 from trilemma.learning.messages import (
@@ -32,9 +32,9 @@ from trilemma.learning.messages import (
     Part,
     Parts,
 )
-from trilemma.learning.presets import switches
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
+from trilemma.learning.steps.presets import switches
 from trilemma.models.types import Model, Segment
 
 

@@ -12,20 +12,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trilemma.keys import Key
-from trilemma.learning.local_steps import (
+from trilemma.base.keys import Key
+from trilemma.learning.protocol import Clients, ServerFunction, Start, State
+from trilemma.learning.settings import AlgorithmSettings, Setup
+from trilemma.learning.steps.local_steps import (
     GRADIENT_CLIP,
     LocalStep,
     clients_state,
     initial_model,
     statistics_of,
 )
-from trilemma.learning.presets import Preset
-from trilemma.learning.privatise import client_keys
-from trilemma.learning.protocol import Clients, ServerFunction, Start, State
-from trilemma.learning.server import aggregate, descent_server
-from trilemma.learning.settings import AlgorithmSettings, Setup
-from trilemma.models.clipping import clip_rows
+from trilemma.learning.steps.presets import Preset
+from trilemma.learning.steps.privatise import client_keys
+from trilemma.learning.steps.server import aggregate, descent_server
+from trilemma.models.engines.clipping import clip_rows
 from trilemma.models.types import Model
 
 

@@ -24,11 +24,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
 from trilemma.learning.compressed.gradient import CompressedSettings, start
 from trilemma.learning.compressed.wire import decode_dense, encode_dense
-from trilemma.learning.local_steps import LocalStep, statistics_of, walk
 from trilemma.learning.messages import (
     NOTHING_ASKED,
     Asked,
@@ -39,10 +38,11 @@ from trilemma.learning.messages import (
     Part,
     Parts,
 )
-from trilemma.learning.presets import switches
-from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
+from trilemma.learning.steps.local_steps import LocalStep, statistics_of, walk
+from trilemma.learning.steps.presets import switches
+from trilemma.learning.steps.privatise import client_keys
 from trilemma.models.types import Model
 
 

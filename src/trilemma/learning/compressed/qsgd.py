@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
 from trilemma.learning.compressed.wire import Quantised, QuantisedFormat
 from trilemma.learning.messages import (
@@ -34,9 +34,9 @@ from trilemma.learning.messages import (
     Part,
     Parts,
 )
-from trilemma.learning.presets import switches
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
+from trilemma.learning.steps.presets import switches
 from trilemma.models.types import Model
 
 Scale = Literal["max", "l2"]

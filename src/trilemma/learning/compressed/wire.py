@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 
 _HEADER = struct.Struct("<BI")
 _BITMAP, _GAPS = 0, 1

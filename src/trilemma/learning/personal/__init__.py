@@ -4,6 +4,6 @@ lp-proj and the methods it is compared with. Shared parts: `projection` (P from 
 personal models).
 """
 
-from trilemma.registry import discover
+from trilemma.base.registry import discover
 
 discover(__name__)

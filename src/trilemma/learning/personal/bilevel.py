@@ -31,17 +31,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from trilemma.base.keys import Key
 from trilemma.data.types import Batch
-from trilemma.keys import Key
-from trilemma.learning.gridded import moved
-from trilemma.learning.local_steps import LocalStep, initial_model, initial_models, statistics_of, step_keys
 from trilemma.learning.messages import one_vector
-from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
-from trilemma.learning.server import blending_server
 from trilemma.learning.settings import Setup, WholeClientSettings
-from trilemma.learning.trace import Trace
-from trilemma.models.projection import Identity, Projection
+from trilemma.learning.steps.gridded import moved
+from trilemma.learning.steps.local_steps import (
+    LocalStep,
+    initial_model,
+    initial_models,
+    statistics_of,
+    step_keys,
+)
+from trilemma.learning.steps.privatise import client_keys, publish
+from trilemma.learning.steps.server import blending_server
+from trilemma.learning.steps.trace import Trace
+from trilemma.models.coordinates.projection import Identity, Projection
 from trilemma.models.types import Model
 
 Penalty = Callable[[Tensor], Tensor]

@@ -14,15 +14,21 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from trilemma.keys import Key
-from trilemma.learning.gridded import moved
-from trilemma.learning.local_steps import LocalStep, initial_model, initial_models, statistics_of, walk
+from trilemma.base.keys import Key
 from trilemma.learning.messages import one_vector
 from trilemma.learning.personal.bilevel import personal_model
-from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
-from trilemma.learning.server import blending_server
 from trilemma.learning.settings import Setup, WholeClientSettings, algorithms
+from trilemma.learning.steps.gridded import moved
+from trilemma.learning.steps.local_steps import (
+    LocalStep,
+    initial_model,
+    initial_models,
+    statistics_of,
+    walk,
+)
+from trilemma.learning.steps.privatise import client_keys, publish
+from trilemma.learning.steps.server import blending_server
 from trilemma.models.types import Model
 
 

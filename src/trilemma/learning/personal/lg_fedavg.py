@@ -16,10 +16,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning.fedavg import GlobalSettings
-from trilemma.learning.gridded import moved
-from trilemma.learning.local_steps import (
+from trilemma.learning.messages import one_vector
+from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
+from trilemma.learning.settings import Setup, algorithms
+from trilemma.learning.steps.gridded import moved
+from trilemma.learning.steps.local_steps import (
     LocalStep,
     clients_state,
     initial_model,
@@ -27,11 +30,8 @@ from trilemma.learning.local_steps import (
     statistics_of,
     walk,
 )
-from trilemma.learning.messages import one_vector
-from trilemma.learning.privatise import client_keys, publish
-from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
-from trilemma.learning.server import blending_server
-from trilemma.learning.settings import Setup, algorithms
+from trilemma.learning.steps.privatise import client_keys, publish
+from trilemma.learning.steps.server import blending_server
 from trilemma.models.types import Model
 
 

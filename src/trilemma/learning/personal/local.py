@@ -11,13 +11,13 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from trilemma.keys import Key
-from trilemma.learning.local_steps import LocalStep, initial_models, statistics_of, walk
+from trilemma.base.keys import Key
 from trilemma.learning.messages import Messages, one_vector
 from trilemma.learning.personal.bilevel import personal_model
-from trilemma.learning.privatise import client_keys
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, ServerStep, Start, State
 from trilemma.learning.settings import AlgorithmSettings, Setup, algorithms
+from trilemma.learning.steps.local_steps import LocalStep, initial_models, statistics_of, walk
+from trilemma.learning.steps.privatise import client_keys
 from trilemma.models.types import Model
 
 

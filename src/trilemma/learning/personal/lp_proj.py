@@ -7,7 +7,7 @@ with w ∈ R^d and P ∈ R^{d×D} fixed; clients share the seed of P. Only w is 
 in both directions. With p = 1, w acts on a client's model only through a sign, so a liar's message pulls no
 harder than an honest one, however large it is.
 
-The loop is in `trilemma.learning.personal.bilevel`, P in `trilemma.models.projection`.
+The loop is in `trilemma.learning.personal.bilevel`, P in `trilemma.models.coordinates.projection`.
 
 Reference: Lin, Han, Li, Zhang, "Personalized federated learning towards communication efficiency, robustness
 and fairness", NeurIPS 2022.
@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.learning.personal.bilevel import (
     BilevelSettings,
     Coupling,
@@ -31,10 +31,10 @@ from trilemma.learning.personal.bilevel import (
     norm,
     squared,
 )
-from trilemma.learning.presets import Preset, switches
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup, algorithms
-from trilemma.models.projection import Kind, Projection, projection
+from trilemma.learning.steps.presets import Preset, switches
+from trilemma.models.coordinates.projection import Kind, Projection, projection
 from trilemma.models.types import Model
 
 

@@ -25,17 +25,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from trilemma.base.keys import Key
 from trilemma.data.types import Batch
-from trilemma.keys import Key
 from trilemma.learning.fedavg import GlobalSettings
-from trilemma.learning.gridded import moved
-from trilemma.learning.local_steps import LocalStep, clients_state, initial_model, statistics_of, step_keys
 from trilemma.learning.messages import one_vector
-from trilemma.learning.presets import Preset, switches
-from trilemma.learning.privatise import client_keys, publish
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
-from trilemma.learning.server import blending_server
 from trilemma.learning.settings import Setup, algorithms
+from trilemma.learning.steps.gridded import moved
+from trilemma.learning.steps.local_steps import (
+    LocalStep,
+    clients_state,
+    initial_model,
+    statistics_of,
+    step_keys,
+)
+from trilemma.learning.steps.presets import Preset, switches
+from trilemma.learning.steps.privatise import client_keys, publish
+from trilemma.learning.steps.server import blending_server
 from trilemma.models.types import Model
 
 DIFFERENCE = 1e-2

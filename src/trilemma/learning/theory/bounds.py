@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trilemma.aggregation.types import Criterion
-from trilemma.errors import UserError
+from trilemma.aggregation.steps.types import Criterion
+from trilemma.base.errors import UserError
 from trilemma.learning.theory.schedules import A3, A4
 from trilemma.privacy import NoiseLaw, mean_noise
 from trilemma.privacy.types import SMALLEST
@@ -40,7 +40,7 @@ def check_number(name: str, number: float) -> None:
 
     >>> check_number("gap", 1e300)
     Traceback (most recent call last):
-    trilemma.errors.UserError: gap = 1e+300: allowed are 0 and 1e-100 to 1e+100
+    trilemma.base.errors.UserError: gap = 1e+300: allowed are 0 and 1e-100 to 1e+100
     """
     if not (number == 0 or SMALLEST <= number <= 1 / SMALLEST):
         raise UserError(f"{name} = {number:g}: allowed are 0 and {SMALLEST:g} to {1 / SMALLEST:g}")

@@ -9,8 +9,8 @@ clients in a hundred are Byzantine. That is a property of the bound, not of the 
 from __future__ import annotations
 
 from trilemma.aggregation.caf import Caf
+from trilemma.base.registry import Registry
 from trilemma.privacy import Objective, Price, Threat, honest_mean
-from trilemma.registry import Registry
 
 objectives: Registry[Objective] = Registry("objective")
 """Every objective by the name users type."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trilemma import aggregation
-from trilemma.aggregation.types import Criterion
-from trilemma.errors import UserError
+from trilemma.aggregation.steps.types import Criterion
+from trilemma.base.errors import UserError
 from trilemma.learning.theory.bounds import (
     Problem,
     Upper,

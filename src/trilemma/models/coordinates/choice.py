@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from trilemma.errors import ConfigError
-from trilemma.keys import Key
+from trilemma.base.errors import ConfigError
+from trilemma.base.keys import Key
 from trilemma.models.coordinates.layers import of_layers
 from trilemma.models.coordinates.modules import linear_layers, of_module
 from trilemma.models.coordinates.options import Lora, Subspace, Train

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from trilemma.models.coordinates.parts import Parts, Placed, merged
 from trilemma.models.coordinates.taps import BiasTap, LowRankTap, WeightTap
+from trilemma.models.engines.tape import Tap, Tape
 from trilemma.models.flat import unflatten
-from trilemma.models.tape import Tap, Tape
 from trilemma.models.types import Buffers, Model, Params, Shapes, layer_of
 
 

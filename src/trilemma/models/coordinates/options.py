@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trilemma.options import Options
+from trilemma.base.options import Options
 
 
 class Subspace(Options):

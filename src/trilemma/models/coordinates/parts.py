@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trilemma.keys import Key
+from trilemma.base.keys import Key
 from trilemma.models.types import Model, Shapes, layer_of
 
 

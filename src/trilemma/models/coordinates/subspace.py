@@ -1,9 +1,9 @@
 """A random subspace: θ = θ0 + P z, with P (D × d) random, of columns of norm 1, and drawn from the key.
 
-P is the transpose of `trilemma.models.projection`: kept where it is small, drawn anew in blocks where it is
-not. The gradient in z is Pᵀ∇_θ, and what is clipped is its norm: a client's gradient is projected after its
-sum, an example's for itself. For that every example's ∇_θ is formed, so many at a time as the memory allows.
-Any engine below does the rest.
+P is the transpose of `trilemma.models.coordinates.projection`: kept where it is small, drawn anew in blocks
+where it is not. The gradient in z is Pᵀ∇_θ, and what is clipped is its norm: a client's gradient is projected
+after its sum, an example's for itself. For that every example's ∇_θ is formed, so many at a time as the
+memory allows. Any engine below does the rest.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from trilemma.keys import Key
-from trilemma.models import projection
-from trilemma.models.clipping import NO_CLIP, Lengths
+from trilemma.base.keys import Key
+from trilemma.models.coordinates import projection
 from trilemma.models.coordinates.parts import Placed
-from trilemma.models.engine import Engine, Request
+from trilemma.models.coordinates.projection import Seeded
+from trilemma.models.engines.clipping import NO_CLIP, Lengths
+from trilemma.models.engines.engine import Engine, Request
+from trilemma.models.engines.groups import even
+from trilemma.models.engines.stacked import Sums, Work, sums_of
+from trilemma.models.engines.tape import Tape
+from trilemma.models.engines.taped import TAPE
+from trilemma.models.engines.terms import total
 from trilemma.models.flat import unflatten
-from trilemma.models.groups import even
 from trilemma.models.modules import state_dict
-from trilemma.models.projection import Seeded
-from trilemma.models.stacked import Sums, Work, sums_of
-from trilemma.models.tape import Tape
-from trilemma.models.taped import TAPE
-from trilemma.models.terms import total
 from trilemma.models.types import Buffers, Examples, Inputs, Model, Params, each_column
 
 COORDINATES = "subspace.z"
@@ -113,7 +113,7 @@ class SubspacePass:
 
 @dataclass(frozen=True, eq=False)
 class SubspaceEngine:
-    """See `trilemma.models.engine.Engine`; `whole` is the model whose parameters are θ."""
+    """See `trilemma.models.engines.engine.Engine`; `whole` is the model whose parameters are θ."""
 
     whole: Model
     lift: Lift

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trilemma.errors import UserError
-from trilemma.models.tape import LinearTap, NormTap, Tap
-from trilemma.models.terms import Product, Term, Whole
+from trilemma.base.errors import UserError
+from trilemma.models.engines.tape import LinearTap, NormTap, Tap
+from trilemma.models.engines.terms import Product, Term, Whole
 
 
 @dataclass(frozen=True)

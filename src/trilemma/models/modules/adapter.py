@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from trilemma.errors import UserError
-from trilemma.keys import Key
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
+from trilemma.models.engines.tape import Tape
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.passes import Source
@@ -22,7 +23,6 @@ from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.recorder import Log, Recorder, functions_seen
 from trilemma.models.modules.reference import copied
 from trilemma.models.modules.statistics import Statistics
-from trilemma.models.tape import Tape
 from trilemma.models.types import Buffers, Inputs, Model, Params
 
 Loss = Callable[[Any, Tensor], Tensor]

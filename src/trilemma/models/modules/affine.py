@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trilemma.models.engines.terms import Whole
 from trilemma.models.modules.flat import FlatFrame
 from trilemma.models.modules.owners import NotFlat
 from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
-from trilemma.models.terms import Whole
 
 
 def scaled(recorder: Recorder, func: Any, one: Any, other: Any, **options: Any) -> Any:

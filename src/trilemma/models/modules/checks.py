@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
+from trilemma.models.engines.precision import exactly
+from trilemma.models.engines.taped import TAPE
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.passes import Source
 from trilemma.models.modules.reference import COMPARED, Comparison, Precision, Reference
-from trilemma.models.precision import exactly
-from trilemma.models.taped import TAPE
 from trilemma.models.types import Examples, Inputs, Model, each_column
 
 OUTPUTS = 4

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trilemma.models.clipping import Lengths
-from trilemma.models.terms import Product, total
+from trilemma.models.engines.clipping import Lengths
+from trilemma.models.engines.terms import Product, total
 
 TINY = 1 << 16
 """Numbers in a client's columns up to which one product for all clients is quicker on a CPU."""

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trilemma.errors import UserError
-from trilemma.keys import Key
-from trilemma.models.clipping import PER_CLIENT
-from trilemma.models.engine import Request
+from trilemma.base.errors import UserError
+from trilemma.base.keys import Key
+from trilemma.models.engines.clipping import PER_CLIENT
+from trilemma.models.engines.engine import Request
+from trilemma.models.engines.groups import cut
+from trilemma.models.engines.precision import exactly
 from trilemma.models.flat import unflatten
-from trilemma.models.groups import cut
 from trilemma.models.modules.flat import Layout
 from trilemma.models.modules.normalisations import MixesExamples
 from trilemma.models.modules.owners import NotFlat
 from trilemma.models.modules.passed import ModulePass
 from trilemma.models.modules.passes import Plan, Source, Way, mixed, record, said, take
 from trilemma.models.modules.recorder import Log
-from trilemma.models.precision import exactly
 from trilemma.models.types import Examples, Inputs, Model, each_column
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Structure:
 
 @dataclass(eq=False)
 class ModuleEngine:
-    """See `trilemma.models.engine.Engine`."""
+    """See `trilemma.models.engines.engine.Engine`."""
 
     source: Source
     found: dict[Any, Structure] = field(default_factory=dict, repr=False)

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trilemma.errors import UserError
-from trilemma.models.clipping import PER_CLIENT
+from trilemma.base.errors import UserError
+from trilemma.models.engines.clipping import PER_CLIENT
+from trilemma.models.engines.terms import Scale, Shift
 from trilemma.models.modules.affine import spread
 from trilemma.models.modules.flat import FlatFrame
 from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
 from trilemma.models.modules.statistics import Statistics, frozen
-from trilemma.models.terms import Scale, Shift
 
 
 def layer_norm(

@@ -9,9 +9,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from trilemma.models.clipping import Lengths
+from trilemma.models.engines.clipping import Lengths
+from trilemma.models.engines.terms import Term, Whole, lengths_of, together
 from trilemma.models.modules.recorder import Part
-from trilemma.models.terms import Term, Whole, lengths_of, together
 from trilemma.models.types import Buffers
 
 Rows = tuple[int, int] | None
@@ -19,7 +19,7 @@ Rows = tuple[int, int] | None
 
 @dataclass(frozen=True)
 class ModulePass:
-    """See `trilemma.models.engine.Pass`.
+    """See `trilemma.models.engines.engine.Pass`.
 
     `terms` holds, for every parameter, the terms of the whole of it (rows None) or of disjoint rows.
     """

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map_only
 
-from trilemma.errors import UserError
-from trilemma.models.clipping import PER_CLIENT
-from trilemma.models.engine import Request
+from trilemma.base.errors import UserError
+from trilemma.models.engines.clipping import PER_CLIENT
+from trilemma.models.engines.engine import Request
+from trilemma.models.engines.terms import Term, Whole
 from trilemma.models.modules.flat import FlatFrame, Layout
 from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.normalisations import MixesExamples
@@ -26,7 +27,6 @@ from trilemma.models.modules.randomness import Draws, seeds_of
 from trilemma.models.modules.recorder import Log, Part, Recorder, Slot, functions_seen
 from trilemma.models.modules.statistics import Statistics
 from trilemma.models.modules.watch import Watch
-from trilemma.models.terms import Term, Whole
 from trilemma.models.types import Inputs, each_column
 
 

@@ -24,14 +24,14 @@ from torch._C import _autograd
 from torch.autograd import Function
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
+from trilemma.models.engines.terms import Term
 from trilemma.models.modules.flat import FlatFrame, Layout
 from trilemma.models.modules.frame import Frame
 from trilemma.models.modules.owners import NotFlat, Owners
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.statistics import Statistics
 from trilemma.models.modules.watch import Watch, tensors
-from trilemma.models.terms import Term
 
 
 @dataclass(frozen=True)

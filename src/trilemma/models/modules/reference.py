@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch._C import _functorch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trilemma.errors import UserError
-from trilemma.models.engine import Pass, Request
+from trilemma.base.errors import UserError
+from trilemma.models.engines.engine import Pass, Request
+from trilemma.models.engines.tape import Tape
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.passes import leaves, losses, plainly
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.recorder import Log, Recorder
 from trilemma.models.modules.statistics import Statistics
-from trilemma.models.tape import Tape
 from trilemma.models.types import Inputs, Model, each_column
 
 TOLERANCE = 1e-3

@@ -18,11 +18,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trilemma.keys import Key
+from trilemma.base.keys import Key
+from trilemma.base.records import Spread
 from trilemma.papers.lp_proj.pictures import draw_growth
 from trilemma.papers.measured import Measured
 from trilemma.papers.study import Study, studies
-from trilemma.records import Spread
 
 ROUNDS, RUNS, INNER_STEPS = 200, 6, 20
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trilemma import config
-from trilemma.config import Config
-from trilemma.errors import ConfigError, nearest
+from trilemma import experiment as config
+from trilemma.base.errors import ConfigError, nearest
+from trilemma.experiment import Config
 from trilemma.learning.compressed.wire import QuantisedFormat
 from trilemma.papers.lp_proj.methods import CHOSEN, METHODS, TABLES
 from trilemma.papers.published import line

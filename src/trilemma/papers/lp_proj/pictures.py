@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trilemma.base.records import Spread
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper
-from trilemma.records import Spread
 from trilemma.report.picture_files import save_picture
 
 

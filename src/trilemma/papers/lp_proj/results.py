@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from trilemma import data, files, models, simulate
-from trilemma.config import Config
+from trilemma import data, models, simulate
+from trilemma.base import files
+from trilemma.base.records import Record
+from trilemma.experiment import Config
 from trilemma.learning.protocol import State
 from trilemma.papers.lp_proj.grid import Point, lookup
 from trilemma.papers.lp_proj.methods import METHODS
-from trilemma.records import Record
 from trilemma.report.glance import written_summary
 from trilemma.simulate.directory import SeedDirectory
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from trilemma.config import parse_seeds
+from trilemma.base.records import Record, Spread
+from trilemma.experiment import parse_seeds
 from trilemma.papers.grid import Place
 from trilemma.papers.lp_proj.grid import TASKS, points
 from trilemma.papers.lp_proj.methods import TABLES
 from trilemma.papers.lp_proj.pictures import draw
 from trilemma.papers.lp_proj.results import Reached, curves_in, train_losses_in
 from trilemma.papers.study import Study, studies
-from trilemma.records import Record, Spread
 from trilemma.report import Result
 
 CURVE = (1, 2, 5, 10, 20, 50, 100, 150, 200)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from trilemma.keys import Key
+from trilemma.base.keys import Key
+from trilemma.base.records import Spread
 from trilemma.papers.lp_proj import linear
 from trilemma.papers.measured import Measured
 from trilemma.papers.study import Study, studies
-from trilemma.records import Spread
 
 EXAMPLE = linear.Federation(
     w=np.array([[1.0, 0, 0], [0, 2, 0], [0, 0, 1], [3, 1, 1]]),

@@ -34,7 +34,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from trilemma.errors import nearest
+from trilemma.base.errors import nearest
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trilemma.on_demand import on_demand
+from trilemma.base.on_demand import on_demand
 from trilemma.privacy.secrets.agreement import Handshake, Offer, run_digest
 from trilemma.privacy.secrets.identity import Identity, Roster, check_signature
 from trilemma.privacy.secrets.streams import ChaChaStream, add_gaussians, derive, system_bytes

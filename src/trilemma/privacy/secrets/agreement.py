@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trilemma.errors import PrivacyError, UserError
+from trilemma.base.errors import PrivacyError, UserError
 from trilemma.privacy.secrets.identity import Identity, Roster, check_signature
 from trilemma.privacy.secrets.streams import derive
 
@@ -79,7 +79,7 @@ class Offer:
 
         >>> Offer(index=3, run=bytes(32), ephemeral=bytes(32), signature=bytes(64)).check_point()
         Traceback (most recent call last):
-        trilemma.errors.PrivacyError: client 3 sent a point of low order: ...
+        trilemma.base.errors.PrivacyError: client 3 sent a point of low order: ...
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 

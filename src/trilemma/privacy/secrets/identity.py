@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trilemma.errors import PrivacyError, UserError
+from trilemma.base.errors import PrivacyError, UserError
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Identity:
     >>> check_signature(alice.public, b"hello", alice.sign(b"hello"))
     >>> check_signature(alice.public, b"hullo", alice.sign(b"hello"))
     Traceback (most recent call last):
-    trilemma.errors.PrivacyError: the signature does not belong to this message and key
+    trilemma.base.errors.PrivacyError: the signature does not belong to this message and key
     """
 
     seed: bytes = field(repr=False)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trilemma.errors import PrivacyError, UserError
-from trilemma.privacy.grid import in_steps, step_for
+from trilemma.base.errors import PrivacyError, UserError
+from trilemma.privacy.noise.grid import in_steps, step_for
 from trilemma.privacy.secrets.streams import (
     BLOCK,
     FURTHEST,

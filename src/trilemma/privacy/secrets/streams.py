@@ -20,7 +20,7 @@ give the same bits is checked before a process uses it. Sums of the integers are
 smaller index of a pair adds the larger subtracts.
 
 How exact? Numbers reach 13.3 standard deviations, a radius errs by less than 2⁻⁴⁸ (for r < ½: by 2⁻⁵¹/r),
-sine and cosine by less than 2⁻⁵¹. What that costs in privacy is `trilemma.privacy.grid_price`.
+sine and cosine by less than 2⁻⁵¹. What that costs in privacy is `trilemma.privacy.noise.grid_price`.
 """
 
 from __future__ import annotations

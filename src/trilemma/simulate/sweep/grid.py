@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trilemma import files
-from trilemma.config import Cell
-from trilemma.errors import ConfigError, UserError, nearest
+from trilemma.base import files
+from trilemma.base.errors import ConfigError, UserError, nearest
+from trilemma.base.typed import typed
+from trilemma.experiment import Cell
 from trilemma.simulate.experiment import choose_device
 from trilemma.simulate.sweep import local, on_ray
 from trilemma.simulate.sweep.work import Failure, Job, Watcher
-from trilemma.typed import typed
 
 Engine = Callable[[Sequence[Job], int | None, Watcher], None]
 """(jobs, how many at a time, watcher) -> None. Runs all jobs, even if some fail; None: as many as fit."""

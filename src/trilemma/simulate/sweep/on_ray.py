@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 from trilemma.simulate.sweep.work import Failure, Job, Watcher, work
 
 LOOK_EVERY = 1.0

@@ -11,10 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trilemma import recordings
-from trilemma.config import Config, parse
-from trilemma.errors import UserError
-from trilemma.records import Record
+from trilemma.base import recordings
+from trilemma.base.errors import UserError
+from trilemma.base.records import Record
+from trilemma.experiment import Config, parse
 from trilemma.simulate.runner import run_or_resume
 from trilemma.task import Task
 

@@ -26,7 +26,8 @@ from pathlib import Path
 
 import grpc
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
+from trilemma.base.version import VERSION
 from trilemma.federation.carriers.grpc import credentials, frames
 from trilemma.federation.carriers.grpc.credentials import Tls
 from trilemma.federation.carriers.grpc.frames import BadFrameError, Frame
@@ -41,8 +42,7 @@ from trilemma.federation.carriers.grpc.transfers import (
     check_short,
     only,
 )
-from trilemma.federation.reasons import what_travels
-from trilemma.version import VERSION
+from trilemma.federation.protocol.reasons import what_travels
 
 Answer = Callable[[Arrived], Whole]
 

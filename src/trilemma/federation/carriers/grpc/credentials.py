@@ -14,9 +14,9 @@ from pathlib import Path
 import grpc
 from cryptography import x509
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 from trilemma.federation.carriers.grpc import frames
-from trilemma.federation.tls_keys import digest_of
+from trilemma.federation.identity.tls_keys import digest_of
 
 SERVICE, CALL = "trilemma.Federation", "Carry"
 """The one method there is."""

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
 
 BEGIN, HAVE, PIECE, REFUSED, FORGET = range(1, 6)
 

@@ -32,7 +32,8 @@ from pathlib import Path
 
 import grpc
 
-from trilemma.errors import UserError
+from trilemma.base.errors import UserError
+from trilemma.base.version import VERSION
 from trilemma.federation.carriers.grpc import credentials, frames
 from trilemma.federation.carriers.grpc.credentials import Limits, Peer, Tls
 from trilemma.federation.carriers.grpc.frames import BadFrameError, Frame
@@ -45,8 +46,7 @@ from trilemma.federation.carriers.grpc.transfers import (
     check_short,
     only,
 )
-from trilemma.federation.transport import FIRST_NODE, Reply
-from trilemma.version import VERSION
+from trilemma.federation.protocol.transport import FIRST_NODE, Reply
 
 ROSTER = Callable[[], Mapping[str, int]]
 

@@ -1,0 +1,1 @@
+"""Kernels of the passes, for processors and for GPUs."""

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, keys, names, options, records, files."""

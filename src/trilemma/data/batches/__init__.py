@@ -1,0 +1,1 @@
+"""Stacked batches of k clients, and what is drawn for them."""

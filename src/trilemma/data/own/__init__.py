@@ -1,0 +1,1 @@
+"""Your own data: tables, columns, targets, and what a record may be."""

@@ -1,0 +1,1 @@
+"""Who is who: the authority, certificates, the signed roster."""

@@ -1,0 +1,1 @@
+"""What those who operate a federation do: bring it up, look at it, change its members."""

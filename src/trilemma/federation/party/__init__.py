@@ -1,0 +1,1 @@
+"""A party's folder: what is in it, how it comes there, and what is learned from it."""

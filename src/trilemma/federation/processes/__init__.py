@@ -1,0 +1,1 @@
+"""Parties as real processes, and what they tell of themselves."""

@@ -1,0 +1,1 @@
+"""What travels between parties, and the public rules by which it counts."""

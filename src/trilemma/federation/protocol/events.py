@@ -1,0 +1,396 @@
+"""What happens in a federation, as one catalogue: every event has a code, a level and the fields it may have.
+
+The parties' processes say what happens with these events and no others. Each is a sentence in the party's log
+and a line of JSON in its own `run/events.jsonl`. An event that is not in the catalogue, a field that its
+entry does not name, and a value of another sort are refused where they are made: what may be written down is
+decided here, once, and by nobody who is in a hurry.
+
+So nothing private can slip in. There is no field for a loss, an example, or the text of an exception; of what
+another party wrote only the sentences of `reasons` are kept; ε is in a client's own log and nobody else's.
+
+Longer than most modules, so that the whole catalogue stands in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trilemma.federation.protocol.event_fields import Sort
+
+Level = Literal["info", "warning", "error"]
+
+
+class UnknownEvent(ValueError):
+    """An event, a field or a value that the catalogue does not have: a defect of whoever made it."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An entry of the catalogue: how it is said on a console, what it means, which fields it has."""
+
+    code: str
+    level: Level
+    said: str
+    meaning: str
+    fields: Mapping[str, Sort] = field(default_factory=dict)
+
+    def __call__(self, **facts: Any) -> Event:
+        """Return an event of this kind."""
+        return Event(self.code, facts)
+
+
+CATALOGUE: dict[str, Kind] = {}
+"""Every kind of event by its code; docs/federation.md shows it."""
+
+
+def _kind(code: str, level: Level, said: str, meaning: str, **fields: Sort) -> Kind:
+    CATALOGUE[code] = Kind(code, level, said, meaning, fields)
+    return CATALOGUE[code]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened. Only what the catalogue has can be made.
+
+    >>> ROUND_REPEATED(round=3).text
+    'round 3: asked again'
+    >>> ROUND_REPEATED(round=3, loss=0.7)
+    Traceback (most recent call last):
+    trilemma.federation.protocol.events.UnknownEvent: 'round-repeated' has round, and not loss, round
+    >>> Event("patient-found", {})
+    Traceback (most recent call last):
+    trilemma.federation.protocol.events.UnknownEvent: there is no event 'patient-found'
+    """
+
+    code: str
+    facts: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.code not in CATALOGUE:
+            raise UnknownEvent(f"there is no event {self.code!r}")
+        fields = self.kind.fields
+        if set(self.facts) != set(fields):
+            has, given = ", ".join(sorted(fields)) or "no fields", ", ".join(sorted(self.facts)) or "none"
+            raise UnknownEvent(f"{self.code!r} has {has}, and not {given}")
+        for name, value in self.facts.items():
+            if not fields[name].holds(value):
+                raise UnknownEvent(f"{name} of {self.code!r} is {fields[name].value}")
+
+    @property
+    def kind(self) -> Kind:
+        """Its entry in the catalogue."""
+        return CATALOGUE[self.code]
+
+    @property
+    def text(self) -> str:
+        """One readable line about it."""
+        return self.kind.said.format_map({name: _read(name, value) for name, value in self.facts.items()})
+
+
+Say = Callable[[Event], None]
+"""Whoever wants to know what happens."""
+
+
+def silent(event: Event) -> None:
+    """Tell nobody."""
+
+
+def to_all(*listeners: Say) -> Say:
+    """Return one who passes everything on to all of these."""
+
+    def say(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return say
+
+
+def _read(name: str, value: Any) -> str:
+    if name == "client":
+        return "an unknown node" if value is None else f"client {value}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_short(one)}" for key, one in value.items())
+    return _short(value)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return listed(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Return numbers as people write them.
+
+    >>> listed([0, 1, 2, 3, 5]), listed([4]), listed([])
+    ('0 to 3, 5', '4', 'none')
+    """
+    runs: list[list[int]] = []
+    for one in sorted(numbers):
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    said = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(said) or "none"
+
+
+# --- the server -------------------------------------------------------------------------------------------
+
+ROSTER_ADOPTED = _kind(
+    "roster-adopted",
+    "info",
+    "roster {serial}: clients {clients}",
+    "a new roster of the authority's is in force; the next epoch is among those on it",
+    serial=Sort.NUMBER,
+    clients=Sort.CLIENTS,
+)
+COMMIT_BROKEN = _kind(
+    "commit-broken",
+    "warning",
+    "{file} is broken and was put aside; the run goes back to round {round}",
+    "a disk broke the newest commit; the one before it counts",
+    file=Sort.WORD,
+    round=Sort.NUMBER,
+)
+EPOCH_CALLED = _kind(
+    "epoch-called",
+    "info",
+    "epoch {epoch}: calling",
+    "the server calls everybody to an epoch",
+    epoch=Sort.NUMBER,
+)
+CLIENT_REFUSED = _kind(
+    "client-refused",
+    "warning",
+    "rejected {client}: {reason}",
+    "a client did not join an epoch, or did not sign or confirm its members, and why",
+    epoch=Sort.NUMBER,
+    client=Sort.CLIENT,
+    reason=Sort.SENTENCE,
+)
+EPOCH_UNSIGNED = _kind(
+    "epoch-unsigned",
+    "warning",
+    "epoch {epoch}: without clients {clients}, who did not sign",
+    "another epoch begins, without those who joined the last and did not sign it",
+    epoch=Sort.NUMBER,
+    clients=Sort.CLIENTS,
+)
+EPOCH_OPENED = _kind(
+    "epoch-opened",
+    "info",
+    "epoch {epoch}: clients {clients} of {of}",
+    "the members of an epoch have agreed on its keys",
+    epoch=Sort.NUMBER,
+    clients=Sort.CLIENTS,
+    of=Sort.NUMBER,
+)
+REPLY_REJECTED = _kind(
+    "reply-rejected",
+    "warning",
+    "rejected {client}: {reason}",
+    "a client's answer in a round was turned away, and why",
+    round=Sort.NUMBER,
+    client=Sort.CLIENT,
+    reason=Sort.SENTENCE,
+)
+CLIENT_UNREACHED = _kind(
+    "client-unreached",
+    "warning",
+    "{client} not reached: {reason}",
+    "a question to a client, or its answer, did not get through; nobody said anything",
+    round=Sort.NUMBER,
+    client=Sort.CLIENT,
+    reason=Sort.SENTENCE,
+)
+SLOW = _kind(
+    "slow",
+    "warning",
+    "round {round}: {client} takes {seconds} s where {usual} s are usual, and is not waited for any more",
+    "a client was slow in as many rounds as is agreed on; it is asked, and its answer counts if it is there",
+    round=Sort.NUMBER,
+    client=Sort.CLIENT,
+    seconds=Sort.NUMBER,
+    usual=Sort.NUMBER,
+)
+SLOW_NO_MORE = _kind(
+    "slow-no-more",
+    "info",
+    "round {round}: {client} has been prompt for long enough, and is waited for again",
+    "a client that was slow is waited for as the others are",
+    round=Sort.NUMBER,
+    client=Sort.CLIENT,
+)
+ROUND_REPEATED = _kind(
+    "round-repeated",
+    "warning",
+    "round {round}: asked again",
+    "too few clients answered; those who did not are asked again",
+    round=Sort.NUMBER,
+)
+ROUND_FAILED = _kind(
+    "round-failed",
+    "warning",
+    "round {round}: too few answers, new epoch",
+    "too few clients answered, however often they were asked",
+    round=Sort.NUMBER,
+)
+ROUND_COMMITTED = _kind(
+    "round-committed",
+    "info",
+    "round {round} committed",
+    "a round is over and on disk: who was heard; who was silent, not reached, turned away, not waited for",
+    round=Sort.NUMBER,
+    epoch=Sort.NUMBER,
+    heard=Sort.CLIENTS,
+    absent=Sort.CLIENTS,
+    unreached=Sort.CLIENTS,
+    rejected=Sort.CLIENTS,
+    late=Sort.CLIENTS,
+    expelled=Sort.CLIENTS,
+    bytes=Sort.NUMBER,
+    seconds=Sort.FIGURES,
+    scores=Sort.FIGURES,
+)
+CLIENT_EXPELLED = _kind(
+    "client-expelled",
+    "warning",
+    "round {round}: {client} expelled for good, {test}: {figures}",
+    "a client's messages cannot be honest: the test, what it gave and what an honest client does not exceed",
+    round=Sort.NUMBER,
+    client=Sort.CLIENT,
+    test=Sort.SENTENCE,
+    figures=Sort.FIGURES,
+)
+RUN_FINISHED = _kind(
+    "run-finished",
+    "info",
+    "run {run!r} finished after {rounds} rounds",
+    "all rounds of a run are committed, and its result was handed out",
+    run=Sort.WORD,
+    rounds=Sort.NUMBER,
+)
+
+# --- a client ---------------------------------------------------------------------------------------------
+
+EPOCH_JOINED = _kind(
+    "epoch-joined",
+    "info",
+    "run {run}: epoch {epoch} joined",
+    "this client offered a key for an epoch",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+)
+EPOCH_CONFIRMED = _kind(
+    "epoch-confirmed",
+    "info",
+    "run {run}: epoch {epoch} confirmed",
+    "every member of the epoch signed the list of members that this client has",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+)
+ROUND_ANSWERED = _kind(
+    "round-answered",
+    "info",
+    "run {run}: round {round} answered",
+    "this client paid for a round, computed and answered: seconds by stage, bytes, ε so far by accountant",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+    round=Sort.NUMBER,
+    seconds=Sort.FIGURES,
+    bytes=Sort.NUMBER,
+    epsilon=Sort.FIGURES,
+)
+SCORE_TOLD = _kind(
+    "score-told",
+    "info",
+    "run {run}: the model of round {round} evaluated on this client's own examples",
+    "this client paid for an evaluation and told its share of right answers, with its noise: ε so far",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+    round=Sort.NUMBER,
+    epsilon=Sort.FIGURES,
+)
+ANSWER_REPEATED = _kind(
+    "answer-repeated",
+    "info",
+    "run {run}: round {round} answered once more, with the same bytes",
+    "the server asked a second time and got what it had got before, at no cost",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+    round=Sort.NUMBER,
+)
+REFUSED = _kind(
+    "refused",
+    "warning",
+    "{asked} refused: {reason}; node.log says more",
+    "this client refused a block of the server's, for a reason of the catalogue of reasons",
+    asked=Sort.WORD,
+    reason=Sort.WORD,
+)
+EXPULSION_ANNOUNCED = _kind(
+    "expulsion-announced",
+    "warning",
+    "run {run}: {client} is expelled since round {round}, says the server, {test}: {figures}",
+    "the server called this client to an epoch without somebody it expelled, and said why",
+    run=Sort.WORD,
+    epoch=Sort.NUMBER,
+    client=Sort.CLIENT,
+    round=Sort.NUMBER,
+    test=Sort.SENTENCE,
+    figures=Sort.FIGURES,
+)
+EXPELLED = _kind(
+    "expelled",
+    "warning",
+    "run {run}: this client was expelled in round {round}, says the server, {test}: {figures}",
+    "this client takes no further part in a run: its messages could not be honest, says the server",
+    run=Sort.WORD,
+    reason=Sort.WORD,
+    round=Sort.NUMBER,
+    test=Sort.SENTENCE,
+    figures=Sort.FIGURES,
+)
+RESULT_RECEIVED = _kind(
+    "result-received",
+    "info",
+    "run {run}: the result is here",
+    "the run is over, and its model is in this client's folder",
+    run=Sort.WORD,
+)
+
+# --- any process ------------------------------------------------------------------------------------------
+
+PARTY_STARTED = _kind(
+    "party-started",
+    "info",
+    "{party} begins, trilemma {version}",
+    "a party's process is there",
+    party=Sort.WORD,
+    version=Sort.WORD,
+)
+LISTENS = _kind(
+    "listens",
+    "info",
+    "listening at {address} for {clients} clients",
+    "the server's door is open to clients",
+    address=Sort.WORD,
+    clients=Sort.NUMBER,
+)
+LINE = _kind(
+    "line",
+    "info",
+    "{what}",
+    "a client's line to the server is there, or broke, and why",
+    what=Sort.SENTENCE,
+)
+RUN_FAILED = _kind(
+    "run-failed",
+    "error",
+    "the run failed: {error}; process.log says more",
+    "a run ended with an exception, of which only the kind is told",
+    error=Sort.WORD,
+)

@@ -1,0 +1,1 @@
+"""Triton kernels for layers, and how they are found."""

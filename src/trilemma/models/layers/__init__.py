@@ -1,0 +1,1 @@
+"""Layers that act on all clients at once."""

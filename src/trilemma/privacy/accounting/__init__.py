@@ -1,0 +1,1 @@
+"""What releases cost, and how much noise an ε needs."""

@@ -1,0 +1,1 @@
+"""What a client has released and what it has cost, written before anything leaves."""

@@ -1,5 +1,0 @@
-"""Makes every Python that has this folder on its path carry blocks in pieces of a few thousand bytes."""
-
-from trilemma.federation import sizes
-
-sizes.PIECE = 4096
