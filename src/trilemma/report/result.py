@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from trilemma.experiment import Config, Inputs
 from trilemma.base.errors import UserError
 from trilemma.base.records import Record, Summary
-from trilemma.experiment import Config, Inputs
 from trilemma.report.curves import Curve, plot_curves
 from trilemma.report.tables import Table, results_table, tightest_epsilon
-from trilemma.report.trust import Suspect, plot_shares, shares, trusted
+from trilemma.report.trust import Suspect, plot_shares, shares, trusted, verdict
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,15 @@ class Result:
         """Return the scores beside ε, f, the attack and the run without liars."""
         free = self.baseline.summary if self.baseline is not None else None
         rows = [(self.summary.algorithm, self.summary)]
-        return results_table(rows, free, self.title, self._least_trusted())
+        said = self.verdict_on_clients()
+        return results_table(rows, free, self.title, [said] if said else [])
 
-    def _least_trusted(self) -> list[str]:
-        """Say whom the rule trusted least: as many clients as it was told may lie."""
-        told = self.config.federation.f
+    def verdict_on_clients(self) -> str:
+        """Say who stands out by a small share in the aggregate, or that nobody does (`report.trust`)."""
         seed = None if self._liars_stay else next(iter(self.seeds))
-        everyone = [one for one in self.suspects(seed) if one.heard]
-        if not told or not everyone or everyone[0].weight == everyone[-1].weight:
-            return []
-        worst = ", ".join(f"{one.client} ({one.weight:.3f})" for one in everyone[:told][:10])
-        where = "" if seed is None else f" in seed {seed}"
-        return [f"least trusted clients{where}: {worst}; an equal share is {1 / self.summary.clients:.3f}"]
+        records = self.records if seed is None else self.seeds[seed]
+        said = verdict(self.summary.rule, self.summary.clients, records, self.config.federation.f)
+        return f"seed {seed}: {said}" if said and seed is not None else said
 
     @property
     def _liars_stay(self) -> bool:

@@ -1,4 +1,10 @@
-"""Whom the rule trusted: every client's share in the aggregate, over a run, and as a picture of rounds."""
+"""Whom the rule trusted: every client's share in the aggregate, over a run, and as a picture of rounds.
+
+Somebody always has the smallest share, so a small share alone accuses nobody. `outliers` names the clients
+whose share is below what the others' spread explains, by a sequential test for outliers on one side.
+
+Reference: Rosner (Technometrics 1983), "Percentage Points for a Generalized ESD Many-Outlier Procedure".
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,18 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import torch
+from scipy import stats
 
+from trilemma import aggregation
 from trilemma.base.errors import UserError
-from trilemma.base.records import Record
+from trilemma.base.keys import Key
 from trilemma.learning.defences.evidence import Expulsion
+from trilemma.base.records import Record
 from trilemma.report.picture_files import save_picture
 
 
@@ -34,6 +45,15 @@ class Suspect:
     late: int = 0
     expelled: str = ""
 
+
+ROUNDED = 1e-5
+"""Differences of shares that count as none: records keep six digits."""
+
+ALIKE, TRIED = 200, 9
+"""Coordinates of messages that are alike, and how often a rule is asked about such."""
+
+CHANCE = 0.01
+"""How likely `outliers` is to name somebody where nobody lies and honest shares are spread like a normal."""
 
 NEWCOMERS = 2000
 """Clients at most that come later, as many as a roster holds: a record that names others is no record."""
@@ -83,6 +103,65 @@ def trusted(clients: int, records: Sequence[Record]) -> list[Suspect]:
     return sorted(found, key=lambda one: (not one.expelled, one.weight, -one.rejected, one.client))
 
 
+def outliers(clients: int, records: Sequence[Record], most: int) -> list[Suspect]:
+    """Return at most `most` clients whose shares are smaller than honest clients' differ, smallest first.
+
+    With i − 1 of n clients set aside, the smallest mean share w left is compared with the mean w̄ of the
+    m = n − i others: (w̄ − w) / (s √(1 + 1/m)) is Student's t with m − 1 degrees of freedom. Here s is their
+    standard deviation, or the standard error of a mean over rounds where that is larger: few clients may
+    lie close by chance. m + 1 clients could have been the smallest, so the threshold is that of
+    `CHANCE` / (m + 1). The largest i beyond its threshold counts, so that two liars do not hide each other.
+    A client whose data are unlike all others' may be named as well: so are its messages.
+
+    >>> records = [Record(t, weights={0: 0.3 + t % 2 / 50, 1: 0.35, 2: 0.35 - t % 2 / 50}) for t in (1, 2, 3)]
+    >>> outliers(3, records, most=1)
+    []
+    """
+    heard = [[one.weights[i] for one in records if i in one.weights] for i in range(places(clients, records))]
+    known = {client: np.array(own) for client, own in enumerate(heard) if len(own) > 1}
+    order = sorted(known, key=lambda client: float(known[client].mean()))
+    found = 0
+    for taken in range(1, min(most, len(order) - 3) + 1):
+        rest = [known[client] for client in order[taken:]]
+        means = np.array([own.mean() for own in rest])
+        errors = [own.var(ddof=1) / len(own) for own in [known[order[taken - 1]], *rest]]
+        spread = math.sqrt(max(means.var(ddof=1), float(np.mean(errors))) * (1 + 1 / len(rest)))
+        gap = float(means.mean() - known[order[taken - 1]].mean())
+        threshold = stats.t.ppf(1 - CHANCE / (len(rest) + 1), len(rest) - 1)
+        if gap > max(threshold * spread, ROUNDED):
+            found = taken
+    people = {one.client: one for one in trusted(clients, records)}
+    return [people[client] for client in order[:found]]
+
+
+@lru_cache(maxsize=64)
+def leaves_out(rule: str, clients: int, most: int) -> bool:
+    """Tell whether a rule leaves clients out even where all messages are alike: then a share is only a rank.
+
+    >>> leaves_out("mda", 7, 2), leaves_out("caf", 7, 2)
+    (True, False)
+    """
+    parsed, draw = aggregation.parse(rule, most), Key(0).torch()
+    alike = (parsed(torch.randn((clients, ALIKE), generator=draw)).weights for _ in range(TRIED))
+    return bool(np.median([float(one.min()) for one in alike]) < 0.1 / clients)
+
+
+def verdict(rule: str, clients: int, records: Sequence[Record], most: int) -> str:
+    """Say who stands out by its share, or that nobody does; "" where there is nothing to tell."""
+    everyone = [one for one in trusted(clients, records) if one.heard]
+    if not most or not everyone or everyone[0].weight == everyone[-1].weight:
+        return ""
+    if leaves_out(rule, clients, most):
+        return f"nobody stands out: {rule} leaves clients out in every round, whether they lie or not"
+    named = outliers(clients, records, most)
+    if not named:
+        return "nobody stands out: shares differ by no more than those of honest clients do"
+    others = [one.weight for one in everyone if one not in named]
+    who = ", ".join(f"{one.client} ({one.weight:.3f})" for one in named[:10])
+    words = "client {} stands" if len(named) == 1 else "clients {} stand"
+    return f"{words.format(who)} out by a small share: the others have {np.mean(others):.3f} on average"
+
+
 def shares(clients: int, seeds: Mapping[int, Sequence[Record]]) -> np.ndarray:
     """Return the clients' shares in the aggregate (clients, rounds), the mean over seeds; NaN: not heard.
 
@@ -113,20 +192,21 @@ def expulsions(record: Record) -> list[tuple[int, str]]:
 def plot_shares(table: np.ndarray, path: Path, title: str = "", liars: Collection[int] = ()) -> Path:
     """Draw shares (clients, rounds) as a map into a PNG file and return its path.
 
-    Grey: not heard in that round. Known `liars` are named as such.
+    Red: less than an equal share; yellow: an equal one; blue: more; grey: not heard in that round. Known
+    `liars` are named as such.
     """
     from matplotlib import colormaps
+    from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
     from matplotlib.ticker import MaxNLocator
 
     clients, rounds = table.shape
     figure = Figure(figsize=(7.5, min(12, 2.2 + 0.22 * clients)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    colours = colormaps["viridis"].with_extremes(bad="lightgrey")
+    colours = colormaps["RdYlBu"].with_extremes(bad="grey")
+    scale = TwoSlopeNorm(1 / clients, 0.0, _most(table))
     edges = (0.5, rounds + 0.5, clients - 0.5, -0.5)
-    image = axes.imshow(
-        table, aspect="auto", interpolation="nearest", cmap=colours, vmin=0.0, vmax=_most(table), extent=edges
-    )
+    image = axes.imshow(table, aspect="auto", interpolation="nearest", cmap=colours, norm=scale, extent=edges)
     step = max(1, clients // 40)
     rows = range(0, clients, step)
     axes.set_yticks(list(rows), [f"{row} lies" if row in liars else str(row) for row in rows])
