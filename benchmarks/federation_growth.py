@@ -43,16 +43,17 @@ from trilemma import config as configurations
 from trilemma.aggregation import parse, stream
 from trilemma.base import files
 from trilemma.base.stopwatch import Stopwatch
+from trilemma.federation.carriers.grpc.transfers import Described
 from trilemma.federation.carriers.inprocess import InProcess
+from trilemma.federation.client import node
 from trilemma.federation.client.node import Node
 from trilemma.federation.client.spending import write_budgets
-from trilemma.federation.party import provisioning
+from trilemma.federation.party import provisioning, sealed_files
 from trilemma.federation.party.layout import Party, parties
 from trilemma.federation.party.public_facts import Federation, Timing
 from trilemma.federation.party.task import PartyTask, load_task
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol import shelf as shelves
-from trilemma.federation.protocol.long_blocks import described, piece_of
 from trilemma.federation.protocol.shelf import Shelf
 from trilemma.federation.protocol.transport import Reply
 from trilemma.federation.server import hearing
@@ -248,14 +249,10 @@ def answer(folder: Path, questions: Path) -> None:
     for round_ in range(2):
         with (questions / str(round_)).open("rb") as file:
             block = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        long, memory, started = described(block), OwnMemory(), time.process_time()
+        memory, started = OwnMemory(), time.process_time()
         with memory.watched("client"):
-            node.answer(wire.dumps(long))
-            for place in range(len(long.checksums)):
-                node.answer(piece_of(block, long.digest, place))
-            told, _ = wire.loads(node.answer(wire.dumps(long)), kinds.Long)
-            for place in range(len(told.checksums)):
-                node.answer(wire.dumps(kinds.Fetch(digest=told.digest, place=place)))
+            node.check_length(len(block))
+            told = Described.of(node.answer(block))
         notes = (node.party.run_folder("growth") / "notes.jsonl").read_text().splitlines()
         seconds = ", ".join(f"{stage} {one:.1f}" for stage, one in json.loads(notes[-1])["seconds"].items())
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -361,7 +358,8 @@ def as_if_long(memory: OwnMemory) -> Iterator[None]:
 
     with ExitStack() as stack:
         for place, name, stand_in in (
-            (wire, "PIECE", 1 << 18),
+            (node, "SHORT", 1 << 18),
+            (sealed_files, "LONG", 1 << 18),
             (shelves, "IN_MEMORY", 0),
             (privatise, "LONG", 1 << 14),
             (grids, "LONG", 1 << 14),
@@ -383,7 +381,7 @@ class Watched(InProcess):
 
     def reply(self, node: int, block: bytes) -> Reply | None:
         """Answer; short questions are not worth watching."""
-        with self.memory.watched("client") if wire.kind_of(block) in ("ask", "long") else nullcontext():
+        with self.memory.watched("client") if wire.kind_of(block) == "ask" else nullcontext():
             return super().reply(node, block)
 
 

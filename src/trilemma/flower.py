@@ -254,13 +254,14 @@ def serve(folder: Path) -> None:
 def answered(node: Node, block: bytes) -> bytes:
     """Return what a client says to a block."""
     from trilemma.federation.client.spending import trusts_server
+    from trilemma.federation.protocol.wire import together
 
     try:
         found = node.answer(block)
         trusts_server(node.party, DELIVERED)
     except (Refused, UserError, OSError) as error:
         return REFUSED + what_travels(error).encode()
-    return ANSWERED + found
+    return ANSWERED + together(found)
 
 
 @contextlib.contextmanager

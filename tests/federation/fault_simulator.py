@@ -544,8 +544,8 @@ class World:
                 (files, "sync_folder", lambda folder: None),
                 (Ledger, "_append", append),
                 (ledgers, "cost", price),
-                (node, "load_task", lambda party: task),
-                (server, "load_task", lambda party: task),
+                (node, "load_task", lambda party, **_: task),
+                (server, "load_task", lambda party, **_: task),
                 # For speed: one process needs no locks, and what nobody changes is read once.
                 (files, "locked", lambda path, refusal=None: nullcontext()),
                 (tomllib, "loads", _read_once(tomllib.loads)),

@@ -280,6 +280,6 @@ class Adversary:
 
     def _say(self, client: int, block: bytes) -> bytes:
         try:
-            return self.nodes[client].answer(block)
+            return wire.together(self.nodes[client].answer(block))
         except Refused as refusal:
             raise UserError(f"client {client} refuses to be audited: {refusal}") from None

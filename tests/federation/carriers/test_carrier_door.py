@@ -327,7 +327,7 @@ def test_memory_of_a_flood_comes_back(keys):
     with open_server(keys, limits=Limits(handshake=2.0)) as server, client(keys.clients[0], server.port):
         there(server, 0)
         with contextlib.ExitStack() as mob, selectors.DefaultSelector() as left:
-            for _ in range(4 * server.seats):
+            for _ in range(4 * server._limits.connections):
                 line = mob.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=SOON))
                 left.register(line, selectors.EVENT_READ)
             while left.get_map():  # until all were sent away
@@ -346,4 +346,4 @@ def test_a_client_that_a_flood_kept_out_is_back_within_a_handshakes_limit():
 def test_there_are_seats_for_a_large_federation(keys):
     keys.roster |= {f"{client:064x}": client for client in range(10, 1000)}
     with open_server(keys) as server:
-        assert server.seats >= 2 * len(keys.roster)
+        assert server._limits.connections >= 2 * len(keys.roster)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import torch
 
+from trilemma.federation.carriers.grpc.frames import Frame
+from trilemma.federation.carriers.grpc.transfers import Incoming
 from trilemma.federation.client.node import Node
 from trilemma.federation.processes import party_process
 from trilemma.federation.protocol import kinds, wire
@@ -54,19 +56,19 @@ def changing(how: str) -> Answer:
 
 
 def dying(notes: str, dies_at: str) -> Answer:
-    """Return the answer of a node that ends in the middle of a transfer."""
+    """Return an honest answer; the process ends in the middle of a transfer."""
+    take = Incoming.take
 
-    def answer(node: Node, block: wire.Block) -> wire.Block:
-        said = HONEST(node, block)
-        if wire.kind_of(block) == kinds.Piece.kind:
-            place = wire.loads(block, kinds.Piece)[0].place
-            with Path(notes).open("a") as file:
-                file.write(f"{place}\n")
-            if place == int(dies_at):
-                os.kill(os.getpid(), signal.SIGKILL)
-        return said
+    def noting(incoming: Incoming, frame: Frame) -> int | None:
+        again = take(incoming, frame)
+        with Path(notes).open("a") as file:
+            file.write(f"{frame.number}\n")
+        if frame.number == int(dies_at):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return again
 
-    return answer
+    Incoming.take = noting
+    return HONEST
 
 
 def adaptive(liars: str, careless: str) -> Answer:

@@ -82,7 +82,7 @@ def test_a_party_on_its_own_gets_its_unit_and_no_compose_file(parties):
     [
         (None, None),
         (UserError("too few"), None),
-        (OSError("the SuperLink is away"), "monday"),
+        (OSError("the server is away"), "monday"),
         (KeyboardInterrupt(), "monday"),
     ],
 )

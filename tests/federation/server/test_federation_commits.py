@@ -17,7 +17,6 @@ import torch
 from trilemma.base import files
 from trilemma.base.errors import UserError
 from trilemma.federation.protocol.epochs import Epoch
-from trilemma.federation.protocol.memory import Memory
 from trilemma.federation.server.commits import Commit, CommitLog
 
 EPOCH = Epoch(2, (0, 1, 3), (0, 1, 2, 3))
@@ -206,16 +205,6 @@ def test_a_run_whose_commits_are_all_broken_does_not_start_over(tmp_path):
         flip(path, -1)
     with pytest.raises(UserError, match=r"no commit in .* is as it was written"):
         log.recover()
-
-
-def test_a_run_from_before_several_were_kept_is_continued(tmp_path):
-    parts = commit(4).parts(Memory(tmp_path / "memory"))
-    (tmp_path / "commit").write_bytes(b"".join(parts))
-    log = CommitLog(tmp_path)
-    assert log.recover().rounds == 4
-    log.append(commit(5))
-    assert CommitLog(tmp_path).last().rounds == 5
-    assert not (tmp_path / "commit").exists()
 
 
 def test_a_broken_record_costs_its_line_and_not_the_run(tmp_path):

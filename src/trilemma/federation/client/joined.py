@@ -57,7 +57,7 @@ def _line(run: str, epoch: int) -> bytes:
 
 
 def _said(line: bytes) -> tuple[str, int] | None:
-    """Return run and epoch of a line; None where it is another kind of line, or was changed."""
+    """Return run and epoch of a line; None where a disk changed it."""
     checksum, _, said = line.partition(b" ")
     if not said or hashlib.sha256(said).hexdigest().encode() != checksum:
         return None

@@ -203,8 +203,8 @@ class Journal:
         self._last, self._version = _entry(*found), version
         return self._last
 
-    def write(self, entry: Entry) -> None:
-        """Replace the last entry; on disk when this returns."""
+    def write(self, entry: Entry) -> Entry:
+        """Replace the last entry, on disk when this returns; return it as it lies there, where it is long."""
         header = _EntryHeader(
             run=entry.run,
             epoch=entry.epoch,
@@ -220,6 +220,7 @@ class Journal:
         if sealed_files.is_long(self._file):  # the file's pages will do
             entry = _entry(*sealed_files.written(self._file, _EntryHeader))
         self._last, self._version = entry, self._on_disk()
+        return entry
 
     def _on_disk(self) -> tuple[int, ...]:
         """Return what tells one version of the file from another: each is a new file."""

@@ -14,10 +14,11 @@ Longer than most modules, so that all that a server may ask of a client is answe
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets as system
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -52,8 +53,8 @@ from trilemma.federation.protocol.admission import HEADROOM
 from trilemma.federation.protocol.broadcasts import Described, check_broadcast, described, length_of
 from trilemma.federation.protocol.event_fields import figures
 from trilemma.federation.protocol.expulsions import Expulsion, check_announced
-from trilemma.federation.protocol.long_blocks import LongBlocks, Whole
 from trilemma.federation.protocol.reasons import Reason, Refused, note_down, reason_for, write_down
+from trilemma.federation.protocol.wire import Whole
 from trilemma.federation.server.scoring import SHARE
 from trilemma.learning.protocol import ClientStep, Start, State
 from trilemma.learning.steps import total
@@ -63,8 +64,8 @@ from trilemma.privacy.types import NoiseSource
 ROOM_PER_CLIENT = 1024
 """Bytes a header may take for each client of the federation: a key, a signature, a round."""
 
-CARRYING = frozenset({kinds.Long.kind, kinds.Piece.kind, kinds.Fetch.kind})
-"""Kinds of messages that carry parts of others."""
+SHORT = 1 << 20
+"""Bytes up to which an answer is one piece of memory; the tensors of a longer one stay where they lie."""
 
 SECOND_QUESTION = 2
 """How many times as long as a broadcast a second question may be: places, of 8 bytes each, and values."""
@@ -101,17 +102,28 @@ class Node:
         """What a task is loaded from: terms, and the code its owner allows or not."""
         return f"{self.party.terms} {self.party.plan}"
 
-    def answer(self, block: wire.Block) -> bytes:
+    def answer(self, block: wire.Block) -> Whole:
         """Answer a block from the server, or raise `Refused`, whose text may travel back.
 
         Whatever goes wrong, that text is from a fixed catalogue; the rest is in this client's own log.
         """
-        kind: str = "block"
-        failure: BaseException
         try:
             kind = wire.kind_of(block)
+        except wire.WireError:
+            kind = "block"
+        with self._refusing(kind):
+            answer = self._handle(block)
+            long = not isinstance(answer, bytes) and sum(map(len, answer)) > SHORT
+            return answer if long else wire.together(answer)
+
+    @contextlib.contextmanager
+    def _refusing(self, kind: str) -> Iterator[None]:
+        """Work alone in this folder, on a question of this kind; whatever goes wrong is a refusal."""
+        failure: BaseException
+        try:
             with files.locked(self.party.lock):
-                return self._long_blocks.answer(kind, block, self._handle)
+                yield
+            return
         except wire.WireError as error:
             failure, reason = Refused(Reason.BLOCK, str(error)), Reason.BLOCK
         except Refused as error:
@@ -119,21 +131,19 @@ class Node:
         except (Exception, SystemExit) as error:  # a task.py may call sys.exit, with a text
             failure, reason = error, reason_for(error)
         write_down(self.party.log, kind, failure)
-        asked = kind if kind in {*self._handlers, *CARRYING} else "unknown"
+        asked = kind if kind in self._handlers else "unknown"
         self.say(events.REFUSED(asked=asked, reason=reason.code))
         raise Refused(reason)
+
+    def check_length(self, length: int) -> None:
+        """Refuse a question longer than any of this configuration's, before anything of it is stored."""
+        with self._refusing("block"):
+            if length > HEADROOM + ROOM_PER_CLIENT * self._clients + SECOND_QUESTION * self._broadcast_bytes:
+                raise wire.WireError(f"a question of {length} bytes")
 
     def _handle(self, block: wire.Block) -> Whole:
         finish(self.party)
         return self._handlers.get(wire.kind_of(block), self._unknown)(block)
-
-    @property
-    def _long_blocks(self) -> LongBlocks:
-        """Questions and answers that travel in pieces; no question is longer than two broadcasts."""
-        return LongBlocks(
-            self.party.state / "long",
-            lambda: HEADROOM + ROOM_PER_CLIENT * self._clients + SECOND_QUESTION * self._broadcast_bytes,
-        )
 
     @property
     def _handlers(self) -> dict[str, Callable[[wire.Block], Whole]]:
@@ -283,8 +293,8 @@ class Node:
             noise = partial(session.noise, secrets)
             sent, after, loss = self._computed(ask, broadcast, before, noise, watch)
             with watch.stage("journal"):
-                journal.write(Entry(ask.run, ask.epoch, ask.round, asked, sent, before, after))
-        answer, seconds = wire.parts_of(header, sent), watch.take()
+                kept = journal.write(Entry(ask.run, ask.epoch, ask.round, asked, sent, before, after))
+        answer, seconds = wire.parts_of(header, kept.sent), watch.take()
         session.note(
             {
                 "round": ask.round,

@@ -17,6 +17,9 @@ from trilemma.base import files
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.wire import AnyHeader
 
+LONG = 1 << 24
+"""Bytes from which on a file's tensors are seen where they lie."""
+
 
 def write(path: Path, header: kinds.Header, tensors: wire.Tensors | None = None) -> None:
     """Replace a file by a block with its checksum; on disk when this returns."""
@@ -43,7 +46,7 @@ def written(path: Path, expected: type[AnyHeader]) -> tuple[AnyHeader, dict[str,
 
 def is_long(path: Path) -> bool:
     """Tell whether a file's tensors are seen where they lie, and not read into memory."""
-    return path.stat().st_size > wire.PIECE
+    return path.stat().st_size > LONG
 
 
 def _content(path: Path) -> wire.Block:

@@ -18,11 +18,10 @@ from trilemma.federation.party.layout import Party
 from trilemma.federation.processes.telling import telling
 from trilemma.federation.protocol import events
 from trilemma.federation.protocol.event_fields import without_quotes
-from trilemma.federation.protocol.sizes import PIECE, ROOM
 
 if TYPE_CHECKING:
     from trilemma.federation.client.node import Node
-    from trilemma.federation.protocol.long_blocks import Whole
+    from trilemma.federation.protocol.wire import Whole
 
 
 def serve(party: Party, stop: threading.Event) -> None:
@@ -38,6 +37,9 @@ def serve(party: Party, stop: threading.Event) -> None:
     def answer(block: Arrived) -> Whole:
         return node().answer(block)
 
+    def check_length(length: int) -> None:
+        node().check_length(length)
+
     def line(said: str) -> None:
         say(events.LINE(what=without_quotes(said)))
 
@@ -49,6 +51,6 @@ def serve(party: Party, stop: threading.Event) -> None:
         stop,
         line,
         spool=party.state / "arriving",
-        longest=lambda: PIECE + ROOM,
+        check_length=check_length,
         facts=lambda: Facts.of(party).text,
     )

@@ -23,7 +23,6 @@ from trilemma.federation.processes.telling import log, telling
 from trilemma.federation.protocol import events
 from trilemma.federation.protocol.events import Event
 from trilemma.federation.protocol.reasons import Reason, reason_for
-from trilemma.federation.protocol.sizes import PIECE, ROOM
 from trilemma.federation.server.exchange import Clock
 from trilemma.federation.server.under_way import run_under_way, under_way
 
@@ -177,7 +176,7 @@ class Server:
 
         clock = Clock(sleep=partial(self._pause, run))
         coordinator = open_run(self.party, run.name, self.carrier, partial(self._say, run), clock)
-        self.carrier.longest = min(coordinator.task.longest_reply, PIECE + ROOM)
+        self.carrier.longest = coordinator.task.longest_reply
         coordinator.go()
 
     def _pause(self, run: Run, seconds: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -167,40 +166,3 @@ class Noted(Header):
     kind = "noted"
     client: Count
     run: str
-
-
-class Long(Header):
-    """Either way: a block of `length` bytes, in pieces with these checksums, is to be had."""
-
-    kind = "long"
-    length: int
-    checksums: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
-
-    @property
-    def digest(self) -> str:
-        """What the block is called while its pieces travel."""
-        return hashlib.sha256(f"{self.length} {' '.join(self.checksums)}".encode()).hexdigest()
-
-
-class Have(Header):
-    """Client → server: of the block `digest` the first `pieces` pieces are here."""
-
-    kind = "have"
-    digest: str
-    pieces: int
-
-
-class Fetch(Header):
-    """Server → client: send piece `place` of your block `digest`."""
-
-    kind = "fetch"
-    digest: str
-    place: int
-
-
-class Piece(Header):
-    """Either way: piece `place` of the block `digest`, in the tensors."""
-
-    kind = "piece"
-    digest: str
-    place: int

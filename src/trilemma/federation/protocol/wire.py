@@ -7,10 +7,6 @@
 A tensor that shares its memory with an earlier one (the momentum a client sends and keeps) is written once:
 [name, dtype, shape, place of the earlier one].
 
-A block of more than `PIECE` bytes does not travel in one message: it is announced by its length and the
-checksums of its pieces (`Long`), and `long_blocks` carries them. That is what is new in version 2; blocks of
-version 1, which lie on disks, are read as before.
-
 A block is the only thing inside a message, whoever carries it. The same block is what a party writes to its
 disk, there behind its SHA-256 (`sealed`): a disk may forget, and nobody else would notice. Reading checks
 everything against the length before it allocates, and nothing read is ever executed: a block from a stranger
@@ -34,19 +30,16 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from trilemma.base.errors import UserError
-from trilemma.federation.protocol import sizes
 from trilemma.federation.protocol.kinds import Header
 
 MAGIC = b"trilemma/2\n"
-FORMER = b"trilemma/1\n"
-SEALED, FORMER_SEALED = b"trilemma/sealed/2".ljust(31) + b"\n", b"trilemma/sealed/1\n"
+SEALED = b"trilemma/sealed/2".ljust(31) + b"\n"
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 }
 LARGEST_HEADER = 1 << 20
 CHECKSUM = hashlib.sha256().digest_size
-PIECE = sizes.PIECE
 ALIGNED = 64
 """Tensors begin at a multiple of this, so that a file can be read where it lies."""
 PAGED, PAGE = 1 << 20, 4096
@@ -55,9 +48,17 @@ PAGED, PAGE = 1 << 20, 4096
 Block = bytes | memoryview | mmap.mmap
 """A block in memory, or in a file."""
 
+Whole = bytes | Sequence[bytes | memoryview]
+"""A block that was made: in one part or, where it is long, in parts that lie where they are."""
+
 
 class WireError(UserError):
     """A block that is not what it should be."""
+
+
+def together(whole: Whole) -> bytes:
+    """Return a block that was made, in one part."""
+    return whole if isinstance(whole, bytes) else b"".join(whole)
 
 
 AnyHeader = TypeVar("AnyHeader", bound=Header)
@@ -150,12 +151,11 @@ def loads(
 def read_file(path: Path, expected: type[AnyHeader]) -> tuple[AnyHeader, dict[str, Tensor]]:
     """Read a file that holds a block of the expected kind; what is wrong with it names the file.
 
-    The block may be bare, as transcripts are, and results from before they had a checksum.
+    The block may be bare, as transcripts are.
     """
     content = path.read_bytes()
     try:
-        sealed_here = content.startswith((SEALED, FORMER_SEALED))
-        return loads(unsealed(content) if sealed_here else content, expected)
+        return loads(unsealed(content) if content.startswith(SEALED) else content, expected)
     except WireError as error:
         raise WireError(f"{path}: {error}") from None
 
@@ -175,7 +175,7 @@ def header_of(block: Block, expected: type[AnyHeader]) -> AnyHeader:
 def _beginning(block: Block, expected: type[AnyHeader]) -> tuple[AnyHeader, _Shapes, list[int], int]:
     """Return header, shapes of the tensors, where each one's bytes are, and where they begin."""
     start = len(MAGIC) + 8
-    if bytes(block[: len(MAGIC)]) not in (MAGIC, FORMER) or len(block) < start:
+    if bytes(block[: len(MAGIC)]) != MAGIC or len(block) < start:
         raise WireError("not a block of this version")
     length = int.from_bytes(block[len(MAGIC) : start], "big")
     if length > min(LARGEST_HEADER, len(block) - start):
@@ -224,8 +224,7 @@ def kind_of(block: Block) -> str:
     """
     start = len(MAGIC) + 8
     length = int.from_bytes(block[len(MAGIC) : start], "big")
-    known = bytes(block[: len(MAGIC)]) in (MAGIC, FORMER)
-    if not known or length > min(LARGEST_HEADER, len(block) - start):
+    if bytes(block[: len(MAGIC)]) != MAGIC or length > min(LARGEST_HEADER, len(block) - start):
         raise WireError("not a block of this version")
     try:
         return str(json.loads(bytes(block[start : start + length]))["kind"])
@@ -269,25 +268,19 @@ def sealed_parts(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview
 def unsealed(content: Block) -> memoryview:
     """Return the block that a file holds; refuse one that is not as it was written.
 
-    A file from before there were checksums holds the bare block.
-
     >>> unsealed(sealed(b"block")[:-1])
     Traceback (most recent call last):
     trilemma.federation.protocol.wire.WireError: not as it was written: its checksum is another
     """
     block = unchecked(content)
-    before = len(content) - len(block)
-    if before and hashlib.sha256(block).digest() != content[before - CHECKSUM : before]:
+    if hashlib.sha256(block).digest() != bytes(content[len(SEALED) : len(SEALED) + CHECKSUM]):
         raise WireError("not as it was written: its checksum is another")
     return block
 
 
 def unchecked(content: Block) -> memoryview:
     """Return the block of a file, or the beginning of it, without comparing the checksum."""
-    beginning = bytes(content[: len(SEALED)])
-    if beginning.startswith((MAGIC, FORMER)):
-        return memoryview(content)
-    for seal in (SEALED, FORMER_SEALED):
-        if beginning.startswith(seal) and len(content) >= len(seal) + CHECKSUM:
-            return memoryview(content)[len(seal) + CHECKSUM :]
-    raise WireError("not as it was written: it has no checksum")
+    start = len(SEALED) + CHECKSUM
+    if bytes(content[: len(SEALED)]) != SEALED or len(content) < start:
+        raise WireError("not as it was written: it has no checksum")
+    return memoryview(content)[start:]

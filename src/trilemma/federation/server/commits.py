@@ -236,8 +236,6 @@ class _Place:
 
     @classmethod
     def of(cls, path: Path) -> _Place:
-        if path.suffix != ".commit":
-            return cls(-1, -1)
         rounds, epoch = path.stem.split("-")
         return cls(int(rounds), int(epoch) - 1)
 
@@ -256,7 +254,6 @@ class CommitLog:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._commits = folder / "commits"
-        self._first = folder / "commit"  # the only one, in runs from before several were kept
         self._records = folder / "rounds.jsonl"
         self.result = folder / "result"
         self._terms = folder / "terms"
@@ -350,7 +347,6 @@ class CommitLog:
         """Write a commit, and forget those before the last few with what only they refer to."""
         content = wire.sealed_parts(commit.parts(self.memory))
         files.write_atomically(self._commits / _Place.of_commit(commit).name, *content)
-        self._first.unlink(missing_ok=True)
         for path in self._kept()[KEPT:]:
             path.unlink()
         self.memory.forget_all_but([one for path in self._kept() for one in _references(path)])
@@ -362,15 +358,13 @@ class CommitLog:
 
     def _rounds(self) -> int:
         """Return how many rounds the newest commit is about; -1 before the first."""
-        if kept := self._kept():
-            return _Place.of(kept[0]).rounds
-        first = self.last()
-        return -1 if first is None else first.rounds
+        kept = self._kept()
+        return _Place.of(kept[0]).rounds if kept else -1
 
     def _newest_whole(self, thorough: bool = False) -> tuple[Commit | None, list[Path]]:
         """Return the newest commit that can be read, and the files of newer ones that cannot."""
         broken: list[Path] = []
-        for path in [*self._kept(), *([self._first] if self._first.is_file() else [])]:
+        for path in self._kept():
             try:
                 if not ends(path):
                     raise wire.WireError("not as it was written: it is no file")

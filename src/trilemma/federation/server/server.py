@@ -10,7 +10,6 @@ from trilemma.federation.protocol.transport import Transport
 from trilemma.federation.server.commits import CommitLog
 from trilemma.federation.server.coordinator import Coordinator
 from trilemma.federation.server.exchange import Clock, Correspondence
-from trilemma.federation.server.piecewise import Piecewise
 
 
 def open_run(
@@ -21,15 +20,14 @@ def open_run(
     clock: Clock | None = None,
 ) -> Coordinator:
     """Return the coordinator of the run `run`, a new one or one that stands somewhere; `go` runs it."""
-    clock, task, folder = clock or Clock(), load_task(server), server.run_folder(run)
-    carried = Piecewise(transport, folder / "arriving", task.longest_reply, clock.now)
+    clock = clock or Clock()
     return Coordinator(
         run=run,
         party=server,
         agreed=Agreed.by(server),
-        task=task,
-        exchange=Correspondence(carried, server.federation.timing.poll, clock),
-        log=CommitLog(folder),
+        task=load_task(server),
+        exchange=Correspondence(transport, server.federation.timing.poll, clock),
+        log=CommitLog(server.run_folder(run)),
         say=say,
         clock=clock,
     )

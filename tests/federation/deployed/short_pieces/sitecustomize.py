@@ -1,5 +1,8 @@
-"""Makes every Python that has this folder on its path carry blocks in pieces of a few thousand bytes."""
+"""Pieces of a few thousand bytes, in files, in every process that finds this on its path."""
 
-from trilemma.federation.protocol import sizes
+from trilemma.federation.carriers.grpc import frames
 
-sizes.PIECE = 4096
+frames.PIECE_BYTES = 4096
+from trilemma.federation.carriers.grpc import transfers  # noqa: E402
+
+transfers.IN_MEMORY = 0

@@ -10,7 +10,8 @@ other failure what `reasons.what_travels` allows. `serve` returns when `stop` is
 A line that breaks is made anew, after a moment that grows and is drawn at random; certificate and key are
 read again each time. What the client works on it goes on with meanwhile: the server asks what is open when
 the line is back, and gets the answer it waits for. Nothing a server sends can fill memory or disk: at most
-`MOST` questions wait, each of at most `longest` bytes.
+`MOST` questions wait, and of one that is longer than a piece nothing is taken before `check_length` has let
+its length pass.
 """
 
 from __future__ import annotations
@@ -30,17 +31,15 @@ from trilemma.base.errors import UserError
 from trilemma.base.version import VERSION
 from trilemma.federation.carriers.grpc import credentials, frames
 from trilemma.federation.carriers.grpc.credentials import Tls
-from trilemma.federation.carriers.grpc.frames import BadFrameError, Frame
+from trilemma.federation.carriers.grpc.frames import BadFrameError, Beginning, Frame
 from trilemma.federation.carriers.grpc.outbox import Outbox
 from trilemma.federation.carriers.grpc.transfers import (
-    IN_MEMORY,
     Arrived,
     Described,
     Incoming,
     Outgoing,
     Whole,
     check_short,
-    only,
 )
 from trilemma.federation.protocol.reasons import what_travels
 
@@ -59,9 +58,10 @@ handshake may take, so that whoever a flood kept out is in soon after it."""
 
 @dataclass(eq=False)
 class _Asked:
-    """A question that came: on its way, waiting, being answered, or answered."""
+    """A question that came: to be judged by its length, on its way, waiting, being answered, or answered."""
 
     expires: float
+    long: Beginning | None = None
     incoming: Incoming | None = None
     block: Arrived | None = None
     taken: bool = False
@@ -76,7 +76,7 @@ def serve(
     say: Callable[[str], None] = lambda _: None,
     *,
     spool: Path | None = None,
-    longest: Callable[[], int] = lambda: 1 << 34,
+    check_length: Callable[[int], None] = lambda _: None,
     silence: float = SILENCE,
     facts: Callable[[], str] = lambda: "",
 ) -> None:
@@ -85,7 +85,7 @@ def serve(
     `facts` is what the server is told on every line. Questions of more than 16 MiB lie in the folder `spool`;
     without one in memory.
     """
-    client = _Client(answer, spool, longest, stop, facts)
+    client = _Client(answer, spool, check_length, stop, facts)
     line = threading.Thread(target=client.hold, args=(address, tls, say, silence), daemon=True)
     line.start()
     threading.Thread(target=client.watch, daemon=True).start()
@@ -130,11 +130,11 @@ class _Client:
         self,
         answer: Answer,
         spool: Path | None,
-        longest: Callable[[], int],
+        check_length: Callable[[int], None],
         stop: threading.Event,
         facts: Callable[[], str],
     ) -> None:
-        self._answer, self._spool, self._longest, self._stop = answer, spool, longest, stop
+        self._answer, self._spool, self._check_length, self._stop = answer, spool, check_length, stop
         self._facts = facts
         self._changed = threading.Condition()
         self._questions: dict[bytes, _Asked] = {}
@@ -152,34 +152,53 @@ class _Client:
             self._call.cancel()
 
     def work(self) -> None:
-        """Answer one question after the other."""
+        """Answer one question after the other; of a long one that begins say whether it may come."""
         while (next_one := self._next()) is not None:
             question, asked = next_one
-            assert asked.block is not None
             try:
+                if asked.block is None:
+                    self._let_in(question, asked)
+                    continue
                 outgoing = Outgoing(question, Described.of(self._answer(asked.block)))
             except BaseException as error:  # no signal comes to this thread
                 text = what_travels(error).encode()
                 outgoing = Outgoing(question, Described.of(text), kind=frames.REFUSED)
             with self._changed:
-                asked.block, asked.incoming = None, None
+                asked.block, asked.incoming, asked.long = None, None, None
                 if self._questions.get(question) is asked:
                     asked.answer = outgoing
                     if self._outbox is not None:
                         self._outbox.carry(outgoing)
 
     def _next(self) -> tuple[bytes, _Asked] | None:
-        """Wait for a question that is complete and still wanted; None when this client shall stop."""
+        """Wait for a question that is complete, or to be judged; None when this client shall stop."""
         with self._changed:
             while not self._stop.is_set():
-                for question, asked in list(self._questions.items()):
-                    if asked.answer is None and asked.expires < time.monotonic():
-                        del self._questions[question]
-                    elif asked.block is not None and not asked.taken:
+                self._forget_expired()
+                for question, asked in self._questions.items():
+                    if asked.block is not None and not asked.taken:
                         asked.taken = True
+                        return question, asked
+                    if asked.long is not None and asked.incoming is None:
                         return question, asked
                 self._changed.wait()
             return None
+
+    def _forget_expired(self) -> None:
+        """Let go what nobody waits for any more, answered or not: a server may die before it says so."""
+        now = time.monotonic()
+        self._questions = {name: one for name, one in self._questions.items() if one.expires >= now}
+
+    def _let_in(self, question: bytes, asked: _Asked) -> None:
+        """Make room for a long question, and ask for what is not here of it."""
+        assert asked.long is not None
+        self._check_length(asked.long.length)  # which may take its time, and refuse
+        incoming = Incoming.of(asked.long, self._spool)
+        with self._changed:
+            asked.incoming = incoming
+            self._complete(asked)
+            if asked.block is None and self._outbox is not None:
+                self._outbox.say(frames.HAVE, question, incoming.have)
 
     # --- the line --------------------------------------------------------------------------------------
 
@@ -253,6 +272,7 @@ class _Client:
     def _begin(self, outbox: Outbox, frame: Frame, asked: _Asked | None) -> None:
         """Take the beginning of a question; of one that is known, say how much of it is here."""
         begun = frames.read_beginning(frame)
+        self._forget_expired()
         if asked is None:
             if len(self._questions) >= MOST:
                 raise BadFrameError(f"the server has more than {MOST} questions open")
@@ -261,14 +281,8 @@ class _Client:
                 asked.block = check_short(begun)
                 self._changed.notify_all()
                 return
-            if begun.length > self._longest():
-                raise BadFrameError(f"the server begins a question of {begun.length} bytes")
-            path = None
-            if self._spool is not None and begun.length > IN_MEMORY:
-                path = self._spool / begun.digest.hex()
-                only(self._spool, {path.name})
-            asked.incoming = Incoming(begun.length, begun.digest, path)
-            self._complete(asked)
+            asked.long = begun
+            self._changed.notify_all()
         if asked.incoming is not None and asked.block is None:
             outbox.say(frames.HAVE, frame.question, asked.incoming.have)
 

@@ -44,7 +44,6 @@ from trilemma.federation.carriers.grpc.transfers import (
     Incoming,
     Outgoing,
     check_short,
-    only,
 )
 from trilemma.federation.protocol.transport import FIRST_NODE, Reply
 
@@ -58,9 +57,6 @@ STRAY = 256
 
 GIVE_BACK = 5.0
 """Seconds after which free memory goes back to the system: a flood's connections leave it in pieces."""
-
-IN_MEMORY = 1 << 24
-"""Bytes up to which an answer lies in memory; longer ones are in a file."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +106,9 @@ class _Question:
     block: Described
     expires: float
     incoming: Incoming | None = None
-    wanted: int = 0
-    refused: bool = False
+    turns: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by who takes of its answer: a client's former stream may still be at it."""
 
     def outgoing(self) -> Outgoing:
         """Return it as it is sent now."""
@@ -125,7 +122,7 @@ class GrpcServer:
 
     def __init__(self, roster: ROSTER, spool: Path, limits: Limits, facts: Callable[[], str]) -> None:
         self._roster, self._spool, self._limits, self._facts = roster, spool, limits, facts
-        self.longest, self.seats = limits.longest, limits.connections
+        self.longest = limits.longest
         self.port = 0
         self._lock = threading.RLock()
         self._news = threading.Event()
@@ -262,12 +259,6 @@ class GrpcServer:
         """Return why clients on the roster were not let in, who have not come since."""
         with self._lock:
             return dict(self._turned_away)
-
-    def drop(self, client: int, why: str = "the server's operator closed the stream") -> None:
-        """Close a client's stream; one that is on the roster may come again."""
-        with self._lock:
-            if line := self._lines.get(client):
-                self._end(line, grpc.StatusCode.UNAVAILABLE, why)
 
     def _check(self) -> None:
         """End the streams of those who are not on the roster any more, or whose certificate is over."""
@@ -408,25 +399,29 @@ class GrpcServer:
                 if frame.kind in (frames.BEGIN, frames.REFUSED):
                     line.outbox.say(frames.FORGET, frame.question)
                 return
-        if frame.kind == frames.HAVE:
-            question.wanted += 1
-            if question.wanted > STRAY:
-                raise BadFrameError("this client wants one question again and again")
-            line.outbox.go_on(frame.question, min(frame.number, question.block.pieces))
-            return
+        if frame.kind != frames.PIECE:
+            question.turns += 1
+            if question.turns > STRAY:
+                raise BadFrameError("this client wants a question, or begins its answer, again and again")
         try:
-            if frame.kind == frames.PIECE:
-                self._piece(line, question, frame)
-            elif frame.kind in (frames.BEGIN, frames.REFUSED):
-                self._begin(line, question, frame)
-            else:
-                raise BadFrameError("a client forgets nothing for the server")
+            with question.lock:
+                self._answer(line, question, frame)
         except BadFrameError as error:
             self._reply(line, question, Reply(0, error=f"block: {error}", refused=True))
         except OSError as error:
             self._reply(
                 line, question, Reply(0, error=f"the server could not keep the answer: {error.strerror}")
             )
+
+    def _answer(self, line: _Line, question: _Question, frame: Frame) -> None:
+        if frame.kind == frames.HAVE:
+            line.outbox.go_on(frame.question, min(frame.number, question.block.pieces))
+        elif frame.kind == frames.PIECE:
+            self._piece(line, question, frame)
+        elif frame.kind in (frames.BEGIN, frames.REFUSED):
+            self._begin(line, question, frame)
+        else:
+            raise BadFrameError("a client forgets nothing for the server")
 
     def _begin(self, line: _Line, question: _Question, frame: Frame) -> None:
         """Take the beginning of an answer; of a long one what came before is not asked for again."""
@@ -438,12 +433,7 @@ class GrpcServer:
             return
         incoming = question.incoming
         if incoming is None or (incoming.length, incoming.digest) != (begun.length, begun.digest):
-            path = None
-            if begun.length > IN_MEMORY:
-                folder, name = self._spool / str(question.client), begun.digest.hex()
-                only(folder, {name})
-                path = folder / name
-            incoming = question.incoming = Incoming(begun.length, begun.digest, path)
+            incoming = question.incoming = Incoming.of(begun, self._spool / str(question.client))
         if incoming.complete:
             self._answered(line, question, incoming.whole())
         else:

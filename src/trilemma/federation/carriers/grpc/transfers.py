@@ -125,6 +125,20 @@ class Incoming:
             with path.open("ab+") as file:
                 self._continue(file)
 
+    @classmethod
+    def of(cls, begun: frames.Beginning, folder: Path | None) -> Incoming:
+        """Expect a block that was begun: in a file of `folder`, where it is long, in place of those before.
+
+        Somebody may still look at one of those: so no other length is ever continued in its file.
+        """
+        path = None
+        if folder is not None and begun.length > IN_MEMORY:
+            path = folder / f"{begun.digest.hex()}-{begun.length}"
+            for other in folder.glob("*"):
+                if other != path:
+                    other.unlink(missing_ok=True)
+        return cls(begun.length, begun.digest, path)
+
     def _continue(self, file: BinaryIO) -> None:
         """Take what is in the file for what came before: as many whole pieces as there are."""
         size = file.seek(0, 2)
@@ -196,10 +210,3 @@ def check_short(begun: frames.Beginning) -> bytes:
     if hashlib.sha256(content).digest() != begun.digest:
         raise BadFrameError("what came is not what was announced")
     return content
-
-
-def only(folder: Path, names: set[str]) -> None:
-    """Delete the blocks in a folder but these."""
-    for path in folder.glob("*"):
-        if path.name not in names:
-            path.unlink(missing_ok=True)

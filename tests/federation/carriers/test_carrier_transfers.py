@@ -1,0 +1,209 @@
+"""Blocks in pieces: broken off and continued, damaged, announced by liars."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import threading
+
+import grpc
+import pytest
+from carrier_harness import Keys, ask, client, collect, open_server, there
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trilemma.base.version import VERSION
+from trilemma.federation.carriers.grpc import client as carrier
+from trilemma.federation.carriers.grpc import credentials, frames, transfers
+from trilemma.federation.carriers.grpc.frames import PIECE_BYTES, BadFrameError
+from trilemma.federation.carriers.grpc.outbox import Outbox
+from trilemma.federation.carriers.grpc.transfers import Described, Incoming, Outgoing
+from trilemma.federation.protocol.reasons import Reason, Refused
+from trilemma.federation.protocol.transport import FIRST_NODE
+
+LONG = transfers.IN_MEMORY + PIECE_BYTES + 17
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return Keys(tmp_path / "keys", clients=2)
+
+
+@given(st.data())
+def test_pieces_in_any_order_and_number_give_the_block_or_nothing(tmp_path_factory, data):
+    """Repeated, out of turn, changed, cut off by a crash: what is complete is what was announced."""
+    small, path = 64, tmp_path_factory.mktemp("pieces") / "block"
+    block = data.draw(st.binary(min_size=1, max_size=5 * small))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfers, "PIECE_BYTES", small)
+        described = Described.of(block)
+        incoming = Incoming(described.length, described.digest, path)
+        for place in data.draw(st.lists(st.integers(0, described.pieces), max_size=30)):
+            crash = data.draw(st.integers(0, 9))
+            if crash == 0:  # the process ends, and the disk keeps what it likes
+                content = path.read_bytes()
+                path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+                incoming = Incoming(described.length, described.digest, path)
+            frame = frames.decode(Outgoing(bytes(16), described, next=place).piece())
+            if crash == 1:
+                changed = [bytes(len(frame.payload))]
+                frame = frames.decode(frames.encode(frames.PIECE, bytes(16), place, changed))
+            with contextlib.suppress(BadFrameError):
+                incoming.take(frame)
+        if incoming.complete:
+            assert incoming.whole()[:] == block
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_answer_goes_on_where_it_stopped_when_the_server_dies(keys, monkeypatch, damaged):
+    """Unless the disk made something else of what was there."""
+    block, places, dies, take = os.urandom(LONG), [], threading.Event(), Incoming.take
+
+    def taking(one, frame):
+        if frame.number == 3 and not dies.is_set():
+            dies.set()
+        if dies.is_set() and server is not again:
+            raise grpc.RpcError
+        places.append(frame.number)
+        return take(one, frame)
+
+    monkeypatch.setattr(Incoming, "take", taking)
+    again = None
+    with open_server(keys) as server, client(keys.clients[0], server.port, lambda _: block):
+        there(server, 0)
+        server.send({FIRST_NODE: b"work"}, 60)
+        assert dies.wait(30)
+        port = server.port
+        server.close()
+        (path,) = (keys.folder / "spool" / "0").iterdir()
+        assert path.stat().st_size == 3 * PIECE_BYTES
+        if damaged:
+            path.write_bytes(bytes(path.stat().st_size))
+        del places[:]
+        with open_server(keys, port) as again:
+            server = again
+            there(again, 0)
+            assert ask(again, {0: b"work"})[0].block[:] == block
+    assert places[0] == 3, "what had come is not sent again"
+    assert (0 in places) == damaged
+
+
+class Raw:
+    """A client that says what it likes, on a stream of its own."""
+
+    def __init__(self, keys, server):
+        self.channel = grpc.secure_channel(
+            address := f"127.0.0.1:{server.port}",
+            credentials.client_credentials(keys.clients[0]),
+            credentials.client_options(address, 8.0),
+        )
+        self.said: queue.Queue[bytes] = queue.Queue()
+        metadata = ((credentials.VERSION, VERSION),)
+        self.heard = carrier._carry(self.channel)(iter(self.said.get, b""), metadata=metadata)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.heard.cancel()
+        self.channel.close()
+
+    def say(self, kind, question, number=0, payload=()):
+        self.said.put(frames.encode(kind, question, number, payload))
+
+    def begin(self, question, length, digest=bytes(32), content=b""):
+        self.say(frames.BEGIN, question, length, [frames.beginning(digest, 0.0), content])
+
+
+def lies(raw, question, how):
+    block = Described.of(bytes(3 * PIECE_BYTES))
+    if how == "endless":
+        raw.begin(question, 1 << 50)
+    elif how == "another":
+        raw.begin(question, 5, content=b"12345")
+    elif how == "stray":
+        raw.say(frames.PIECE, question, 0, [bytes(PIECE_BYTES)])
+    elif how == "forgets":
+        raw.say(frames.FORGET, question)
+    else:
+        raw.begin(question, block.length, block.digest)
+        content = {"short": bytes(7), "changed": b"x" * PIECE_BYTES}.get(how, bytes(PIECE_BYTES))
+        for place in range(200):
+            raw.say(frames.PIECE, question, 2 if how == "order" else place % 3, [content])
+
+
+@pytest.mark.parametrize("how", ["endless", "another", "stray", "forgets", "short", "changed", "order"])
+def test_a_liar_in_the_carrying_is_told_so_and_keeps_nobody_waiting(keys, how):
+    with open_server(keys) as server, client(keys.clients[1], server.port, bytes), Raw(keys, server) as raw:
+        there(server, 0, 1)
+        questions = server.send({FIRST_NODE: b"work", FIRST_NODE + 1: b"work"}, 60)
+        lies(raw, bytes.fromhex(next(iter(questions))), how)
+        replies = collect(server, questions)
+        assert replies[0].refused
+        assert replies[0].error.startswith("block")
+        assert replies[1].block == b"work"
+
+
+@pytest.mark.parametrize("how", ["begin", "have"])
+def test_who_says_the_same_again_and_again_is_shown_out(keys, how):
+    with open_server(keys) as server, Raw(keys, server) as raw:
+        there(server, 0)
+        (question,) = map(bytes.fromhex, server.send({FIRST_NODE: b"work"}, 60))
+        for number in range(1000):
+            if how == "have":
+                raw.say(frames.HAVE, question)
+            else:
+                raw.begin(question, 2 * PIECE_BYTES, number.to_bytes(32, "big"))
+        with pytest.raises(grpc.RpcError, match="again and again"):
+            list(raw.heard)
+
+
+def test_an_answer_that_is_looked_at_stays_as_it_is(keys):
+    """Who has a file mapped dies where it is cut off: what is announced later is another file."""
+    block = os.urandom(LONG)
+    with open_server(keys) as server, Raw(keys, server) as raw:
+        there(server, 0)
+
+        def begin(text, length, digest):
+            (name,) = server.send({FIRST_NODE: text}, 60)
+            question = bytes.fromhex(name)
+            raw.begin(question, length, digest)
+            for message in raw.heard:
+                frame = frames.decode(message)
+                if frame.kind == frames.HAVE and frame.question == question:
+                    return name, question, frame.number
+            raise AssertionError("the stream ended")
+
+        described = Described.of(block)
+        name, question, _ = begin(b"first", LONG, described.digest)
+        for place in range(described.pieces):
+            raw.say(frames.PIECE, question, place, described.piece(place))
+        reply = collect(server, {name: FIRST_NODE})[0]
+        assert begin(b"second", transfers.IN_MEMORY + 1, described.digest)[2] == 0
+        assert hashlib.sha256(reply.block).digest() == described.digest
+
+
+def test_a_question_is_judged_by_its_length_before_anything_of_it_is_stored(keys, tmp_path):
+    def check_length(length):
+        if length > LONG:
+            raise Refused(Reason.BLOCK)
+
+    options = {"spool": tmp_path / "spool", "check_length": check_length}
+    with open_server(keys) as server, client(keys.clients[0], server.port, bytes, **options):
+        there(server, 0)
+        assert ask(server, {0: bytes(LONG + 1)})[0].why == Reason.BLOCK.told
+        assert not list(tmp_path.glob("spool/*"))
+        assert len(ask(server, {0: bytes(LONG)})[0].block) == LONG
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_what_nobody_waits_for_any_more_leaves_room(seconds):
+    """A server that died does not say what it has forgotten: a client does not count that for ever."""
+    one = carrier._Client(bytes, None, lambda _: None, threading.Event(), str)
+    complaint = pytest.raises(BadFrameError, match="questions open")
+    with complaint if seconds else contextlib.nullcontext():
+        for number in range(carrier.MOST + 1):
+            question = Outgoing(bytes([number] * 16), Described.of(b"work"), lifetime=seconds)
+            one._take(Outbox(), frames.decode(question.begin()))
