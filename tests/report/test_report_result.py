@@ -19,9 +19,9 @@ from damage import files_up_to
 from federation_harness import Direct, coordinator, make, small_config
 from trilemma import config, report, simulate
 from trilemma.base.errors import UserError
+from trilemma.base.records import Record, Spread, Summary
 from trilemma.federation.client.at_home import received
 from trilemma.federation.party.layout import Party
-from trilemma.base.records import Record, Spread, Summary
 from trilemma.report.pictures import draw
 from trilemma.report.trust import outliers
 
@@ -134,7 +134,7 @@ def test_tables_show_accuracy_beside_the_rest(run: Path) -> None:
     assert result.baseline is not None
     free = report.percent(result.baseline.summary.accuracy)
     *_, row, _, remark = result.markdown().splitlines()
-    assert remark.startswith("nobody stands out: ")  # in six rounds nobody can
+    assert remark.startswith("clients 5 (0.000), 6 (0.000) stand out by a small share: ")
     cells = row.split(" | ")
     assert cells[:5] == ["| dsgd", "caf", "2 of 7", "ipm", "∞"]
     assert cells[6] == f"{free} |"

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from trilemma.experiment import Config, Inputs
 from trilemma.base.errors import UserError
 from trilemma.base.records import Record, Summary
+from trilemma.experiment import Config, Inputs
 from trilemma.report.curves import Curve, plot_curves
 from trilemma.report.tables import Table, results_table, tightest_epsilon
 from trilemma.report.trust import Suspect, plot_shares, shares, trusted, verdict

@@ -22,8 +22,8 @@ from scipy import stats
 from trilemma import aggregation
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
-from trilemma.learning.defences.evidence import Expulsion
 from trilemma.base.records import Record
+from trilemma.learning.defences.evidence import Expulsion
 from trilemma.report.picture_files import save_picture
 
 
