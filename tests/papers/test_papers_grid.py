@@ -102,10 +102,20 @@ def test_rules_on_uneven_data_hear_ten_honest_clients() -> None:
             assert place.config.privacy.noise_multiplier == 0.5
 
 
-def test_the_figures_of_byz_clip21_try_three_steps_at_each_place() -> None:
-    for name in ("byz-clip21-figure1", "byz-clip21-figure2", "byz-clip21-figureF1"):
-        places = studies[name].runs("1")
-        assert len(places) == 3 * len({place.at for place in places})
+def test_the_figures_of_byz_clip21_try_the_same_grid_for_every_algorithm() -> None:
+    for name, points in (
+        ("byz-clip21-figure1", 15),
+        ("byz-clip21-figure2", 15),
+        ("byz-clip21-figureF1", 20),
+    ):
+        places = studies[name].grid
+        tried: dict[str, set[tuple[float, float | None]]] = {}
+        for place in places:
+            said = place.config
+            tried.setdefault(place.row, set()).add((said.algorithm.options.lr, said.privacy.clip))
+        assert len(tried) == 3
+        assert len({frozenset(grid) for grid in tried.values()}) == 1
+        assert len(places) == points * len({place.at for place in places})
         for place in places:
             assert f"f = {place.config.federation.byzantine}," in place.table
             clients = place.config.federation.clients

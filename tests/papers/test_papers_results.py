@@ -17,7 +17,8 @@ from trilemma.base.records import Spread
 from trilemma.cli import app
 from trilemma.papers import figures, pages, run_studies, studies
 from trilemma.papers.age import Again
-from trilemma.papers.claims import judged
+from trilemma.papers.byz_clip21 import GRID
+from trilemma.papers.claims import judged, sentences
 from trilemma.papers.figures import picture_of
 from trilemma.papers.filled import Filled, altogether, filled
 from trilemma.papers.measured import (
@@ -30,7 +31,8 @@ from trilemma.papers.measured import (
     write_results,
 )
 from trilemma.papers.published import Cause, Claim, Paper, Printed, paper
-from trilemma.papers.verdicts import verdict_table, verdicts
+from trilemma.papers.verdicts import orderings, verdict_table, verdicts
+from trilemma.records import Spread
 from trilemma.report import load
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +102,71 @@ def test_a_claim_is_held_against_the_row_that_fits_it_least(
     cells = (ours("a", mean), ours("b", 0.80), ours("c", 0.70))
     found = judged(Results("s", cells), Paper("a paper", (), (), (claim,)))
     assert [one.words for one in found] == [words]
+
+
+def elsewhere(row: str, mean: float, table: str = "t", column: str = "c", **more) -> Measured:
+    return Measured(table, row, column, {"accuracy": Spread(mean, 0.01, {})}, (1, 2, 3), **more)
+
+
+@pytest.mark.parametrize(
+    ("mean", "kind", "unclear"), [(0.75, "agrees", False), (0.71, "agrees", False), (0.60, "differs", False)]
+)
+def test_a_claim_may_say_by_how_much_and_where_the_others_stand(
+    mean: float, kind: str, unclear: bool
+) -> None:
+    claim = Claim("s", "a", "is behind", ("b",), "Figure 1", within=0.02, by=0.08, there={"column": "d"})
+    results = Results("s", (elsewhere("a", mean), elsewhere("b", 0.80, column="d"), elsewhere("b", 0.1)))
+    (found,) = judged(results, Paper("a paper", (), (), (claim,)))
+    assert (found.kind, found.unclear) == (kind, unclear)
+
+
+@pytest.mark.parametrize(("mean", "kind"), [(0.6, "agrees"), (0.68, "ordering agrees"), (0.75, "differs")])
+def test_a_gap_is_wider_here_than_there(mean: float, kind: str) -> None:
+    """There it is ten points; here b is at 80."""
+    claim = Claim("s", "a", "has a wider gap", ("b",), "Figure 1", tables=("t",), there={"table": "u"})
+    here = (elsewhere("a", mean), elsewhere("b", 0.8))
+    there = (elsewhere("a", 0.6, "u"), elsewhere("b", 0.7, "u"))
+    (found,) = judged(Results("s", (*here, *there)), Paper("a paper", (), (), (claim,)))
+    assert found.kind == kind
+    assert judged(Results("s", (here[0], *there)), Paper("a paper", (), (), (claim,))) == []
+
+
+def test_what_agrees_by_its_spreads_alone_is_not_called_holding() -> None:
+    claim = Claim("s", "a", "matches or beats", ("b",), "Figure 1", within=0.05)
+    wide = replace(elsewhere("a", 0.6), metrics={"accuracy": Spread(0.6, 0.3, {})})
+    results, printed = Results("s", (wide, elsewhere("b", 0.8))), Paper("a paper", (), (), (claim,))
+    (found,) = judged(results, printed)
+    assert found.words == "agrees, but only by a wide spread (-20.0)"
+    (said,) = sentences(printed.claims, results, printed)
+    assert not said.holds
+    assert said.verdict.startswith("cannot be told")
+
+
+def test_of_losses_less_is_ahead_and_a_bound_can_fail() -> None:
+    cells = tuple(Measured("t", row, "c", {"train_loss": Spread(one, 0.0, {})}, (1,)) for row, one in LOSSES)
+    ahead = Claim("s", "a", "beats", ("b",), "Figure 1", metric="train_loss")
+    below = Claim("s", "b", "stays below", (), "Figure 1", metric="train_loss", by=0.693)
+    found = judged(Results("s", cells), Paper("a paper", (), (), (ahead, below)))
+    assert [one.kind for one in found] == ["agrees", "differs"]
+
+
+LOSSES = (("a", 0.3), ("b", 0.7))
+
+
+def test_runs_of_unequal_length_are_not_compared() -> None:
+    claim = Claim("s", "a", "beats", ("b",), "Figure 1")
+    printed = Paper("a paper", (theirs("a", 0.9), theirs("b", 0.5)), (), (claim,))
+    lengths = [elsewhere(row, 0.8, settings={"run.rounds": t}) for row, t in (("a", 20), ("b", 200))]
+    assert judged(Results("s", tuple(lengths)), printed) == []
+    assert [one.pairs for one in orderings(Results("s", tuple(lengths)), printed)] == [0]
+    alike = (elsewhere("a", 0.4), elsewhere("b", 0.8))
+    assert [(one.pairs, one.alike) for one in orderings(Results("s", alike), printed)] == [(1, 0)]
+
+
+def test_a_verdict_says_of_how_many_seeds_it_is() -> None:
+    printed = Paper("a paper", (theirs("a", 0.5),), seeds={"s": 5})
+    three = (replace(ours("a", 0.5), seeds=(1, 2, 3)),)
+    assert verdict_table("s", Results("s", three), printed).rows[0][-2] == "3 of 5"
 
 
 def test_a_claim_is_about_the_tables_and_columns_it_names() -> None:
@@ -271,7 +338,7 @@ def test_kept_results_are_of_places_of_their_study(name: str) -> None:
         pytest.skip("has not been run yet")
     if studies[name].compute is not None:
         pytest.skip("has no runs")
-    places = {place.at for place in studies[name].runs("1")}
+    places = {place.at for place in studies[name].grid}
     assert {cell.place for cell in read_results(path).cells} <= places
 
 
@@ -355,22 +422,22 @@ def test_a_grid_is_tried_with_the_first_seed_and_the_best_of_it_run_with_the_oth
 
 
 def test_a_comparison_and_a_page_say_where_not_all_of_a_grid_was_tried() -> None:
-    """Of three steps one was tried, two, all; of the fourth cell it is not on record."""
+    """Of fifteen points one was tried, two, all; of the fourth cell it is not on record."""
     name, table = "byz-clip21-figure2", "CNN, f = 5, LF"
-    lrs = ("1.0", "0.1", "0.01")
+    points = [f"algorithm.lr={lr}, privacy.clip={clip}" for lr, clip in GRID]
     cells = [
         Measured(
             *(table, "SAFE-DSHB", f"ε = {epsilon}", {"accuracy": Spread.of({1: 0.5})}, (1,)),
-            tried={f"algorithm.lr={lr}": {"1": 0.5} for lr in lrs[:count]},
+            tried={point: {"1": 0.5} for point in points[:count]},
         )
-        for epsilon, count in ((3, 1), (8, 2), (13, 3), (18, 0))
+        for epsilon, count in ((3, 1), (8, 2), (13, 15), (18, 0))
     ]
     results = Results(name, tuple(cells))
     said = verdict_table(name, results, Paper("a paper", ())).markdown()
     assert "2 of 4 cells: not all of the grid was tried, the best may be higher" in said
     page = pages.markdown(results, Paper("a paper", ()))
     assert "1 cell shows the one point of its grid that was tried: the best may be higher." in page
-    assert "1 cell shows the best of 2 of the 3 points of its grid: the best may be higher." in page
+    assert "1 cell shows the best of 2 of the 15 points of its grid: the best may be higher." in page
 
 
 def test_a_picture_of_half_a_study_has_room_for_the_rest_and_says_how_much_there_is() -> None:

@@ -72,7 +72,8 @@ for _fashion, _name, _first in ((False, "mnist", 7), (True, "fashion", 10)):
             paper="cafcor",
             figures=f"Figures 2 and {_first} to {_first + 2}",
             places=partial(places, fashion=_fashion),
-            left_out="360 of 400 rounds; seeds 2 and 3; rules but CAF, CWTM and Meamed; attacks but LF "
+            seeds="1-5",
+            left_out="360 of 400 rounds; seeds 2 to 5; rules but CAF, CWTM and Meamed; attacks but LF "
             "and SF; partitions but Dirichlet(1)",
             kept=lambda place: (
                 place.column in ("no attack", "LF", "SF")

@@ -3,6 +3,12 @@
     <!-- results: NAME -->                        what stands between these two lines is written here,
     <!-- end of results -->                       the rest of the page by people
     <!-- results: NAME / Table 5 / accuracy -->   one table of it, one metric of that
+    <!-- results: NAME / sentences -->            what the paper says in words, each with a verdict
+    <!-- results: NAME / findings -->             what we say of our own results, and where it holds
+    <!-- results: NAME / settings -->             what the paper says of the experiment, and our key for it
+    <!-- results: NAME / differences -->          what explains differences, and of how many
+    <!-- results: NAME / orderings -->            per table, in how many comparisons the paper's order holds
+    <!-- results: summary -->                     a line for each study that was run
     <!-- results: frontier / worst -->            the arena's worst cases; or / summary: those of few rules,
                                                   / adversaries: what each left, / missing: what was not run
 
@@ -19,12 +25,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from trilemma.papers import arena, standings, studies
-from trilemma.papers.claims import written
+from trilemma.papers.claims import Judged, judged, sentences, written
 from trilemma.papers.filled import partly_searched
 from trilemma.papers.measured import Measured, Results, named_seeds, read_results
-from trilemma.papers.published import Paper, paper
+from trilemma.papers.published import Claim, Paper, paper
 from trilemma.papers.study import in_order
-from trilemma.papers.verdicts import said
+from trilemma.papers.verdicts import Verdict, orderings, said, summed_up, verdicts
 from trilemma.report import Table
 from trilemma.report.tables import SHARES
 
@@ -39,12 +45,68 @@ def page(text: str, results: Path) -> str:
         name, *part = named.split(" / ")
         if name == "frontier":
             inside = standings.markdown(arena.read(results / "frontier.json"), *part)
+        elif name == "summary":
+            inside = _summary(results)
         else:
             printed = paper(studies[name].paper).of(name)
-            inside = markdown(read_results(results / f"{name}.json"), printed, *part)
+            there = results / f"{name}.json"
+            inside = _inside(read_results(there) if there.exists() else Results(name, ()), printed, *part)
         return f"{begin}\n{inside}\n\n{end}"
 
     return BLOCK.sub(block, text)
+
+
+def _inside(results: Results, printed: Paper, part: str = "", metric: str = "") -> str:
+    """Return what a block shows: results, or what is said of them."""
+    if part in ("sentences", "findings"):
+        return _sentences(results, printed, printed.claims if part == "sentences" else printed.findings)
+    if part == "settings":
+        told = tuple((one.text, one.said) for one in printed.settings)
+        return Table("", ("the paper", "ours"), told, words=2).markdown()
+    if part == "differences":
+        return _differences(results, printed)
+    if part == "orderings":
+        lines = tuple((one.table, one.words) for one in orderings(results, printed))
+        return Table("", ("table", "accuracy"), lines, words=2).markdown()
+    if not results.cells:
+        return f"Not run yet: `trilemma papers run {results.study} --missing`."
+    return markdown(results, printed, part, metric)
+
+
+def _sentences(results: Results, printed: Paper, claims: Sequence[Claim]) -> str:
+    """Lay sentences out with their verdicts; what was not run says so."""
+    lines = tuple(
+        (
+            one.text,
+            one.figure,
+            one.verdict if one.places else "not run",
+            printed.seeds_said(results.study, one.seeds) if one.places else "",
+        )
+        for one in sentences(claims, results, printed)
+    )
+    return Table("", ("sentence", "of", "verdict", "seeds"), lines, words=4).markdown()
+
+
+def _differences(results: Results, printed: Paper) -> str:
+    """Say what explains the differences, and of how many numbers and sentences at a place."""
+    found: list[Verdict | Judged] = [*verdicts(results, printed), *judged(results, printed)]
+    counts = Counter(one.cause for one in found if one.kind == "differs")
+    if not counts:
+        return "No number and no sentence differs at any place."
+    lines = tuple((cause, str(count)) for cause, count in counts.most_common())
+    return Table("", ("cause", "differences"), lines, words=1).markdown()
+
+
+def _summary(folder: Path) -> str:
+    """Return a line for every study: how it compares, and how much of it there is."""
+    lines = []
+    for name, study in studies.items():
+        path = folder / f"{name}.json"
+        results = read_results(path) if path.exists() else Results(name, ())
+        much = f"{len(results.cells)} of {len(study.order) or len(results.cells)}"
+        printed = paper(study.paper).of(name)
+        lines.append((f"`{name}`", much, summed_up(name, results, printed) if results.cells else "not run"))
+    return Table("", ("study", "places", "ours beside the paper's"), tuple(lines), words=3).markdown()
 
 
 def markdown(results: Results, printed: Paper, table: str = "", metric: str = "") -> str:

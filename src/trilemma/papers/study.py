@@ -84,19 +84,24 @@ class Study:
         return "" if self.compute is None else str(self.compute.__module__)
 
     @cached_property
+    def grid(self) -> Sequence[Place]:
+        """Every run with its first seed."""
+        return self.places("1")
+
+    @cached_property
     def order(self) -> Mapping[tuple[str, str, str], int]:
         """The number of every place."""
-        return {at: i for i, at in enumerate(dict.fromkeys(place.at for place in self.places("1")))}
+        return {at: i for i, at in enumerate(dict.fromkeys(place.at for place in self.grid))}
 
     @cached_property
     def searched(self) -> Searched:
         """The keys that are searched at each place that has a grid of hyper-parameters."""
-        return searched(self.places("1"))
+        return searched(self.grid)
 
     @cached_property
     def points(self) -> Mapping[tuple[str, str, str], int]:
         """How many points the grid of each place has; 1 is no grid."""
-        return Counter(place.at for place in self.places("1"))
+        return Counter(place.at for place in self.grid)
 
     def ordered(self, results: Results) -> Results:
         """Return results in the order of the study's places, whenever each of them was run.

@@ -3,6 +3,9 @@
 agrees            the difference is within both spreads and what can be read off a curve
 ordering agrees   it is not, but ours stand in the paper's order to all others of the table
 differs           neither; by how much, and why, where that is known; of one seed no spread is known
+
+Beside each stands how many seeds it is of, and how many the paper has where those are more. What the paper
+says in words is judged in `trilemma.papers.claims`.
 """
 
 from __future__ import annotations
@@ -10,16 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trilemma.papers.claims import Kind, judged, written
+from trilemma.papers.claims import WIDE, Kind, judged, sentences, written
 from trilemma.papers.filled import partly_searched
 from trilemma.papers.measured import Measured, Results
 from trilemma.papers.published import Paper, Printed
 from trilemma.papers.study import studies
 from trilemma.report import Table
 from trilemma.report.tables import SHARES
-
-WIDE = 0.1
-"""A difference of shares that is remarkable though it is within both spreads."""
 
 FAR = 3
 """From what factor on a quotient says more than a difference."""
@@ -144,10 +144,11 @@ def verdict_table(name: str, results: Results, paper: Paper, compute: str = "") 
             written(one.cell, one.printed.metric),
             said(one.printed),
             one.words,
+            paper.seeds_said(name, len(one.cell.seeds)),
             one.cause,
         )
         for one in found
-    ) + tuple(one.line for one in claimed)
+    ) + tuple(one.line(paper.seeds_said(name, one.seeds)) for one in claimed)
     kinds = ("agrees", "ordering agrees", "differs")
     given: list[str] = [*(one.kind for one in found), *(one.kind for one in claimed)]
     counts = ", ".join(f"{kind}: {given.count(kind)}" for kind in kinds) if given else NOTHING
@@ -159,8 +160,79 @@ def verdict_table(name: str, results: Results, paper: Paper, compute: str = "") 
         *([f"{len(partly)} of {len(results.cells)} cells: {PARTLY}"] if partly else []),
         *([f"{age} ({AGAIN})"] if age else []),
     ]
-    heads = ("table", "row", "column", "there", "what", "ours", "paper", "verdict", "known cause")
+    heads = ("table", "row", "column", "there", "what", "ours", "paper", "verdict", "seeds", "known cause")
     return Table(f"{name}: ours beside the paper's", heads, lines, tuple(remarks), words=len(heads))
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """Of how many pairs of methods in a table the paper's order is ours too, of those that it tells apart."""
+
+    table: str
+    pairs: int
+    alike: int
+
+    @property
+    def words(self) -> str:
+        """Say it.
+
+        >>> Ordering("Table 5", 12, 9).words
+        "the paper's ordering of methods holds in 9 of 12 comparisons"
+        """
+        if not self.pairs:
+            return "no two methods that the paper tells apart were run alike"
+        return f"the paper's ordering of methods holds in {self.alike} of {self.pairs} comparisons"
+
+
+def orderings(results: Results, paper: Paper, metric: str = "accuracy") -> list[Ordering]:
+    """Compare pairs of rows, table by table: within a column, and of the same number of rounds.
+
+    The paper tells two apart that differ by more than both its spreads. Runs of different lengths are not
+    compared: the longer one would be ahead by that alone.
+    """
+    both = [
+        (cell, printed)
+        for cell in results.cells
+        if metric in cell.metrics and (printed := paper.at(*cell.place, metric)) is not None
+    ]
+    found = {table: [0, 0] for table in dict.fromkeys(cell.table for cell, _ in both)}
+    for i, (cell, printed) in enumerate(both):
+        for other, theirs in both[:i]:
+            alike = (cell.table, cell.column, _rounds(cell)) == (other.table, other.column, _rounds(other))
+            apart = _printed_value(printed) - _printed_value(theirs)
+            room = printed.within + theirs.within + (printed.std or 0.0) + (theirs.std or 0.0)
+            if alike and abs(apart) > room:
+                found[cell.table][0] += 1
+                found[cell.table][1] += (_score(cell, metric) - _score(other, metric)) * apart > 0
+    return [Ordering(table, *counts) for table, counts in found.items()]
+
+
+def _rounds(cell: Measured) -> object:
+    return cell.settings.get("run.rounds")
+
+
+def _printed_value(printed: Printed) -> float:
+    """Return what is printed; a star, a run that diverged, is behind all others."""
+    return -1.0 if printed.value is None else printed.value
+
+
+def _score(cell: Measured, metric: str) -> float:
+    mean = cell.metrics[metric].mean
+    return -1.0 if mean is None else mean
+
+
+def summed_up(name: str, results: Results, paper: Paper) -> str:
+    """Say in one line how a study compares: numbers, then sentences of the paper's text."""
+    given: list[str] = [one.kind for one in verdicts(results, paper)]
+    kinds = ("agrees", "ordering agrees", "differs")
+    counted = ", ".join(f"{kind}: {given.count(kind)}" for kind in kinds if given)
+    said_so = [one for one in sentences(paper.claims, results, paper) if one.places]
+    held_up = f"{sum(one.holds for one in said_so)} of {len(said_so)} sentences hold" if said_so else ""
+    behind = [paper.seeds_said(name, len(cell.seeds)) for cell in results.cells]
+    few = sum(" of " in one for one in behind)
+    fewer = f"{few} of {len(behind)} places with fewer seeds than the paper" if few else ""
+    said_so_far = [part for part in (counted and f"numbers: {counted}", held_up, fewer) if part]
+    return "; ".join(said_so_far) or "the paper has nothing to compare with"
 
 
 def said(printed: Printed) -> str:

@@ -21,7 +21,7 @@ ROUNDS = 200
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds without attack and under one; fewer than `ROUNDS` where a round is long.
+    """Rounds without attack and under one, of every method alike; fewer than `ROUNDS` where a round is long.
 
     >>> Rounds(attacked=20).of(percent=80), Rounds(attacked=20).of(percent=0)
     (20, 200)
@@ -46,8 +46,8 @@ SHARES = {5: (10, 20, 50, 80), 6: (10, 20, 50, 80), 7: (10, 20, 50, 80), 8: (2, 
 class Benchmark:
     """A data set of the paper with its model, number of clients, projected dimension, budget and target.
 
-    `thorough` are the rounds of methods in which every client takes twenty steps and more a round, `rounds`
-    those of all others. `precision` is that of clients' products on a GPU.
+    `rounds` are those of all methods: methods that ran for unequal times cannot be compared. `precision` is
+    that of clients' products on a GPU.
     """
 
     title: str
@@ -60,7 +60,6 @@ class Benchmark:
     target: float
     head_layers: int = 1
     rounds: Rounds = Rounds()
-    thorough: Rounds = Rounds()
     precision: Literal["float32", "tf32"] = "float32"
 
 
@@ -89,18 +88,17 @@ TASKS = {
             0.7,
             2,
         ),
-        rounds=Rounds(attacked=20),
-        thorough=Rounds(clean=50, attacked=10),
+        rounds=Rounds(clean=50, attacked=10),
         precision="tf32",
     ),
     "cifar": Benchmark(
         *("CIFAR", _images("cifar10", 2, "random"), "cifar-cnn", 200, 20, 60, 1029600, 0.4, 2),
-        thorough=Rounds(clean=50, attacked=20),
+        rounds=Rounds(attacked=20),
         precision="tf32",
     ),
     "emnist": Benchmark(
         *("EMNIST", _images("emnist", 10, "random"), "emnist-mlp", 248, 25, 80, 4236900, 0.7),
-        thorough=Rounds(attacked=100),
+        rounds=Rounds(attacked=100),
     ),
 }
 """The six data sets. S = 20 on MNIST and FashionMNIST: the printed costs leave no other value."""
@@ -135,7 +133,7 @@ class Point:
         80
         """
         task, method = lookup(TASKS, self.task, "data set"), lookup(METHODS, self.method, "method")
-        rounds = rounds or (task.thorough if method.thorough else task.rounds).of(self.percent)
+        rounds = rounds or task.rounds.of(self.percent)
         liars = round(task.clients * self.percent / 100)
         algorithm = {**method.algorithm, **(CHOSEN[self.task][self.method] if choice is None else choice)}
         if algorithm["name"] == "lp-proj":

@@ -16,15 +16,6 @@ class Method:
     rule: str = "mean"
     grid: Mapping[str, Sequence[Any]] | None = None
 
-    @property
-    def thorough(self) -> bool:
-        """Whether every client, heard or not, takes twenty steps and more a round.
-
-        >>> METHODS["lp-proj-1"].thorough, METHODS["Local"].thorough, METHODS["Local, 20 steps"].thorough
-        (True, False, True)
-        """
-        return self.algorithm["name"] in _EVERYBODY or self.algorithm.get("steps", 1) > 1
-
     def choices(self) -> list[dict[str, Any]]:
         """Return every combination of the grid.
 
@@ -35,7 +26,6 @@ class Method:
         return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-_EVERYBODY = ("ditto", "pfedme", "rsa", "lp-proj")
 _LR, _PERSONAL, _LAMBDA = (0.05, 0.1, 0.5), (0.01, 0.05, 0.1), (0.1, 1.0, 10.0)
 _BILEVEL = {"lr": _LR, "personal_lr": _PERSONAL, "lam": _LAMBDA, "local_rounds": (1, 5)}
 _STEPS = {"lr": _LR, "local_steps": (1, 5)}

@@ -1,7 +1,7 @@
 """What the papers printed, one TOML file each: every number with its figure or table, read-off ones marked.
 
 [[printed]]
-study = "cafcor-mnist"          # where it stands in ours: the study, row and column, in any table
+study = "cafcor-mnist"          # where it stands in ours: study, row and column, in any table; or lists
 row = "DSGD-CDP"
 column = "no attack"
 figure = "Figure 1"             # where it stands in theirs
@@ -15,21 +15,38 @@ study = "cafcor-fashion"        # or a list of studies
 text = "…"
 tables = ["Table 5"]            # where, if not everywhere: tables, rows, columns, metrics
 
-[[claim]]                       # what it says in words of one row beside others, column by column
+[[claim]]                       # a sentence of its text as a function of the data, judged place by place
+text = "SGD2M is typically best"  # the sentence
 study = "byz-clip21-figure2"
-row = "Byz-Clip21-SGD2M"
-says = "beats"                  # or "matches or beats", "is close to"
-others = ["Byz-Clip-SGD"]
+row = "Byz-Clip21-SGD2M"        # studies and rows may be lists: a claim for each
+says = "beats"                  # or another of `Says`
+others = ["Byz-Clip-SGD"]       # whom it is held against: rows, beside it if not said otherwise in `there`
 figure = "Figure 2"
-within = 0.01                   # what can be told apart on its curves
+within = 0.01                   # what the words leave open, or what can be told apart on its curves
 columns = ["ε = 13"]            # where, if not everywhere: tables, columns
+there = {column = "no attack"}  # where the others stand: a table, a column
+metric = "accuracy"             # or a loss or a cost, of which less is better
+by = 0.08                       # of "is behind": by how much; of "stays below": below what
+mostly = true                   # "typically", "in most settings": it holds if it does at more than half
+
+[[setting]]                     # what it says of an experiment, and the key of ours that says it
+study = "cafcor-mnist"          # or a list of studies; where, if not everywhere: tables, rows
+text = "T = 30 iterations"
+key = "run.rounds"
+values = [30]                   # all that the key is in the study's runs
+
+[[finding]]                     # a claim, of what we say ourselves; a test fails where one does not hold
+
+[seeds]
+safe-dshb = 5                   # how many seeds the paper has, by study
 """
 
 from __future__ import annotations
 
+import itertools
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -81,18 +98,30 @@ class Cause:
         return all(not names or name in names for names, name in named)
 
 
+Says = Literal["beats", "matches or beats", "is close to", "is behind", "has a wider gap", "stays below"]
+"""How a claim relates a row to others."""
+
+
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says of one row beside others, without a number: in the tables and columns named."""
+    """A sentence about one row beside others, without a number: in the tables and columns named.
+
+    `text` is the sentence. The others stand in the same table and column, or in those that `there` names.
+    """
 
     study: str
     row: str
-    says: Literal["beats", "matches or beats", "is close to"]
+    says: Says
     others: tuple[str, ...]
     figure: str
     within: float = 0.0
     tables: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    text: str = ""
+    there: Mapping[str, str] = field(default_factory=dict)
+    metric: str = "accuracy"
+    by: float = 0.0
+    mostly: bool = False
 
     def about(self, table: str, row: str, column: str) -> bool:
         """Whether it is about this row here."""
@@ -100,20 +129,60 @@ class Claim:
             row == self.row and table in (self.tables or (table,)) and column in (self.columns or (column,))
         )
 
+    def other(self, row: str, table: str, column: str) -> tuple[str, str, str]:
+        """Return the place of one of the others, for a claim that is judged at `table` and `column`."""
+        return self.there.get("table", table), row, self.there.get("column", column)
+
     @property
     def words(self) -> str:
         """What it says."""
-        return f"{self.says} {' and '.join(self.others)}"
+        if self.says == "stays below":
+            return f"{self.says} {self.by:g}"
+        there = ", ".join(self.there.values())
+        by = f" by {100 * self.by:g}" if self.says == "is behind" else ""
+        than = " than" if self.says == "has a wider gap" else ""
+        return f"{self.says}{by} {' and '.join(self.others)}{than}{f' ({there})' if there else ''}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A sentence about an experiment and the key of ours that says the same.
+
+    `values` are all that the key is in the study's runs, or in those of the tables and rows named.
+    """
+
+    study: str
+    text: str
+    key: str
+    values: tuple[Any, ...]
+    tables: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+
+    def about(self, table: str, row: str) -> bool:
+        """Whether it is about this row."""
+        return table in (self.tables or (table,)) and row in (self.rows or (row,))
+
+    @property
+    def said(self) -> str:
+        """The key with its values, as a user types them.
+
+        >>> Setting("s", "T = 30", "run.rounds", (30,)).said
+        '`run.rounds` = 30'
+        """
+        return f"`{self.key}` = {', '.join(map(str, self.values))}"
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper and what it printed."""
+    """A paper and what it printed; `findings` are what we say of our own results, as claims."""
 
     reference: str
     printed: tuple[Printed, ...]
     causes: tuple[Cause, ...] = ()
     claims: tuple[Claim, ...] = ()
+    findings: tuple[Claim, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    seeds: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, study: str) -> Paper:
         """Return what is about one study."""
@@ -122,7 +191,19 @@ class Paper:
             tuple(one for one in self.printed if one.study == study),
             tuple(one for one in self.causes if one.study == study),
             tuple(one for one in self.claims if one.study == study),
+            tuple(one for one in self.findings if one.study == study),
+            tuple(one for one in self.settings if one.study == study),
+            {name: count for name, count in self.seeds.items() if name == study},
         )
+
+    def seeds_said(self, study: str, ours: int) -> str:
+        """Say how many seeds stand behind a number, and how many the paper has where those are more.
+
+        >>> Paper("a paper", (), seeds={"s": 5}).seeds_said("s", 3), Paper("a paper", ()).seeds_said("s", 3)
+        ('3 of 5', '3')
+        """
+        wanted = self.seeds.get(study, 0)
+        return f"{ours} of {wanted}" if ours < wanted else str(ours)
 
     def at(self, table: str, row: str, column: str, metric: str = "accuracy") -> Printed | None:
         """Return what is printed for a place."""
@@ -139,11 +220,16 @@ def paper(name: str) -> Paper:
     (0.83, 'Figure 1, Section 5.1')
     """
     said = _said(name)
-    printed = [Printed(**one) for one in said.get("printed", [])]
+    printed = [found for one in said.get("printed", []) for found in _printed(**one)]
     printed += [one for rows in said.get("rows", []) for one in _row(**rows)]
     causes = [cause for one in said.get("cause", []) for cause in _causes(**one)]
-    claims = [_claim(**one) for one in said.get("claim", [])]
-    return Paper(said["reference"], tuple(printed), tuple(causes), tuple(claims))
+    claims, findings = (
+        tuple(found for one in said.get(kind, []) for found in _claims(**one))
+        for kind in ("claim", "finding")
+    )
+    settings = tuple(found for one in said.get("setting", []) for found in _settings(**one))
+    seeds = said.get("seeds", {})
+    return Paper(said["reference"], tuple(printed), tuple(causes), claims, findings, settings, seeds)
 
 
 @cache
@@ -168,14 +254,39 @@ def line(name: str, study: str, table: str, row: str) -> str:
     return next((str(rows["lines"].get(row, "")) for rows in found), "")
 
 
+def _printed(**said: Any) -> list[Printed]:
+    """Return what is printed; lists of studies, tables, rows and columns stand for all their combinations.
+
+    >>> [one.row for one in _printed(study="s", row=["a", "b"], column="c", figure="Figure 1", value=0.5)]
+    ['a', 'b']
+    """
+    where = ("study", "table", "row", "column")
+    lists = [said[name] if isinstance(said.get(name), list) else [said.get(name, "")] for name in where]
+    return [Printed(**{**said, **dict(zip(where, one, strict=True))}) for one in itertools.product(*lists)]
+
+
 def _causes(study: str | Sequence[str], text: str, **where: Sequence[str]) -> list[Cause]:
     named = {name: tuple(names) for name, names in where.items()}
     return [Cause(one, text, **named) for one in ([study] if isinstance(study, str) else study)]
 
 
-def _claim(**said: Any) -> Claim:
+def _settings(study: str | Sequence[str], text: str, key: str, **said: Sequence[Any]) -> list[Setting]:
+    names = [study] if isinstance(study, str) else study
+    return [Setting(one, text, key, **{name: tuple(found) for name, found in said.items()}) for one in names]
+
+
+def _claims(study: str | Sequence[str], row: str | Sequence[str], **said: Any) -> list[Claim]:
+    """Return a claim for each of the studies and rows that are named.
+
+    "itself" among the others is the row, for a claim about one row at two places.
+    """
     plain: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in said.items()}
-    return Claim(**plain)
+    names, rows = ([one] if isinstance(one, str) else one for one in (study, row))
+    others = plain.pop("others", ())
+    return [
+        Claim(name, each, others=tuple(each if one == "itself" else one for one in others), **plain)
+        for name, each in itertools.product(names, rows)
+    ]
 
 
 def _row(
