@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trilemma import simulate
-from trilemma.config import Config, load
+from trilemma.experiment import Config, load
 from trilemma.papers.byz_clip21 import ALGORITHMS, AMPLIFIED_PANELS, ATTACKS, amplified_noise
 from trilemma.papers.safe_dshb import SUMMED
 

@@ -47,16 +47,24 @@ def test_a_quick_look_is_one_seed_of_some_places() -> None:
 
 def test_what_is_printed_is_about_a_place_of_its_study() -> None:
     """A misspelt row or column in a file of published numbers would never be compared."""
+    names: dict[str, tuple[set[str], ...]] = {}
+    for name in RUN:
+        found = names.setdefault(studies[name].paper, (set(), set(), set()))
+        for place in studies[name].grid:
+            for known, one in zip(found, place.at, strict=True):
+                known.add(one)
     for name in RUN:
         study = studies[name]
-        places = [place.at for place in study.runs("1")]
-        for printed in paper(study.paper).of(name).printed:
+        tables, rows, columns = names[study.paper]
+        places = [*study.order]
+        said = paper(study.paper).of(name)
+        for printed in said.printed:
             assert any(printed.stands_at(*place, printed.metric) for place in places), printed
-        for claim in paper(study.paper).of(name).claims:
+        for claim in (*said.claims, *said.findings):
             assert any(claim.about(*place) for place in places), claim
-            assert {*claim.others} <= {row for _, row, _ in places}, claim
-            assert {*claim.tables} <= {table for table, _, _ in places}, claim
-            assert {*claim.columns} <= {column for _, _, column in places}, claim
+            assert {*claim.others} <= rows, claim
+            assert {*claim.tables, claim.there.get("table", next(iter(tables)))} <= tables, claim
+            assert {*claim.columns, claim.there.get("column", next(iter(columns)))} <= columns, claim
 
 
 def test_safe_dshb_crosses_noise_attacks_and_rules() -> None:

@@ -32,7 +32,6 @@ from trilemma.papers.measured import (
 )
 from trilemma.papers.published import Cause, Claim, Paper, Printed, paper
 from trilemma.papers.verdicts import orderings, verdict_table, verdicts
-from trilemma.records import Spread
 from trilemma.report import load
 
 ROOT = Path(__file__).parents[2]
