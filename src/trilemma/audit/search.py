@@ -47,9 +47,6 @@ from trilemma.models.engines.taped import TAPE
 from trilemma.privacy import NoiseLaw, Noiseless
 from trilemma.privacy.types import Release, Unit
 
-MILLION = 1 << 20
-"""Examples in the largest batch that is looked at: of two of unlike weight."""
-
 STARTS = 3
 """Records that gradient ascent starts from."""
 

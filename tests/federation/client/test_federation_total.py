@@ -295,6 +295,17 @@ def test_a_model_that_fails_at_allowed_records_is_refused_before_anything_is_pai
     assert "division by zero" in made[1].log.read_text()
 
 
+def test_a_step_is_tried_with_as_many_places_as_it_will_have(tmp_path):
+    """A Poisson batch has more places than examples are expected: it is their memory that has to do."""
+    WAYS["few"] = (LINE, SQUARES, "len(x) > 20 and raises(MemoryError())", 1)
+    config = settings("safe-dshb", "example", "algorithm.sampling=poisson")
+    made = federation(tmp_path / "two", "few", config)
+    with pytest.raises(Refused):
+        Observer(made).open(0, (0, 1))
+    assert not entries(made[1])
+    assert "MemoryError" in made[1].log.read_text()
+
+
 def test_a_round_that_was_paid_for_and_not_answered_is_never_drawn_again(tmp_path, monkeypatch):
     """As after a kill, without power, or on a full disk."""
     made = federation(tmp_path / "two", "huge", settings("safe-dshb", "user"))

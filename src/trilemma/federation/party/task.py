@@ -18,6 +18,7 @@ from torch import Tensor
 from trilemma import data, models
 from trilemma.base.errors import ConfigError, UserError
 from trilemma.base.keys import Key
+from trilemma.data.batches import federated
 from trilemma.data.types import Batch, each
 from trilemma.experiment import Config
 from trilemma.experiment.assembly import Assembled, everybody, one_party
@@ -223,10 +224,11 @@ def _try_out(task: PartyTask) -> None:
     assert made is not None
     assert release is not None
     size = getattr(task.config.algorithm.options, "batch_size", len(made.y_train))
+    size = federated.places(size) if release.sampling.scheme == "poisson" else size
     rows = torch.arange(size) % len(made.y_train)
     batch = Batch(each(made.x_train, lambda column: column[None, rows]), made.y_train[None, rows])
     params, by_example = model.init(task.key), release.unit == "example"
-    clip = models.Clip.example(release.clip) if by_example else models.Clip.client(release.clip)
+    clip = models.Clip.example(release.clip, careful=True) if by_example else models.Clip.client(release.clip)
     try:
         models.verify(model, params, batch)
         models.gradients(model, params, batch, clip=clip, keys=[task.key])
