@@ -1,10 +1,10 @@
 """Aggregation rules: time relative to the plain mean, error against float64, and ByzFL beside both.
 
-    trilemma bench aggregation                                         # n = 30, f = 3, d = 2.5e6 and 1e7
+    python benchmarks/aggregation.py                                   # n = 30, f = 3, d = 2.5e6 and 1e7
     pip install --no-deps --target peer byzfl==0.0.11                  # for the benchmark only
-    trilemma bench aggregation --peer-path peer
-    trilemma bench aggregation --streams 30x1e8,100x1e7,500x1e6 --rules caf,cwmed
-    trilemma bench aggregation --device cuda -n 100 -f 10 -d 1e7
+    python benchmarks/aggregation.py --peer-path peer
+    python benchmarks/aggregation.py --streams 30x1e8,100x1e7,500x1e6 --rules caf,cwmed
+    python benchmarks/aggregation.py --device cuda -n 100 -f 10 -d 1e7
 
 Times are ratios to `X.mean(0)` in the same run; `at most` are the bars that the rules are held to.
 """

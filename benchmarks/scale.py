@@ -1,8 +1,8 @@
 """How a round grows with clients, numbers and processes: in memory, on disk, and shared by ranks.
 
-    trilemma bench scale                        seconds a round and the most memory a process took
-    trilemma bench scale --huge 2.0             n·d of twice this machine's memory, on disk, one round
-    trilemma bench scale --huge 2.0 --limit 1   the same for a process that the system gives 1 GB, files apart
+    python benchmarks/scale.py                     seconds a round and the most memory a process took
+    python benchmarks/scale.py --huge 2            n·d of twice this machine's memory, on disk, one round
+    python benchmarks/scale.py --huge 2 --limit 1  the same where the system gives a process 1 GB, files apart
 
 Every line is a fresh process, so that its memory is its own. The model is a perceptron on phishing data,
 whose width sets d; the rule is CAF, two clients of n lie (sf).

@@ -1,4 +1,4 @@
-"""Benchmarks are found, run, measure what they say, and refuse what they cannot do."""
+"""Benchmarks run, measure what they say, and refuse what they cannot do."""
 
 from __future__ import annotations
 
@@ -8,62 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import aggregation
 import kernel_cases
 import kernels
-import trilemma
-from trilemma.base.errors import UserError
-from trilemma.cli import app, bench
 from turns import take_turns
-
-SCRIPT = '''"""Says what it was given."""
-
-import sys
-
-if __name__ == "__main__":
-    sys.exit(7 if sys.argv[1:] == ["--help", "-n", "3"] else 0)
-'''
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "src" / "trilemma").mkdir(parents=True)
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "hello.py").write_text(SCRIPT)
-    (tmp_path / "benchmarks" / "part.py").write_text('"""A part of others."""\n')
-    monkeypatch.setattr(trilemma, "__file__", str(tmp_path / "src" / "trilemma" / "__init__.py"))
-    return tmp_path
-
-
-def test_bench_lists_the_scripts_of_a_checkout(checkout: Path):
-    result = CliRunner().invoke(app, ["bench"])
-    assert result.output.split() == ["hello", "Says", "what", "it", "was", "given."]
-
-
-def test_bench_hands_on_options_and_exit_code(checkout: Path):
-    assert CliRunner().invoke(app, ["bench", "hello", "--help", "-n", "3"]).exit_code == 7
-    assert CliRunner().invoke(app, ["bench", "hello"]).exit_code == 0
-
-
-def test_bench_names_the_nearest(checkout: Path):
-    result = CliRunner().invoke(app, ["bench", "helo"])
-    assert isinstance(result.exception, UserError)
-    assert "'hello'" in str(result.exception)
-
-
-def test_bench_says_where_benchmarks_come_from(tmp_path: Path):
-    with pytest.raises(UserError, match="checkout"):
-        bench.benchmarks(tmp_path / "site-packages", tmp_path)
-
-
-def test_every_benchmark_of_this_checkout_is_found():
-    found = bench.benchmarks(Path(__file__).parents[2])
-    assert {"aggregation", "attacks", "federation", "gradients", "kernels", "personal", "privacy"} <= set(
-        found
-    )
-    assert "turns" not in found
 
 
 def run(monkeypatch: pytest.MonkeyPatch, script, *arguments: str) -> None:

@@ -102,10 +102,8 @@ def _problem(words: list[str]) -> str:
         if rest[0] not in command.commands:
             return f"there is no {rest[0]}"
         command, rest = command.commands[rest[0]], rest[1:]
-    free = bool((COMMANDS[words[0]].context or {}).get("allow_extra_args"))
-    context = click.Context(command, allow_extra_args=free, allow_interspersed_args=not free)
     try:
-        _, left, _ = command.make_parser(context).parse_args(rest)
+        _, left, _ = command.make_parser(click.Context(command)).parse_args(rest)
     except click.UsageError as error:
         return error.format_message()
-    return "" if free or not left else f"unexpected {left}"
+    return "" if not left else f"unexpected {left}"

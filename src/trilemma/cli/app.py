@@ -19,23 +19,19 @@ from trilemma.base.errors import nearest
 
 
 class Lazy(NamedTuple):
-    """A command that is not imported yet: its module, its name there, its group and its line in `--help`.
-
-    `context` is how the words after it are read, where that is not as usual.
-    """
+    """A command that is not imported yet: its module, its name there, its group and its line in `--help`."""
 
     module: str
     name: str
     group: str
     line: str
-    context: dict[str, Any] | None = None
 
     def load(self, called: str) -> click.Command:
         """Import the command."""
         found = getattr(importlib.import_module(f"trilemma.cli.{self.module}"), self.name)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            alone.command(called, context_settings=self.context)(found)
+            alone.command(called)(found)
             found = alone
         return _with_whole_help(typer.main.get_command(found))
 
@@ -88,13 +84,6 @@ COMMANDS = {
         "Attack what is certified: the ε an adversary finds beside it.",
     ),
     "federation": Lazy("federation", "federation_app", "Deploy", "Run a real federation."),
-    "bench": Lazy(
-        "bench",
-        "bench_command",
-        "Develop",
-        "Measure speed and exactness on this machine.",
-        {"allow_extra_args": True, "allow_interspersed_args": False},
-    ),
 }
 """Every command. Its line is the first of its own help: a test keeps the two alike."""
 

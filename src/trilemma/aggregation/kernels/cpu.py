@@ -8,7 +8,7 @@ All loops run over the columns of contiguous rows, the shape LLVM turns into ful
 be reordered (once, at compile time): the same input gives the same bits. NaN and infinity keep their meaning.
 
 Gains are over the best plain torch version of the same operation, on two threads of a CPU (AVX-512), float32
-messages, as `trilemma bench kernels` measures them.
+messages, as `python benchmarks/kernels.py` measures them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ They mirror `trilemma.aggregation.kernels`. Every program owns its slots of the 
 programs are taken afterwards in a fixed order, so that the same input gives the same bits.
 
 Gains are over the best plain torch version of the same operation on an H200, float32 messages, launches
-included, as `trilemma bench kernels --device cuda` measures them.
+included, as `python benchmarks/kernels.py --device cuda` measures them.
 """
 
 from __future__ import annotations

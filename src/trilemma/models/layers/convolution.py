@@ -6,7 +6,7 @@ client's is the sum of its examples'. Where the library underneath has a better 
 on a GPU personal convolutions make no columns (`trilemma.models.kernels.cuda_windows`); the choice depends on
 the device, the shapes and the precision asked for, and was made from measurements. Gains are over the best
 plain torch version of the same operation, on an H200 (100 clients × 50 examples) or two threads of a CPU (4 ×
-50), as `trilemma bench kernels --only layers` measures them.
+50), as `python benchmarks/kernels.py --only layers` measures them.
 
 Products are in full float32 unless `torch.set_float32_matmul_precision` allows less: "high" lets a GPU's
 tensor cores round the factors to TF32 (10 bits of mantissa), which `[run] precision = "tf32"` asks for.
