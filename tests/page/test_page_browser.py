@@ -87,6 +87,7 @@ def page(visitor, address: str) -> Iterator[object]:
     opened = visitor.new_page()
     opened.problems, opened.outside = [], []
     opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+    opened.on("console", lambda told: "status of 400" in told.text or opened.problems.append(told.text))
     home = address.split("/?")[0]
     opened.on("request", lambda one: opened.outside.append(one.url) if not one.url.startswith(home) else None)
     opened.goto(address)
@@ -188,6 +189,25 @@ def test_a_federation_is_seen_from_the_server_and_from_a_client(page) -> None:
     page.get_by_role("link", name="runs/federation/client-1").click()
     page.wait_for_selector("text=ε left")
     assert "Run pilot" not in page.locator("main").inner_text()
+
+
+def test_charts_that_take_long_are_announced(page) -> None:
+    """Of two cold loads one showed nothing below the planner for seconds."""
+    page.route("**/api/plan/curves*", lambda route: (page.wait_for_timeout(1500), route.continue_()))
+    page.get_by_role("link", name="Planner").click()
+    page.wait_for_selector("figure:has-text('ε over rounds') >> text=Working it out")
+    page.wait_for_selector("figure:has-text('ε over rounds') .scatterlayer .trace")
+    assert "Working it out" not in page.locator(".grid").inner_text()
+
+
+def test_a_heading_sorts_the_runs(page) -> None:
+    page.wait_for_selector("table.cards tbody tr")
+    page.get_by_role("button", name="score").click()
+    page.wait_for_selector("th[aria-sort=ascending] >> text=score")
+    scores = page.locator("table.cards tbody tr td:nth-child(7)").all_text_contents()
+    told = [float(one.split()[1]) for one in scores if one.startswith("accuracy")]
+    assert told == sorted(told)
+    assert len(told) > 2
 
 
 def test_a_phone_in_the_dark_needs_no_sideways_scrolling(browser, address: str) -> None:

@@ -32,7 +32,8 @@ class RunLine(Answer):
     """A run in the list. Of a folder that cannot be read only `problem` is told."""
 
     id: str
-    name: str
+    name: str = Field(description="the path below the watched folder")
+    title: str = Field(description="what to call it: a cell of a sweep by what is its own")
     state: Literal["finished", "diverged", "under way", "quiet", "broken"]
     problem: str = ""
     deployed: bool = False
@@ -119,6 +120,7 @@ class TrustMap(Answer):
     incidents: list[Incident]
     clients: list[Trusted]
     equal: float = Field(description="an equal share")
+    verdict: str = Field(description="who stands out by a small share, or that nobody does")
     seed: int | None
     remark: str = ""
 
@@ -150,16 +152,18 @@ class StudyLine(Answer):
     id: str
     name: str
     runs: int
+    changed: float = Field(description="when a run of it was last written, in seconds since 1970")
     paper: str = ""
 
 
 class Square(Answer):
-    """A cell of a study: the worst of its runs, and all of them."""
+    """A cell of a study: the worst of its finished runs, and all of them."""
 
-    value: float | None
+    value: float | None = Field(description="None where no run has finished: it is compared with nothing")
     shown: str
     printed: str = ""
     verdict: str = ""
+    unfinished: int = Field(default=0, description="runs that are under way, or stopped")
     worst: str = Field(description="the id of the worst run")
     runs: list[str]
 
@@ -169,6 +173,8 @@ class StudyView(Answer):
 
     name: str
     score: str
+    scores: list[str] = Field(description="by what the runs were scored")
+    low_is_good: bool
     keys: list[str] = Field(description="what may be rows or columns: keys in which the runs differ")
     row: str
     column: str

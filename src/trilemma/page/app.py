@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
@@ -39,6 +39,21 @@ STATIC = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg"
 
 PAUSE = 1.0
 """Seconds between two looks at the folders while somebody watches."""
+
+Sort = Literal["run", "state", "rule", "liars", "rounds", "score", "ε", "changed"]
+"""By what runs are put in order."""
+
+PLACES: dict[Sort, Callable[[RunLine], Any]] = {
+    "run": lambda line: line.title.lower(),
+    "state": lambda line: line.state,
+    "rule": lambda line: line.rule or None,
+    "liars": lambda line: line.byzantine if line.clients else None,
+    "rounds": lambda line: line.done if line.rounds else None,
+    "score": lambda line: line.mean,
+    "ε": lambda line: line.guarantee and line.guarantee.epsilon,
+    "changed": lambda line: line.changed or None,
+}
+"""Where a run stands in such an order; None: after all others."""
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The question is impossible; the text says why."},
@@ -93,15 +108,20 @@ def _add_runs(app: FastAPI, index: Index) -> None:
         search: Annotated[str, Query(max_length=200)] = "",
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
+        sort: Sort = "changed",
+        down: bool = True,
     ) -> RunList:
         """Return runs, those that changed last first; each word of the search stands somewhere in a line."""
         words = search.lower().split()
         everything = [_line(index, one) for one in index.all("run", "deployed")]
         matching = [line for line in everything if all(word in _text(line) for word in words)]
+        told = [line for line in matching if PLACES[sort](line) is not None]
+        silent = [line for line in matching if PLACES[sort](line) is None]
+        matching = [*sorted(told, key=PLACES[sort], reverse=down), *silent]
         return RunList(
             runs=matching[offset : offset + limit],
             total=len(matching),
-            watched=[root.name for root in index.roots],
+            watched=index.names,
             version=index.version,
         )
 
@@ -129,7 +149,7 @@ def _add_runs(app: FastAPI, index: Index) -> None:
     def differences(run: Annotated[list[str], Query(min_length=1, max_length=20)]) -> Differences:
         """Return what tells the configurations of some runs apart."""
         pairs = [_must(index, id_) for id_ in run]
-        return runs.differences([(one.name, found.config) for one, found in pairs])
+        return runs.differences([(one.title, found.config) for one, found in pairs])
 
 
 def _line(index: Index, one: Found) -> RunLine:
@@ -144,7 +164,7 @@ def _line(index: Index, one: Found) -> RunLine:
 def _text(line: RunLine) -> str:
     """Return what a search looks through."""
     return " ".join(
-        (line.name, line.state, line.data, line.algorithm, line.rule, line.attack, line.threat)
+        (line.name, line.title, line.state, line.data, line.algorithm, line.rule, line.attack, line.threat)
     ).lower()
 
 

@@ -17,14 +17,18 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-NOTHING = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
-"""The digest of an empty text: Plotly makes one empty style element, and fills it by its own script."""
+PLOTLY = (
+    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='",  # empty, and filled by its own script
+    "'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='",  # for maps, which nobody draws
+)
+"""The digests of Plotly's own style elements; those of another release a browser may refuse."""
 
 POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
-        f"style-src 'self' '{NOTHING}'",
+        f"style-src-elem 'self' {' '.join(PLOTLY)}",
+        "style-src-attr 'unsafe-inline'",  # Plotly sets such; attributes of strangers are never HTML here
         "img-src 'self' data: blob:",  # the charts' pictures, made here
         "connect-src 'self'",
         "base-uri 'none'",

@@ -12,17 +12,20 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from trilemma.base.errors import UserError, printable
 from trilemma.base.records import Record
 from trilemma.federation.party.layout import CONFIG, PARTY_NAME, party_folders
 from trilemma.federation.party.plain_files import ends
 from trilemma.federation.party.public_facts import PUBLIC
+from trilemma.config.sweep import worded
 from trilemma.report import glance as reading
 from trilemma.report.glance import Glance
+from trilemma.simulate.sweep import known_cells
+from trilemma.simulate.sweep.grid import SWEEP
 
 DEEPEST = 8
 """How far below a watched folder runs are looked for."""
@@ -51,16 +54,17 @@ class Found:
     name: str
     folder: Path
     kind: Kind
-    study: str = ""
-    """The watched folder it lies below, by its name: runs of one study lie together."""
+    title: str = ""
+    """What to call it: a cell of a sweep by what is its own, not by a digest."""
 
     @classmethod
-    def at(cls, folder: Path, kind: Kind, root: Path) -> Found:
+    def at(cls, folder: Path, kind: Kind, root: Path, called: str = "") -> Found:
         """Name what lies in `folder`: by its path below the watched folder, in letters that can be shown."""
         digest = hashlib.blake2b(os.fsencode(folder), digest_size=10).hexdigest()
         below = folder.relative_to(root)
         parts = [part for part in below.parts if kind != "deployed" or part not in ("state", "runs")]
-        return cls(digest, shown("/".join([root.name, *parts])), folder, kind, shown(root.name))
+        name = shown("/".join([called or root.name, *parts]))
+        return cls(digest, name, folder, kind, name)
 
     def files(self) -> list[Path]:
         """Return the files whose change means that the thing has changed."""
@@ -88,9 +92,27 @@ def shown(text: str) -> str:
     return printable(text.encode("utf-8", "backslashreplace").decode())
 
 
-def find(root: Path) -> Iterator[Found]:
+def names_of(roots: Sequence[Path]) -> list[str]:
+    """Return what watched folders are called: those of one name with the folders above that tell them apart.
+
+    >>> names_of([Path("/lab/runs"), Path("/ward/runs"), Path("/ward/old")])
+    ['runs (lab)', 'runs (ward)', 'old']
+    """
+    found = []
+    for root in roots:
+        others = [one for one in roots if one != root and one.name == root.name]
+        depth = 1
+        while depth < len(root.parts) and any(one.parts[-depth:] == root.parts[-depth:] for one in others):
+            depth += 1
+        above = "/".join(root.parts[-depth:-1])
+        found.append(f"{root.name} ({above})" if above else root.name)
+    return found
+
+
+def find(root: Path, called: str = "") -> Iterator[Found]:
     """Yield what lies in `root` and below it; links are not followed."""
     waiting, seen = [(root, 0)], 0
+    cells: dict[Path, Mapping[str, Mapping[str, Any]]] = {}
     while waiting and seen < MOST:
         folder, depth = waiting.pop()
         seen += 1
@@ -100,12 +122,18 @@ def find(root: Path) -> Iterator[Found]:
         except OSError:
             continue
         if PUBLIC in names or (CONFIG in names and _lacks_its_facts(folder, names, root)):
-            yield Found.at(folder, "party", root)
+            yield Found.at(folder, "party", root, called)
             if folder.name == "server" and names.get("state"):
-                yield from (Found.at(run, "deployed", root) for run in _deployed(folder / "state" / "runs"))
+                runs = _deployed(folder / "state" / "runs")
+                yield from (Found.at(run, "deployed", root, called) for run in runs)
             continue
         if CONFIG in names:
-            yield Found.at(folder, "run", root)
+            one = Found.at(folder, "run", root, called)
+            own = cells[folder.parent].get(folder.name, {}) if folder.parent in cells else {}
+            title = ", ".join(f"{key.rpartition('.')[2]} {worded(value)}" for key, value in own.items())
+            yield replace(one, title=f"{one.name.rpartition('/')[0]}: {shown(title)}") if title else one
+        if SWEEP in names and (known := _cells(folder)):
+            cells[folder] = known
         if depth < DEEPEST:
             below = [name for name, is_folder in names.items() if is_folder and not _inside(name)]
             waiting += [(folder / name, depth + 1) for name in sorted(below, reverse=True)]
@@ -121,6 +149,14 @@ def _lacks_its_facts(folder: Path, names: Mapping[str, bool], root: Path) -> boo
         return folder in party_folders(folder.parent)
     except UserError:
         return False
+
+
+def _cells(sweep: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return what is each cell's own in a sweep; nothing where that cannot be read."""
+    try:
+        return known_cells(sweep) if ends(sweep / SWEEP) else {}
+    except UserError:
+        return {}
 
 
 def _deployed(runs: Path) -> list[Path]:
@@ -155,7 +191,8 @@ class Index:
     """What is watched. Any number of threads may ask."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        self.roots = [root.resolve() for root in roots]
+        self.roots = list(dict.fromkeys(root.resolve() for root in roots))
+        self.names = names_of(self.roots)
         self.version = 0
         self._lock = threading.RLock()
         self._looked = -FRESH
@@ -167,7 +204,8 @@ class Index:
         """Look again, unless that was done a moment ago; return the version: every change counts it up."""
         with self._lock:
             if time.monotonic() - self._looked >= FRESH:
-                found = {one.id: one for root in self.roots for one in find(root)}
+                named = zip(self.roots, self.names, strict=True)
+                found = {one.id: one for root, called in named for one in find(root, called)}
                 stamps = {id_: stamp(one.files()) for id_, one in found.items()}
                 if stamps != self._stamps:
                     self.version += 1
@@ -180,9 +218,10 @@ class Index:
         self.fresh()
         with self._lock:
             chosen = [one for one in self._found.values() if one.kind in kinds]
-            return sorted(chosen, key=lambda one: (-self._changed(one), one.name))
+            return sorted(chosen, key=lambda one: (-self.changed(one), one.name))
 
-    def _changed(self, one: Found) -> int:
+    def changed(self, one: Found) -> int:
+        """Return when something was last written there, in nanoseconds since 1970."""
         return max(part[1] for part in self._stamps[one.id])
 
     def get(self, id_: str, *kinds: Kind) -> Found | None:

@@ -36,12 +36,14 @@ STAGE = " s"
 def line_of(one: Found, found: Glance | UserError) -> RunLine:
     """Return a run's line in the list, or why there is none."""
     if isinstance(found, UserError):
-        return RunLine(id=one.id, name=one.name, state="broken", problem=shown(str(found)))
+        problem = shown(str(found))
+        return RunLine(id=one.id, name=one.name, title=one.title, state="broken", problem=problem)
     summary, federation = found.summary, found.config["federation"]
     spread = summary.spread(summary.score)
     return RunLine(
         id=one.id,
         name=one.name,
+        title=one.title,
         state=found.state,
         deployed=found.deployed,
         data=shown(found.config["data"]["name"]),

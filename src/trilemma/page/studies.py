@@ -40,7 +40,13 @@ class Point:
 def lines(index: Index) -> list[StudyLine]:
     """Return the folders that hold more than one run: those that are watched, and up to two below."""
     return [
-        StudyLine(id=id_, name=id_, runs=len(runs), paper=_paper(id_))
+        StudyLine(
+            id=id_,
+            name=id_,
+            runs=len(runs),
+            changed=max(map(index.changed, runs)) / 1e9,
+            paper=_paper(id_),
+        )
         for id_, runs in _groups(index).items()
         if len(runs) > 1
     ]
@@ -105,6 +111,8 @@ def _table(study: str, points: Sequence[Point], row: str, column: str, score: st
     return StudyView(
         name=study,
         score=score,
+        scores=[*dict.fromkeys((*scores, "loss"))],
+        low_is_good=score in LOWER_IS_BETTER,
         keys=keys,
         row=row,
         column=column,
@@ -141,9 +149,13 @@ def _square(points: Sequence[Point], score: str, printed: str = "", verdict: str
     """Return a cell: the worst of its runs decides."""
     if not points:
         return None
-    scored = [(value, point) for point in points if (value := _mean(point, score)) is not None]
+    finished = [point for point in points if point.found.state in ("finished", "diverged")]
+    left = len(points) - len(finished)
+    scored = [(value, point) for point in finished if (value := _mean(point, score)) is not None]
     if not scored:
-        return Square(value=None, shown="*", printed=printed, worst=points[0].id, runs=[p.id for p in points])
+        ids = [point.id for point in points]
+        sign = "*" if finished else "not finished"
+        return Square(value=None, shown=sign, printed=printed, unfinished=left, worst=ids[0], runs=ids)
     ordered = sorted(scored, key=lambda pair: pair[0], reverse=score in LOWER_IS_BETTER)
     value, worst = ordered[0]
     return Square(
@@ -151,8 +163,9 @@ def _square(points: Sequence[Point], score: str, printed: str = "", verdict: str
         shown=shown_score(score, worst.found.summary),
         printed=printed,
         verdict=verdict,
+        unfinished=left,
         worst=worst.id,
-        runs=[point.id for _, point in ordered],
+        runs=[*(point.id for _, point in ordered), *(one.id for one in points if one not in finished)],
     )
 
 
@@ -200,6 +213,8 @@ def _as_printed(study: str, name: str, points: Sequence[Point], remark: str) -> 
     return StudyView(
         name=study,
         score="accuracy",
+        scores=["accuracy"],
+        low_is_good=False,
         keys=keys_of(points),
         row="",
         column="",

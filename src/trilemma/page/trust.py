@@ -11,7 +11,7 @@ from trilemma.base.records import Record
 from trilemma.page.answers import Incident, Trusted, TrustMap, finite
 from trilemma.page.index import shown
 from trilemma.report.glance import Glance
-from trilemma.report.trust import expulsions, places, shares, trusted
+from trilemma.report.trust import expulsions, places, shares, trusted, verdict
 
 COLUMNS = 240
 """Columns of the map at most; more rounds share one."""
@@ -59,6 +59,9 @@ def trust_map(found: Glance, seeds: Mapping[int, Sequence[Record]], seed: int | 
             for one in people
         ],
         equal=1 / count,
+        verdict=shown(
+            verdict(summary.rule, count, records, federation.get("tolerate", federation["byzantine"]))
+        ),
         seed=seed,
         remark=remark,
     )

@@ -151,7 +151,11 @@ def verdict(rule: str, clients: int, records: Sequence[Record], most: int) -> st
     everyone = [one for one in trusted(clients, records) if one.heard]
     if not most or not everyone or everyone[0].weight == everyone[-1].weight:
         return ""
-    if leaves_out(rule, clients, most):
+    try:
+        ranks = leaves_out(rule, clients, most)
+    except UserError:
+        return ""  # a plugin's rule, which is not known here
+    if ranks:
         return f"nobody stands out: {rule} leaves clients out in every round, whether they lie or not"
     named = outliers(clients, records, most)
     if not named:

@@ -1,10 +1,19 @@
-// Charts by Plotly, in colours that colour-blind people can tell apart (Okabe and Ito; Cividis for shares).
+// Charts by Plotly, in colours that colour-blind people can tell apart (Okabe and Ito).
 
 const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d00", "#000000"];
 const DARK = ["#56b4e9", "#e69f00", "#2fc79a", "#e59cc8", "#f0e442", "#5a9bd8", "#ff8a4c", "#ffffff"];
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const drawn = new Map();
+
+// The script is large: the page does not wait for it, charts do.
+const loaded = new Promise((found, lost) => {
+  const script = document.createElement("script");
+  script.src = "/plotly.js";
+  script.addEventListener("load", found);
+  script.addEventListener("error", () => lost(new Error("The charts’ script did not load: load the page again.")));
+  document.head.append(script);
+});
 
 /** The colour of the line at a place, and its dashes: after eight lines colours come again with others. */
 export function line(place) {
@@ -40,14 +49,18 @@ export function band(series, name, place, options = {}) {
 
 // A chart is as wide as its card, which may grow or shrink when others come and go.
 const sizes = new ResizeObserver((changes) => {
-  for (const { target } of changes) if (drawn.has(target) && target.isConnected) Plotly.Plots.resize(target);
+  for (const { target } of changes) {
+    if (target.classList.contains("js-plotly-plot") && target.isConnected) Plotly.Plots.resize(target);
+  }
 });
 
 /** Draw, or draw again, into a node; `make` is called anew when the colours change. */
 export function draw(node, make) {
   if (!drawn.has(node)) sizes.observe(node);
   drawn.set(node, make);
-  render(node, make);
+  loaded.then(() => {
+    if (drawn.get(node) === make && node.isConnected) render(node, make);
+  }, (error) => { node.textContent = error.message; });
 }
 
 /** Rounds are whole: where there are few, every one has its mark. */
@@ -61,6 +74,7 @@ function render(node, make) {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   const { traces, layout = {} } = make();
+  node.querySelector(".note")?.remove(); // what stood there until there was something to draw
   const axis = { gridcolor: colour("--line"), zeroline: false, automargin: true, linecolor: colour("--line") };
   Plotly.react(node, traces, {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", height: 280,
@@ -79,7 +93,7 @@ export function forget() {
   for (const node of [...drawn.keys()].filter((one) => !one.isConnected)) {
     drawn.delete(node);
     sizes.unobserve(node);
-    window.setTimeout(() => Plotly.purge(node), 5000);
+    if (node.classList.contains("js-plotly-plot")) window.setTimeout(() => Plotly.purge(node), 5000);
   }
 }
 

@@ -22,14 +22,58 @@ export function fill(node, ...children) {
   node.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined));
 }
 
-/** A table; each heading is a text or {text, number}. In one of class `cards`, rows are cards on a narrow screen. */
-export function table(headings, rows, kind) {
+/**
+ * A table; each heading is a text or {text, number}. In one of class `cards`, rows are cards on a narrow screen.
+ * `elsewhere` {by, down, change} says who sorts it, if its rows are only some of all.
+ */
+export function table(headings, rows, kind, elsewhere) {
   const heads = headings.map((one) => (typeof one === "string" ? { text: one } : one));
-  return el("div", { class: "scroll" }, el("table", { class: kind },
+  const made = el("table", { class: kind },
     el("thead", {}, el("tr", {}, heads.map((one) =>
       el("th", { scope: "col", class: one.number ? "number" : null }, one.text)))),
     el("tbody", {}, rows.map((row) => el("tr", { class: row.class }, (row.cells ?? row).map((cell, place) =>
-      el("td", { class: heads[place].number ? "number" : null, "data-label": heads[place].text }, cell)))))));
+      el("td", { class: heads[place].number ? "number" : null, "data-label": heads[place].text }, cell))))));
+  sortable(made, elsewhere);
+  return el("div", { class: "scroll" }, made);
+}
+
+const orders = new Map(); // of a table by its headings: the column it is sorted by, and whether downwards
+
+/** Let a click on a heading sort a table's rows, or ask `elsewhere` to; a table that is made anew keeps its order. */
+export function sortable(node, elsewhere) {
+  const heads = [...node.tHead.rows[0].cells];
+  const key = heads.map((one) => one.textContent).join("|");
+  const texts = heads.map((one) => one.textContent);
+  const order = () => elsewhere ? [texts.indexOf(elsewhere.by), elsewhere.down] : orders.get(key) ?? [-1, false];
+  const apply = () => {
+    const [by, down] = order();
+    heads.forEach((one, place) => {
+      if (place === by) one.setAttribute("aria-sort", down ? "descending" : "ascending");
+      else one.removeAttribute("aria-sort");
+    });
+    if (by < 0 || elsewhere) return;
+    const body = node.tBodies[0];
+    body.append(...[...body.rows].sort((a, b) => compared(a.cells[by], b.cells[by], down)));
+  };
+  heads.forEach((head, place) => {
+    if (!texts[place]) return;
+    head.replaceChildren(el("button", { type: "button", class: "sort", on: { click: () => {
+      const [by, down] = order();
+      if (elsewhere) elsewhere.change(texts[place], by === place ? !down : false);
+      else orders.set(key, [place, by === place ? !down : false]);
+      apply();
+    } } }, texts[place]));
+  });
+  apply();
+}
+
+/** Compare two cells: numbers by what they are, texts by their letters; what is empty comes last. */
+function compared(one, other, down) {
+  const [a, b] = [one, other].map((cell) => cell.textContent.trim());
+  if (!a || !b) return (a ? 0 : 1) - (b ? 0 : 1);
+  const [x, y] = [a, b].map(Number.parseFloat);
+  const ahead = Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b, "en", { numeric: true }) : x - y;
+  return down ? -ahead : ahead;
 }
 
 /** A control with its label. */

@@ -110,6 +110,7 @@ export async function show(body) {
       fill(charts);
       return;
     }
+    if (!charts.childElementCount) fill(charts, CHARTS.map((title) => card(title, "")));
     charts.setAttribute("aria-busy", "true");
     try {
       const curves = await ask("/api/plan/curves", question());
@@ -172,21 +173,28 @@ function copied(title, text, problem) {
     problem ? el("p", { class: "problem" }, problem) : null);
 }
 
+const CHARTS = ["ε over rounds", "ε over noise", "Noise over n"];
+
+function card(title, note) {
+  return el("figure", {}, el("figcaption", {}, title, el("small", {}, note)),
+    el("div", { class: "chart" }, el("p", { class: "note" }, "Working it out …")));
+}
+
 function pictures(charts, curves) {
   const drawings = []; // after all cards stand: each is narrower than the first was alone
   const figure = (title, note, traces, xaxis, yaxis) => {
-    const chart = el("div", { class: "chart" });
-    charts.append(el("figure", {}, el("figcaption", {}, title, el("small", {}, note)), chart));
-    drawings.push(() => draw(chart,
+    const made = card(title, note);
+    charts.append(made);
+    drawings.push(() => draw(made.querySelector(".chart"),
       () => ({ traces: traces(), layout: { xaxis, yaxis: { rangemode: "tozero", ...yaxis } } })));
   };
   const trace = (one, place) => ({ x: one.x, y: one.y, name: plain(one.name), type: "scatter", mode: "lines+markers",
     marker: { size: 4 }, line: { ...line(place), width: 2 }, hovertemplate: "%{x:.6g}: %{y:.4g}<extra>%{fullData.name}</extra>" });
   fill(charts);
-  figure("ε over rounds", "by accountant", () => curves.over_rounds.map(trace), {}, { title: { text: "ε" } });
-  figure("ε over noise", "all noise times this factor", () => [trace(curves.over_noise, 0)],
+  figure(CHARTS[0], "by accountant", () => curves.over_rounds.map(trace), {}, { title: { text: "ε" } });
+  figure(CHARTS[1], "all noise times this factor", () => [trace(curves.over_noise, 0)],
     { title: { text: "times the noise" } }, { title: { text: "ε" } });
-  figure("Noise over n", `in the honest mean, for ε = ${short(curves.epsilon)}; f and q grow with n`,
+  figure(CHARTS[2], `in the honest mean, for ε = ${short(curves.epsilon)}; f and q grow with n`,
     () => [trace(curves.over_clients, 0)], { title: { text: "clients n" } }, { title: { text: "standard deviation" } });
   for (const one of drawings) one();
 }

@@ -44,14 +44,14 @@ function heading(head, views) {
   if (views.length > 1) {
     fill(head, el("h1", {}, `${views.length} runs over each other`), el("ol", { class: "legend" },
       views.map((view, place) => el("li", {}, swatch(place), el("a", { href: `#/runs/${view.line.id}` },
-        view.line.name), ` ${view.line.score} ${view.line.shown}, ε ${view.line.epsilon}, liars ${liars(view.line)}`))));
+        view.line.title), ` ${view.line.score} ${view.line.shown}, ε ${view.line.epsilon}, liars ${liars(view.line)}`))));
     return;
   }
   const { line, notes } = views[0];
   const facts = [["state", badge(line.state)], ["rounds", progress(line)], ["data", line.data],
     ["algorithm", line.algorithm], ["rule", line.rule], ["liars", `${liars(line)}, f = ${line.tolerated}`],
     [line.score, line.shown || "–"], ["ε", line.epsilon], ["seeds", String(line.seeds)], ["changed", ago(line.changed)]];
-  fill(head, el("h1", {}, line.name),
+  fill(head, el("h1", {}, line.title),
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
     el("p", { class: heldClass(line.guarantee) }, el("strong", {}, heldWord(line.guarantee)), line.guarantee.text),
     [...new Set([...line.guarantee.assumptions, ...notes])].map((note) => el("p", { class: "note" }, note)));
@@ -69,7 +69,7 @@ const named = (list, name) => list.find((one) => one.name === name);
 
 function curves(card, views) {
   const several = views.length > 1;
-  const label = (view, what) => (several ? view.line.name : what);
+  const label = (view, what) => (several ? view.line.title : what);
   const quantity = (title, names, layout = {}, extra = () => []) => {
     const traces = [];
     let place = 0;

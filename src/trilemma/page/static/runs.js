@@ -4,7 +4,8 @@ import { ask } from "./asking.js";
 import { ago, el, fill, heldClass, table } from "./dom.js";
 
 const PAGE = 50;
-const MARKS = { finished: "✓", diverged: "✗", "under way": "▶", quiet: "⏸", broken: "!" };
+const MARKS = { finished: "✓", diverged: "✗", "under way": "▶", quiet: "", broken: "!" }; // quiet: drawn by the style
+const RESTS = "ε and what it rests on";
 const chosen = new Set();
 
 /** A state as a sign and a word. */
@@ -27,6 +28,7 @@ export function liars(line) {
 export async function show(body) {
   let search = "";
   let offset = 0;
+  let order = { by: "changed", down: true };
   const list = el("div", {});
   const compare = el("button", { type: "button", on: { click: () => {
     window.location.hash = `#/runs/${[...chosen].join(",")}`;
@@ -45,14 +47,14 @@ export async function show(body) {
   }
 
   function row(line) {
-    const box = el("input", { type: "checkbox", checked: chosen.has(line.id), "aria-label": `choose ${line.name}`,
+    const box = el("input", { type: "checkbox", checked: chosen.has(line.id), "aria-label": `choose ${line.title}`,
       disabled: line.state === "broken", on: { change: () => {
         if (box.checked) chosen.add(line.id);
         else chosen.delete(line.id);
         count();
       } } });
-    const name = line.state === "broken" ? el("span", {}, line.name)
-      : el("a", { href: `#/runs/${line.id}` }, line.name);
+    const name = line.state === "broken" ? el("span", {}, line.title)
+      : el("a", { href: `#/runs/${line.id}`, title: line.name }, line.title);
     if (line.state === "broken") {
       return [box, [name, el("small", {}, line.problem)], badge(line.state), "", "", "", "", "", ""];
     }
@@ -60,15 +62,16 @@ export async function show(body) {
       box, [name, el("small", {}, `${line.data} · ${line.algorithm}${line.deployed ? " · federation" : ""}`)],
       badge(line.state), line.rule, liars(line), progress(line),
       line.shown ? `${line.score} ${line.shown}` : "–",
-      [el("strong", {}, line.epsilon), el("small", { class: heldClass(line.guarantee) },
-        line.guarantee.text)],
+      [el("strong", {}, line.epsilon), line.guarantee.text === line.epsilon ? null :
+        el("small", { class: heldClass(line.guarantee) }, line.guarantee.text)],
       ago(line.changed),
     ];
   }
 
   async function refresh() {
     const wanted = search;
-    const found = await ask("/api/runs", { search, offset, limit: PAGE });
+    const sort = order.by === RESTS ? "ε" : order.by;
+    const found = await ask("/api/runs", { search, offset, limit: PAGE, sort, down: order.down });
     if (wanted !== search) return;
     const active = document.activeElement?.getAttribute("aria-label");
     count();
@@ -78,7 +81,11 @@ export async function show(body) {
       return;
     }
     fill(list, table(["", "run", "state", "rule", "liars", "rounds", { text: "score", number: true },
-      "ε and what it rests on", "changed"], found.runs.map(row), "cards"), pages(found));
+      RESTS, "changed"], found.runs.map(row), "cards", { ...order, change: (by, down) => {
+      order = { by, down };
+      offset = 0;
+      refresh();
+    } }), pages(found));
     if (active?.startsWith("choose ")) {
       [...list.querySelectorAll("input")].find((one) => one.getAttribute("aria-label") === active)?.focus();
     }

@@ -2,7 +2,13 @@
 
 import { ask } from "./asking.js";
 import { draw, plain } from "./charts.js";
-import { choose, el, fill, table } from "./dom.js";
+import { choose, el, fill, short, table } from "./dom.js";
+
+// Red and blue, apart for colour-blind people too; none of the colours is grey.
+const LESS = ["#a50026", "#f46d43"];
+const EQUAL = "#ffffbf";
+const MORE = ["#74add1", "#313695"];
+const SILENT = "#8a8f98";
 
 /** A map in `section`; of several runs, one is chosen. */
 export function trustMap(section, ids) {
@@ -12,17 +18,17 @@ export function trustMap(section, ids) {
   let views = [];
   const controls = el("div", { class: "bar" });
   const chart = el("div", { class: "chart map" });
-  const remark = el("p", { class: "note" });
+  const remark = el("p", {});
+  const key = el("ul", { class: "key" });
   const people = el("details", {});
-  fill(section, el("h2", {}, "Whom the rule trusted"), controls, remark,
-    el("figure", {}, el("figcaption", {}, "Share of each client in the aggregate",
-      el("small", {}, "grey: not heard; ○ absent, ✕ turned away, ◆ expelled for good")), chart), people);
+  const parts = [el("h2", {}, "Whom the rule trusted"), remark, controls,
+    el("figure", {}, el("figcaption", {}, "Share of each client in the aggregate"), key, chart), people];
 
   function bar() {
     const view = views.find((one) => one.line.id === run);
     const again = () => refresh(views);
     fill(controls,
-      ids.length > 1 ? el("label", {}, "run ", choose(views.map((one) => [one.line.id, one.line.name]), run,
+      ids.length > 1 ? el("label", {}, "run ", choose(views.map((one) => [one.line.id, one.line.title]), run,
         (value) => { run = value; seed = ""; again(); })) : null,
       view.seeds.length > 1 ? el("label", {}, "seed ", choose([["", "mean of all"], ...view.seeds.map(String)], seed,
         (value) => { seed = value; again(); })) : null,
@@ -34,7 +40,14 @@ export function trustMap(section, ids) {
     views = latest;
     if (!controls.contains(document.activeElement)) bar();
     const found = await ask(`/api/runs/${run}/trust`, { seed });
-    remark.textContent = found.remark;
+    if (!found.shares.flat().some((share) => share !== null)) {
+      fill(section);
+      return;
+    }
+    if (!section.hasChildNodes()) fill(section, parts);
+    const said = [found.verdict, found.remark].filter(Boolean).join("; ");
+    remark.textContent = said ? `${said[0].toUpperCase()}${said.slice(1)}.` : "";
+    fill(key, meanings(found));
     const clients = order === "by number" ? [...found.clients].sort((a, b) => a.client - b.client) : found.clients;
     draw(chart, () => picture(found, clients));
     fill(people, el("summary", {}, `${clients.length} clients, least trusted first`), table(
@@ -50,9 +63,23 @@ export function trustMap(section, ids) {
 
 const name = (one) => `${one.client}${one.lies ? " lies" : ""}`;
 
+const SIGNS = { absent: "○", unreached: "⊗", rejected: "✕", expelled: "◆" };
 const WORDS = { absent: "absent", unreached: "not reached", rejected: "turned away", expelled: "expelled" };
 
 const happened = (event) => (event.reason ? `${WORDS[event.kind]}: ${event.reason}` : WORDS[event.kind]);
+
+/** What colours and signs mean: those that are on the map. */
+function meanings(found) {
+  const colour = (background, text) => {
+    const mark = el("span", { class: "swatch", "aria-hidden": "true" });
+    mark.style.backgroundColor = background;
+    return el("li", {}, mark, text);
+  };
+  const kinds = new Set(found.incidents.map((one) => one.kind));
+  return [colour(LESS[0], "no share"), colour(EQUAL, `an equal share, ${short(found.equal)}`), colour(MORE[1], "more"),
+    found.shares.flat().includes(null) ? colour(SILENT, "not heard") : null,
+    Object.entries(SIGNS).filter(([kind]) => kinds.has(kind)).map(([kind, sign]) => el("li", {}, `${sign} ${WORDS[kind]}`))];
+}
 
 function picture(found, clients) {
   const names = clients.map(name);
@@ -75,16 +102,19 @@ function picture(found, clients) {
       marker: { symbol, size: 9, color: "#ffffff", line: { color: "#000000", width: 1.5 } } };
   };
   const most = Math.max(2 * found.equal, ...found.shares.flat().filter((one) => one !== null));
+  const even = found.equal / most;
   return {
     traces: [
       { type: "heatmap", x: middle, y: names, z: clients.map((one) => found.shares[one.client]), text,
-        hoverinfo: "text", zmin: 0, zmax: most, colorscale: "Cividis", hoverongaps: true,
-        colorbar: { title: { text: "share" }, thickness: 12, outlinewidth: 0 } },
+        hoverinfo: "text", zmin: 0, zmax: most, hoverongaps: true,
+        colorscale: [[0, LESS[0]], [even / 2, LESS[1]], [even, EQUAL], [(1 + even) / 2, MORE[0]], [1, MORE[1]]],
+        colorbar: { title: { text: "share" }, thickness: 12, outlinewidth: 0,
+          tickvals: [0, found.equal, most], ticktext: ["0", "equal", short(most)] } },
       marks("absent", "circle-open"), marks("unreached", "circle-x-open"), marks("rejected", "x"), marks("expelled", "diamond"),
     ],
     layout: {
       height: Math.min(900, 130 + Math.max(14, 26 - clients.length / 6) * clients.length),
-      plot_bgcolor: "#8a8f98",
+      plot_bgcolor: SILENT,
       yaxis: { type: "category", range: [clients.length - 0.5, -0.5], title: { text: "client" }, showgrid: false },
       xaxis: { showgrid: false, range: found.columns.length ?
         [found.columns[0][0] - 0.5, found.columns[found.columns.length - 1][1] + 0.5] : undefined },
