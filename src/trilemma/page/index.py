@@ -18,10 +18,10 @@ from typing import Any, Literal, TypeVar
 
 from trilemma.base.errors import UserError, printable
 from trilemma.base.records import Record
+from trilemma.experiment.sweep import worded
 from trilemma.federation.party.layout import CONFIG, PARTY_NAME, party_folders
 from trilemma.federation.party.plain_files import ends
 from trilemma.federation.party.public_facts import PUBLIC
-from trilemma.config.sweep import worded
 from trilemma.report import glance as reading
 from trilemma.report.glance import Glance
 from trilemma.simulate.sweep import known_cells
