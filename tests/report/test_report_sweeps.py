@@ -92,7 +92,7 @@ def test_tables_show_worst_mean_and_best_over_what_is_not_shown(out: Path) -> No
     for rule in ("mean", "caf"):
         scores = [cells[rule, "sf"], cells[rule, "ipm"]]
         shown = [alone[value].squares[rule, ""].mean for value in ("worst", "mean", "best")]
-        assert shown == pytest.approx([min(scores), sum(scores) / 2, max(scores)], abs=2e-6)  # seeds are rounded
+        assert shown == pytest.approx([min(scores), sum(scores) / 2, max(scores)], abs=2e-6)
     assert "worst over attack.name" in alone["worst"].remarks
     assert any("9000" in remark for remark in both.remarks), "a cell without a result is told with its reason"
     losses = found.cross("aggregation.rule", value="worst", metric="loss").squares["mean", ""].mean
