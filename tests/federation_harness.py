@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from stacked_noise import StackedSecretNoise
 from trilemma import config as configurations
 from trilemma.base import files
 from trilemma.federation.carriers.inprocess import InProcess
@@ -26,7 +27,7 @@ from trilemma.federation.server.coordinator import Coordinator
 from trilemma.federation.server.exchange import Clock
 from trilemma.federation.server.server import open_run
 from trilemma.learning.steps.gridded import GridCodec
-from trilemma.privacy.secrets import SecretNoise, StackedSecretNoise
+from trilemma.privacy.secrets import SecretNoise
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import Experiment, assemble
 from trilemma.task import Task

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from federation_harness import PRIVATE, result_of, small_config, transcript
+from stacked_noise import StackedSecretNoise
 from trilemma import aggregation
 from trilemma import config as configurations
 from trilemma.attacks import Attack, Crafted, View, attacks
@@ -29,7 +30,7 @@ from trilemma.federation.server.commits import CommitLog
 from trilemma.learning import Messages
 from trilemma.learning.messages import Asked
 from trilemma.learning.protocol import State
-from trilemma.privacy.secrets import Handshake, Offer, SecretNoise, StackedSecretNoise
+from trilemma.privacy.secrets import Handshake, Offer, SecretNoise
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import Experiment, assemble
 

@@ -13,6 +13,7 @@ import torch
 from scipy import stats
 from test_privacy_noise import check_covariance
 
+from stacked_noise import StackedSecretNoise
 from trilemma.base.errors import PrivacyError, UserError
 from trilemma.privacy import NoiseLaw, SecretGraph, covariance
 from trilemma.privacy.noise.grid import in_steps, step_for
@@ -23,7 +24,6 @@ from trilemma.privacy.secrets import (
     Offer,
     Roster,
     SecretNoise,
-    StackedSecretNoise,
     add_gaussians,
     check_signature,
     derive,

@@ -22,10 +22,10 @@ from federation_harness import (
     small_config,
     transcript,
 )
+from stacked_noise import StackedSecretNoise
 from trilemma import config as configurations
 from trilemma.federation.client.node import Node
 from trilemma.privacy import NoiseLaw
-from trilemma.privacy.secrets import StackedSecretNoise
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import assemble
 

@@ -10,7 +10,7 @@ from trilemma.privacy.secrets.identity import Identity, Roster, check_signature
 from trilemma.privacy.secrets.streams import ChaChaStream, add_gaussians, derive, system_bytes
 
 if TYPE_CHECKING:
-    from trilemma.privacy.secrets.noise import SecretNoise, StackedSecretNoise, pair_stream
+    from trilemma.privacy.secrets.noise import SecretNoise, pair_stream
 
 __all__ = [
     "ChaChaStream",
@@ -19,7 +19,6 @@ __all__ = [
     "Offer",
     "Roster",
     "SecretNoise",
-    "StackedSecretNoise",
     "add_gaussians",
     "check_signature",
     "derive",

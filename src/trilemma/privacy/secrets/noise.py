@@ -9,12 +9,10 @@ it comes in pieces, so that a message may be longer than what fits into memory t
 from __future__ import annotations
 
 import struct
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 import torch
@@ -28,7 +26,6 @@ from trilemma.privacy.secrets.streams import (
     ChaChaStream,
     Doubles,
     Gaussians,
-    add_gaussians,
     add_streams,
     derive,
     system_bytes,
@@ -44,6 +41,7 @@ PIECE = 16 * BLOCK
 def pair_stream(key: bytes, round_: int, dim: int) -> ChaChaStream:
     """Return the byte stream of a pair in a round. Round and size are bound in: no two streams overlap.
 
+    >>> from trilemma.privacy.secrets.streams import add_gaussians
     >>> total = np.zeros(3)
     >>> add_gaussians(pair_stream(bytes(32), round_=1, dim=3).fill, total, 1024.0)
     >>> [int(x) for x in total]
@@ -54,10 +52,6 @@ def pair_stream(key: bytes, round_: int, dim: int) -> ChaChaStream:
 
 def _own_stream(seed: bytes, round_: int, dim: int) -> ChaChaStream:
     return ChaChaStream(derive(seed, _NO_SALT, b"trilemma own noise v2" + struct.pack(">QQ", round_, dim)))
-
-
-def _integers(total: Doubles) -> Tensor:
-    return torch.from_numpy(total.astype(np.int64))
 
 
 def _deviations(law: NoiseLaw, step: float, partners: int) -> tuple[float, float]:
@@ -73,23 +67,6 @@ def _deviations(law: NoiseLaw, step: float, partners: int) -> tuple[float, float
             f"sigma_cor = {law.sigma_cor:g} are too far apart"
         )
     return paired, own
-
-
-class _InNumbers:
-    """A source of whole steps, asked for numbers: on the grid that the law itself asks for."""
-
-    def steps(
-        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
-    ) -> Tensor:
-        """Return the noise (k, dim) that clients `ids` add in round `round_`, in steps, int64."""
-        raise NotImplementedError
-
-    def draw(
-        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
-    ) -> Tensor:
-        """Return the noise (k, dim) that clients `ids` add in round `round_`, float32."""
-        step = 1.0 if law.silent else step_for(law)
-        return (self.steps(law, step, ids, dim, round_, device).double() * step).float()
 
 
 def _summed(streams: Sequence[Gaussians], dim: int, threads: int) -> Iterator[Doubles]:
@@ -112,7 +89,7 @@ def _summed(streams: Sequence[Gaussians], dim: int, threads: int) -> Iterator[Do
 
 
 @dataclass
-class SecretNoise(_InNumbers):
+class SecretNoise:
     """The noise of client `index`, which shares `pairs[j]` with each partner j.
 
     A round's noise is given out once. Drawn again for another gradient, the difference of the two messages
@@ -150,6 +127,13 @@ class SecretNoise(_InNumbers):
             start += len(piece)
         return total.to(device)
 
+    def draw(
+        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> Tensor:
+        """Return the same in numbers, float32: on the grid that the law itself asks for."""
+        step = 1.0 if law.silent else step_for(law)
+        return (self.steps(law, step, ids, dim, round_, device).double() * step).float()
+
     def pieces(
         self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int
     ) -> Iterator[Doubles]:
@@ -178,65 +162,3 @@ class SecretNoise(_InNumbers):
             fill = system_bytes if self.own is None else _own_stream(self.own, round_, dim).fill
             streams.append(Gaussians(fill, own))
         return _summed(streams, dim, self.threads or torch.get_num_threads())
-
-
-@dataclass(frozen=True)
-class StackedSecretNoise(_InNumbers):
-    """The noise of several clients from the very secrets of a federation, to compare a simulation with it.
-
-    `pairs[i, j]`, i < j, is the pair's key and `own[i]` client i's seed. Each pair's stream is drawn once.
-
-    >>> nodes = [SecretNoise(i, {j: bytes([min(i, j)] * 32) for j in range(3) if j != i}, own=bytes([i] * 32))
-    ...          for i in range(3)]
-    >>> law, cpu = NoiseLaw(1.0, 0.5), torch.device("cpu")
-    >>> stacked = StackedSecretNoise.of(nodes).draw(law, (0, 1, 2), 6, round_=4, device=cpu)
-    >>> torch.equal(stacked[2], nodes[2].draw(law, (2,), 6, round_=4, device=cpu)[0])
-    True
-    """
-
-    pairs: Mapping[tuple[int, int], bytes] = field(repr=False)
-    own: Mapping[int, bytes] = field(repr=False)
-
-    @classmethod
-    def of(cls, nodes: Iterable[SecretNoise]) -> StackedSecretNoise:
-        """Collect the secrets of `nodes`; two nodes must hold the same key for their pair."""
-        pairs: dict[tuple[int, int], bytes] = {}
-        own: dict[int, bytes] = {}
-        for node in nodes:
-            for partner, key in node.pairs.items():
-                ends = (min(node.index, partner), max(node.index, partner))
-                if pairs.setdefault(ends, key) != key:
-                    raise UserError(f"clients {ends[0]} and {ends[1]} hold different keys for their pair")
-            if node.own is not None:
-                own[node.index] = node.own
-        return cls(pairs, own)
-
-    def steps(
-        self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
-    ) -> Tensor:
-        """Return the noise (k, dim) that clients `ids` add in round `round_`, in steps, int64."""
-        if law.silent:
-            return torch.zeros(len(ids), dim, dtype=torch.int64, device=device)
-        row = {client: place for place, client in enumerate(ids)}
-        total = np.zeros((len(ids), dim))
-        most = max(Counter(chain.from_iterable(self.pairs)).values(), default=0)
-        paired, own = _deviations(law, step, most)
-        if law.sigma_cor > 0:
-            stream = np.empty(dim)
-            for (low, high), key in self.pairs.items():
-                if low in row or high in row:
-                    stream[:] = 0
-                    add_gaussians(pair_stream(key, round_, dim).fill, stream, paired)
-                    if low in row:
-                        total[row[low]] += stream
-                    if high in row:
-                        total[row[high]] -= stream
-        if law.sigma_ind > 0:
-            for client, place in row.items():
-                if client not in self.own:
-                    raise UserError(
-                        f"client {client}'s independent noise has no seed: it cannot be reproduced"
-                    )
-                fill = _own_stream(self.own[client], round_, dim).fill
-                add_gaussians(fill, total[place], own)
-        return _integers(total).to(device)
