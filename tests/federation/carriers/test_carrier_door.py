@@ -22,8 +22,9 @@ from trilemma.base.errors import UserError
 from trilemma.base.version import VERSION
 from trilemma.federation.carriers.grpc import client as clients
 from trilemma.federation.carriers.grpc import credentials, frames
+from trilemma.federation.carriers.grpc.client import TurnedAwayError, look
 from trilemma.federation.carriers.grpc.credentials import Limits, Tls
-from trilemma.federation.carriers.grpc.server import GrpcServer
+from trilemma.federation.carriers.grpc.server import PAUSE, GrpcServer
 from trilemma.federation.carriers.grpc.transfers import Described, Outgoing
 from trilemma.federation.identity import certificates
 from trilemma.federation.protocol.transport import FIRST_NODE
@@ -319,6 +320,17 @@ def test_a_body_of_two_gigabytes_is_refused_by_its_length(keys):
 def test_two_servers_do_not_share_a_port(keys):
     with open_server(keys) as server, pytest.raises(UserError, match="another program has it"):
         open_server(keys, port=server.port).__enter__()
+
+
+def test_who_is_not_let_in_does_not_keep_the_server_busy(keys):
+    """A client that was removed has a certificate for a while, and may ask as often as it likes."""
+    with open_server(keys) as server:
+        keys.roster = {}
+        began = time.monotonic()
+        for _ in range(4):
+            with pytest.raises(TurnedAwayError, match="not on the federation's roster"):
+                look(f"127.0.0.1:{server.port}", keys.clients[0])
+        assert time.monotonic() - began > 4 * PAUSE
 
 
 def test_memory_of_a_flood_comes_back(keys):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
 import stat
+import sys
+import tempfile
 
 import pytest
 
@@ -69,13 +73,34 @@ def test_gibberish_is_answered_and_costs_nobody_else(opened, said):
 
 
 def test_who_says_nothing_takes_one_seat_of_many(opened):
-    with door.short(opened.running / "door") as folder:
-        silent = [socket.socket(socket.AF_UNIX) for _ in range(door.MOST - 1)]
-        for line in silent:
-            line.connect(str(folder / "door"))
+    with contextlib.ExitStack() as silent:
+        path = silent.enter_context(door.short(opened.running / "door")) / "door"
+        for _ in range(door.MOST - 1):
+            silent.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
         assert list(ask(opened, ask="count", count=1)) == [{"number": 0}]
-        for line in silent:
-            line.close()
+
+
+def test_it_stays_open_where_files_run_out_for_a_while(server, monkeypatch):
+    refused = iter([OSError(errno.EMFILE, "Too many open files")] * 3)
+    honest, asked = door.peer_of, Door(server, lambda _: iter([{"number": 0}]))
+
+    def peer_of(line):
+        if (error := next(refused, None)) is not None:
+            raise error
+        return honest(line)
+
+    monkeypatch.setattr(door, "peer_of", peer_of)
+    for _ in range(3):
+        with pytest.raises(ServerAwayError):
+            list(ask(server, 30.0, ask="count"))
+    assert list(ask(server, 30.0, ask="count")) == [{"number": 0}]
+    asked.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a short path needs a place for a link")
+def test_it_needs_no_room_for_temporary_files(opened, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    assert list(ask(opened, ask="count", count=1)) == [{"number": 0}]
 
 
 def test_nobody_there_is_said_with_what_to_do(server):

@@ -74,6 +74,7 @@ class Door:
 
     def __init__(self, server: Party, answer: Answer) -> None:
         self._answer, self._seats = answer, threading.BoundedSemaphore(MOST)
+        self._closed = threading.Event()
         folder = _folder(server)
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
@@ -88,19 +89,33 @@ class Door:
 
     def close(self) -> None:
         """Let nobody in any more."""
+        self._closed.set()
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # it was closed
-            while True:
+        while not self._closed.is_set():
+            try:
                 line, _ = self._socket.accept()
-                if peer_of(line) in (os.geteuid(), 0) and self._seats.acquire(blocking=False):
-                    threading.Thread(target=self._one, args=(line,), daemon=True).start()
-                else:
-                    line.close()
+            except OSError:  # it was closed; or files have run out, for a while
+                self._closed.wait(0.1)
+                continue
+            try:
+                self._let_in(line)
+            except (OSError, RuntimeError):  # it went away; or threads have run out
+                line.close()
+
+    def _let_in(self, line: socket.socket) -> None:
+        if peer_of(line) not in (os.geteuid(), 0) or not self._seats.acquire(blocking=False):
+            line.close()
+            return
+        try:
+            threading.Thread(target=self._one, args=(line,), daemon=True).start()
+        except RuntimeError:
+            self._seats.release()
+            raise
 
     def _one(self, line: socket.socket) -> None:
         try:
@@ -139,6 +154,13 @@ def _folder(server: Party) -> Path:
 @contextlib.contextmanager
 def short(folder: Path) -> Iterator[Path]:
     """Give a short path to a folder: that of a socket has a hundred characters at most."""
+    if os.path.isdir("/proc/self/fd"):  # Linux: needs room nowhere
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield Path(f"/proc/self/fd/{number}")
+        finally:
+            os.close(number)
+        return
     with tempfile.TemporaryDirectory(prefix="trilemma-", ignore_cleanup_errors=True) as temporary:
         link = Path(temporary) / "d"
         link.symlink_to(folder.resolve(), target_is_directory=True)

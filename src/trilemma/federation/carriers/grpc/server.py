@@ -55,6 +55,9 @@ LOOK = 1.0
 STRAY = 256
 """Frames about questions that are not open which a stream may bring: those that were on their way."""
 
+PAUSE = 0.5
+"""Seconds that who is not let in waits for the reason, and cannot ask again meanwhile but once."""
+
 GIVE_BACK = 5.0
 """Seconds after which free memory goes back to the system: a flood's connections leave it in pieces."""
 
@@ -306,6 +309,7 @@ class GrpcServer:
         peer = credentials.peer_of(context)
         client = None if peer is None else self._roster().get(peer.key)
         if peer is None or client is None:
+            self._stopped.wait(PAUSE)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "this key is not on the federation's roster")
             raise AssertionError  # abort raises
         version, code, why = said.get(credentials.VERSION, "none")[:40], grpc.StatusCode.OK, ""
@@ -319,6 +323,7 @@ class GrpcServer:
         if why:
             with self._lock:
                 self._turned_away[client] = why
+            self._stopped.wait(PAUSE)
             context.abort(code, why)
         return client, peer
 
