@@ -67,3 +67,12 @@ def test_it_runs(
     progress, record = simulate.step(experiment, simulate.start(experiment))
     assert progress.round == 1
     assert sum(record.weights.values()) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", config.ready)
+def test_who_ends_at_chance_says_so_on_top(name: str) -> None:
+    """Noise certified for user-level ε = 13 and 25 clients: nobody learns MNIST, which is what it shows."""
+    said = config.load(name)
+    hidden = (said.privacy.threat, said.privacy.epsilon, said.federation.clients) == ("ldp", 13.0, 25)
+    if hidden and said.data.name == "mnist" and said.privacy.noise != "paper":
+        assert "ends at chance" in config.ready[name].text.replace("\n# ", " ")

@@ -47,7 +47,7 @@ def sources_of(settings: Iterable[Mapping[str, Any]], compute: str = "", root: P
     """Return the sources of runs of these settings, or of what the module `compute` computes.
 
     >>> found = sources_of([{"aggregation.rule": "nnm+cwmed", "attack.name": "sf"}])
-    >>> [f"aggregation/{name}.py" in found for name in ("mixing", "coordinate", "gram", "smea")]
+    >>> [f"aggregation/{name}.py" in found for name in ("mixing", "coordinate", "passes/gram", "smea")]
     [True, True, True, False]
     """
     tree = own_tree() if root is None else _Tree(root)

@@ -18,6 +18,7 @@ from trilemma.learning.theory.bounds import (
     non_convex_bound,
     strongly_convex_bound,
 )
+from trilemma.learning.theory.byz_clip21 import Neighbourhood, clipped_order, momentum_bound
 from trilemma.learning.theory.objectives import objectives
 from trilemma.learning.theory.rules import Promise, defined_rules, rule_bounds
 from trilemma.learning.theory.schedules import NonConvex, Schedule, StronglyConvex, Theory
@@ -25,6 +26,7 @@ from trilemma.learning.theory.schedules import NonConvex, Schedule, StronglyConv
 __all__ = [
     "Heterogeneity",
     "Lower",
+    "Neighbourhood",
     "NonConvex",
     "Problem",
     "Promise",
@@ -32,9 +34,11 @@ __all__ = [
     "StronglyConvex",
     "Theory",
     "Upper",
+    "clipped_order",
     "defined_rules",
     "error_term",
     "lower_bound",
+    "momentum_bound",
     "non_convex_bound",
     "objectives",
     "rule_bounds",
