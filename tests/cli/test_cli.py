@@ -349,3 +349,10 @@ def test_a_folder_with_brackets_in_its_name_is_told_as_it_is(tmp_path: Path, mon
     result = CliRunner().invoke(app, ["federation", "init", "[bold]hospitals", "--clients", "2"])
     assert result.exit_code == 0, result.output
     assert "[bold]hospitals/server" in result.output
+
+
+def test_brackets_in_help_are_brackets() -> None:
+    """Typer reads them as a style: of `[aggregation] tune` only the second word was left."""
+    told = CliRunner().invoke(app, ["export", "--help"], env={"COLUMNS": "200"}).output
+    assert "default: as [aggregation] tune says" in told
+    assert "\\[" not in told

@@ -133,6 +133,17 @@ def test_files(out: Path, tmp_path: Path, monkeypatch) -> None:
     arguments = ["table", str(out), "--rows", "aggregation.rule", "--columns", "attack.name"]
     shown = CliRunner().invoke(app, arguments)
     assert shown.output.splitlines()[2] == "| aggregation.rule × attack.name | sf | ipm |"
+    screen = CliRunner().invoke(app, arguments, env={"TTY_COMPATIBLE": "1", "FORCE_COLOR": "1"}).output
+    assert "┃" in screen  # a terminal
+    assert "| aggregation" not in screen
+    plain = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert {(one["aggregation.rule"], one["attack.name"]) for one in plain} >= {
+        ("caf", "sf"),
+        ("mean", "ipm"),
+    }
+    assert isinstance(
+        CliRunner().invoke(app, [*arguments, "--json", "--format", "csv"]).exception, ConfigError
+    )
     text = CliRunner().invoke(app, [*arguments, "--format", "csv"]).output
     assert text.splitlines()[0] == "aggregation.rule,attack.name,metric,value,mean,std,seeds,cells"
     assert len(text.splitlines()) == 5

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import click
 import typer
+from rich.markup import escape
 from typer.core import TyperGroup
 from typer.models import ArgumentInfo
 
@@ -114,9 +115,10 @@ class LazyGroup(TyperGroup):
 
 
 def _with_whole_help(command: click.Command) -> click.Command:
-    """Mend two things of typer 0.20's help: lines broken as in the source, and arguments without a word.
+    """Mend three things of typer 0.20's help: broken lines, arguments without a word, brackets.
 
-    It sets the help of arguments before click 8.5 sets it to None.
+    Lines are broken as in the source; the help of arguments is set before click 8.5 sets it to None; and
+    [aggregation] is read as a style.
     """
     command.help = _filled(command.help)
     for below in getattr(command, "commands", {}).values():
@@ -129,6 +131,8 @@ def _with_whole_help(command: click.Command) -> click.Command:
         for note in notes[1:] if isinstance(parameter, click.Argument) else ():
             if isinstance(note, ArgumentInfo):
                 parameter.help = note.help
+        if isinstance(parameter, click.Option | click.Argument) and parameter.help:
+            parameter.help = escape(parameter.help)
     return command
 
 
@@ -141,7 +145,8 @@ def _filled(text: str | None) -> str | None:
     if text is None:
         return None
     paragraphs = text.split("\n\n")
-    return "\n\n".join(one if one.startswith("\b") else " ".join(one.split("\n")) for one in paragraphs)
+    filled = (one if one.startswith("\b") else " ".join(one.split("\n")) for one in paragraphs)
+    return escape("\n\n".join(filled))
 
 
 app = typer.Typer(
@@ -149,7 +154,6 @@ app = typer.Typer(
     cls=LazyGroup,
     help="Federated learning that is private, Byzantine-robust and useful at the same time.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

@@ -16,29 +16,52 @@ def table_command(
         str, typer.Option(help="worst, mean or best of the cells that share a row and a column")
     ] = "mean",
     metric: Annotated[str | None, typer.Option(help="default: the first the runs were scored by")] = None,
-    format_: Annotated[str, typer.Option("--format", help="markdown, csv, parquet or png")] = "markdown",
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="screen, markdown, csv, parquet or png; default: screen in a terminal, else markdown",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="one JSON object for each place, in a list")] = False,
     to: Annotated[
         Path | None, typer.Option(help="file to write; default: the screen, or DIRECTORY/table.png, .parquet")
     ] = None,
 ) -> None:
     """Lay out a metric of a sweep's runs by two keys.
 
-    As Markdown, CSV, Parquet, or a map of colours.
+    As a table in a terminal, as Markdown where it is piped or asked for, as CSV, JSON, Parquet, or a map of
+    colours.
     """
+    from rich.console import Console
+
     from trilemma import report
     from trilemma.base import files
     from trilemma.base.errors import ConfigError, nearest
+    from trilemma.report.plain import plain_json
 
-    formats = ("markdown", "csv", "parquet", "png")
-    if format_ not in formats:
+    formats = ("screen", "markdown", "csv", "parquet", "png")
+    if format_ is not None and format_ not in formats:
         raise ConfigError(f"unknown format {format_!r}: {nearest(format_, formats)}")
+    if json and format_ is not None:
+        raise ConfigError(f"--json is a format of its own: leave --format {format_} out")
     chosen: Any = value
     cross = report.load_sweep(directory).cross(rows, columns, chosen, metric)
     if format_ in ("parquet", "png"):
         path = to or directory / f"table.{format_}"
         print(cross.parquet(path) if format_ == "parquet" else cross.heatmap(path))
         return
-    text = cross.csv() if format_ == "csv" else cross.table().markdown() + "\n"
+    screen = Console()
+    if format_ == "screen" or (format_ is None and not json and to is None and screen.is_terminal):
+        if to is not None:
+            raise ConfigError("--format screen is no file's; allowed with --to: markdown, csv, parquet, png")
+        screen.print(cross.table())
+        return
+    if json:
+        text = plain_json(cross.records()) + "\n"
+    else:
+        text = cross.csv() if format_ == "csv" else cross.table().markdown() + "\n"
     if to is None:
         print(text, end="")
     else:
