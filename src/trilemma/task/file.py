@@ -66,8 +66,13 @@ class TaskFile:
         with self._importable():
             try:
                 self._task = importlib.import_module(self.path.stem)
+            except SyntaxError as error:
+                raise UserError(_syntax(path, error)) from error
             except (Exception, SystemExit) as error:
-                raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+                line = self._line(error)
+                raise UserError(
+                    f"{path} cannot be imported{line}: {type(error).__name__}: {error}"
+                ) from error
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call one of its functions; what that imports may be beside it too."""
@@ -131,6 +136,17 @@ class TaskFile:
                 sys.meta_path.remove(finder)
                 self._modules = _take(own)
                 sys.modules.update(others)
+
+
+def _syntax(path: Path, error: SyntaxError) -> str:
+    """Say where a file is no Python, and show the line with a mark below what is wrong."""
+    name = path.name if error.filename is None else Path(error.filename).name
+    said = f"{path} cannot be imported: {name}, line {error.lineno}: {error.msg}"
+    if not error.text:
+        return said
+    bare = error.text.strip()
+    mark = " " * max(0, (error.offset or 1) - 1 - (len(error.text) - len(error.text.lstrip()))) + "^"
+    return f"{said}\n    {bare}\n    {mark}"
 
 
 class _Finder(MetaPathFinder):

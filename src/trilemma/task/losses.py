@@ -30,17 +30,21 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.mse_loss(outputs.flatten(), targets.to(outputs.dtype).flatten())
 
 
-def refuse_missing_outputs(loss: Loss, outputs: Tensor, classes: int | None, model: str) -> None:
+def refuse_missing_outputs(
+    loss: Loss, outputs: Tensor, classes: int | None, model: str, first: Callable[[int], str]
+) -> None:
     """Refuse a model that has fewer outputs than there are classes, where the loss takes one for each.
 
     The examples on which a loss is tried need not show every class: those of a sorted table show one.
+    `first` tells where the first label is that has no output.
     """
     by_class = (isinstance(loss, nn.CrossEntropyLoss) and outputs.dim() == 2) or loss is token_cross_entropy
     if by_class and classes is not None and outputs.shape[-1] < classes:
         raise UserError(
-            f"{model} has outputs {tuple(outputs.shape)} for {classes} classes: cross entropy takes one for "
-            "each class, in the last axis; for one logit of two classes give targets 0.0 and 1.0 of the "
-            "outputs' shape, with loss = nn.BCEWithLogitsLoss()"
+            f"{model} has {outputs.shape[-1]} outputs for {classes} classes{first(outputs.shape[-1])}: cross "
+            "entropy takes one for each class, in the last axis; for one logit of two classes give targets "
+            "0.0 and 1.0 of the outputs' shape, with loss = nn.BCEWithLogitsLoss(); if the targets are "
+            'numbers to predict and no classes, say target = "values"'
         )
 
 

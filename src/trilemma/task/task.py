@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -86,6 +87,11 @@ class Task:
             raise UserError(
                 f"model is a {type(self.model).__name__}; allowed: a torch.nn.Module, a function that makes "
                 "one, or a model of trilemma.models"
+            )
+        if isinstance(self.model, type) and not _can_be_made(self.model):
+            raise UserError(
+                f"model is the class {self.model.__name__}, which needs arguments: give a function that makes "
+                f"one, as in model=lambda: {self.model.__name__}(…)"
             )
         if self.loss is not None and not callable(self.loss):
             raise UserError(
@@ -240,11 +246,24 @@ class Task:
         model, metrics = models.from_module(module, loss), self._metrics(dataset, loss)
         coupled = bool(self.coupled)
         if dataset is not None:
-            found = _couples(model, loss, dataset)
+            found = _couples(model, loss, dataset, partial(self._unseen, dataset))
             coupled = found if self.coupled is None else self.coupled
         if coupled:
             return Learner(models.from_module(module, loss, coupled=True), metrics, loss)
         return Learner(model, metrics)
+
+    def _unseen(self, dataset: Dataset, outputs: int) -> str:
+        """Say where the first label is for which there is no output; "" where there is none."""
+        odd = (dataset.y_train >= outputs).nonzero()
+        if not len(odd) or dataset.natural is None:
+            return ""
+        row = int(odd[0][0])
+        names = [*self.clients] if isinstance(self.clients, Mapping) else range(len(dataset.natural.train))
+        for name, held in zip(names, dataset.natural.train, strict=False):
+            if row in held:
+                label = int(dataset.y_train[tuple(odd[0])])
+                return f" (client {name!r}, row {int((held == row).nonzero()[0][0])}: label {label})"
+        return ""
 
     @property
     def _listed(self) -> list[Any]:
@@ -278,14 +297,23 @@ class Task:
         return chosen(self.metrics, classes)
 
 
-def _couples(model: Model, loss: Loss, dataset: Dataset) -> bool:
+def _can_be_made(kind: type) -> bool:
+    """Tell whether a class makes an instance without arguments."""
+    try:
+        inspect.signature(kind).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _couples(model: Model, loss: Loss, dataset: Dataset, first: Callable[[int], str]) -> bool:
     """Try model and loss on the first examples; tell whether they couple the examples of a batch."""
     x, y = each(dataset.x_train, lambda part: part[:PROBED]), dataset.y_train[:PROBED]
     shapes = ", ".join(f"{name} {tuple(part.shape)}".strip() for name, part in columns_of(x).items())
     params = model.init(Key(0))
     with _blamed(f"{model.name} cannot be called on examples {shapes}"):
         outputs = models.outputs(model, params, x, buffers=model.initial_buffers(1))
-    refuse_missing_outputs(loss, outputs, dataset.classes, model.name)
+    refuse_missing_outputs(loss, outputs, dataset.classes, model.name, first)
     compare = f"the loss cannot compare outputs {tuple(outputs.shape)} with targets {tuple(y.shape)}"
     with torch.enable_grad(), _blamed(compare):
         found: Any = loss(outputs.detach().requires_grad_(), y)
